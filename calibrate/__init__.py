@@ -1,0 +1,1 @@
+"""Measures devices through `hw` and fits the very formulas that `sim` replays."""

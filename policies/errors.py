@@ -1,0 +1,32 @@
+"""Errors that say whose fault it is: `InputError` is the user's (exit code 2), `WorkError` is the work's (exit code 1)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong; nothing was run.
+
+    Attributes:
+        source: the file (or flag) that holds it.
+        key: the key inside it, dotted (`cluster.servers.0.profile`), or empty for the file as a whole.
+        problem: what was found and what is allowed, with the remedy.
+    """
+
+    def __init__(self, source: str, key: str, problem: str) -> None:
+        self.source, self.key, self.problem = source, key, problem
+        super().__init__(f"{source}: {key}: {problem}" if key else f"{source}: {problem}")
+
+
+class WorkError(RuntimeError):
+    """The work itself failed, through no fault of the input."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A phrase that names the known word nearest to an unknown one, and all the known ones."""
+    words = sorted(known)
+    close = difflib.get_close_matches(name, words, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(words)}"

@@ -1,0 +1,136 @@
+"""What a run leaves behind, the same for both worlds, so that one report reads both. Nouns only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from policies.reward import RewardTerms
+from policies.vocabulary import HeadKey, ServerCommand, ServerEvent
+from policies.vocabulary import RouterCommand, RouterEvent
+
+RequestStatus = Literal["completed", "in_flight", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One image's life.
+
+    Attributes:
+        finished_ns: when its last segment was done or it was given up; the run's end for one still in flight.
+        widths, servers: for each segment it has passed.
+        energy_j: the paper's E: server-mean reported power integrated over its life.
+        correct: whether the label was right; False unless completed.
+        moved: how many segments (after the first) ran elsewhere than where its activations were.
+    """
+
+    request: int
+    arrived_ns: int
+    finished_ns: int
+    status: RequestStatus
+    reason: str
+    retries: int
+    widths: tuple[float, ...]
+    servers: tuple[int, ...]
+    correct: bool
+    energy_j: float
+
+    @property
+    def moved(self) -> int:
+        """Segments that ran on another server than the one before."""
+        return sum(a != b for a, b in zip(self.servers, self.servers[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRecord:
+    """One decision's block, from the snapshot to its last member's return."""
+
+    decision: int
+    head: HeadKey
+    server: int
+    width: float
+    size: int
+    snapshot_ns: int
+    sent_ns: int
+    arrived_ns: int
+    ended_ns: int
+    latency_s: float
+    reward: RewardTerms
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One batch on one server; `started_ns` is the forward's start, `commanded_ns` the scheduler's command."""
+
+    server: int
+    batch: int
+    instance: int
+    segment: int
+    width: float
+    previous_width: float
+    size: int
+    commanded_ns: int
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryPoint:
+    """One reading of one server's sensor."""
+
+    server: int
+    sampled_ns: int
+    utilization: float
+    power_w: float
+    vram_used_bytes: int
+    queue_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTotals:
+    """One server over the whole run; `busy_s` is the integral of its device's utilization."""
+
+    name: str
+    device: int
+    busy_s: float
+    images: int
+    batches: int
+    loads: int
+    unloads: int
+    vram_peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """One device over the whole run: its integrated energy and the idle powers that are part of it."""
+
+    name: str
+    energy_j: float
+    bare_idle_w: float
+    context_idle_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One event given to one core, with the commands it answered; `core` is `router` or `server:I`."""
+
+    now_ns: int
+    core: str
+    event: RouterEvent | ServerEvent
+    commands: tuple[RouterCommand | ServerCommand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Everything a run leaves behind. `log` is empty unless the run was asked to keep it."""
+
+    ended_ns: int
+    requests: tuple[RequestRecord, ...]
+    blocks: tuple[BlockRecord, ...]
+    batches: tuple[BatchRecord, ...]
+    telemetry: tuple[TelemetryPoint, ...]
+    servers: tuple[ServerTotals, ...]
+    devices: tuple[DeviceTotals, ...]
+    gpu_var: tuple[float, ...]
+    decisions: int
+    log: tuple[LoggedStep, ...] = ()

@@ -1,0 +1,90 @@
+"""The reward of a block (Eq. 7), its terms kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RewardWeights:
+    """alpha, beta, gamma, delta and the bonus of Eq. 7; `centre` subtracts the mean top-1 from the accuracy term."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 0.0
+    delta: float = 0.0
+    bonus: float = 0.0
+    centre: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTerms:
+    """The weighted terms of Eq. 7 as they add up: `total` is r."""
+
+    accuracy: float
+    latency: float
+    energy: float
+    imbalance: float
+    bonus: float
+
+    @property
+    def total(self) -> float:
+        """r = alpha p_acc - beta L - gamma E - delta Var(U / 100) + bonus."""
+        return self.accuracy + self.latency + self.energy + self.imbalance + self.bonus
+
+
+def reward_terms(
+    weights: RewardWeights, *, p_acc: float, mean_top1: float, latency_s: float, energy_j: float, gpu_var: float
+) -> RewardTerms:
+    """Eq. 7. `p_acc` in [0, 1]; `gpu_var` is the variance over servers of utilization as a share."""
+    centred = p_acc - mean_top1 if weights.centre else p_acc
+    return RewardTerms(
+        accuracy=weights.alpha * centred,
+        latency=-weights.beta * latency_s,
+        energy=-weights.gamma * energy_j,
+        imbalance=-weights.delta * gpu_var,
+        bonus=weights.bonus,
+    )
+
+
+def variance(shares: Sequence[float]) -> float:
+    """Population variance of the servers' utilization shares: Var(U / 100) of Eq. 7."""
+    mean = sum(shares) / len(shares)
+    return sum((share - mean) ** 2 for share in shares) / len(shares)
+
+
+class AccuracyPrior:
+    """p_acc of a width tuple, complete or partial (Eq. 7).
+
+    Args:
+        top1: accuracy in [0, 1] for complete width tuples; every tuple has the same length S.
+
+    A partial tuple has the mean of all complete tuples that begin with it. A tuple that is missing has the value of
+    its nearest neighbour (least sum of absolute width differences; ties go to the smallest tuple).
+    """
+
+    def __init__(self, top1: Mapping[tuple[float, ...], float]) -> None:
+        if not top1:
+            raise ValueError("an accuracy table needs at least one width tuple")
+        self.top1 = dict(sorted(top1.items()))
+        self.mean_top1 = sum(self.top1.values()) / len(self.top1)
+        self._prior: dict[tuple[float, ...], float] = {}
+        groups: dict[tuple[float, ...], list[float]] = {}
+        for widths, value in self.top1.items():
+            for length in range(1, len(widths) + 1):
+                groups.setdefault(widths[:length], []).append(value)
+        self._prior = {prefix: sum(values) / len(values) for prefix, values in groups.items()}
+
+    def __call__(self, widths: tuple[float, ...]) -> float:
+        """The prior for the widths so far (at least one)."""
+        found = self._prior.get(widths)
+        if found is None:
+            found = self._prior[widths] = self._prior[self._nearest(widths)]
+        return found
+
+    def _nearest(self, widths: tuple[float, ...]) -> tuple[float, ...]:
+        same_length = sorted(known for known in self._prior if len(known) == len(widths))
+        if not same_length:
+            raise ValueError(f"no width tuple of length {len(widths)} in the accuracy table")
+        return min(same_length, key=lambda known: sum(abs(a - b) for a, b in zip(known, widths, strict=True)))

@@ -1,0 +1,66 @@
+"""What every router is, and what it may know beyond the view: two protocols, and the settings of the router's core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from policies.vocabulary import Choice, ClusterView, WorkKey
+
+GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+
+
+class RoutingPolicy(Protocol):
+    """Chooses for the candidate block of a view. It must choose a server that is `valid` and a width it can hold."""
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """Decide; `rng` is this router's own named stream."""
+        ...
+
+
+class CostModel(Protocol):
+    """Expected costs on an otherwise idle device, from the servers' profiles; all pure, all in seconds."""
+
+    def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
+        """Solo latency of one batch (dispatch included); a batch above the limit is split."""
+        ...
+
+    def image_s(self, server: int, key: WorkKey) -> float:
+        """The share of one image in a batch of the server's batch limit: the cost of queued work."""
+        ...
+
+    def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
+        """Time to bring the inputs of `images` requests that stand before `segment` to a server; 0 where they are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Settings of the router's core.
+
+    Attributes:
+        segments: S.
+        widths: the width set W, ascending.
+        holds: (servers, segments, widths) whether a server can hold an instance at all.
+        groups: the group sizes g to choose from, ascending.
+        outstanding_blocks: how many blocks a server may have at once; when all are at the cap the router waits.
+        block_key: whether a block's members must share the location of their activations.
+        max_retries: how often a request is tried again after a rejection or a server's death.
+        shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
+    """
+
+    segments: int
+    widths: tuple[float, ...]
+    holds: tuple[tuple[tuple[bool, ...], ...], ...]
+    groups: tuple[int, ...] = GROUPS
+    outstanding_blocks: int = 2
+    block_key: Literal["location", "any"] = "location"
+    max_retries: int = 3
+    shed_expired: bool = False
+
+    @property
+    def servers(self) -> int:
+        """N."""
+        return len(self.holds)

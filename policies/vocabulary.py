@@ -1,0 +1,499 @@
+"""The words that decisions are made of: requests, blocks, batches, events and commands.
+
+Both worlds speak them: the simulator and the hardware turn what happens into *events*, hand them to a decision core
+(`policies.greedy.GreedyScheduler`, `policies.router.RouterCore`) together with the time, and carry out the *commands*
+that come back. Everything here is frozen and made of numbers, so that a log of it can be stored and replayed.
+
+Conventions
+    segment          1..S, as in the paper
+    width            a width ratio in (0, 1]; `IMAGE` (0.0) as the previous width of segment 1
+    server           0..N-1; `ROUTER` (-1) is the location of an image that no server holds yet
+    *_ns             integer nanoseconds since the start of the run
+    utilization      a share in [0, 1]
+    epoch            counts a server's lives; an event of an earlier life is stale and is refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+NS_PER_S: Final = 1_000_000_000
+ROUTER: Final = -1
+IMAGE: Final = 0.0
+
+
+class Provenance(StrEnum):
+    """Where a number came from (weakest last)."""
+
+    MEASURED = "measured"  # event-timed, or a hardware counter
+    POLLED = "polled"  # a sampled sensor
+    MODELLED = "modelled"  # computed, e.g. CPU power from TDP and utilization
+    DATASHEET = "datasheet"  # derived from a published specification
+
+    @staticmethod
+    def weakest(first: Provenance, *others: Provenance) -> Provenance:
+        """The provenance of a figure that rests on all of these."""
+        order = list(Provenance)
+        return max((first, *others), key=order.index)
+
+
+# ---------------------------------------------------------------------------------------------------------- nouns
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkKey:
+    """What must agree for two requests to share a batch (Alg. 1 l. 5: `(s, w_req, w_prev)`)."""
+
+    segment: int
+    width: float
+    previous_width: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HeadKey:
+    """What must agree for two requests to share a block: where they stand, and where their activations are.
+
+    `location` is `ANYWHERE` under `block_key: any`, where a block may mix locations.
+    """
+
+    segment: int
+    previous_width: float
+    location: int
+
+
+ANYWHERE: Final = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A micro-batch that one decision sent to one server; its id is the decision's."""
+
+    block: int
+    server: int
+    epoch: int
+    key: WorkKey
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a router decides for a block: the server, the width and the group size (Eq. 2-4)."""
+
+    server: int
+    width: float
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """What the router knows of one server when it decides.
+
+    Attributes:
+        valid: up, below its cap of outstanding blocks, and able to run at least one width of the head's segment.
+        widths: for each width of the set, whether this server can hold an instance of the head's segment at it.
+        outstanding_requests: sent there and not returned (queued, running or on the way): q_i of Eq. 1.
+        outstanding_blocks: the same, in blocks.
+        outstanding: the same by work key.
+        utilization, power_w, vram_used_bytes: the last report's; P_i and U_i of Eq. 1.
+    """
+
+    valid: bool
+    widths: tuple[bool, ...]
+    outstanding_requests: int
+    outstanding_blocks: int
+    outstanding: Mapping[WorkKey, int]
+    utilization: float
+    power_w: float
+    vram_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """A snapshot taken at the start of a decision; the candidate block is frozen with it.
+
+    Attributes:
+        head: the key of the candidate block (that of the FIFO's oldest request).
+        candidates: how many requests the largest group could hold now.
+        head_entered_ns: when the oldest candidate entered the FIFO.
+        fifo_length, completed: q_fifo and c_done of Eq. 1.
+    """
+
+    now_ns: int
+    head: HeadKey
+    candidates: int
+    head_entered_ns: int
+    fifo_length: int
+    completed: int
+    servers: tuple[ServerView, ...]
+
+
+# --------------------------------------------------------------------------------------- events into the router core
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """An image entered the system; `deadline_ns` is absolute, where the scenario has deadlines."""
+
+    request: int
+    deadline_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The policy has answered a `Decide`."""
+
+    decision: int
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStarted:
+    """Activations (or images) of a block began to move."""
+
+    block: int
+    source: int
+    destination: int
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFinished:
+    """They have arrived: their location is the destination now."""
+
+    block: int
+    source: int
+    destination: int
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """They could not be moved; they are still at the source unless the source is what failed."""
+
+    block: int
+    source: int
+    destination: int
+    requests: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsReturned:
+    """A batch ended at a server: its requests have one more width.
+
+    `correct` is empty but for the last segment, where it says for each request whether the label was right.
+    """
+
+    server: int
+    epoch: int
+    requests: tuple[int, ...]
+    segment: int
+    width: float
+    correct: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsRejected:
+    """A server could not run these; their inputs are still at that server."""
+
+    server: int
+    epoch: int
+    requests: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """Telemetry as the router receives it: sampled then, received now."""
+
+    server: int
+    epoch: int
+    sampled_ns: int
+    received_ns: int
+    queue_length: int
+    utilization: float
+    power_w: float
+    vram_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTimer:
+    """The time that `RouterCore.next_wake_ns` asked for has come."""
+
+
+# ----------------------------------------------------------------------------- events into both (faults are events)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDown:
+    """A server died: its instances, queue and activations are gone."""
+
+    server: int
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUp:
+    """A server is (again) in service, empty, in a new life."""
+
+    server: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerStarted:
+    """A server runs `factor` times slower from now on. Recorded; no decision may use it (nobody announces it)."""
+
+    server: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerEnded:
+    """It runs at its own speed again."""
+
+    server: int
+
+
+# ------------------------------------------------------------------------------------ events into a greedy scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class BlockArrived:
+    """A block and all its inputs are at the server."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoaded:
+    """`LoadInstance` is done."""
+
+    epoch: int
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """`LoadInstance` could not be done; nothing of it is left in memory."""
+
+    epoch: int
+    instance: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUnloaded:
+    """`UnloadInstance` is done: its memory is free."""
+
+    epoch: int
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStarted:
+    """The forward pass of a batch began."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFinished:
+    """The forward pass of a batch ended and its outputs stand at the server."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """A batch broke; its inputs are still at the server."""
+
+    epoch: int
+    batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySampled:
+    """The server's own sensor: an average over its window, received after its lag (`util_metric` says which one)."""
+
+    epoch: int
+    sampled_ns: int
+    received_ns: int
+    utilization: float
+    power_w: float
+    vram_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time that `GreedyScheduler.next_wake_ns` asked for has come."""
+
+
+# ------------------------------------------------------------------------------------------ commands of the router
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Run the policy on this view; answer with `Decided`."""
+
+    decision: int
+    view: ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class SendBlock:
+    """Bring these requests' inputs to the block's server, then hand the block to its scheduler.
+
+    `moves` lists (source, requests) for those that are elsewhere, in order of the source.
+    """
+
+    block: Block
+    moves: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCompleted:
+    """A request has passed its last segment."""
+
+    request: int
+    widths: tuple[float, ...]
+    correct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A request was given up, for a named reason, after so many retries."""
+
+    request: int
+    reason: str
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFinished:
+    """The last member of a block has returned: the decision gets its credit.
+
+    Attributes:
+        entered_ns: when each member entered the FIFO for this segment.
+        ended_ns: when each member returned; equal to the time it was given up for a failed one.
+        widths: each member's width tuple after the segment; empty for a failed one.
+        correct: whether the label was right, at the last segment; a failed member counts as wrong; empty elsewhere
+            (but for failures, which are wrong at any segment: `failed` says which).
+    """
+
+    decision: int
+    server: int
+    segment: int
+    requests: tuple[int, ...]
+    entered_ns: tuple[int, ...]
+    ended_ns: tuple[int, ...]
+    widths: tuple[tuple[float, ...], ...]
+    correct: tuple[bool, ...]
+    failed: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseActivations:
+    """Nobody will ask for these requests' activations again."""
+
+    server: int
+    requests: tuple[int, ...]
+
+
+# ------------------------------------------------------------------------------------- commands of a greedy scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class LoadInstance:
+    """Put a segment's weights at this width into device memory (charged from now on)."""
+
+    epoch: int
+    instance: int
+    segment: int
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadInstance:
+    """Free an idle instance (its memory counts as used until `InstanceUnloaded`)."""
+
+    epoch: int
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch:
+    """Run these requests through one instance.
+
+    `served_width` is the width that runs (`served_width: requested | instance`); `padded` is the batch size that the
+    device sees, at least `len(requests)`.
+    """
+
+    epoch: int
+    batch: int
+    instance: int
+    requests: tuple[int, ...]
+    segment: int
+    previous_width: float
+    served_width: float
+    padded: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRequests:
+    """Hand these back to the router: they have passed `segment` at `width`; their activations stay here."""
+
+    epoch: int
+    requests: tuple[int, ...]
+    segment: int
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class RejectRequests:
+    """Hand these back to the router: they could not be run here."""
+
+    epoch: int
+    requests: tuple[int, ...]
+    reason: str
+
+
+RouterEvent = (
+    RequestArrived
+    | Decided
+    | TransferStarted
+    | TransferFinished
+    | TransferFailed
+    | RequestsReturned
+    | RequestsRejected
+    | ServerReport
+    | ServerDown
+    | ServerUp
+    | StragglerStarted
+    | StragglerEnded
+    | RouterTimer
+)
+RouterCommand = Decide | SendBlock | RequestCompleted | RequestFailed | BlockFinished | ReleaseActivations
+ServerEvent = (
+    BlockArrived
+    | InstanceLoaded
+    | LoadFailed
+    | InstanceUnloaded
+    | BatchStarted
+    | BatchFinished
+    | BatchFailed
+    | TelemetrySampled
+    | ServerDown
+    | ServerUp
+    | StragglerStarted
+    | StragglerEnded
+    | TimerFired
+)
+ServerCommand = LoadInstance | UnloadInstance | RunBatch | ReturnRequests | RejectRequests

@@ -1,0 +1,1 @@
+"""Composes everything: scenario files, runs, reports and the command line."""

@@ -1,0 +1,258 @@
+"""A profile: all that is known of one device running one model, with where each number came from.
+
+It is the parameter set of the simulator's device model (`sim.device`): `calibrate` fits it by calling the very
+functions that the simulator replays. The type knows its own consistency; `sim.tables` compiles it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from policies.errors import InputError
+from policies.vocabulary import IMAGE, Provenance
+from sim import strict
+from sim.strict import StrictModel
+
+SCHEMA: Literal["slimsched.profile/1"] = "slimsched.profile/1"
+JITTER_QUANTILES = 33
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class DeviceInfo(StrictModel):
+    """The device, and the stack it was measured on (`stamps`: driver, torch, cores, threads, date ...)."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    vram_bytes: Count
+    stamps: dict[str, str] = {}
+
+
+class ModelInfo(StrictModel):
+    """The slimmable network that the profile is of.
+
+    Attributes:
+        segments: S, how many segments it is cut into.
+        widths: the width set W, ascending.
+        input_bytes: one image as it travels from the router to a server.
+        activation_bytes: (S, W) bytes of one image's activations after each segment at each width.
+    """
+
+    name: str
+    hash: str
+    segments: Count
+    widths: tuple[Positive, ...]
+    input_bytes: Count
+    activation_bytes: tuple[tuple[Count, ...], ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelInfo:
+        if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[-1] > 1:
+            raise ValueError(f"widths must ascend within (0, 1]: {list(self.widths)}")
+        shape_ok = len(self.activation_bytes) == self.segments
+        if not shape_ok or any(len(row) != len(self.widths) for row in self.activation_bytes):
+            raise ValueError(f"activation_bytes must have {self.segments} rows of {len(self.widths)} numbers")
+        return self
+
+    def previous_widths(self, segment: int) -> tuple[float, ...]:
+        """What a request that stands before `segment` can come from: `IMAGE` at segment 1, any width after."""
+        return (IMAGE,) if segment == 1 else self.widths
+
+
+class LatencyCurve(StrictModel):
+    """One (segment, width, previous width): solo latency and what a batch draws, at each measured batch size.
+
+    All lists run along `batches`.
+
+    Attributes:
+        mean_s, p50_s, p95_s, p99_s: of the solo forward pass.
+        samples: repeats behind each point.
+        utilization: busy share u of the device in a solo loop (NVML's sense: the share of time any kernel ran).
+        sm_utilization: the share of the SMs, where it is known.
+        energy_j_per_image: k, joules above context idle.
+        host_share: h, the share of the time that the launching thread is busy.
+        bandwidth_share: m, bytes moved per second over the device's bandwidth (modelled from shapes).
+        jitter: 33 quantiles of sample / p50, a list for each batch size; empty where none were kept.
+    """
+
+    segment: Count
+    width: Positive
+    previous_width: NonNegative
+    batches: tuple[Count, ...] = Field(min_length=1)
+    mean_s: tuple[Positive, ...]
+    p50_s: tuple[Positive, ...]
+    p95_s: tuple[Positive, ...] = ()
+    p99_s: tuple[Positive, ...] = ()
+    samples: tuple[int, ...] = ()
+    utilization: tuple[Share, ...]
+    sm_utilization: tuple[Share, ...] = ()
+    energy_j_per_image: tuple[NonNegative, ...]
+    host_share: tuple[Share, ...]
+    bandwidth_share: tuple[Share, ...]
+    jitter: tuple[tuple[Positive, ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LatencyCurve:
+        if list(self.batches) != sorted(set(self.batches)):
+            raise ValueError(f"batches must ascend: {list(self.batches)}")
+        required = {"mean_s", "p50_s", "utilization", "energy_j_per_image", "host_share", "bandwidth_share"}
+        for name in (*sorted(required), "p95_s", "p99_s", "samples", "sm_utilization", "jitter"):
+            values = getattr(self, name)
+            if len(values) != len(self.batches) and (values or name in required):
+                raise ValueError(f"{name} has {len(values)} values for {len(self.batches)} batch sizes")
+        if any(len(row) != JITTER_QUANTILES or list(row) != sorted(row) for row in self.jitter):
+            raise ValueError(f"each row of jitter must hold {JITTER_QUANTILES} ascending quantiles")
+        return self
+
+
+class InstanceCost(StrictModel):
+    """What holding one (segment, width) costs: weights and workspace at the batch limit, load and unload times."""
+
+    segment: Count
+    width: Positive
+    vram_bytes: Count
+    load_s: NonNegative
+    reload_s: NonNegative
+    unload_s: NonNegative
+
+
+class Memory(StrictModel):
+    """Device memory of a server process: its context, and its instances."""
+
+    context_bytes: Annotated[int, Field(ge=0)]
+    instances: tuple[InstanceCost, ...] = Field(min_length=1)
+
+
+class Concurrency(StrictModel):
+    """How batches that run together slow each other down (`sim.device`): alpha, beta >= 0."""
+
+    alpha: NonNegative
+    beta: NonNegative
+    provenance: Provenance
+
+
+class Power(StrictModel):
+    """Idle powers, the power cap, and how clocks fall above it.
+
+    Attributes:
+        bare_idle_w: before any process holds a context on the device.
+        context_idle_w: with contexts, nothing running.
+        cap_w: the power limit.
+        throttle: a of phi = clip(1 - a (P_u / P_cap - 1), phi_min, 1).
+        phi_min: the lowest clock ratio.
+    """
+
+    bare_idle_w: NonNegative
+    context_idle_w: NonNegative
+    cap_w: Positive
+    throttle: NonNegative = 0.0
+    phi_min: Annotated[float, Field(gt=0, le=1)] = 1.0
+    provenance: Provenance
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Power:
+        if not self.bare_idle_w <= self.context_idle_w <= self.cap_w:
+            raise ValueError("bare_idle_w <= context_idle_w <= cap_w must hold")
+        return self
+
+
+class Sensor(StrictModel):
+    """The device's own telemetry: a value every `period_s`, an average over a window, `lag_s` old on arrival."""
+
+    period_s: Positive
+    lag_s: NonNegative
+    power_window_s: Positive
+    utilization_window_s: Positive
+
+
+class Link(StrictModel):
+    """What carries activations: a fixed latency, and a bandwidth shared by all that use the same medium."""
+
+    latency_s: NonNegative
+    bandwidth_bytes_s: Positive
+
+
+class HeldOutError(StrictModel):
+    """How wrong the profile is on points that no fit saw."""
+
+    figure: str
+    mean_abs_pct: NonNegative
+    max_abs_pct: NonNegative
+    points: Count
+
+
+class Profile(StrictModel):
+    """One device running one model; see the attributes' own types.
+
+    Attributes:
+        dispatch_s: from a command to the forward's start plus from its end to the scheduler; it holds the instance.
+        decision_s: one routing decision on this host, where it was measured.
+        padding: whether batches are padded up to the measured grid.
+        link: this host's own transport between two servers on it, where it was measured.
+        errors: held-out errors; empty for a datasheet profile, which promises nothing.
+        omitted: what a small budget left out, in words.
+    """
+
+    schema_: Literal["slimsched.profile/1"] = Field(alias="schema")
+    name: str
+    provenance: Provenance
+    device: DeviceInfo
+    model: ModelInfo
+    execution: dict[str, str] = {}
+    dispatch_s: NonNegative
+    decision_s: NonNegative | None = None
+    padding: Literal["none", "grid"] = "none"
+    latency: tuple[LatencyCurve, ...] = Field(min_length=1)
+    memory: Memory
+    concurrency: Concurrency
+    power: Power
+    sensor: Sensor
+    link: Link | None = None
+    errors: tuple[HeldOutError, ...] = ()
+    omitted: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Profile:
+        model = self.model
+        keys = {(s, w, p) for s in range(1, model.segments + 1) for w in model.widths for p in model.previous_widths(s)}
+        found = [(c.segment, c.width, c.previous_width) for c in self.latency]
+        _require_exactly(keys, found, "latency", "(segment, width, previous_width)")
+        instances = {(s, w) for s in range(1, model.segments + 1) for w in model.widths}
+        _require_exactly(
+            instances, [(i.segment, i.width) for i in self.memory.instances], "memory.instances", "(segment, width)"
+        )
+        return self
+
+    @property
+    def batch_limit(self) -> int:
+        """The largest batch that every curve covers; beyond it the simulator refuses to guess."""
+        return min(curve.batches[-1] for curve in self.latency)
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str) -> Profile:
+        """Read a profile; raises `InputError` naming `source` and the key where it is not one."""
+        profile = strict.parse(cls, text, source)
+        if profile.provenance != Provenance.DATASHEET and not profile.errors:
+            raise InputError(source, "errors", "a profile that was not derived from a datasheet must state its errors")
+        return profile
+
+    def to_yaml(self) -> str:
+        """The text that `from_yaml` reads back as this profile."""
+        return strict.to_yaml(self)
+
+
+def _require_exactly(
+    wanted: set[tuple[float, ...]], found: list[tuple[float, ...]], where: str, of: str
+) -> None:
+    missing, extra = wanted - set(found), set(found) - wanted
+    if missing or extra or len(found) != len(wanted):
+        twice = {key for key in found if found.count(key) > 1}
+        raise ValueError(
+            f"{where} must have each {of} of the model once; missing {sorted(missing)[:3]}, "
+            f"not of the model {sorted(extra)[:3]}, given twice {sorted(twice)[:3]}"
+        )

@@ -1,0 +1,129 @@
+"""Strict documents: YAML text in, a frozen pydantic model out, or one `InputError` that names the key and the remedy.
+
+It refuses what YAML would let pass in silence: unknown keys, duplicate keys, tags that build objects, text where a
+number belongs. It opens no file: the caller reads the text and says where it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from policies.errors import InputError, nearest
+
+
+class StrictModel(BaseModel):
+    """A part of a document: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Document = TypeVar("Document", bound=StrictModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads `1e-3` as a number (YAML 1.1 calls it text) and refuses a key given twice."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def _mapping_without_duplicates(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
+
+
+def parse(model: type[Document], text: str, source: str) -> Document:
+    """Read YAML `text` as a `model`.
+
+    Raises:
+        InputError: it is no YAML, or a key or value is not of the model's form; `source` is named in it.
+    """
+    try:
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(source, line, f"not valid YAML: {problem}") from None
+    if not isinstance(raw, dict):
+        raise InputError(source, "", f"expected keys and values, found {type(raw).__name__}")
+    return validate(model, raw, source)
+
+
+def validate(model: type[Document], raw: dict[str, Any], source: str) -> Document:
+    """Check plain data against a `model`; raises `InputError` as `parse` does."""
+    try:
+        # Through JSON, because pydantic's strict mode takes lists for tuples and text for enums only from there.
+        return model.model_validate_json(json.dumps(raw))
+    except ValidationError as error:
+        raise _explain(model, error, source) from None
+    except (TypeError, ValueError) as error:
+        raise InputError(source, "", f"holds something that is no plain number, text or list: {error}") from None
+
+
+def _explain(model: type[BaseModel], error: ValidationError, source: str) -> InputError:
+    """The first thing that is wrong, unknown keys before all else (they often cause the rest)."""
+    details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
+    first = details[0]
+    key = ".".join(str(part) for part in first["loc"])
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(model, first["loc"][:-1])
+        return InputError(source, key, f"unknown key; {nearest(str(first['loc'][-1]), known)}{more}")
+    if first["type"] == "missing":
+        return InputError(source, key, f"missing; it must be given{more}")
+    message = first["msg"].removeprefix("Value error, ")
+    found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
+    return InputError(source, key, message[0].lower() + message[1:] + found + more)
+
+
+def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> set[str]:
+    """The field names of the sub-models that stand at a location (several where it is a union)."""
+    models = {model}
+    for part in location:
+        if isinstance(part, int):
+            continue
+        below = {sub for m in models if part in m.model_fields for sub in _models_in(m.model_fields[part].annotation)}
+        models = below or models  # a union's tag is part of the location but no field
+    return {name for m in models for name in m.model_fields}
+
+
+def _models_in(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {model for argument in get_args(annotation) for model in _models_in(argument)}
+
+
+def to_yaml(document: StrictModel) -> str:
+    """The text that `parse` reads back as the same document."""
+    raw = document.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return yaml.dump(raw, Dumper=_Dumper, sort_keys=False, width=160, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Numbers of a list on one line, everything else in blocks."""
+
+
+def _compact_sequence(dumper: _Dumper, data: list[Any]) -> yaml.SequenceNode:
+    flat = all(not isinstance(item, dict | list) for item in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flat)
+
+
+_Dumper.add_representer(list, _compact_sequence)
