@@ -1,9 +1,42 @@
-"""x"""
+"""Algorithm 1: one server's greedy scheduler, as a core without I/O. Events and the time go in, commands come out.
+
+It batches what the router sent, picks the instance that fits best, loads and unloads instances. It knows no clock,
+no device and no tensor: the simulator and the hardware drive this same class. `paper.md`'s readings are followed
+where the algorithm is silent; the comments say so.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Literal
+
+from policies.fifo import KeyedFifo
+from policies.memory import MemoryBook
+from policies.vocabulary import (
+    BatchFailed,
+    BatchFinished,
+    Block,
+    BlockArrived,
+    InstanceLoaded,
+    InstanceUnloaded,
+    LoadFailed,
+    LoadInstance,
+    RejectRequests,
+    ReturnRequests,
+    RunBatch,
+    ServerCommand,
+    ServerDown,
+    ServerEvent,
+    ServerUp,
+    TelemetrySampled,
+    UnloadInstance,
+    WorkKey,
+)
+
+Spec = tuple[int, float]  # (segment, width) of an instance
+
 
 @dataclass(frozen=True, slots=True)
 class GreedyKnobs:
@@ -20,16 +53,16 @@ class GreedyKnobs:
         scale_trigger: Q_th, queued requests of one key above which another instance may load.
         scale_cap: N_new, loads for one key until its queue empties.
         head_of_line: `skip` tries the next key when the head's can't be served; `block` is the literal algorithm.
-        skip_limit_ns: once the oldest blocked key has waited so long, nothing overtakes it.
+        skip_limit_ns: once a blocked key has waited so long, nothing overtakes it.
         served_width: a batch runs at the requested width, or at its instance's own.
-        padded_sizes: the batch sizes the device is given (`padding: grid`); empty for no padding.
+        padded_sizes: the batch sizes the device is given (`padding: grid`), ascending; empty for no padding.
         preload: (segment, width) instances to load when the server comes up.
         load_retries: after so many failed loads in a row, what waits for that instance is rejected.
         load_backoff_ns: the wait before the second try; it doubles with each.
     """
 
     widths: tuple[float, ...]
-    instance_bytes: Mapping[tuple[int, float], int]
+    instance_bytes: Mapping[Spec, int]
     context_bytes: int
     batch_limit: int
     vram_cap_bytes: int
@@ -41,6 +74,357 @@ class GreedyKnobs:
     skip_limit_ns: int = 500_000_000
     served_width: Literal["requested", "instance"] = "requested"
     padded_sizes: tuple[int, ...] = ()
-    preload: tuple[tuple[int, float], ...] = ()
+    preload: tuple[Spec, ...] = ()
     load_retries: int = 3
     load_backoff_ns: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        if self.batch_limit < 1:
+            raise ValueError(f"batch_limit must be at least 1, not {self.batch_limit}")
+        if self.padded_sizes and self.padded_sizes[-1] < self.batch_limit:
+            raise ValueError(f"padded_sizes must reach the batch limit {self.batch_limit}: {self.padded_sizes}")
+        preloaded = self.context_bytes + sum(self.instance_bytes[spec] for spec in self.preload)
+        if preloaded > self.vram_cap_bytes:
+            raise ValueError(f"the instances to preload need {preloaded} bytes, the cap is {self.vram_cap_bytes}")
+
+    def can_hold(self, spec: Spec) -> bool:
+        """Whether an instance fits on the server with nothing else loaded."""
+        return spec in self.instance_bytes and self.context_bytes + self.instance_bytes[spec] <= self.vram_cap_bytes
+
+
+class InstanceState(Enum):
+    """The life of an instance."""
+
+    LOADING = auto()
+    FREE = auto()
+    BUSY = auto()
+    UNLOADING = auto()
+
+
+@dataclass(slots=True)
+class Instance:
+    """A segment's weights at one width; `last_used_ns` (t_last) is set at load end and batch end."""
+
+    id: int
+    segment: int
+    width: float
+    state: InstanceState
+    last_used_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    instance: Instance
+    requests: tuple[int, ...]
+    segment: int
+    width: float
+
+
+class GreedyScheduler:
+    """One server's scheduler: `handle` each event with its time, carry out the commands, call again at `next_wake_ns`.
+
+    Events of an earlier life of the server (another `epoch`) are stale and change nothing. Times must not go back.
+    """
+
+    def __init__(self, knobs: GreedyKnobs, server: int) -> None:
+        self.knobs = knobs
+        self.server = server
+        self.next_wake_ns: int | None = None
+        self.memory = MemoryBook(knobs.vram_cap_bytes, knobs.context_bytes)
+        self._epoch = 0
+        self._queue: KeyedFifo[WorkKey] = KeyedFifo()
+        self._instances: dict[int, Instance] = {}
+        self._by_segment: dict[int, list[Instance]] = {}
+        self._batches: dict[int, _Batch] = {}
+        self._blocked_since_ns: dict[WorkKey, int] = {}
+        self._loads_for_key: dict[WorkKey, int] = {}
+        self._failed_loads: dict[Spec, int] = {}
+        self._retry_at_ns: dict[Spec, int] = {}
+        self._utilization = 0.0
+        self._next_instance = 0
+        self._next_batch = 0
+
+    # ------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def queue_length(self) -> int:
+        """Requests that wait here (not those that run)."""
+        return len(self._queue)
+
+    @property
+    def running_requests(self) -> int:
+        """Requests in the batches that run."""
+        return sum(len(batch.requests) for batch in self._batches.values())
+
+    @property
+    def vram_used_bytes(self) -> int:
+        """Context and charged instances."""
+        return self.memory.used_bytes
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """All instances, in the order of their ids; for inspection only."""
+        return tuple(self._instances.values())
+
+    # ---------------------------------------------------------------------------------------------------- events
+
+    def handle(self, event: ServerEvent, now_ns: int) -> list[ServerCommand]:
+        """Take one event at its time; returns what to do, in order."""
+        if isinstance(event, ServerUp):
+            return self._come_up(event, now_ns)
+        if self._is_stale(event):
+            return []
+        commands: list[ServerCommand] = []
+        match event:
+            case BlockArrived(block):
+                self._enqueue(block, commands)
+            case BatchFinished(batch=batch):
+                self._finish_batch(batch, now_ns, commands)
+            case BatchFailed(batch=batch, reason=reason):
+                self._fail_batch(batch, reason, now_ns, commands)
+            case InstanceLoaded(instance=instance):
+                self._finish_load(self._instances[instance], now_ns)
+            case LoadFailed(instance=instance, reason=reason):
+                self._fail_load(self._instances[instance], reason, now_ns, commands)
+            case InstanceUnloaded(instance=instance):
+                self._finish_unload(self._instances[instance])
+            case TelemetrySampled(utilization=utilization):
+                self._utilization = utilization
+            case ServerDown():
+                self._forget_everything()
+                return []
+            case _:  # BatchStarted, stragglers and timers change no state here; a timer is a reason to schedule
+                pass
+        self._schedule(now_ns, commands)
+        return commands
+
+    def _is_stale(self, event: ServerEvent) -> bool:
+        if isinstance(event, BlockArrived):
+            return event.block.epoch != self._epoch
+        return getattr(event, "epoch", self._epoch) != self._epoch
+
+    def _come_up(self, event: ServerUp, now_ns: int) -> list[ServerCommand]:
+        self._forget_everything()
+        self._epoch = event.epoch
+        commands: list[ServerCommand] = [self._load(spec, now_ns) for spec in self.knobs.preload]
+        self._plan_wake(now_ns)
+        return commands
+
+    def _forget_everything(self) -> None:
+        self._queue.clear()
+        self.memory.clear()
+        for state in (
+            self._instances,
+            self._by_segment,
+            self._batches,
+            self._blocked_since_ns,
+            self._loads_for_key,
+            self._failed_loads,
+            self._retry_at_ns,
+        ):
+            state.clear()
+        self._utilization = 0.0
+        self.next_wake_ns = None
+
+    def _enqueue(self, block: Block, commands: list[ServerCommand]) -> None:
+        if self.knobs.can_hold((block.key.segment, block.key.width)):
+            self._queue.push(block.key, block.requests)
+        else:
+            commands.append(RejectRequests(self._epoch, block.requests, "instance_too_large"))
+
+    def _finish_batch(self, batch_id: int, now_ns: int, commands: list[ServerCommand]) -> None:
+        batch = self._release_batch(batch_id, now_ns)
+        commands.append(ReturnRequests(self._epoch, batch.requests, batch.segment, batch.width))
+
+    def _fail_batch(self, batch_id: int, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
+        batch = self._release_batch(batch_id, now_ns)
+        commands.append(RejectRequests(self._epoch, batch.requests, reason))
+
+    def _release_batch(self, batch_id: int, now_ns: int) -> _Batch:
+        batch = self._batches.pop(batch_id)
+        batch.instance.state = InstanceState.FREE
+        batch.instance.last_used_ns = now_ns
+        return batch
+
+    def _finish_load(self, instance: Instance, now_ns: int) -> None:
+        instance.state = InstanceState.FREE
+        instance.last_used_ns = now_ns
+        self._failed_loads.pop((instance.segment, instance.width), None)
+
+    def _fail_load(self, instance: Instance, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
+        spec = (instance.segment, instance.width)
+        self.memory.release(self.knobs.instance_bytes[spec])
+        self._remove(instance)
+        failures = self._failed_loads[spec] = self._failed_loads.get(spec, 0) + 1
+        if failures < self.knobs.load_retries:
+            self._retry_at_ns[spec] = now_ns + self.knobs.load_backoff_ns * 2 ** (failures - 1)
+            return
+        del self._failed_loads[spec]
+        self._retry_at_ns.pop(spec, None)
+        for key in self._queue.by_age():
+            if (key.segment, key.width) == spec:
+                commands.append(RejectRequests(self._epoch, self._take(key, self._queue.length(key)), reason))
+
+    def _finish_unload(self, instance: Instance) -> None:
+        self.memory.freed(self.knobs.instance_bytes[instance.segment, instance.width])
+        self._remove(instance)
+
+    def _remove(self, instance: Instance) -> None:
+        del self._instances[instance.id]
+        self._by_segment[instance.segment].remove(instance)
+
+    # ------------------------------------------------------------------------------------------------- decisions
+
+    def _schedule(self, now_ns: int, commands: list[ServerCommand]) -> None:
+        """Alg. 1's loop until nothing more can be done at this instant."""
+        while (served := self._next_servable(now_ns)) is not None:
+            commands.append(self._run(*served))
+        if len(self._queue):
+            self._load_for_blocked(now_ns, commands)
+            self._scale_up(now_ns, commands)
+        if self.knobs.idle_unload_ns is not None:
+            self._unload_idle(now_ns, self.knobs.idle_unload_ns, commands)
+        self._plan_wake(now_ns)
+
+    def _next_servable(self, now_ns: int) -> tuple[WorkKey, Instance] | None:
+        """The oldest key that a free instance can serve, unless an older one may not be overtaken."""
+        for key in self._queue.by_age():
+            instance = self._find_free_best_fit(key)
+            if instance is not None:
+                return key, instance
+            self._blocked_since_ns.setdefault(key, now_ns)
+            if self._may_not_be_overtaken(key, now_ns):
+                return None
+        return None
+
+    def _may_not_be_overtaken(self, key: WorkKey, now_ns: int) -> bool:
+        overdue = now_ns - self._blocked_since_ns[key] >= self.knobs.skip_limit_ns
+        return self.knobs.head_of_line == "block" or overdue
+
+    def _find_free_best_fit(self, key: WorkKey) -> Instance | None:
+        """Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest id."""
+        best: Instance | None = None
+        for instance in self._by_segment.get(key.segment, ()):
+            if instance.state is not InstanceState.FREE or instance.width < key.width:
+                continue
+            if best is None or _fit(instance) < _fit(best):
+                best = instance
+        return best
+
+    def _run(self, key: WorkKey, instance: Instance) -> RunBatch:
+        """Alg. 1 l. 14-17: form a batch of one key and make the instance busy."""
+        requests = self._take(key, self.knobs.batch_limit)
+        instance.state = InstanceState.BUSY
+        served = key.width if self.knobs.served_width == "requested" else instance.width
+        batch = self._next_batch
+        self._next_batch += 1
+        self._batches[batch] = _Batch(instance, requests, key.segment, served)
+        padded = self._padded(len(requests))
+        return RunBatch(self._epoch, batch, instance.id, requests, key.segment, key.previous_width, served, padded)
+
+    def _take(self, key: WorkKey, count: int) -> tuple[int, ...]:
+        """Remove requests from the queue; the key is not blocked any more, and its load counter ends with its queue."""
+        requests = self._queue.take(key, count)
+        self._blocked_since_ns.pop(key, None)
+        if key not in self._queue:
+            self._loads_for_key.pop(key, None)
+        return requests
+
+    def _padded(self, size: int) -> int:
+        return next((padded for padded in self.knobs.padded_sizes if padded >= size), size)
+
+    def _load_for_blocked(self, now_ns: int, commands: list[ServerCommand]) -> None:
+        """Alg. 1 l. 8-12 for every blocked key, oldest first; the oldest that memory stops may evict idle instances."""
+        may_evict = self.knobs.head_of_line == "skip"
+        for key in self._queue.by_age():
+            spec = (key.segment, key.width)
+            if not self._is_loading_for(key) and self._admits(spec, now_ns):
+                if self.memory.fits(self.knobs.instance_bytes[spec]):
+                    commands.append(self._load_for_key(key, now_ns))
+                elif may_evict:
+                    self._evict_for(spec, commands)
+                    may_evict = False
+            if self._may_not_be_overtaken(key, now_ns):
+                return
+
+    def _scale_up(self, now_ns: int, commands: list[ServerCommand]) -> None:
+        """More instances for long queues: one more while the queue is above Q_th and the counter below N_new."""
+        for key in self._queue.by_age():
+            while (
+                self._queue.length(key) > self.knobs.scale_trigger
+                and self._loads_for_key.get(key, 0) < self.knobs.scale_cap
+                and self._can_load((key.segment, key.width), now_ns)
+            ):
+                commands.append(self._load_for_key(key, now_ns))
+
+    def _is_loading_for(self, key: WorkKey) -> bool:
+        return any(
+            instance.state is InstanceState.LOADING and instance.width >= key.width
+            for instance in self._by_segment.get(key.segment, ())
+        )
+
+    def _can_load(self, spec: Spec, now_ns: int) -> bool:
+        """Alg. 1's `can_load`: VRAM within M_max, and the latest utilization sample below U_blk."""
+        return self.memory.fits(self.knobs.instance_bytes[spec]) and self._admits(spec, now_ns)
+
+    def _admits(self, spec: Spec, now_ns: int) -> bool:
+        """`can_load` but for the memory. A segment's first instance ignores U_blk, else a server could starve."""
+        if now_ns < self._retry_at_ns.get(spec, 0):
+            return False
+        if self._utilization < self.knobs.utilization_block:
+            return True
+        return all(instance.state is InstanceState.UNLOADING for instance in self._by_segment.get(spec[0], ()))
+
+    def _load_for_key(self, key: WorkKey, now_ns: int) -> LoadInstance:
+        self._loads_for_key[key] = self._loads_for_key.get(key, 0) + 1
+        return self._load((key.segment, key.width), now_ns)
+
+    def _load(self, spec: Spec, now_ns: int) -> LoadInstance:
+        segment, width = spec
+        instance = Instance(self._next_instance, segment, width, InstanceState.LOADING, now_ns)
+        self._next_instance += 1
+        self.memory.charge(self.knobs.instance_bytes[spec])
+        self._instances[instance.id] = instance
+        self._by_segment.setdefault(segment, []).append(instance)
+        return LoadInstance(self._epoch, instance.id, segment, width)
+
+    def _evict_for(self, spec: Spec, commands: list[ServerCommand]) -> None:
+        """Unload idle instances, least recently used first, if that makes room (else nothing is given up)."""
+        needed = self.knobs.instance_bytes[spec]
+        if self.memory.fits_once_freed(needed):
+            return  # enough is on its way out
+        idle = sorted(self._idle_instances(), key=lambda instance: (instance.last_used_ns, instance.id))
+        short_bytes = self.memory.used_bytes - self.memory.freeing_bytes + needed - self.memory.cap_bytes
+        victims: list[Instance] = []
+        for instance in idle:
+            victims.append(instance)
+            short_bytes -= self.knobs.instance_bytes[instance.segment, instance.width]
+            if short_bytes <= 0:
+                commands.extend(self._unload(victim) for victim in victims)
+                return
+
+    def _unload_idle(self, now_ns: int, idle_unload_ns: int, commands: list[ServerCommand]) -> None:
+        """Alg. 1's second loop: unload what has been idle for t_idle."""
+        expired = [i for i in self._idle_instances() if now_ns - i.last_used_ns >= idle_unload_ns]
+        commands.extend(self._unload(instance) for instance in expired)
+
+    def _idle_instances(self) -> Iterator[Instance]:
+        return (instance for instance in self._instances.values() if instance.state is InstanceState.FREE)
+
+    def _unload(self, instance: Instance) -> UnloadInstance:
+        instance.state = InstanceState.UNLOADING
+        self.memory.start_freeing(self.knobs.instance_bytes[instance.segment, instance.width])
+        return UnloadInstance(self._epoch, instance.id)
+
+    def _plan_wake(self, now_ns: int) -> None:
+        """The next time at which something could change without an event."""
+        waiting = {(key.segment, key.width) for key in self._queue}
+        wakes = [at_ns for spec, at_ns in self._retry_at_ns.items() if spec in waiting and at_ns > now_ns]
+        if self.knobs.idle_unload_ns is not None:
+            wakes += [instance.last_used_ns + self.knobs.idle_unload_ns for instance in self._idle_instances()]
+        self.next_wake_ns = min(wakes, default=None)
+
+
+def _fit(instance: Instance) -> tuple[float, int, int]:
+    """The order of `find_free_best_fit`: least first."""
+    return instance.width, -instance.last_used_ns, instance.id

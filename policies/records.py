@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.reward import RewardTerms
-from policies.vocabulary import HeadKey, ServerCommand, ServerEvent
-from policies.vocabulary import RouterCommand, RouterEvent
+from policies.vocabulary import HeadKey, RouterCommand, RouterEvent, ServerCommand, ServerEvent
 
 RequestStatus = Literal["completed", "in_flight", "failed"]
 

@@ -6,6 +6,7 @@ functions that the simulator replays. The type knows its own consistency; `sim.t
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -246,9 +247,7 @@ class Profile(StrictModel):
         return strict.to_yaml(self)
 
 
-def _require_exactly(
-    wanted: set[tuple[float, ...]], found: list[tuple[float, ...]], where: str, of: str
-) -> None:
+def _require_exactly(wanted: Set[tuple[float, ...]], found: Sequence[tuple[float, ...]], where: str, of: str) -> None:
     missing, extra = wanted - set(found), set(found) - wanted
     if missing or extra or len(found) != len(wanted):
         twice = {key for key in found if found.count(key) > 1}

@@ -1,0 +1,46 @@
+"""Events and commands as plain JSON data and back, so that a run's log can be stored, read and replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from policies import vocabulary
+
+_WORDS: dict[str, type[Any]] = {
+    name: word for name, word in vars(vocabulary).items() if isinstance(word, type) and dataclasses.is_dataclass(word)
+}
+
+
+def to_jsonable(value: Any) -> Any:
+    """Plain data for an event, a command or a part of one; a word is a dict with its class name under `is`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"is": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [to_jsonable(item) for item in value]
+    if isinstance(value, Mapping):
+        return {"is": "mapping", "items": [[to_jsonable(key), to_jsonable(item)] for key, item in value.items()]}
+    return value
+
+
+def from_jsonable(data: Any) -> Any:
+    """The word that `to_jsonable` took apart.
+
+    Raises:
+        ValueError: the data names no known word, or its fields are not those of the word.
+    """
+    if isinstance(data, list):
+        return tuple(from_jsonable(item) for item in data)
+    if not isinstance(data, dict):
+        return data
+    if data.get("is") == "mapping":
+        return {from_jsonable(key): from_jsonable(item) for key, item in data["items"]}
+    word = _WORDS.get(str(data.get("is")))
+    if word is None:
+        raise ValueError(f"unknown event or command {data.get('is')!r}")
+    try:
+        return word(**{name: from_jsonable(item) for name, item in data.items() if name != "is"})
+    except TypeError as error:
+        raise ValueError(f"{data['is']}: {error}") from None
