@@ -31,7 +31,7 @@ class DeviceInfo(StrictModel):
     kind: Literal["cpu", "cuda"]
     name: str
     vram_bytes: Count
-    stamps: dict[str, str] = {}
+    stamps: dict[str, str] = Field(default_factory=dict)
 
 
 class ModelInfo(StrictModel):
@@ -204,7 +204,7 @@ class Profile(StrictModel):
     provenance: Provenance
     device: DeviceInfo
     model: ModelInfo
-    execution: dict[str, str] = {}
+    execution: dict[str, str] = Field(default_factory=dict)
     dispatch_s: NonNegative
     decision_s: NonNegative | None = None
     padding: Literal["none", "grid"] = "none"

@@ -1,0 +1,53 @@
+"""Whether an image's label is right after its last segment: replayed from a recorded matrix, or drawn from a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.chance import hashed_share
+from policies.reward import AccuracyPrior
+
+
+class Correctness(Protocol):
+    """Says whether a request's label is right."""
+
+    def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
+        """For the request's complete width tuple; the same answer each time."""
+        ...
+
+
+class MatrixCorrectness:
+    """Replays which test images the evaluated network got right (so correlations between widths are real).
+
+    Args:
+        tuples: T width tuples.
+        correct: (images, T) bool.
+        images: for each request, the test image that it is.
+    """
+
+    def __init__(
+        self, tuples: Sequence[tuple[float, ...]], correct: NDArray[np.bool_], images: NDArray[np.int64]
+    ) -> None:
+        self._column = {widths: column for column, widths in enumerate(tuples)}
+        self._correct = correct
+        self._images = images
+
+    def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
+        """Look it up; KeyError for a tuple that was not evaluated."""
+        return bool(self._correct[self._images[request], self._column[widths]])
+
+
+class BernoulliCorrectness:
+    """Draws it with the tuple's accuracy, by a hash of the request: no state, the same draw for wider tuples."""
+
+    def __init__(self, prior: AccuracyPrior, salt: int) -> None:
+        self._prior = prior
+        self._salt = salt
+
+    def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
+        """One draw a request; a wider tuple is right wherever a narrower, less accurate one is."""
+        return hashed_share(self._salt, request, 0) < self._prior(widths)

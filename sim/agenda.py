@@ -1,0 +1,85 @@
+"""The simulation's agenda: SimPy's event queue with this project's order of simultaneous events.
+
+At one instant: arrivals, then by server the ends of transfers, batch starts, batch ends, load ends, unload ends,
+timers, telemetry, faults (each by its own id), and last the end of the router's decision. The next decision's start
+comes when nothing is left at the instant (`is_instant_over`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import simpy
+
+
+class Kind(IntEnum):
+    """What happens at a server, in the order in which it happens at one instant."""
+
+    TRANSFER_END = 0
+    BATCH_START = 1
+    BATCH_END = 2
+    LOAD_END = 3
+    UNLOAD_END = 4
+    TIMER = 5
+    TELEMETRY = 6
+    FAULT = 7
+
+
+_KINDS = len(Kind)
+_ID_BITS = 32
+ARRIVAL = 2  # SimPy keeps 0 and 1 for itself: its zero-delay cascades settle first
+DECISION_END = 1 << 62
+
+
+def rank(server: int, kind: Kind, number: int = 0) -> int:
+    """The place of a server's event among those of its instant."""
+    return (ARRIVAL + 1 + server * _KINDS + kind) << _ID_BITS | number
+
+
+class Agenda:
+    """When what happens; time is `now_ns`, integer nanoseconds."""
+
+    def __init__(self) -> None:
+        self._env = simpy.Environment()
+
+    @property
+    def now_ns(self) -> int:
+        """The present."""
+        return int(self._env.now)
+
+    @property
+    def next_ns(self) -> float:
+        """The time of the next event; infinity when there is none."""
+        return float(self._env.peek())
+
+    @property
+    def is_instant_over(self) -> bool:
+        """Whether nothing more happens at the present time."""
+        return bool(self._env.peek() > self._env.now)
+
+    def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
+        """Call `act` at a time; `order` is `ARRIVAL`, `DECISION_END` or a `rank`."""
+        _Appointment(self._env, when_ns - self._env.now, order, act, arguments)
+
+    def step(self) -> None:
+        """Go to the next event and let it happen."""
+        self._env.step()
+
+
+class _Appointment(simpy.Event):
+    """A SimPy event that has already succeeded and calls one function: the cheapest kind there is."""
+
+    def __init__(
+        self, env: simpy.Environment, delay: Any, order: Any, act: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> None:
+        self.env = env
+        self.callbacks = [self._happen]
+        self._ok = True
+        self._value = None
+        self._act, self._arguments = act, arguments
+        env.schedule(self, order, delay)
+
+    def _happen(self, _: simpy.Event) -> None:
+        self._act(*self._arguments)

@@ -1,0 +1,315 @@
+"""The simulated cluster: a SimPy model that drives the router's core and every server's scheduler.
+
+`Simulation` runs to the next decision and stops there, so that whoever holds it may be a rule, a learner or a person.
+It is deterministic: the same specs, seed and choices give the same records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.chance import derived_seed
+from policies.ledger import Ledger
+from policies.records import DeviceTotals, RunRecord, ServerTotals
+from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
+from policies.router import RouterCore
+from policies.routing import RouterConfig, RoutingPolicy
+from policies.vocabulary import (
+    BlockArrived,
+    Choice,
+    Decide,
+    Decided,
+    RequestArrived,
+    RouterEvent,
+    RouterTimer,
+    SendBlock,
+    TransferFailed,
+    TransferFinished,
+    TransferStarted,
+)
+from sim.accuracy import Correctness
+from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
+from sim.costs import input_bytes
+from sim.faults import Fault, Outage
+from sim.network import Network
+from sim.physics import SimulatedDevice
+from sim.server import ServerSpec, SharedDevice, SimulatedServer
+from sim.tables import DeviceTables
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What is simulated: `decision_ns` is how long a routing decision takes."""
+
+    devices: tuple[DeviceTables, ...]
+    servers: tuple[ServerSpec, ...]
+    router: RouterConfig
+    decision_ns: int
+    weights: RewardWeights
+    prior: AccuracyPrior
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What happens to it.
+
+    Attributes:
+        arrivals_ns: ascending; request i arrives at arrivals_ns[i].
+        horizon_ns: arrivals end here; so does the run under `end: cut`.
+        end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
+        deadline_ns: after its arrival, for every request; None for no deadlines.
+        seed: of the jitter.
+        detail, keep_log: what the ledger keeps.
+    """
+
+    arrivals_ns: NDArray[np.int64]
+    horizon_ns: int
+    correctness: Correctness
+    end: Literal["drain", "cut"] = "drain"
+    drain_limit_ns: int = 60_000_000_000
+    deadline_ns: int | None = None
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    detail: bool = True
+    keep_log: bool = False
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A block on its way: the transfers that are still moving."""
+
+    command: SendBlock
+    moving: set[int] = field(default_factory=set)
+
+
+class Simulation:
+    """One run. Call `advance` to get to a decision, `decide` to answer it, and so on; `record` when it has ended."""
+
+    def __init__(self, cluster: ClusterSpec, run: RunSpec) -> None:
+        self.cluster = cluster
+        self.spec = run
+        self.router = RouterCore(cluster.router)
+        self._agenda = Agenda()
+        self._ledger = Ledger(
+            len(cluster.servers),
+            cluster.router.segments,
+            cluster.weights,
+            cluster.prior,
+            detail=run.detail,
+            keep_log=run.keep_log,
+        )
+        self._network = Network(tuple(server.attachment for server in cluster.servers))
+        self._devices = [SharedDevice(SimulatedDevice(tables), self._agenda) for tables in cluster.devices]
+        self._deliveries: dict[int, _Delivery] = {}
+        self._asked: Decide | None = None
+        self._arrived = 0
+        self._ended_ns: int | None = None
+        salt = derived_seed(run.seed, "jitter")
+        self.servers = tuple(self._server(index, spec, salt) for index, spec in enumerate(cluster.servers))
+        self._set_off()
+
+    def _server(self, index: int, spec: ServerSpec, salt: int) -> SimulatedServer:
+        device = self._devices[spec.device]
+        return SimulatedServer(index, spec, device, self._agenda, self._ledger, self._labels, self._tell_router, salt)
+
+    def _set_off(self) -> None:
+        for server in self.servers:
+            server.come_up()
+            self._sample(server)
+        for fault in self.spec.faults:
+            self._plan_fault(fault)
+        self._plan_arrival()
+
+    # ------------------------------------------------------------------------------------------------ the caller's
+
+    @property
+    def now_ns(self) -> int:
+        """The present."""
+        return self._agenda.now_ns
+
+    @property
+    def pending(self) -> Decide | None:
+        """The decision that is waited for."""
+        return self._asked
+
+    def advance(self) -> Decide | None:
+        """Run to the next decision; None when the run has ended."""
+        while self._asked is None and self._ended_ns is None:
+            if self.router.next_wake_ns is not None and self._agenda.is_instant_over:
+                self._tell_router(RouterTimer())
+            elif self._is_over():
+                self._ended_ns = self._end_ns()
+            else:
+                self._agenda.step()
+        return self._asked
+
+    def decide(self, choice: Choice) -> None:
+        """Answer the pending decision; it takes effect `decision_ns` after it was asked for."""
+        assert self._asked is not None, "nothing was asked"
+        decided = Decided(self._asked.decision, choice)
+        self._asked = None
+        self._agenda.at(self.now_ns + self.cluster.decision_ns, DECISION_END, self._tell_router, decided)
+
+    def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
+        """Let a policy make every decision."""
+        while (asked := self.advance()) is not None:
+            self.decide(policy.choose(asked.view, rng))
+        return self.record()
+
+    def take_credits(self) -> list[tuple[int, RewardTerms]]:
+        """(decision, reward) of the blocks that have ended since the last call."""
+        return self._ledger.take_credits()
+
+    def record(self) -> RunRecord:
+        """What the run left behind; it must have ended."""
+        assert self._ended_ns is not None, "the run has not ended"
+        ended_ns, ledger = self._ended_ns, self._ledger
+        ledger.close(ended_ns)
+        return RunRecord(
+            ended_ns=ended_ns,
+            requests=tuple(ledger.requests),
+            blocks=tuple(ledger.blocks),
+            batches=tuple(ledger.batches),
+            telemetry=tuple(ledger.telemetry),
+            servers=tuple(self._server_totals(server, ended_ns) for server in self.servers),
+            devices=tuple(_device_totals(device.physics, ended_ns) for device in self._devices),
+            gpu_var=tuple(ledger.gpu_var),
+            decisions=ledger.decisions,
+            log=tuple(ledger.log),
+        )
+
+    def _server_totals(self, server: SimulatedServer, ended_ns: int) -> ServerTotals:
+        counts = self._ledger.counts[server.index]
+        return ServerTotals(
+            name=server.spec.name,
+            device=server.spec.device,
+            busy_s=self._devices[server.spec.device].physics.busy_ms(ended_ns) / 1000,
+            images=counts.images,
+            batches=counts.batches,
+            loads=counts.loads,
+            unloads=counts.unloads,
+            vram_peak_bytes=server.scheduler.memory.peak_bytes,
+        )
+
+    # ------------------------------------------------------------------------------------------------ the run's end
+
+    def _is_over(self) -> bool:
+        if self.spec.end == "cut":
+            return self._agenda.next_ns > self.spec.horizon_ns
+        if self._arrived == len(self.spec.arrivals_ns) and self.router.in_flight == 0:
+            return self._agenda.next_ns > self.spec.horizon_ns
+        return self._agenda.next_ns > self.spec.horizon_ns + self.spec.drain_limit_ns
+
+    def _end_ns(self) -> int:
+        """Under `drain`, the run ends at the horizon or at the last completion, whichever is later."""
+        if self.spec.end == "cut":
+            return self.spec.horizon_ns
+        if self.router.in_flight == 0:
+            return max(self.spec.horizon_ns, self.now_ns)
+        return self.spec.horizon_ns + self.spec.drain_limit_ns
+
+    # ---------------------------------------------------------------------------------------------------- the router
+
+    def _tell_router(self, event: RouterEvent) -> None:
+        commands = self.router.handle(event, self.now_ns)
+        self._ledger.observe_router(event, commands, self.now_ns)
+        for command in commands:
+            if isinstance(command, Decide):
+                self._asked = command
+            elif isinstance(command, SendBlock):
+                self._send(command)
+
+    def _plan_arrival(self) -> None:
+        if self._arrived < len(self.spec.arrivals_ns):
+            self._agenda.at(int(self.spec.arrivals_ns[self._arrived]), ARRIVAL, self._arrive)
+
+    def _arrive(self) -> None:
+        request = self._arrived
+        self._arrived += 1
+        relative_ns = self.spec.deadline_ns
+        deadline_ns = None if relative_ns is None else self.now_ns + relative_ns
+        self._tell_router(RequestArrived(request, deadline_ns))
+        self._plan_arrival()
+
+    def _labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
+        """For requests that have just passed their last segment at `width`."""
+        is_correct, widths_of = self.spec.correctness.is_correct, self.router.widths_of
+        return tuple(is_correct(request, (*widths_of(request), width)) for request in requests)
+
+    # -------------------------------------------------------------------------------------------------- the network
+
+    def _send(self, command: SendBlock) -> None:
+        """Book the block's transfers; it arrives with the last of them."""
+        block = command.block
+        delivery = self._deliveries[block.block] = _Delivery(command, {source for source, _ in command.moves})
+        tables = self._devices[self.cluster.servers[block.server].device].physics.tables
+        one_bytes = input_bytes(tables, block.key.segment, block.key.previous_width)
+        for source, requests in command.moves:
+            _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), self.now_ns)
+            self._tell_router(TransferStarted(block.block, source, block.server, requests))
+            order = rank(block.server, Kind.TRANSFER_END, block.block)
+            self._agenda.at(arrival_ns, order, self._end_transfer, delivery, source, requests)
+        if not command.moves:
+            self._hand_over(delivery)
+
+    def _end_transfer(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> None:
+        block = delivery.command.block
+        if source not in delivery.moving or block.block not in self._deliveries:
+            return  # it failed meanwhile
+        delivery.moving.discard(source)
+        self._tell_router(TransferFinished(block.block, source, block.server, requests))
+        if not delivery.moving:
+            self._hand_over(delivery)
+
+    def _hand_over(self, delivery: _Delivery) -> None:
+        block = delivery.command.block
+        del self._deliveries[block.block]
+        server = self.servers[block.server]
+        if server.is_up:
+            server.deliver(BlockArrived(block))
+
+    def _fail_transfers(self, server: int) -> None:
+        """A server died: what was on its way to it is dropped, what was on its way from it is lost."""
+        for block, delivery in list(self._deliveries.items()):
+            sent = delivery.command.block
+            if sent.server == server:
+                del self._deliveries[block]  # the router took its members back with the server's death
+            elif server in delivery.moving:
+                del self._deliveries[block]
+                self._tell_router(TransferFailed(block, server, sent.server, sent.requests, "server_down"))
+
+    # --------------------------------------------------------------------------------------------- faults, telemetry
+
+    def _plan_fault(self, fault: Fault) -> None:
+        order = rank(fault.server, Kind.FAULT)
+        server = self.servers[fault.server]
+        if isinstance(fault, Outage):
+            self._agenda.at(fault.start_ns, order, self._kill, server)
+            if fault.end_ns is not None:
+                self._agenda.at(fault.end_ns, order, server.come_up)
+        else:
+            self._agenda.at(fault.start_ns, order, server.straggle, fault.factor)
+            self._agenda.at(fault.end_ns, order, server.straggle, 1.0)
+
+    def _kill(self, server: SimulatedServer) -> None:
+        server.go_down("planned")
+        self._fail_transfers(server.index)
+
+    def _sample(self, server: SimulatedServer) -> None:
+        server.sample()
+        next_ns = self.now_ns + self._devices[server.spec.device].physics.tables.period_ns
+        self._agenda.at(next_ns, rank(server.index, Kind.TELEMETRY), self._sample, server)
+
+
+def _device_totals(device: SimulatedDevice, ended_ns: int) -> DeviceTotals:
+    power = device.tables.profile.power
+    return DeviceTotals(
+        name=device.tables.name,
+        energy_j=device.energy_mj(ended_ns) / 1000,
+        bare_idle_w=power.bare_idle_w,
+        context_idle_w=power.context_idle_w,
+    )

@@ -1,0 +1,57 @@
+"""Expected costs from the profiles, for routers that need them (`policies.routing.CostModel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.vocabulary import NS_PER_S, WorkKey
+from sim.network import Attachment, Network
+from sim.tables import DeviceTables
+
+
+class ProfileCosts:
+    """Costs on otherwise idle devices.
+
+    Args:
+        devices: for each server, the tables of its device.
+        batch_limits: for each server, its batch limit.
+        attachments: for each server, how it hangs on the network.
+    """
+
+    def __init__(
+        self, devices: Sequence[DeviceTables], batch_limits: Sequence[int], attachments: Sequence[Attachment]
+    ) -> None:
+        self._devices = tuple(devices)
+        self._batch_limits = tuple(batch_limits)
+        self._network = Network(tuple(attachments))
+
+    def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
+        """Solo latency, dispatch included, of one batch; more than the limit is several batches in a row."""
+        whole, rest = divmod(batch, self._batch_limits[server])
+        total_ns = whole * self._batch_ns(server, key, self._batch_limits[server])
+        return (total_ns + (self._batch_ns(server, key, rest) if rest else 0)) / NS_PER_S
+
+    def image_s(self, server: int, key: WorkKey) -> float:
+        """One image's share of a full batch."""
+        limit = self._batch_limits[server]
+        return self._batch_ns(server, key, limit) / limit / NS_PER_S
+
+    def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
+        """On a free medium; 0 where the inputs are already."""
+        if source == server:
+            return 0.0
+        moved_bytes = images * input_bytes(self._devices[server], segment, previous_width)
+        return self._network.duration_s(source, server, moved_bytes)
+
+    def _batch_ns(self, server: int, key: WorkKey, batch: int) -> int:
+        tables = self._devices[server]
+        table = tables.keys[key.segment, key.width, key.previous_width]
+        return tables.dispatch_ns + table.latency_ns[batch]
+
+
+def input_bytes(tables: DeviceTables, segment: int, previous_width: float) -> int:
+    """Bytes of one request's input to a segment: its image, or the activations of the segment before."""
+    model = tables.profile.model
+    if segment == 1:
+        return model.input_bytes
+    return model.activation_bytes[segment - 2][model.widths.index(previous_width)]

@@ -1,0 +1,111 @@
+"""A device at work: batches that share it, each with its remaining solo work, re-rated at every start and finish.
+
+It integrates power and busy time exactly (both are constant between changes), and says when the next batch will end.
+It knows no queue and no scheduler; `sim.server` drives it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from policies.vocabulary import NS_PER_S
+from sim.device import clock_ratio, contention
+from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable
+
+MILLI = 1000.0
+
+
+@dataclass(slots=True)
+class RunningBatch:
+    """One batch on the device: `work_ns` is what is left of its solo time, `end_ns` when it will end as things are."""
+
+    server: int
+    batch: int
+    table: KeyTable
+    size: int
+    work_ns: float
+    factor: float = 1.0
+    slow_down: float = 1.0
+    end_ns: int = 0
+
+
+class SimulatedDevice:
+    """Processor sharing with saturation, bandwidth contention and a power cap (`sim.device` has the equations)."""
+
+    def __init__(self, tables: DeviceTables) -> None:
+        self.tables = tables
+        self.running: dict[tuple[int, int], RunningBatch] = {}
+        self.power_mw = tables.context_idle_mw
+        self.busy_permille = 0
+        self._energy_mw_ns = 0.0
+        self._busy_permille_ns = 0
+        self._updated_ns = 0
+
+    def advance(self, now_ns: int) -> None:
+        """Account for the time since the last change."""
+        elapsed_ns = now_ns - self._updated_ns
+        if elapsed_ns == 0:
+            return
+        self._energy_mw_ns += self.power_mw * elapsed_ns
+        self._busy_permille_ns += self.busy_permille * elapsed_ns
+        for running in self.running.values():
+            running.work_ns -= elapsed_ns / running.slow_down
+        self._updated_ns = now_ns
+
+    def energy_mj(self, now_ns: int) -> float:
+        """Energy drawn until now, in millijoules (milliwatts times seconds)."""
+        return (self._energy_mw_ns + self.power_mw * (now_ns - self._updated_ns)) / NS_PER_S
+
+    def busy_ms(self, now_ns: int) -> float:
+        """The integral of utilization until now, in milliseconds (permille times seconds)."""
+        return (self._busy_permille_ns + self.busy_permille * (now_ns - self._updated_ns)) / NS_PER_S
+
+    def start(self, batch: RunningBatch, now_ns: int) -> None:
+        """A batch begins its forward pass."""
+        self.advance(now_ns)
+        self.running[batch.server, batch.batch] = batch
+        self._rerate(now_ns)
+
+    def finish(self, server: int, batch: int, now_ns: int) -> None:
+        """A batch has ended (or was killed)."""
+        self.advance(now_ns)
+        del self.running[server, batch]
+        self._rerate(now_ns)
+
+    def kill(self, server: int, now_ns: int) -> None:
+        """A server died: its batches are gone."""
+        self.advance(now_ns)
+        self.running = {key: running for key, running in self.running.items() if key[0] != server}
+        self._rerate(now_ns)
+
+    def straggle(self, server: int, factor: float, now_ns: int) -> None:
+        """A server's batches run `factor` times slower than the model says."""
+        self.advance(now_ns)
+        for running in self.running.values():
+            if running.server == server:
+                running.factor = factor
+        self._rerate(now_ns)
+
+    def next_end(self) -> RunningBatch | None:
+        """The batch that ends first; ties go to the lower server, then the lower batch."""
+        return min(self.running.values(), key=lambda r: (r.end_ns, r.server, r.batch), default=None)
+
+    def _rerate(self, now_ns: int) -> None:
+        """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""
+        tables, running = self.tables, self.running.values()
+        load = max(
+            sum(r.table.demand_permille[r.size] for r in running), sum(r.table.host_permille[r.size] for r in running)
+        )
+        common = tables.crowding[min(load, CROWDING_LIMIT_PERMILLE)]
+        bandwidth = sum(r.table.bandwidth[r.size] for r in running)
+        uncapped_mw = tables.context_idle_mw
+        for r in running:
+            r.slow_down = common * contention(tables.alpha, bandwidth - r.table.bandwidth[r.size]) * r.factor
+            uncapped_mw += r.table.power_mw[r.size] / r.slow_down
+        phi = clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
+        for r in running:
+            r.slow_down /= phi
+            r.end_ns = now_ns + max(0, ceil(r.work_ns * r.slow_down))
+        self.power_mw = min(tables.cap_mw, uncapped_mw)
+        self.busy_permille = min(1000, sum(r.table.busy_permille[r.size] for r in running))

@@ -1,0 +1,269 @@
+"""Drives one server's `GreedyScheduler` in simulated time: commands become delays, and what ends becomes an event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+from policies.chance import hashed
+from policies.greedy import GreedyKnobs, GreedyScheduler
+from policies.ledger import Ledger
+from policies.vocabulary import (
+    BatchFinished,
+    BatchStarted,
+    InstanceLoaded,
+    InstanceUnloaded,
+    LoadInstance,
+    RejectRequests,
+    RequestsRejected,
+    RequestsReturned,
+    ReturnRequests,
+    RouterEvent,
+    RunBatch,
+    ServerCommand,
+    ServerDown,
+    ServerEvent,
+    ServerReport,
+    ServerUp,
+    StragglerEnded,
+    StragglerStarted,
+    TelemetrySampled,
+    TimerFired,
+    UnloadInstance,
+)
+from sim.agenda import Agenda, Kind, rank
+from sim.network import Attachment
+from sim.physics import RunningBatch, SimulatedDevice
+from sim.tables import KeyTable
+from sim.telemetry import WindowedSensor
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """One server: `device` is the index of the device it runs on, which it may share."""
+
+    name: str
+    device: int
+    knobs: GreedyKnobs
+    attachment: Attachment
+
+
+class SharedDevice:
+    """A device on the agenda: whoever's batch ends first is told, whatever was planned before the last change."""
+
+    def __init__(self, physics: SimulatedDevice, agenda: Agenda) -> None:
+        self.physics = physics
+        self._agenda = agenda
+        self._plan = 0
+        self._servers: dict[int, SimulatedServer] = {}
+
+    def attach(self, server: SimulatedServer) -> None:
+        """A server runs here."""
+        self._servers[server.index] = server
+
+    def replan(self) -> None:
+        """The running set has changed: plan the next end anew."""
+        self._plan += 1
+        batch = self.physics.next_end()
+        if batch is not None:
+            order = rank(batch.server, Kind.BATCH_END, batch.batch)
+            self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
+
+    def _end(self, plan: int, batch: RunningBatch) -> None:
+        if plan != self._plan:
+            return
+        self.physics.finish(batch.server, batch.batch, self._agenda.now_ns)
+        self.replan()
+        server = self._servers[batch.server]
+        server.deliver(BatchFinished(server.epoch, batch.batch))
+
+
+class SimulatedServer:
+    """One server in simulated time.
+
+    Args:
+        is_correct: (requests, width) -> for each whether its label is right, asked at the last segment.
+        to_router: takes what the server tells the router.
+        jitter_salt: of the hash that draws each batch's jitter.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        spec: ServerSpec,
+        device: SharedDevice,
+        agenda: Agenda,
+        ledger: Ledger,
+        is_correct: Callable[[tuple[int, ...], float], tuple[bool, ...]],
+        to_router: Callable[[RouterEvent], None],
+        jitter_salt: int,
+    ) -> None:
+        self.index = index
+        self.spec = spec
+        self.epoch = 0
+        self.is_up = False
+        self.scheduler = GreedyScheduler(spec.knobs, index)
+        self._tables = device.physics.tables
+        self._device = device
+        self._agenda = agenda
+        self._ledger = ledger
+        self._is_correct = is_correct
+        self._to_router = to_router
+        self._jitter_salt = jitter_salt
+        self._sensor = WindowedSensor(device.physics)
+        self._in_host_memory: set[tuple[int, float]] = set()
+        self._instances: dict[int, tuple[int, float]] = {}
+        self._armed_ns: int | None = None
+        self._factor = 1.0
+        device.attach(self)
+
+    # ------------------------------------------------------------------------------------------------ events in
+
+    def deliver(self, event: ServerEvent) -> None:
+        """Hand an event to the scheduler and carry out what it answers."""
+        now_ns = self._agenda.now_ns
+        commands = self.scheduler.handle(event, now_ns)
+        waiting = self.scheduler.queue_length + self.scheduler.running_requests
+        self._ledger.observe_server(self.index, event, commands, now_ns, waiting)
+        for command in commands:
+            self._carry_out(command)
+        self._arm_timer()
+
+    def come_up(self) -> None:
+        """(Re)start, in a new life; nothing happens if it is up."""
+        if self.is_up:
+            return
+        self.epoch += 1
+        self.is_up = True
+        self.deliver(ServerUp(self.index, self.epoch))
+        self._to_router(ServerUp(self.index, self.epoch))
+
+    def go_down(self, reason: str) -> None:
+        """Die: batches, instances, queue and activations are gone; nothing happens if it is down."""
+        if not self.is_up:
+            return
+        self.is_up = False
+        self._device.physics.kill(self.index, self._agenda.now_ns)
+        self._device.replan()
+        self._in_host_memory.clear()
+        self._instances.clear()
+        self._sensor.restart()
+        self.deliver(ServerDown(self.index, self.epoch, reason))
+        self._to_router(ServerDown(self.index, self.epoch, reason))
+
+    def straggle(self, factor: float) -> None:
+        """Run `factor` times slower from now on; 1 is the server's own speed."""
+        self._factor = factor
+        self._device.physics.straggle(self.index, factor, self._agenda.now_ns)
+        self._device.replan()
+        event = StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index)
+        self.deliver(event)
+        self._to_router(event)
+
+    # --------------------------------------------------------------------------------------------- commands out
+
+    def _carry_out(self, command: ServerCommand) -> None:
+        match command:
+            case RunBatch():
+                self._dispatch(command)
+            case ReturnRequests(epoch, requests, segment, width):
+                correct = self._is_correct(requests, width) if segment == self._tables.profile.model.segments else ()
+                self._to_router(RequestsReturned(self.index, epoch, requests, segment, width, correct))
+            case RejectRequests(epoch, requests, reason):
+                self._to_router(RequestsRejected(self.index, epoch, requests, reason))
+            case LoadInstance(epoch, instance, segment, width):
+                self._load(epoch, instance, (segment, width))
+            case UnloadInstance(epoch, instance):
+                unload_ns = self._tables.instances[self._instances.pop(instance)].unload_ns
+                self._later(unload_ns, Kind.UNLOAD_END, instance, InstanceUnloaded(epoch, instance))
+
+    def _load(self, epoch: int, instance: int, spec: tuple[int, float]) -> None:
+        """The first load comes from disk, a later one from host memory (Alg. 1 l. 25)."""
+        cost = self._tables.instances[spec]
+        load_ns = cost.reload_ns if spec in self._in_host_memory else cost.load_ns
+        self._in_host_memory.add(spec)
+        self._instances[instance] = spec
+        self._later(load_ns, Kind.LOAD_END, instance, InstanceLoaded(epoch, instance))
+
+    def _later(self, delay_ns: int, kind: Kind, number: int, event: InstanceLoaded | InstanceUnloaded) -> None:
+        self._agenda.at(self._agenda.now_ns + delay_ns, rank(self.index, kind, number), self._deliver_alive, event)
+
+    def _deliver_alive(self, event: InstanceLoaded | InstanceUnloaded) -> None:
+        if self.is_up and event.epoch == self.epoch:
+            self.deliver(event)
+
+    def _dispatch(self, command: RunBatch) -> None:
+        if self._tables.dispatch_ns == 0:
+            self._begin(command)
+            return
+        start_ns = self._agenda.now_ns + self._tables.dispatch_ns
+        self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command)
+
+    def _begin(self, command: RunBatch) -> None:
+        if not self.is_up or command.epoch != self.epoch:
+            return
+        self.deliver(BatchStarted(command.epoch, command.batch))
+        table = self._tables.keys[command.segment, command.served_width, command.previous_width]
+        work_ns = self._solo_ns(table, command.padded, command.batch)
+        batch = RunningBatch(self.index, command.batch, table, command.padded, work_ns, self._factor)
+        self._device.physics.start(batch, self._agenda.now_ns)
+        self._device.replan()
+
+    def _solo_ns(self, table: KeyTable, size: int, batch: int) -> float:
+        """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""
+        if not table.jitter:
+            return table.latency_ns[size]
+        row = table.jitter[size]
+        return ceil(table.typical_ns[size] * row[hashed(self._jitter_salt, self.index, batch) % len(row)])
+
+    # ------------------------------------------------------------------------------------------ timer and sensor
+
+    def _arm_timer(self) -> None:
+        """One appointment at a time; one that turns out too early looks again."""
+        wake_ns = self.scheduler.next_wake_ns
+        if wake_ns is not None and (self._armed_ns is None or wake_ns < self._armed_ns):
+            self._armed_ns = wake_ns
+            self._agenda.at(wake_ns, rank(self.index, Kind.TIMER), self._ring, wake_ns)
+
+    def _ring(self, armed_ns: int) -> None:
+        if armed_ns != self._armed_ns:
+            return
+        self._armed_ns = None
+        wake_ns = self.scheduler.next_wake_ns
+        if wake_ns is not None and wake_ns <= self._agenda.now_ns:
+            self.deliver(TimerFired())
+        else:
+            self._arm_timer()
+
+    def sample(self) -> None:
+        """Read the sensor; the reading arrives after its lag, here and at the router."""
+        if not self.is_up:
+            return
+        now_ns = self._agenda.now_ns
+        power_w, utilization = self._sensor.read(now_ns)
+        used_bytes = self.scheduler.vram_used_bytes
+        received_ns = now_ns + self._tables.lag_ns
+        event = TelemetrySampled(self.epoch, now_ns, received_ns, utilization, power_w, used_bytes)
+        if received_ns == now_ns:
+            self._report(event)
+        else:
+            self._agenda.at(received_ns, rank(self.index, Kind.TELEMETRY), self._report, event)
+
+    def _report(self, event: TelemetrySampled) -> None:
+        if not self.is_up or event.epoch != self.epoch:
+            return
+        self.deliver(event)
+        waiting = self.scheduler.queue_length + self.scheduler.running_requests
+        self._to_router(
+            ServerReport(
+                self.index,
+                event.epoch,
+                event.sampled_ns,
+                event.received_ns,
+                waiting,
+                event.utilization,
+                event.power_w,
+                event.vram_used_bytes,
+            )
+        )

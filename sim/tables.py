@@ -1,0 +1,172 @@
+"""A profile compiled to what a simulation reads: one row an integer batch size, in integers where engines compare.
+
+Everything that needs a logarithm, a power or an interpolation happens here, once; the tables are immutable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from policies.errors import InputError
+from policies.vocabulary import NS_PER_S
+from sim.device import crowding, demand
+from sim.interpolation import interpolate_linear, latency_table_s
+from sim.profile import LatencyCurve, Profile
+
+BatchKey = tuple[int, float, float]  # (segment, width, previous width)
+UtilMetric = Literal["nvml", "sm"]
+
+CROWDING_LIMIT_PERMILLE = 64_000  # total demand up to which crowding is tabulated: 64 saturating batches at once
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTable:
+    """One (segment, width, previous width); every tuple is indexed by the batch size that the device sees, 0 unused.
+
+    Attributes:
+        latency_ns: solo forward time with jitter off (the mean).
+        typical_ns: the median, which `jitter` multiplies.
+        demand_permille, host_permille, busy_permille: d, h and u of the device model.
+        bandwidth: m.
+        power_mw: solo power above context idle, k b / L.
+        jitter: quantiles of sample / median; empty where the profile has none.
+    """
+
+    latency_ns: tuple[int, ...]
+    typical_ns: tuple[int, ...]
+    demand_permille: tuple[int, ...]
+    host_permille: tuple[int, ...]
+    busy_permille: tuple[int, ...]
+    bandwidth: tuple[float, ...]
+    power_mw: tuple[float, ...]
+    jitter: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceTable:
+    """What one (segment, width) costs to hold, load and unload."""
+
+    vram_bytes: int
+    load_ns: int
+    reload_ns: int
+    unload_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTables:
+    """A device as the simulation sees it; `crowding[x]` is `sim.device.crowding` at a total of x permille."""
+
+    name: str
+    profile: Profile
+    batch_limit: int
+    keys: dict[BatchKey, KeyTable]
+    instances: dict[tuple[int, float], InstanceTable]
+    alpha: float
+    crowding: tuple[float, ...]
+    dispatch_ns: int
+    context_idle_mw: float
+    cap_mw: float
+    throttle: float
+    phi_min: float
+    period_ns: int
+    lag_ns: int
+    power_window: int  # in periods
+    utilization_window: int  # in periods
+    padded_sizes: tuple[int, ...]
+
+
+def nanoseconds(duration_s: float) -> int:
+    """A duration in integer nanoseconds, rounded up."""
+    return int(np.ceil(duration_s * NS_PER_S))
+
+
+def compile_tables(
+    profile: Profile, batch_limit: int, *, jitter: bool = True, util_metric: UtilMetric = "nvml"
+) -> DeviceTables:
+    """Compile a profile for batches up to `batch_limit`.
+
+    Raises:
+        InputError: the limit is beyond what the profile covers, or it lacks the utilization that is asked for.
+    """
+    if batch_limit > profile.batch_limit:
+        raise InputError(
+            f"profile {profile.name}",
+            "latency",
+            f"covers batches up to {profile.batch_limit}, the batch limit is {batch_limit}; lower `batch_limit` or "
+            "calibrate with larger batches",
+        )
+    curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
+    power, sensor = profile.power, profile.sensor
+    return DeviceTables(
+        name=profile.name,
+        profile=profile,
+        batch_limit=batch_limit,
+        keys={key: _key_table(curve, batch_limit, jitter, util_metric, profile.name) for key, curve in curves.items()},
+        instances={
+            (cost.segment, cost.width): InstanceTable(
+                cost.vram_bytes, nanoseconds(cost.load_s), nanoseconds(cost.reload_s), nanoseconds(cost.unload_s)
+            )
+            for cost in profile.memory.instances
+        },
+        alpha=profile.concurrency.alpha,
+        crowding=tuple(crowding(x / 1000, profile.concurrency.beta) for x in range(CROWDING_LIMIT_PERMILLE + 1)),
+        dispatch_ns=nanoseconds(profile.dispatch_s),
+        context_idle_mw=power.context_idle_w * 1000,
+        cap_mw=power.cap_w * 1000,
+        throttle=power.throttle,
+        phi_min=power.phi_min,
+        period_ns=nanoseconds(sensor.period_s),
+        lag_ns=nanoseconds(sensor.lag_s),
+        power_window=max(1, round(sensor.power_window_s / sensor.period_s)),
+        utilization_window=max(1, round(sensor.utilization_window_s / sensor.period_s)),
+        padded_sizes=_padded_sizes(profile, batch_limit),
+    )
+
+
+def _padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
+    if profile.padding == "none":
+        return ()
+    common = set.intersection(*(set(curve.batches) for curve in profile.latency))
+    return tuple(sorted({size for size in common if size < batch_limit} | {batch_limit}))
+
+
+def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilMetric, name: str) -> KeyTable:
+    utilization = curve.utilization if util_metric == "nvml" else curve.sm_utilization
+    if not utilization:
+        raise InputError(f"profile {name}", "latency.sm_utilization", "not measured here; use util_metric: nvml")
+    mean_s = latency_table_s(curve.batches, curve.mean_s, limit)
+    median_s = latency_table_s(curve.batches, curve.p50_s, limit)
+    peak_rate_img_s = max(b / mean_s[b] for b in range(1, limit + 1))
+    sizes = range(1, limit + 1)
+
+    def along(values: tuple[float, ...]) -> list[float]:
+        return [interpolate_linear(curve.batches, values, b) for b in sizes]
+
+    def permille(shares: list[float]) -> tuple[int, ...]:
+        return (0, *(round(1000 * share) for share in shares))
+
+    joules = along(curve.energy_j_per_image)
+    return KeyTable(
+        latency_ns=(0, *(nanoseconds(mean_s[b]) for b in sizes)),
+        typical_ns=(0, *(nanoseconds(median_s[b]) for b in sizes)),
+        demand_permille=permille([demand(b, mean_s[b], peak_rate_img_s) for b in sizes]),
+        host_permille=permille(along(curve.host_share)),
+        busy_permille=permille(along(utilization)),
+        bandwidth=(0.0, *along(curve.bandwidth_share)),
+        power_mw=(0.0, *(1000 * k * b / float(mean_s[b]) for k, b in zip(joules, sizes, strict=True))),
+        jitter=_jitter_rows(curve, limit) if jitter else (),
+    )
+
+
+def _jitter_rows(curve: LatencyCurve, limit: int) -> tuple[tuple[float, ...], ...]:
+    """For every batch size the quantiles of the measured size that is nearest (the larger one where two are)."""
+    if not curve.jitter:
+        return ()
+    nearest = [
+        min(range(len(curve.batches)), key=lambda i: (abs(curve.batches[i] - b), -curve.batches[i]))
+        for b in range(limit + 1)
+    ]
+    return tuple(curve.jitter[i] for i in nearest)

@@ -1,0 +1,36 @@
+"""A server's sensor: at every period it reads averages over the last window, no fresher than a real one would."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sim.physics import SimulatedDevice
+
+
+class WindowedSensor:
+    """Averages of power and utilization over whole periods up to the latest one."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        tables = device.tables
+        self._device = device
+        self._period_ns = tables.period_ns
+        self._windows = (tables.power_window, tables.utilization_window)
+        self._readings: deque[tuple[int, float, float]] = deque(maxlen=max(self._windows) + 1)
+
+    def read(self, now_ns: int) -> tuple[float, float]:
+        """(power_w, utilization) now; the instantaneous values where there is no past yet."""
+        device = self._device
+        self._readings.append((now_ns, device.energy_mj(now_ns), device.busy_ms(now_ns)))
+        if len(self._readings) == 1:
+            return device.power_mw / 1000, device.busy_permille / 1000
+        power_window, utilization_window = self._windows
+        return self._average(1, power_window), self._average(2, utilization_window)
+
+    def _average(self, column: int, window: int) -> float:
+        """Over the last `window` periods; both integrals are in thousandths times seconds."""
+        latest, earlier = self._readings[-1], self._readings[max(0, len(self._readings) - 1 - window)]
+        return (latest[column] - earlier[column]) * 1e6 / (latest[0] - earlier[0])
+
+    def restart(self) -> None:
+        """The server is new: it has no past."""
+        self._readings.clear()
