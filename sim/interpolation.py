@@ -1,4 +1,4 @@
-"""What lies between measured batch sizes: solo latency by a monotone curve that keeps shapes, all else by straight lines.
+"""Between measured batch sizes: solo latency by a monotone curve that keeps shapes, everything else by straight lines.
 
 Both the fit and the simulator's tables call these functions, so what was tested is what is replayed. It guesses nothing
 beyond the largest measured batch: there it refuses.
