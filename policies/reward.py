@@ -69,18 +69,18 @@ class AccuracyPrior:
             raise ValueError("an accuracy table needs at least one width tuple")
         self.top1 = dict(sorted(top1.items()))
         self.mean_top1 = sum(self.top1.values()) / len(self.top1)
-        self._prior: dict[tuple[float, ...], float] = {}
         groups: dict[tuple[float, ...], list[float]] = {}
         for widths, value in self.top1.items():
             for length in range(1, len(widths) + 1):
                 groups.setdefault(widths[:length], []).append(value)
         self._prior = {prefix: sum(values) / len(values) for prefix, values in groups.items()}
+        self._answers = dict(self._prior)  # apart, so that an answer for a missing tuple is nobody's neighbor
 
     def __call__(self, widths: tuple[float, ...]) -> float:
         """The prior for the widths so far (at least one)."""
-        found = self._prior.get(widths)
+        found = self._answers.get(widths)
         if found is None:
-            found = self._prior[widths] = self._prior[self._nearest(widths)]
+            found = self._answers[widths] = self._prior[self._nearest(widths)]
         return found
 
     def _nearest(self, widths: tuple[float, ...]) -> tuple[float, ...]:

@@ -1,0 +1,312 @@
+import sys
+from collections import Counter
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.baselines import (
+    PLACEMENT_NAMES,
+    ROUTER_NAMES,
+    ComposedRouter,
+    Ladder,
+    RouterContext,
+    efficient_tuples,
+    held_width,
+    make_router,
+    parse_router_name,
+    spread,
+)
+from policies.errors import InputError
+from policies.routing import RoutingPolicy
+from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
+from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
+
+ALL_NAMES = (*ROUTER_NAMES, "fixed:0.25,0.5,0.75,1", "fixed:1,1,1,1@jsq", "ladder:4,8@round-robin", "slackfit@random")
+
+
+def choose(name: str, seen: ClusterView, costs: LinearCosts | None = None, seed: int = 0) -> Choice:
+    """One decision of a fresh router."""
+    return make_router(name, context(costs, servers=len(seen.servers))).choose(seen, np.random.default_rng(seed))
+
+
+def at(segment: int, location: int, previous_width: float = 1.0) -> HeadKey:
+    return HeadKey(segment, previous_width, location)
+
+
+# ------------------------------------------------------------------------------------------------------ any router
+
+holdings = st.lists(st.booleans(), min_size=4, max_size=4).filter(any)
+servers = st.builds(
+    lambda requests, valid, widths: server(requests, valid=valid, widths=widths),
+    st.integers(0, 200),
+    st.booleans(),
+    holdings,
+)
+clusters = st.lists(servers, min_size=1, max_size=6).filter(lambda each: any(one.valid for one in each))
+
+
+@given(
+    st.sampled_from(ALL_NAMES), clusters, st.integers(1, 4), st.integers(-2, 5), st.integers(1, 40), st.integers(0, 9)
+)
+def test_every_choice_is_legal(
+    name: str, cluster: list[ServerView], segment: int, location: int, candidates: int, seed: int
+) -> None:
+    """Whatever the cluster, a router names a valid server, a width it can hold and a group of the set."""
+    head = HeadKey(segment, 0.5 if segment > 1 else IMAGE, min(location, len(cluster) - 1))
+    choice = choose(name, view(*cluster, head=head, candidates=candidates), seed=seed)
+    chosen = cluster[choice.server]
+    assert chosen.valid
+    assert chosen.widths[WIDTHS.index(choice.width)]
+    assert choice.group in context().config.groups
+
+
+@given(st.sampled_from(ALL_NAMES), st.integers(0, 2**32 - 1))
+def test_same_stream_same_choices(name: str, seed: int) -> None:
+    """Two fresh routers with equal streams decide alike."""
+    seen = view(server(3), server(3), server(1), candidates=5)
+    assert choose(name, seen, seed=seed) == choose(name, seen, seed=seed)
+
+
+@pytest.mark.parametrize("name", sorted(set(PLACEMENT_NAMES) - {"random"}))
+def test_placement_only_routers_run_full_width_in_the_largest_group(name: str) -> None:
+    """A router that only places chooses width 1 and the largest group."""
+    choice = choose(name, view(server(2), server(1), server(0)))
+    assert (choice.width, choice.group) == (1.0, 32)
+
+
+@pytest.mark.parametrize("name", ["jsq", "least-work", "shortest-delay", "sticky", "slackfit", "ladder", "round-robin"])
+def test_ties_go_to_the_lowest_server(name: str) -> None:
+    """Equal servers are no reason to prefer a later one."""
+    assert choose(name, view(server(), server(), server())).server == 0
+    assert choose(name, view(server(valid=False), server(4), server(4))).server == 1
+
+
+# ------------------------------------------------------------------------------------------------------- placements
+
+
+def test_random_is_uniform_over_what_is_valid() -> None:
+    """Server, width and group are each uniform over what may be chosen, and independent of load."""
+    router = make_router("random", context())
+    rng = np.random.default_rng(1)
+    seen = view(server(500), server(valid=False), server(widths=(True, False, True, True)))
+    choices = [router.choose(seen, rng) for _ in range(6000)]
+    by_server = Counter(choice.server for choice in choices)
+    by_width = Counter(choice.width for choice in choices if choice.server == 2)
+    by_group = Counter(choice.group for choice in choices)
+    assert set(by_server) == {0, 2}
+    assert by_server[0] == pytest.approx(3000, abs=200)
+    assert set(by_width) == {0.25, 0.75, 1.0}
+    assert all(count == pytest.approx(1000, abs=150) for count in by_width.values())
+    assert len(by_group) == 6
+    assert all(count == pytest.approx(1000, abs=150) for count in by_group.values())
+
+
+def test_round_robin_takes_turns_and_skips() -> None:
+    """It goes round by index; a server that can't take a block loses its turn."""
+    router = make_router("round-robin", context())
+    rng = np.random.default_rng(0)
+    everyone = view(server(9), server(), server())
+    assert [router.choose(everyone, rng).server for _ in range(4)] == [0, 1, 2, 0]
+    assert router.choose(view(server(), server(valid=False), server()), rng).server == 2
+    assert router.choose(everyone, rng).server == 0
+
+
+def test_jsq_counts_requests_and_least_work_counts_time() -> None:
+    """Four narrow requests are a longer queue than two wide ones, but less work."""
+    narrow = server(outstanding={WorkKey(1, 0.25, IMAGE): 4})
+    wide = server(outstanding={WorkKey(1, 1.0, IMAGE): 2})
+    assert choose("jsq", view(narrow, wide)).server == 1
+    assert choose("least-work", view(narrow, wide)).server == 0
+
+
+def test_least_work_counts_a_slow_device_for_more() -> None:
+    """The same queue on a device half as fast is twice the work."""
+    assert choose("least-work", view(server(4), server(6)), LinearCosts(speeds=(0.5, 1.0))).server == 1
+
+
+def test_power_of_two_never_takes_the_longest_of_three() -> None:
+    """Of two drawn servers the shorter wins, so the unique longest queue is never chosen, the others are."""
+    seen = view(server(1), server(5), server(3))
+    chosen = Counter(choose("power-of-two", seen, seed=seed).server for seed in range(300))
+    assert chosen[1] == 0
+    assert chosen[0] == pytest.approx(200, abs=40)
+
+
+def test_shortest_delay_pays_for_the_transfer_and_its_own_batch() -> None:
+    """An idle server far away loses to a busy one here while its transfer is dearer, and a fast one wins when idle."""
+    here, idle = server(4), server()
+    head = at(2, 0)
+    assert choose("shortest-delay", view(here, idle, head=head), LinearCosts((1.0, 1.0), move_s=0.010)).server == 0
+    assert choose("shortest-delay", view(here, idle, head=head), LinearCosts((1.0, 1.0), move_s=0.001)).server == 1
+    assert choose("shortest-delay", view(server(), server()), LinearCosts((1.0, 4.0))).server == 1
+    mixed = at(2, ANYWHERE)  # nobody knows where they are: the transfer is left out
+    assert choose("shortest-delay", view(here, idle, head=mixed), LinearCosts((1.0, 1.0), move_s=9.0)).server == 1
+
+
+def test_sticky_stays_where_the_activations_are() -> None:
+    """After segment 1 load does not move a request; a server that can't take it does, to the least work."""
+    loaded = view(server(1), server(50), server(0), head=at(2, 1))
+    assert choose("sticky", loaded).server == 1
+    assert choose("sticky", view(server(1), server(50), server(0), head=at(1, ROUTER, IMAGE))).server == 2
+    assert choose("sticky", view(server(1), server(50, valid=False), server(0), head=at(3, 1))).server == 2
+    assert choose("sticky", view(server(1), server(50), server(0), head=at(2, ANYWHERE))).server == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- widths
+
+
+def test_held_width_goes_narrower_first() -> None:
+    """What can't be held becomes the next narrower held width, or else the narrowest held."""
+    assert held_width(WIDTHS, (True, True, False, False), 1.0) == 0.5
+    assert held_width(WIDTHS, (False, False, True, True), 0.5) == 0.75
+    assert held_width(WIDTHS, (True, True, True, True), 0.75) == 0.75
+
+
+def test_fixed_gives_each_segment_its_width() -> None:
+    """Segment s runs at the tuple's s-th width, on the placement that is named."""
+    widths = [choose("fixed:0.25,0.5,0.75,1", view(server(), head=at(s, 0))).width for s in (1, 2, 3, 4)]
+    assert widths == [0.25, 0.5, 0.75, 1.0]
+    seen = view(server(7), server(1), server(3), head=at(2, 0))
+    assert choose("fixed:1,1,1,1", seen).server == 0
+    assert choose("fixed:1,1,1,1@jsq", seen).server == 1
+
+
+def test_efficient_tuples_are_a_pareto_front() -> None:
+    """(1, .75, .5, .25) and uniform 0.75 cost no less than a more accurate tuple: both are left out."""
+    assert efficient_tuples(context()) == [
+        (1.0, 1.0, 1.0, 1.0),
+        (0.25, 0.5, 0.75, 1.0),
+        (0.5, 0.5, 0.5, 0.5),
+        (0.25, 0.25, 0.25, 0.25),
+    ]
+
+
+def test_ladder_steps_down_as_load_passes_each_threshold() -> None:
+    """Load is (FIFO + outstanding) per server; a load equal to a threshold has not passed it."""
+    router = make_router("ladder:10,20", context(servers=2))
+    assert isinstance(router, ComposedRouter)
+    assert isinstance(router.width, Ladder)
+    assert router.width.rungs == ((1.0, 1.0, 1.0, 1.0), (0.5, 0.5, 0.5, 0.5), (0.25, 0.25, 0.25, 0.25))
+
+    def width_at(fifo: int, outstanding: int) -> float:
+        seen = view(server(outstanding), server(), fifo=fifo)
+        return router.choose(seen, np.random.default_rng(0)).width
+
+    assert [width_at(*load) for load in [(10, 10), (11, 10), (30, 10), (1, 40)]] == [1.0, 0.5, 0.5, 0.25]
+
+
+def test_ladder_has_no_more_thresholds_than_rungs_need() -> None:
+    """A short table makes a short ladder: the default thresholds that are left over are dropped."""
+    router = make_router("ladder", context())
+    assert isinstance(router, ComposedRouter)
+    assert isinstance(router.width, Ladder)
+    assert len(router.width.rungs) == 4
+    assert router.width.thresholds == (16.0, 32.0, 64.0)
+
+
+def test_spread_keeps_both_ends() -> None:
+    """Few of many, evenly, the first and the last among them."""
+    many = [(float(n),) for n in range(10)]
+    assert spread(many, 4) == ((0.0,), (3.0,), (6.0,), (9.0,))
+    assert spread(many[:2], 4) == ((0.0,), (1.0,))
+    assert spread(many, 1) == ((0.0,),)
+
+
+# ----------------------------------------------------------------------------------------------------------- slackfit
+
+
+def slackfit(deadline_s: float, candidates: int, waited_ns: int = 0, load: int = 0) -> Choice:
+    router = make_router("slackfit", context(deadline_s=deadline_s, servers=1))
+    seen = view(server(load), candidates=candidates, waited_ns=waited_ns)
+    return router.choose(seen, np.random.default_rng(0))
+
+
+def test_slackfit_with_ample_slack_takes_all_at_full_width() -> None:
+    """When everything fits, the slowest bucket is the widest, largest batch."""
+    assert slackfit(10.0, candidates=1) == Choice(0, 1.0, 1)
+    assert slackfit(10.0, candidates=32) == Choice(0, 1.0, 32)
+
+
+def test_slackfit_with_no_slack_takes_the_fastest() -> None:
+    """When nothing fits, the first bucket's best is taken."""
+    assert slackfit(0.001, candidates=1).width == 0.25
+    assert slackfit(0.001, candidates=8, waited_ns=10**9).width == 0.25
+
+
+def test_slackfit_narrows_as_slack_shrinks() -> None:
+    """Waiting, outstanding work and a tighter deadline all take from the slack: the expected batch gets shorter."""
+    costs = LinearCosts()
+
+    def batch_s(choice: Choice) -> float:
+        return costs.batch_s(0, WorkKey(1, choice.width, IMAGE), choice.group)
+
+    for candidates in (1, 16, 32):
+        ample = batch_s(slackfit(0.12, candidates))
+        assert batch_s(slackfit(0.05, candidates)) <= ample
+        assert batch_s(slackfit(0.12, candidates, waited_ns=20_000_000)) <= ample
+        assert batch_s(slackfit(0.12, candidates, load=20)) <= ample
+    assert batch_s(slackfit(0.05, 32)) < batch_s(slackfit(0.12, 32))
+    assert batch_s(slackfit(0.05, 32)) <= 0.05 / 4
+
+
+# ------------------------------------------------------------------------------------------------------ names, errors
+
+
+def test_unknown_router_is_refused_with_the_nearest_name() -> None:
+    """A misspelled name is the user's mistake, and the message has the remedy."""
+    with pytest.raises(InputError, match=r"scenario.yaml: compare.routers.0: unknown router 'stiky'.*'sticky'.*known:"):
+        make_router("stiky", context(), "scenario.yaml", "compare.routers.0")
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("fixed:0.3,1,1,1", "one of 0.25, 0.5, 0.75, 1.0 for each of 4 segments"),
+        ("fixed:1,1", "each of 4 segments"),
+        ("fixed:a,b", "numbers with commas"),
+        ("fixed", "numbers with commas"),
+        ("fixed:1,1,1,1@jqs", "did you mean 'jsq'"),
+        ("jsq@sticky", "named after `@` of fixed, ladder, slackfit"),
+        ("ladder:8,4", "ascending"),
+        ("ladder:8,,4", "numbers with commas"),
+        ("", "unknown router"),
+        ("jsq:Class", "unknown router"),
+        ("ppo", "slimsched train"),
+        ("no_such_module_here:Router", "ModuleNotFoundError"),
+        ("policies.vocabulary:NoSuchRouter", "AttributeError"),
+        ("policies.vocabulary:Choice", "TypeError"),
+        ("policies.errors:WorkError", "no method choose"),
+    ],
+)
+def test_bad_names_say_what_is_wrong(name: str, words: str) -> None:
+    """Each kind of bad name is an `InputError` that says what is allowed."""
+    with pytest.raises(InputError, match=words):
+        make_router(name, context())
+
+
+def test_names_can_be_checked_without_a_cluster() -> None:
+    """Every documented name parses; a user's class is not imported for it."""
+    for name in ALL_NAMES:
+        parse_router_name(name)
+    assert parse_router_name("my.routers:Mine").path == ("my.routers", "Mine")
+    assert parse_router_name("fixed:1,0.5@jsq").numbers == (1.0, 0.5)
+
+
+class _First:
+    def __init__(self, context: RouterContext) -> None:
+        self.width = context.config.widths[0]
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        return Choice(0, self.width, 1)
+
+
+def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`module:Class` imports the module and makes the class with the context."""
+    module = ModuleType("users_routers")
+    module.First = _First  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "users_routers", module)
+    router: RoutingPolicy = make_router("users_routers:First", context())
+    assert router.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.25, 1)

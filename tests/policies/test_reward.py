@@ -1,0 +1,73 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.reward import AccuracyPrior, RewardWeights, reward_terms, variance
+
+SHARES = st.floats(0, 1)
+
+
+def test_reward_by_hand() -> None:
+    """r = alpha p - beta L - gamma E - delta Var + bonus, each term with its sign."""
+    weights = RewardWeights(alpha=2.0, beta=3.0, gamma=0.5, delta=10.0, bonus=0.25)
+    terms = reward_terms(weights, p_acc=0.75, mean_top1=0.5, latency_s=0.1, energy_j=4.0, gpu_var=0.02)
+    assert (terms.accuracy, terms.latency, terms.energy) == pytest.approx((1.5, -0.3, -2.0))
+    assert (terms.imbalance, terms.bonus) == pytest.approx((-0.2, 0.25))
+    assert terms.total == pytest.approx(1.5 - 0.3 - 2.0 - 0.2 + 0.25)
+
+
+def test_centring_subtracts_the_mean_top1_before_alpha() -> None:
+    """Centred, a prior equal to the table's mean is worth nothing."""
+    weights = RewardWeights(alpha=2.0, beta=0.0, centre=True)
+    figures = {"mean_top1": 0.7, "latency_s": 1.0, "energy_j": 1.0, "gpu_var": 1.0}
+    assert reward_terms(weights, p_acc=0.7, **figures).total == 0.0
+    assert reward_terms(weights, p_acc=0.8, **figures).accuracy == pytest.approx(0.2)
+
+
+@given(st.lists(SHARES, min_size=1, max_size=8), st.floats(0, 1))
+def test_variance_ignores_a_common_shift_and_vanishes_when_equal(shares: list[float], shift: float) -> None:
+    """Var(x + c) = Var(x) >= 0, and equal utilizations have none."""
+    assert variance(shares) >= 0
+    assert variance([share + shift for share in shares]) == pytest.approx(variance(shares), abs=1e-9)
+    assert variance([shift] * len(shares)) == pytest.approx(0, abs=1e-12)
+
+
+def test_variance_is_the_populations() -> None:
+    """Two servers at 0 and 1 have a quarter: the sum over N, not over N - 1."""
+    assert variance([0.0, 1.0]) == 0.25
+
+
+def test_prior_of_a_prefix_is_the_mean_of_its_tuples() -> None:
+    """A partial tuple has the mean of the complete ones that begin with it; mean_top1 that of all."""
+    prior = AccuracyPrior({(0.5, 0.5): 0.6, (0.5, 1.0): 0.8, (1.0, 1.0): 0.9})
+    assert prior((0.5,)) == pytest.approx(0.7)
+    assert prior((1.0,)) == pytest.approx(0.9)
+    assert prior((0.5, 1.0)) == pytest.approx(0.8)
+    assert prior.mean_top1 == pytest.approx(2.3 / 3)
+
+
+def test_a_missing_tuple_has_its_nearest_neighbors_value() -> None:
+    """Nearest by the sum of absolute width differences; a tie goes to the smallest tuple."""
+    prior = AccuracyPrior({(0.25, 0.25): 0.1, (0.75, 0.75): 0.2, (1.0, 1.0): 0.3})
+    assert prior((1.0, 0.75)) == 0.2  # 0.25 from both (0.75, 0.75) and (1, 1)
+    assert prior((0.5,)) == 0.1  # a prefix, too: 0.25 from both 0.25 and 0.75
+    assert prior((0.25, 0.5)) == 0.1
+
+
+@given(st.permutations(list(itertools.product((0.25, 0.5, 0.75, 1.0), repeat=2))))
+def test_prior_does_not_depend_on_what_was_asked_before(order: list[tuple[float, ...]]) -> None:
+    """An answer for a missing tuple never becomes a neighbor of another one."""
+    table = {(0.25, 0.25): 0.1, (1.0, 1.0): 0.9}
+    asked = AccuracyPrior(table)
+    answers = {widths: asked(widths) for widths in order}
+    assert answers == {widths: AccuracyPrior(table)(widths) for widths in order}
+
+
+def test_prior_refuses_what_it_cannot_answer() -> None:
+    """An empty table, and a tuple longer than the table's, are errors."""
+    with pytest.raises(ValueError, match="at least one"):
+        AccuracyPrior({})
+    with pytest.raises(ValueError, match="length 3"):
+        AccuracyPrior({(1.0, 1.0): 0.5})((1.0, 1.0, 1.0))
