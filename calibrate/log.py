@@ -1,0 +1,117 @@
+"""The calibration log: one JSON line a finished step, appended and flushed, so that a crash loses one point.
+
+It decides whether a log that is already there may be continued (same device, model and execution) and refuses it
+otherwise. It does not know what the steps mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from calibrate.bench import Result, from_jsonable, to_jsonable
+from policies.errors import InputError
+
+SCHEMA = "slimsched.calibration-log/1"
+
+
+class Log:
+    """An append-only file of finished steps; a context manager.
+
+    Args:
+        path: read first where it exists; a last line that a crash tore is dropped.
+        stamp: what the measurements hold for (device, model, execution); a log of another stamp is refused.
+
+    Attributes:
+        results: what each finished step gave, by the step's id.
+        spent_s: seconds that the finished steps took, over all sittings.
+
+    Raises:
+        InputError: the file is no calibration log, is damaged before its last line, or is of another stamp.
+    """
+
+    def __init__(self, path: Path, stamp: Mapping[str, str]) -> None:
+        self.path = path
+        self.results: dict[str, Result] = {}
+        self.spent_s = 0.0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines, whole_bytes = _whole_lines(path)
+        self._file = path.open("r+b" if path.exists() else "w+b")
+        try:
+            self._file.truncate(whole_bytes)
+            self._file.seek(whole_bytes)
+            if lines:
+                self._require_stamp(lines[0], stamp)
+                self._read(lines[1:])
+            else:
+                self._write({"schema": SCHEMA, "stamp": dict(stamp)})
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, step: str, elapsed_s: float, result: Result) -> None:
+        """Keep a finished step; it is with the operating system when this returns."""
+        self._write({"step": step, "elapsed_s": elapsed_s, "result": to_jsonable(result)})
+        self.results[step] = result
+        self.spent_s += elapsed_s
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record).encode() + b"\n")
+        self._file.flush()
+
+    def _require_stamp(self, line: bytes, stamp: Mapping[str, str]) -> None:
+        header = self._parsed(line, 1)
+        if header.get("schema") != SCHEMA:
+            raise InputError(str(self.path), "schema", f"no calibration log ({SCHEMA}); choose another path")
+        found = header.get("stamp", {})
+        for key in sorted({*found, *stamp}):
+            if found.get(key) != stamp.get(key):
+                raise InputError(
+                    str(self.path),
+                    f"stamp.{key}",
+                    f"the log is of {found.get(key)!r}, this calibration of {stamp.get(key)!r}; "
+                    "choose another path, or remove the log to start afresh",
+                )
+
+    def _read(self, lines: list[bytes]) -> None:
+        for number, line in enumerate(lines, start=2):
+            record = self._parsed(line, number)
+            try:
+                self.results[record["step"]] = from_jsonable(record["result"])
+                self.spent_s += record["elapsed_s"]
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._damaged(number, error) from None
+
+    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise self._damaged(number, error) from None
+        if not isinstance(record, dict):
+            raise self._damaged(number, "not an object")
+        return record
+
+    def _damaged(self, number: int, reason: object) -> InputError:
+        return InputError(str(self.path), f"line {number}", f"damaged ({reason}); remove the log to start afresh")
+
+
+def _whole_lines(path: Path) -> tuple[list[bytes], int]:
+    """The lines that were written to their end, and how many bytes they take."""
+    text = path.read_bytes() if path.exists() else b""
+    whole = text[: text.rfind(b"\n") + 1]
+    return whole.splitlines(), len(whole)

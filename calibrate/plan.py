@@ -1,0 +1,351 @@
+"""What to measure within a budget: a budget and a guess of each point's cost in, an ordered list of steps out.
+
+Pure: it touches no device and no clock. A small budget costs rounds, then batch sizes, then repeats, never a key; what
+was left out is said in words. Held-out points are drawn here and no fit may see them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from calibrate.costs import Key
+
+T = TypeVar("T")
+
+FEWEST_BATCHES = 4  # enough for max(t0, c0 + c1 b)
+USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
+STEP_OVERHEAD_S = 0.004  # a command to the worker and its answer
+HOLD_S = 0.01  # a guess for loading and unloading one instance a few times
+HELD_OUT_SETS = 4  # one concurrency set of so many is held out
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Point:
+    """A batch of one key."""
+
+    segment: int
+    width: float
+    previous_width: float
+    batch: int
+
+    @property
+    def key(self) -> Key:
+        """(segment, width, previous width)."""
+        return self.segment, self.width, self.previous_width
+
+    def __str__(self) -> str:
+        return f"{self.segment}/{self.width:g}/{self.previous_width:g}/{self.batch}"
+
+
+ForwardGuess = Callable[[Point], float]  # seconds of one forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """Time a point alone."""
+
+    point: Point
+    held_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Time points that run at once, each in an instance of its own, against each alone just before."""
+
+    points: tuple[Point, ...]
+    held_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Load and unload an instance, three times."""
+
+    segment: int
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Time the way of a command to the forward pass and of its result back."""
+
+    point: Point
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Move activations from one server process to another."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Run a point in a loop for seconds, under a power sensor."""
+
+    point: Point
+    held_out: bool = False
+
+
+Step = Solo | Together | Hold | Dispatch | Transfer | Steady
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is spent on a point; from lavish to least, a plan takes the first that fits.
+
+    Attributes:
+        rounds: how often every solo and concurrency point is visited, in a new random order each time.
+        batches: how many batch sizes are fitted; None for all.
+        warmup, repeats, min_s: of a solo point in a round: so many repeats, and at least so long.
+        sets, together_s: concurrency sets, and how long each runs.
+        points, steady_s: power points, and how long each runs.
+    """
+
+    rounds: int
+    batches: int | None
+    warmup: int
+    repeats: int
+    min_s: float
+    sets: int
+    together_s: float
+    points: int
+    steady_s: float
+
+
+LAVISH = Effort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
+LEAST = Effort(1, FEWEST_BATCHES, 1, 3, 0.0, 8, 0.1, 6, 1.5)
+TRANSFER_BYTES = (256, 4096, 65536, 1048576)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A step in a round; a required one is done whatever the clock says."""
+
+    step: Step
+    round: int
+    required: bool
+    estimated_s: float
+
+    @property
+    def id(self) -> str:
+        """Its name in the log."""
+        return f"{describe(self.step)} round {self.round}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in the order in which they are to be done.
+
+    Attributes:
+        batches: the fitted batch sizes, the same for every key.
+        omitted: what the budget left out, in words.
+    """
+
+    effort: Effort
+    batches: tuple[int, ...]
+    steps: tuple[Planned, ...]
+    omitted: tuple[str, ...]
+
+    @property
+    def estimated_s(self) -> float:
+        """What all steps are guessed to take."""
+        return sum(planned.estimated_s for planned in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What else can be measured here: a power sensor worth steady points, a second server to move activations to."""
+
+    power: bool
+    peer: bool
+
+
+def make_plan(
+    keys: Sequence[Key],
+    batch_limit: int,
+    budget_s: float,
+    guess: ForwardGuess,
+    extras: Extras,
+    rng: np.random.Generator,
+) -> Plan:
+    """The most lavish plan that the budget allows; the least one where none does.
+
+    Args:
+        keys: every legal (segment, width, previous width); all are covered, at 1 and `batch_limit` among others.
+        rng: draws the held-out points, the mixed sets and the order.
+    """
+    seed = int(rng.integers(1 << 62))
+    for effort in efforts(len(full_grid(batch_limit))):
+        plan = _plan(keys, batch_limit, effort, guess, extras, np.random.default_rng(seed))
+        if plan.estimated_s <= USABLE_SHARE * budget_s:
+            return plan
+    short = f"nothing more could be left out: about {plan.estimated_s:.0f} s are needed, the budget is {budget_s:.0f} s"
+    return Plan(plan.effort, plan.batches, plan.steps, (*plan.omitted, short))
+
+
+def efforts(grid: int) -> Iterator[Effort]:
+    """From lavish to least: fewer rounds, then fewer batch sizes, then fewer repeats."""
+    yield LAVISH
+    yield Effort(3, None, 10, 50, 0.1, 32, 0.5, 40, 4.0)
+    yield Effort(2, None, 5, 30, 0.1, 24, 0.5, 30, 3.0)
+    yield Effort(1, None, 5, 30, 0.1, 16, 0.4, 20, 2.5)
+    for batches in range(grid - 1, FEWEST_BATCHES - 1, -1):
+        yield Effort(1, batches, 5, 30, 0.1, 16, 0.3, 16, 2.0)
+    yield Effort(1, FEWEST_BATCHES, 3, 15, 0.05, 12, 0.2, 12, 2.0)
+    yield Effort(1, FEWEST_BATCHES, 2, 8, 0.02, 12, 0.15, 8, 1.5)
+    yield LEAST
+
+
+def full_grid(batch_limit: int) -> tuple[int, ...]:
+    """Powers of two and the limit itself; at least four batch sizes where there are so many."""
+    grid = {1 << i for i in range(batch_limit.bit_length())} | {batch_limit}
+    for batch in range(1, batch_limit + 1):
+        if len(grid) >= FEWEST_BATCHES:
+            break
+        grid.add(batch)
+    return tuple(sorted(grid))
+
+
+def thin(grid: Sequence[int], number: int | None) -> tuple[int, ...]:
+    """So many of the grid's batch sizes, spread evenly over it, the first and the last among them."""
+    if number is None or number >= len(grid):
+        return tuple(grid)
+    return tuple(grid[round(i * (len(grid) - 1) / (number - 1))] for i in range(number))
+
+
+def describe(step: Step) -> str:
+    """A step's name, unique among steps."""
+    held_out = "held out " if getattr(step, "held_out", False) else ""
+    match step:
+        case Solo(point) | Dispatch(point) | Steady(point):
+            return f"{held_out}{type(step).__name__.lower()} {point}"
+        case Together(points):
+            return f"{held_out}together {' + '.join(map(str, points))}"
+        case Hold(segment, width):
+            return f"hold {segment}/{width:g}"
+        case Transfer(size_bytes):
+            return f"transfer {size_bytes} bytes"
+
+
+def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
+    """What a step will take."""
+    match step:
+        case Solo(point):
+            forward_s = guess(point)
+            return STEP_OVERHEAD_S + effort.warmup * forward_s + max(effort.min_s, effort.repeats * forward_s)
+        case Together(points):
+            alone_s = sum(alone_duration_s(point, effort, guess) for point in set(points))
+            return len(points) * STEP_OVERHEAD_S + alone_s + together_duration_s(points, effort, guess)
+        case Hold():
+            return HOLD_S
+        case Dispatch(point):
+            return STEP_OVERHEAD_S + effort.repeats * (guess(point) + 0.0005)
+        case Transfer(size_bytes):
+            return STEP_OVERHEAD_S + effort.repeats * (0.0005 + size_bytes / 2e8)
+        case Steady():
+            return STEP_OVERHEAD_S + effort.steady_s
+
+
+def alone_duration_s(point: Point, effort: Effort, guess: ForwardGuess) -> float:
+    """How long a member of a concurrency set runs alone, for its own speed at that moment."""
+    return max(effort.together_s / 4, 3 * guess(point))
+
+
+def together_duration_s(points: Sequence[Point], effort: Effort, guess: ForwardGuess) -> float:
+    """How long a concurrency set runs: its slowest member shall finish several batches."""
+    return max(effort.together_s, 4 * len(points) * max(guess(point) for point in points))
+
+
+# ------------------------------------------------------------------------------------------------------ parts of a plan
+
+
+def _plan(
+    keys: Sequence[Key], batch_limit: int, effort: Effort, guess: ForwardGuess, extras: Extras, rng: np.random.Generator
+) -> Plan:
+    grid = full_grid(batch_limit)
+    batches = thin(grid, effort.batches)
+    once: list[Step] = [Hold(segment, width) for segment, width in sorted({key[:2] for key in keys})]
+    once += [Dispatch(Point(*key, batches[0])) for key in _some(keys, 3, rng)]
+    once += [Transfer(size_bytes) for size_bytes in TRANSFER_BYTES if extras.peer]
+    solos: list[Step] = [Solo(Point(*key, batch)) for key in keys for batch in batches]
+    solos += _held_out(keys, grid, batch_limit, effort, rng)
+    sets = _sets(keys, batches, effort.sets, rng)
+    steady = _steady(keys, batches, effort.points, rng) if extras.power else []
+    rounds = [_shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
+    order = [(step, 1) for step in once] + [(step, 1) for step in rounds[0]] + [(step, 1) for step in steady]
+    order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
+    # An interrupted or late calibration must still give a whole profile: the first round is required.
+    planned = tuple(Planned(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
+    return Plan(effort, batches, planned, _omitted(grid, batches, effort, extras))
+
+
+def _held_out(
+    keys: Sequence[Key], grid: Sequence[int], batch_limit: int, effort: Effort, rng: np.random.Generator
+) -> list[Step]:
+    """Batch sizes that are not powers of two (tile steps live between them), spread over the sizes and the keys.
+
+    Where the grid holds every batch size, a second, separate measurement of some of them.
+    """
+    between = [batch for batch in range(1, batch_limit + 1) if batch not in grid] or list(grid)
+    some = _some(keys, len(keys) if effort.batches is None else max(6, len(keys) // 3), rng)
+    low, high = np.log(between[0]), np.log(between[-1])
+    targets = np.exp(low + (high - low) * (np.arange(len(some)) + 0.5) / len(some))
+    nearest = [min(between, key=lambda batch: abs(batch - target)) for target in targets]
+    return [Solo(Point(*key, batch), held_out=True) for key, batch in zip(some, nearest, strict=True)]
+
+
+def _sets(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.random.Generator) -> list[Step]:
+    """Half of them n times the same point, half mixed; a quarter of each held out; no set twice."""
+
+    def draw() -> Point:
+        return Point(*keys[int(rng.integers(len(keys)))], batches[int(rng.integers(len(batches)))])
+
+    def mixed(size: int) -> tuple[Point, ...]:
+        return tuple(sorted(draw() for _ in range(size)))
+
+    found: dict[tuple[Point, ...], bool] = {}
+    sizes = itertools.cycle((2, 4))
+    for index in range(number):
+        identical = index % 2 == 0
+        size = next(sizes) if identical else int(rng.integers(2, 5))
+        points = (draw(),) * size if identical else mixed(size)
+        found.setdefault(points, index // 2 % HELD_OUT_SETS == HELD_OUT_SETS - 1)
+    return [Together(points, held_out) for points, held_out in found.items()]
+
+
+def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.random.Generator) -> list[Step]:
+    """Power points, w = w_prev first (Figure 2 is drawn from these), a quarter held out."""
+    uniform = [key for key in keys if key[0] == 1 or key[1] == key[2]]
+    points = [Point(*key, batch) for batch in thin(batches, 3) for key in uniform]
+    chosen = _some(points, number, rng)
+    return [Steady(point, index % 4 == 3) for index, point in enumerate(chosen)]
+
+
+def _some(items: Sequence[T], number: int, rng: np.random.Generator) -> list[T]:
+    return [items[i] for i in rng.permutation(len(items))[:number]]
+
+
+def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
+    return _some(items, len(items), rng)
+
+
+def _omitted(grid: Sequence[int], batches: Sequence[int], effort: Effort, extras: Extras) -> tuple[str, ...]:
+    words = []
+    missing = [batch for batch in grid if batch not in batches]
+    if missing:
+        words.append(f"batch sizes {', '.join(map(str, missing))} (of the full grid)")
+    if effort.rounds < LAVISH.rounds:
+        words.append(f"{LAVISH.rounds - effort.rounds} of {LAVISH.rounds} rounds over the grid")
+    if effort.repeats < LAVISH.repeats or effort.min_s < LAVISH.min_s:
+        wanted = f"{LAVISH.repeats} and {LAVISH.min_s:g} s"
+        words.append(f"repeats: {effort.repeats} and {effort.min_s:g} s a point and round instead of {wanted}")
+    if effort.sets < LAVISH.sets:
+        words.append(f"{LAVISH.sets - effort.sets} of {LAVISH.sets} concurrency sets")
+    if extras.power and effort.points < LAVISH.points:
+        words.append(f"{LAVISH.points - effort.points} of {LAVISH.points} power points")
+    return tuple(words)
