@@ -7,7 +7,7 @@ where the algorithm is silent; the comments say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
@@ -31,6 +31,7 @@ from policies.vocabulary import (
     ServerEvent,
     ServerUp,
     TelemetrySampled,
+    TimerFired,
     UnloadInstance,
     WorkKey,
 )
@@ -135,6 +136,7 @@ class GreedyScheduler:
         self._queue: KeyedFifo[WorkKey] = KeyedFifo()
         self._instances: dict[int, Instance] = {}
         self._by_segment: dict[int, list[Instance]] = {}
+        self._idle: dict[int, Instance] = {}  # the free ones, least recently used first (time does not go back)
         self._batches: dict[int, _Batch] = {}
         self._blocked_since_ns: dict[WorkKey, int] = {}
         self._loads_for_key: dict[WorkKey, int] = {}
@@ -193,8 +195,10 @@ class GreedyScheduler:
             case ServerDown():
                 self._forget_everything()
                 return []
-            case _:  # BatchStarted, stragglers and timers change no state here; a timer is a reason to schedule
-                pass
+            case TimerFired():
+                pass  # a reason to schedule
+            case _:  # a batch's start and stragglers change nothing here
+                return []
         self._schedule(now_ns, commands)
         return commands
 
@@ -216,6 +220,7 @@ class GreedyScheduler:
         for state in (
             self._instances,
             self._by_segment,
+            self._idle,
             self._batches,
             self._blocked_since_ns,
             self._loads_for_key,
@@ -242,13 +247,20 @@ class GreedyScheduler:
 
     def _release_batch(self, batch_id: int, now_ns: int) -> _Batch:
         batch = self._batches.pop(batch_id)
-        batch.instance.state = InstanceState.FREE
-        batch.instance.last_used_ns = now_ns
+        self._set_free(batch.instance, now_ns)
         return batch
 
-    def _finish_load(self, instance: Instance, now_ns: int) -> None:
+    def _set_free(self, instance: Instance, now_ns: int) -> None:
         instance.state = InstanceState.FREE
         instance.last_used_ns = now_ns
+        self._idle[instance.id] = instance
+
+    def _set_taken(self, instance: Instance, state: InstanceState) -> None:
+        instance.state = state
+        del self._idle[instance.id]
+
+    def _finish_load(self, instance: Instance, now_ns: int) -> None:
+        self._set_free(instance, now_ns)
         self._failed_loads.pop((instance.segment, instance.width), None)
 
     def _fail_load(self, instance: Instance, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
@@ -314,7 +326,7 @@ class GreedyScheduler:
     def _run(self, key: WorkKey, instance: Instance) -> RunBatch:
         """Alg. 1 l. 14-17: form a batch of one key and make the instance busy."""
         requests = self._take(key, self.knobs.batch_limit)
-        instance.state = InstanceState.BUSY
+        self._set_taken(instance, InstanceState.BUSY)
         served = key.width if self.knobs.served_width == "requested" else instance.width
         batch = self._next_batch
         self._next_batch += 1
@@ -393,10 +405,9 @@ class GreedyScheduler:
         needed = self.knobs.instance_bytes[spec]
         if self.memory.fits_once_freed(needed):
             return  # enough is on its way out
-        idle = sorted(self._idle_instances(), key=lambda instance: (instance.last_used_ns, instance.id))
         short_bytes = self.memory.used_bytes - self.memory.freeing_bytes + needed - self.memory.cap_bytes
         victims: list[Instance] = []
-        for instance in idle:
+        for instance in self._idle.values():
             victims.append(instance)
             short_bytes -= self.knobs.instance_bytes[instance.segment, instance.width]
             if short_bytes <= 0:
@@ -405,23 +416,26 @@ class GreedyScheduler:
 
     def _unload_idle(self, now_ns: int, idle_unload_ns: int, commands: list[ServerCommand]) -> None:
         """Alg. 1's second loop: unload what has been idle for t_idle."""
-        expired = [i for i in self._idle_instances() if now_ns - i.last_used_ns >= idle_unload_ns]
+        expired = []
+        for instance in self._idle.values():
+            if now_ns - instance.last_used_ns < idle_unload_ns:
+                break
+            expired.append(instance)
         commands.extend(self._unload(instance) for instance in expired)
 
-    def _idle_instances(self) -> Iterator[Instance]:
-        return (instance for instance in self._instances.values() if instance.state is InstanceState.FREE)
-
     def _unload(self, instance: Instance) -> UnloadInstance:
-        instance.state = InstanceState.UNLOADING
+        self._set_taken(instance, InstanceState.UNLOADING)
         self.memory.start_freeing(self.knobs.instance_bytes[instance.segment, instance.width])
         return UnloadInstance(self._epoch, instance.id)
 
     def _plan_wake(self, now_ns: int) -> None:
         """The next time at which something could change without an event."""
-        waiting = {(key.segment, key.width) for key in self._queue}
-        wakes = [at_ns for spec, at_ns in self._retry_at_ns.items() if spec in waiting and at_ns > now_ns]
-        if self.knobs.idle_unload_ns is not None:
-            wakes += [instance.last_used_ns + self.knobs.idle_unload_ns for instance in self._idle_instances()]
+        wakes: list[int] = []
+        if self._retry_at_ns:
+            waiting = {(key.segment, key.width) for key in self._queue}
+            wakes += [at_ns for spec, at_ns in self._retry_at_ns.items() if spec in waiting and at_ns > now_ns]
+        if self.knobs.idle_unload_ns is not None and self._idle:
+            wakes.append(next(iter(self._idle.values())).last_used_ns + self.knobs.idle_unload_ns)
         self.next_wake_ns = min(wakes, default=None)
 
 

@@ -1,7 +1,8 @@
 """The router's core: the global FIFO, blocks by key, and the books of what is in flight. It chooses nothing itself.
 
-Events and the time go in, commands come out. When a server can take a block it asks for a decision (`Decide`, with a
-snapshot of the cluster and the candidate block frozen); the answer (`Decided`) sends up to the chosen number of the
+Events and the time go in, commands come out. When somebody waits and a server can take a block, it wants its timer at
+once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`, with a
+snapshot of the cluster and the candidate block frozen). The answer (`Decided`) sends up to the chosen number of the
 candidates. One decision is under way at a time. A request is, at any moment, in exactly one place: the FIFO, a block,
 or done; its segment is one more than the widths it has.
 """
@@ -32,6 +33,7 @@ from policies.vocabulary import (
     RequestsReturned,
     RouterCommand,
     RouterEvent,
+    RouterTimer,
     SendBlock,
     ServerDown,
     ServerReport,
@@ -117,6 +119,7 @@ class RouterCore:
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
         self._candidates: tuple[HeadKey, tuple[int, ...]] | None = None
         self._decision = 0
+        self._all_at_cap = False  # no server could take the head's block when it was last looked at
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -166,12 +169,16 @@ class RouterCore:
                     self._servers[event.server].report = event
             case ServerUp(server, epoch):
                 self._servers[server].reset(epoch, up=True)
+                self._all_at_cap = False
             case ServerDown(server, epoch):
                 if self._is_current(server, epoch):
                     self._lose(server, now_ns, commands)
-            case _:  # transfers that started, stragglers and timers change no books
+            case RouterTimer():
+                self._ask(now_ns, commands)
+            case _:  # transfers that started and stragglers change no books
                 pass
-        self._ask(now_ns, commands)
+        wants_decision = self._candidates is None and not self._all_at_cap and len(self._fifo) > 0
+        self.next_wake_ns = now_ns if wants_decision else None
         return commands
 
     def _is_current(self, server: int, epoch: int) -> bool:
@@ -202,6 +209,7 @@ class RouterCore:
             return
         servers = tuple(self._server_view(state, masks[head.segment - 1]) for state, masks in self._with_masks())
         if not any(server.valid for server in servers):
+            self._all_at_cap = True
             return
         requests = self._fifo.peek(head, self.config.groups[-1])
         self._candidates = (head, requests)
@@ -243,7 +251,8 @@ class RouterCore:
 
         Between question and answer the server may have died: then nothing is sent and the question is asked anew.
         """
-        assert self._candidates is not None and decision == self._decision, "an answer to no question"
+        assert self._candidates is not None, "an answer to no question"
+        assert decision == self._decision, "an answer to another question"
         head, candidates = self._candidates
         self._candidates = None
         server = self._servers[choice.server]
@@ -264,7 +273,7 @@ class RouterCore:
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
         widths = self.config.widths
         held = self._masks[choice.server][head.segment - 1]
-        assert choice.group >= 1 and choice.width in widths, f"not a choice: {choice}"
+        assert choice.group >= 1, f"an empty group: {choice}"
         assert held[widths.index(choice.width)], f"the policy chose a masked width: {choice}"
         blocks = self._servers[choice.server].blocks
         assert blocks < self.config.outstanding_blocks, f"the policy chose a server at its cap: {choice}"
@@ -335,6 +344,7 @@ class RouterCore:
         server.add(sent.key, -1)
         if len(open_block.ended) == len(sent.requests):
             server.blocks -= 1
+            self._all_at_cap = False
             del self._blocks[block]
             commands.append(_block_finished(sent, open_block.ended))
 
@@ -360,6 +370,7 @@ class RouterCore:
             self._fifo.remove(key, set(waiting))
         self._retry((*members, *waiting), "server_down", now_ns, commands)
         state.reset(state.epoch, up=False)
+        self._all_at_cap = False  # the head may be another one now
 
 
 def _block_finished(block: Block, ended: Mapping[int, _Member]) -> BlockFinished:

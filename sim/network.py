@@ -35,6 +35,7 @@ class Network:
     def __init__(self, attachments: tuple[Attachment, ...]) -> None:
         self._attachments = attachments
         self._free_at_ns = {attachment.medium: 0 for attachment in attachments}
+        self._paths: dict[tuple[int, int], Link] = {}
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
         """Book a transfer; returns (start_ns, arrival_ns). The slower end of the path sets its pace."""
@@ -50,11 +51,11 @@ class Network:
         return link.latency_s + transfer_bytes / link.bandwidth_bytes_s
 
     def _path(self, source: int, destination: int) -> Link:
-        there = self._attachments[destination].link
-        if source == ROUTER:
-            return there
-        here = self._attachments[source].link
-        return Link(
-            latency_s=max(here.latency_s, there.latency_s),
-            bandwidth_bytes_s=min(here.bandwidth_bytes_s, there.bandwidth_bytes_s),
-        )
+        path = self._paths.get((source, destination))
+        if path is None:
+            ends = [self._attachments[end].link for end in (source, destination) if end != ROUTER]
+            path = self._paths[source, destination] = Link(
+                latency_s=max(end.latency_s for end in ends),
+                bandwidth_bytes_s=min(end.bandwidth_bytes_s for end in ends),
+            )
+        return path

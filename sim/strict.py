@@ -82,16 +82,30 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
     """The first thing that is wrong, unknown keys before all else (they often cause the rest)."""
     details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
     first = details[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(_written(model, first["loc"]))
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     if first["type"] == "extra_forbidden":
         known = _fields_at(model, first["loc"][:-1])
         return InputError(source, key, f"unknown key; {nearest(str(first['loc'][-1]), known)}{more}")
+    if first["type"] == "union_tag_invalid":
+        discriminator, tag = first["ctx"]["discriminator"].strip("'"), first["ctx"]["tag"]
+        known = set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
+        return InputError(source, f"{key}.{discriminator}", f"unknown {tag!r}; {nearest(tag, known)}{more}")
     if first["type"] == "missing":
         return InputError(source, key, f"missing; it must be given{more}")
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
     return InputError(source, key, message[0].lower() + message[1:] + found + more)
+
+
+def _written(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The location as the user wrote it: without the tags of unions, which pydantic names after their field."""
+    parts: list[str] = []
+    for index, part in enumerate(location):
+        tags = _tags_at(model, location[:index])
+        if part not in tags:
+            parts.append(str(part))
+    return parts
 
 
 def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> set[str]:

@@ -1,0 +1,80 @@
+"""The simulated cluster as a Gymnasium environment, so that any library can train a router on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.observation import ObservationSpec, masks
+from policies.vocabulary import Choice, ClusterView
+from sim.cluster import Simulation
+
+Observation = NDArray[np.float32]
+Action = NDArray[np.int64]
+
+
+class SlimClusterEnv(gymnasium.Env[Observation, Action]):
+    """One step is one routing decision.
+
+    Observation: Eq. 1, float32 of shape (2 + 3 N,), scaled as `policies.observation` says.
+    Action: (server, width index, group index), MultiDiscrete (N, W, G). A choice that is masked is replaced by a legal
+        one (the first valid server; the nearest width that it holds), and `info["replaced"]` says so.
+    Reward: the sum of Eq. 7 over the blocks that ended since the last step. `info["credits"]` lists them as
+        (decision id, reward): the credit belongs to the decision that made the block.
+    Info: `decision` (the id of the decision that is asked for), `server_mask` (N,), `width_mask` (N, W), bool.
+    Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates by itself.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
+
+    def __init__(self, simulate: Callable[[int], Simulation], observation: ObservationSpec) -> None:
+        self._simulate = simulate
+        self._observer = observation
+        self._simulation = simulate(0)
+        config = self._simulation.cluster.router
+        self._widths, self._groups = config.widths, config.groups
+        self.observation_space = gymnasium.spaces.Box(0.0, 50.0, (observation.size,), np.float32)  # log1p, shares
+        self.action_space = gymnasium.spaces.MultiDiscrete([config.servers, len(self._widths), len(self._groups)])
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start a run; without a seed, the next one of this environment's own generator."""
+        super().reset(seed=seed)
+        self._simulation = self._simulate(int(self.np_random.integers(2**31)))
+        return self._observe(replaced=False)
+
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Decide, and run to the next decision."""
+        asked = self._simulation.pending
+        if asked is None:
+            raise gymnasium.error.ResetNeeded("the run has ended; call reset() first")
+        choice, replaced = self._legal(asked.view, action)
+        self._simulation.decide(choice)
+        observation, info = self._observe(replaced)
+        reward = float(sum(credit for _, credit in info["credits"]))
+        return observation, reward, False, self._simulation.pending is None, info
+
+    def _observe(self, replaced: bool) -> tuple[Observation, dict[str, Any]]:
+        asked = self._simulation.advance()
+        credits = [(decision, terms.total) for decision, terms in self._simulation.take_credits()]
+        info: dict[str, Any] = {"credits": credits, "replaced": replaced}
+        if asked is None:
+            return np.zeros(self._observer.size, np.float32), info
+        info["decision"] = asked.decision
+        info["server_mask"], info["width_mask"] = masks(asked.view)
+        return self._observer.observe(asked.view), info
+
+    def _legal(self, view: ClusterView, action: Action) -> tuple[Choice, bool]:
+        server, width, group = (int(part) for part in action)
+        legal = server
+        if not view.servers[server].valid:
+            legal = next(index for index, state in enumerate(view.servers) if state.valid)
+        held = [index for index, ok in enumerate(view.servers[legal].widths) if ok]
+        nearest = min(held, key=lambda index: (abs(index - width), index))
+        choice = Choice(legal, self._widths[nearest], self._groups[group])
+        return choice, (legal, nearest) != (server, width)

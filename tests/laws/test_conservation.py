@@ -1,0 +1,170 @@
+"""Laws that hold on any scenario, at any moment and after any fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policies.vocabulary import NS_PER_S, RouterEvent
+from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.faults import Outage, Slowness
+from tests import worlds
+
+
+@dataclass(frozen=True, repr=False)
+class Scenario:
+    """What a law is tried on; its `text` is short enough to read when the law breaks."""
+
+    cluster: ClusterSpec
+    run: RunSpec
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """One to four servers, calm or overloaded, tight or ample memory, faults or none, drained or cut."""
+    count = draw(st.integers(1, 4))
+    profiles = [
+        worlds.profile(
+            f"p{i}",
+            speed=draw(st.sampled_from([0.3, 1.0, 2.0])),
+            dispatch_s=draw(st.sampled_from([0.0, 1e-4])),
+            alpha=draw(st.sampled_from([0.0, 0.5])),
+            beta=draw(st.sampled_from([1.0, 1.3])),
+        )
+        for i in range(count)
+    ]
+    greedy = {
+        "vram_cap_bytes": draw(st.sampled_from([320_000_000, 600_000_000, 4_000_000_000])),
+        "head_of_line": draw(st.sampled_from(["skip", "skip", "block"])),
+        "served_width": draw(st.sampled_from(["requested", "instance"])),
+        "utilization_block": draw(st.sampled_from([0.3, 0.95])),
+        "idle_unload_ns": draw(st.sampled_from([20_000_000, 5_000_000_000])),
+        "skip_limit_ns": draw(st.sampled_from([0, 50_000_000])),
+        "scale_trigger": draw(st.sampled_from([2, 64])),
+    }
+    router = {
+        "block_key": draw(st.sampled_from(["location", "any"])),
+        "outstanding_blocks": draw(st.integers(1, 3)),
+        "shed_expired": draw(st.booleans()),
+    }
+    link = draw(st.sampled_from(["wifi5", "10gbe", "loopback"]))
+    spec = worlds.cluster(
+        profiles, greedy=greedy, router=router, link=link, decision_ns=draw(st.sampled_from([0, 100_000]))
+    )
+    horizon_s = 0.6
+    arrivals = worlds.poisson_s(draw(st.sampled_from([20, 150, 600])), horizon_s, draw(st.integers(0, 99)))
+    if draw(st.booleans()):
+        arrivals = np.round(arrivals, 2)  # many arrivals at one instant
+    faults: list[Any] = []
+    for server in range(count):
+        kind = draw(st.sampled_from(["none", "none", "outage", "death", "slow"]))
+        start = draw(st.integers(0, 500)) * 1_000_000
+        if kind == "slow":
+            faults.append(Slowness(server, start, start + 200_000_000, 3.0))
+        elif kind != "none":
+            faults.append(Outage(server, start, start + 100_000_000 if kind == "outage" else None))
+    run = worlds.run(
+        spec,
+        arrivals,
+        horizon_s,
+        end=draw(st.sampled_from(["drain", "cut"])),
+        drain_limit_ns=2 * NS_PER_S,
+        faults=tuple(faults),
+        deadline_ns=draw(st.sampled_from([None, 300_000_000])),
+        keep_log=True,
+    )
+    text = f"Scenario({count=}, {greedy=}, {router=}, {link=}, {arrivals=}, {faults=}, {run.end=}, {run.deadline_ns=})"
+    return Scenario(spec, run, text)
+
+
+class Watched(Simulation):
+    """Checks the router's books after every event, and integrates what is in flight."""
+
+    def __init__(self, cluster: ClusterSpec, run: RunSpec) -> None:
+        self.in_flight_ns, self.changed_ns, self.level = 0, 0, 0
+        super().__init__(cluster, run)
+
+    def _tell_router(self, event: RouterEvent) -> None:
+        self.in_flight_ns += self.level * (self.now_ns - self.changed_ns)
+        self.changed_ns = self.now_ns
+        super()._tell_router(event)
+        router = self.router
+        self.level = router.in_flight
+        assert router.arrived == router.completed + router.failed + router.in_flight
+        in_blocks = sum(state.requests for state in router._servers)
+        assert router.in_flight == router.fifo_length + in_blocks
+        for server, state in zip(self.servers, router._servers, strict=True):
+            assert state.blocks <= self.cluster.router.outstanding_blocks
+            memory = server.scheduler.memory
+            assert memory.used_bytes <= memory.cap_bytes
+            held = sum(server.spec.knobs.instance_bytes[i.segment, i.width] for i in server.scheduler.instances)
+            assert memory.used_bytes == memory.context_bytes + held
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(scenarios())
+def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
+    """arrived = completed + in flight + failed, each once; VRAM within its cap; Little's law; power within its bounds."""
+    spec, run = scenario.cluster, scenario.run
+    simulation = Watched(spec, run)
+    record = simulation.run(worlds.Uniform(), np.random.default_rng(0))
+
+    assert sorted(r.request for r in record.requests) == list(range(sum(run.arrivals_ns <= record.ended_ns)))
+    for r in record.requests:
+        assert r.arrived_ns == run.arrivals_ns[r.request] <= r.finished_ns <= record.ended_ns
+        assert (len(r.widths) == len(r.servers) == 4) or r.status != "completed"
+        assert r.status == "failed" or not r.reason
+
+    # Little's law, between two independent books: the router's count over time, and the ledger's lives.
+    lives_ns = sum(r.finished_ns - r.arrived_ns for r in record.requests)
+    still_ns = simulation.level * (record.ended_ns - simulation.changed_ns)
+    assert simulation.in_flight_ns + still_ns == lives_ns
+
+    for index, device in enumerate(record.devices):
+        assert device.energy_j >= device.context_idle_w * record.ended_ns / NS_PER_S * (1 - 1e-9)
+        assert device.energy_j <= spec.devices[index].cap_mw / 1000 * record.ended_ns / NS_PER_S * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(scenarios())
+def test_causality_and_fifo_within_a_key(scenario: Scenario) -> None:
+    """A block is asked for, sent, arrives and ends in that order; no request of a key overtakes another at a server."""
+    spec, run = scenario.cluster, scenario.run
+    _, record = worlds.simulate(spec, run)
+    for block in record.blocks:
+        assert block.snapshot_ns + spec.decision_ns == block.sent_ns
+        assert block.sent_ns <= block.arrived_ns <= block.ended_ns or block.arrived_ns == 0
+    for batch in record.batches:
+        assert batch.commanded_ns <= batch.started_ns <= batch.ended_ns
+        assert batch.size <= spec.servers[batch.server].knobs.batch_limit
+    assert_fifo(record.log)
+
+
+def assert_fifo(log: tuple[Any, ...]) -> None:
+    """Requests of a key leave a server's queue in the order in which they entered it."""
+    queues: dict[tuple[str, Any], list[int]] = {}
+    for step in log:
+        name = type(step.event).__name__
+        if name == "ServerDown" and step.core != "router":
+            queues = {key: waiting for key, waiting in queues.items() if key[0] != step.core}
+        if name == "BlockArrived" and not any(type(c).__name__ == "RejectRequests" for c in step.commands):
+            block = step.event.block
+            queues.setdefault((step.core, (block.key.segment, block.key.previous_width)), []).extend(
+                (block.key.width, r) for r in block.requests
+            )
+        for command in step.commands:
+            if type(command).__name__ == "RunBatch":
+                waiting = queues[step.core, (command.segment, command.previous_width)]
+                width = next(w for w, r in waiting if r == command.requests[0])
+                same_key = [r for w, r in waiting if w == width]
+                assert tuple(same_key[: len(command.requests)]) == command.requests
+                for request in command.requests:
+                    waiting.remove((width, request))

@@ -1,0 +1,313 @@
+"""Algorithm 1, rule by rule, on a core that is handed literal events and times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.greedy import GreedyKnobs, GreedyScheduler
+from policies.vocabulary import (
+    BatchFailed,
+    BatchFinished,
+    Block,
+    BlockArrived,
+    InstanceLoaded,
+    InstanceUnloaded,
+    LoadFailed,
+    LoadInstance,
+    RejectRequests,
+    ReturnRequests,
+    RunBatch,
+    ServerDown,
+    ServerUp,
+    TelemetrySampled,
+    TimerFired,
+    UnloadInstance,
+    WorkKey,
+)
+
+W = (0.25, 0.5, 0.75, 1.0)
+MB = 1_000_000
+
+
+def scheduler(**changes: Any) -> GreedyScheduler:
+    """Every instance needs 100 MB; the cap leaves room for ten beside the context."""
+    knobs = GreedyKnobs(
+        **{
+            "widths": W,
+            "instance_bytes": {(s, w): 100 * MB for s in (1, 2, 3, 4) for w in W},
+            "context_bytes": 50 * MB,
+            "batch_limit": 4,
+            "vram_cap_bytes": 1050 * MB,
+            **changes,
+        }
+    )
+    core = GreedyScheduler(knobs, server=0)
+    core.handle(ServerUp(0, epoch=1), 0)
+    return core
+
+
+_blocks = iter(range(10**9))
+
+
+def arrive(core: GreedyScheduler, now: int, segment: int, width: float, *requests: int, prev: float = 0.0) -> list[Any]:
+    block = Block(next(_blocks), 0, 1, WorkKey(segment, width, prev), requests)
+    return core.handle(BlockArrived(block), now)
+
+
+def loaded(core: GreedyScheduler, now: int, segment: int, width: float) -> int:
+    """Bring in one free instance without leaving anything queued."""
+    load = next(c for c in arrive(core, now, segment, width, 10**6) if isinstance(c, LoadInstance))
+    run = core.handle(InstanceLoaded(1, load.instance), now)[0]
+    assert isinstance(run, RunBatch)
+    core.handle(BatchFinished(1, run.batch), now)
+    return load.instance
+
+
+def sample(core: GreedyScheduler, now: int, utilization: float) -> list[Any]:
+    return core.handle(TelemetrySampled(1, now, now, utilization, 100.0, 0), now)
+
+
+def of(kind: type, commands: list[Any]) -> list[Any]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def test_first_request_loads_its_instance_then_runs() -> None:
+    """Alg. 1: no free instance, memory and utilization allow it: load; the batch runs when it is in."""
+    core = scheduler()
+    (load,) = arrive(core, 0, 1, 0.5, 7)
+    assert (load.segment, load.width) == (1, 0.5)
+    (run,) = core.handle(InstanceLoaded(1, load.instance), 10)
+    assert run.requests == (7,)
+    assert run.served_width == 0.5
+    (returned,) = core.handle(BatchFinished(1, run.batch), 20)
+    assert returned == ReturnRequests(1, (7,), 1, 0.5)
+
+
+def test_batches_hold_one_key_up_to_the_limit_in_order() -> None:
+    """B_max bounds a batch; different widths or previous widths never share one."""
+    core = scheduler(vram_cap_bytes=150 * MB)
+    loaded(core, 0, 2, 1.0)
+    (first,) = arrive(core, 1, 2, 0.5, *range(6), prev=0.25)
+    assert first.requests == (0, 1, 2, 3)
+    arrive(core, 1, 2, 0.5, 90, prev=0.5)
+    second = of(RunBatch, core.handle(BatchFinished(1, first.batch), 2))[0]
+    assert second.requests == (4, 5)
+    assert second.previous_width == 0.25
+    third = of(RunBatch, core.handle(BatchFinished(1, second.batch), 3))[0]
+    assert third.requests == (90,)
+    assert third.previous_width == 0.5
+
+
+def test_best_fit_is_the_smallest_width_that_serves() -> None:
+    """A free 0.5 is taken for 0.5 though 1.0 is free, too; and 1.0 serves when only it is free."""
+    core = scheduler()
+    wide, narrow = loaded(core, 0, 1, 1.0), None
+    (first,) = arrive(core, 1, 1, 1.0, 1)
+    load = arrive(core, 2, 1, 0.5, 2)[0]
+    narrow = load.instance
+    run = core.handle(InstanceLoaded(1, narrow), 3)[0]
+    core.handle(BatchFinished(1, run.batch), 4)
+    core.handle(BatchFinished(1, first.batch), 4)
+    (fit,) = arrive(core, 5, 1, 0.5, 3)
+    assert fit.instance == narrow
+    (wider,) = arrive(core, 6, 1, 0.25, 4)
+    assert wider.instance == wide
+
+
+def test_best_fit_ties_go_to_the_most_recently_used_then_the_lowest_id() -> None:
+    """Two free instances of one width: the one used last; at equal times the lower id."""
+    core = scheduler(preload=((1, 1.0), (1, 1.0)))
+    core.handle(InstanceLoaded(1, 0), 5)
+    core.handle(InstanceLoaded(1, 1), 5)
+    (run,) = arrive(core, 6, 1, 1.0, 1)
+    assert run.instance == 0
+    (other,) = arrive(core, 6, 1, 1.0, 2)
+    assert other.instance == 1
+    core.handle(BatchFinished(1, run.batch), 7)
+    core.handle(BatchFinished(1, other.batch), 8)
+    assert arrive(core, 9, 1, 1.0, 3)[0].instance == 1
+
+
+@pytest.mark.parametrize("served, width", [("requested", 0.25), ("instance", 1.0)])
+def test_served_width(served: str, width: float) -> None:
+    """A wider instance runs at the requested width, or at its own, and the return says which."""
+    core = scheduler(served_width=served)
+    loaded(core, 0, 1, 1.0)
+    (run,) = arrive(core, 1, 1, 0.25, 5)
+    assert run.served_width == width
+    assert core.handle(BatchFinished(1, run.batch), 2) == [ReturnRequests(1, (5,), 1, width)]
+
+
+def test_utilization_at_the_threshold_blocks_a_load_and_below_it_allows_one() -> None:
+    """U_blk reads the latest sample; a sample below it is a reason to try again."""
+    core = scheduler(utilization_block=0.9)
+    loaded(core, 0, 1, 0.25)
+    sample(core, 1, 0.9)
+    assert arrive(core, 2, 1, 1.0, 1) == []
+    assert of(LoadInstance, sample(core, 3, 0.89)) != []
+
+
+def test_the_first_instance_of_a_segment_ignores_the_utilization_block() -> None:
+    """Else a busy server could starve a segment."""
+    core = scheduler(utilization_block=0.9)
+    loaded(core, 0, 1, 0.25)
+    sample(core, 1, 1.0)
+    assert of(LoadInstance, arrive(core, 2, 2, 0.5, 1, prev=0.25)) != []
+
+
+def test_memory_is_charged_from_the_loads_start_and_freed_at_the_unloads_end() -> None:
+    """VRAM book-keeping of M_max."""
+    core = scheduler(idle_unload_ns=100)
+    (load,) = arrive(core, 0, 1, 0.5, 1)
+    assert core.vram_used_bytes == 150 * MB
+    (run,) = core.handle(InstanceLoaded(1, load.instance), 1)
+    core.handle(BatchFinished(1, run.batch), 2)
+    assert core.next_wake_ns == 102
+    assert core.handle(TimerFired(), 101) == []
+    assert core.handle(TimerFired(), 102) == [UnloadInstance(1, load.instance)]
+    assert core.vram_used_bytes == 150 * MB
+    core.handle(InstanceUnloaded(1, load.instance), 110)
+    assert core.vram_used_bytes == 50 * MB
+
+
+def test_an_idle_instance_is_not_unloaded_while_it_is_used_in_time() -> None:
+    """t_last moves with each batch end."""
+    core = scheduler(idle_unload_ns=100)
+    loaded(core, 0, 1, 0.5)
+    (run,) = arrive(core, 90, 1, 0.5, 1)
+    assert core.next_wake_ns is None
+    core.handle(BatchFinished(1, run.batch), 120)
+    assert core.handle(TimerFired(), 150) == []
+    assert core.next_wake_ns == 220
+
+
+def test_full_memory_evicts_the_least_recently_used_idle_instance_for_the_oldest_blocked_key() -> None:
+    """Alg. 1 starves under tight VRAM; the settled reading evicts on demand, and only as much as is needed."""
+    core = scheduler(vram_cap_bytes=250 * MB)
+    first = loaded(core, 0, 1, 1.0)
+    loaded(core, 10, 2, 1.0)
+    (unload,) = arrive(core, 20, 3, 1.0, 1, prev=1.0)
+    assert unload == UnloadInstance(1, first)
+    assert arrive(core, 21, 3, 1.0, 2, prev=1.0) == []  # enough is on its way out
+    (load,) = core.handle(InstanceUnloaded(1, first), 30)
+    assert (load.segment, load.width) == (3, 1.0)
+
+
+def test_the_literal_algorithm_neither_skips_nor_evicts() -> None:
+    """head_of_line: block puts the batch back and waits."""
+    core = scheduler(vram_cap_bytes=250 * MB, head_of_line="block", idle_unload_ns=None)
+    loaded(core, 0, 1, 1.0)
+    loaded(core, 0, 2, 1.0)
+    assert arrive(core, 1, 3, 1.0, 1, prev=1.0) == []
+    assert arrive(core, 2, 1, 1.0, 2) == []
+
+
+def test_skip_serves_the_next_key_until_the_blocked_one_is_overdue() -> None:
+    """After skip_limit nothing overtakes the oldest blocked key."""
+    core = scheduler(vram_cap_bytes=250 * MB, skip_limit_ns=100)
+    loaded(core, 0, 1, 1.0)
+    loaded(core, 0, 2, 1.0)
+    (busy,) = arrive(core, 1, 1, 1.0, 1)
+    (busy2,) = arrive(core, 1, 2, 1.0, 2, prev=1.0)
+    assert arrive(core, 2, 3, 1.0, 3, prev=1.0) == []  # blocked: both instances run
+    arrive(core, 3, 1, 1.0, 4)
+    overtaking = core.handle(BatchFinished(1, busy.batch), 50)
+    assert of(RunBatch, overtaking)[0].requests == (4,)
+    arrive(core, 60, 2, 1.0, 5, prev=1.0)
+    late = core.handle(BatchFinished(1, busy2.batch), 102)
+    assert of(RunBatch, late) == []  # request 3 is overdue
+    assert of(UnloadInstance, late) != []  # and evicts the idle instance
+
+
+def test_a_loading_instance_that_serves_stops_further_loads_for_the_key() -> None:
+    """Batches stay queued meanwhile; a narrower key waits for a wider load, too."""
+    core = scheduler()
+    assert len(of(LoadInstance, arrive(core, 0, 1, 1.0, 1))) == 1
+    assert arrive(core, 1, 1, 1.0, 2) == []
+    assert arrive(core, 2, 1, 0.5, 3) == []
+    assert len(of(LoadInstance, arrive(core, 3, 2, 0.5, 4, prev=1.0))) == 1
+
+
+def test_scale_up_loads_up_to_the_cap_while_the_queue_is_above_the_trigger() -> None:
+    """Q_th and N_new: the counter counts every load for the key and ends with its queue."""
+    core = scheduler(scale_trigger=3, scale_cap=2)
+    loads = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))
+    assert len(loads) == 2
+    assert of(LoadInstance, arrive(core, 1, 1, 1.0, *range(10, 20))) == []  # the counter is at N_new
+    (run,) = core.handle(InstanceLoaded(1, loads[0].instance), 2)
+    core.handle(InstanceLoaded(1, loads[1].instance), 2)
+    assert core.queue_length == 14 - 8
+    core.handle(BatchFinished(1, run.batch), 3)
+    assert core.queue_length == 2
+
+
+def test_the_load_counter_is_reset_when_the_keys_queue_empties() -> None:
+    """A later rush of the same key may scale up again."""
+    core = scheduler(scale_trigger=1, scale_cap=1, batch_limit=1)
+    loaded(core, 0, 1, 1.0)
+    (busy,) = arrive(core, 1, 1, 1.0, 1)
+    assert isinstance(busy, RunBatch)
+    assert len(of(LoadInstance, arrive(core, 2, 1, 1.0, 2, 3))) == 1
+
+
+def test_at_the_trigger_nothing_scales() -> None:
+    """The queue must be *above* Q_th."""
+    core = scheduler(scale_trigger=4, scale_cap=2)
+    assert len(of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))) == 1
+
+
+def test_failed_loads_back_off_and_then_reject_what_waits() -> None:
+    """Memory is given back, the wait doubles, and after the last try the router hears of it."""
+    core = scheduler(load_retries=2, load_backoff_ns=100)
+    (load,) = arrive(core, 0, 1, 1.0, 1, 2)
+    assert core.handle(LoadFailed(1, load.instance, "out_of_memory"), 10) == []
+    assert core.vram_used_bytes == 50 * MB
+    assert core.next_wake_ns == 110
+    (again,) = core.handle(TimerFired(), 110)
+    assert isinstance(again, LoadInstance)
+    (rejected,) = core.handle(LoadFailed(1, again.instance, "out_of_memory"), 120)
+    assert rejected == RejectRequests(1, (1, 2), "out_of_memory")
+    assert core.queue_length == 0
+
+
+def test_a_failed_batch_goes_back_to_the_router_and_frees_its_instance() -> None:
+    """The inputs are still here; the reason travels."""
+    core = scheduler()
+    loaded(core, 0, 1, 1.0)
+    (run,) = arrive(core, 1, 1, 1.0, 1)
+    assert core.handle(BatchFailed(1, run.batch, "bad_input"), 2) == [RejectRequests(1, (1,), "bad_input")]
+    assert isinstance(arrive(core, 3, 1, 1.0, 2)[0], RunBatch)
+
+
+def test_what_can_never_fit_is_rejected_at_once() -> None:
+    """An instance larger than the cap."""
+    core = scheduler(vram_cap_bytes=100 * MB, context_bytes=50 * MB)
+    assert arrive(core, 0, 1, 1.0, 1) == [RejectRequests(1, (1,), "instance_too_large")]
+
+
+def test_death_forgets_everything_and_stale_events_change_nothing() -> None:
+    """An event of an earlier epoch is refused."""
+    core = scheduler()
+    (load,) = arrive(core, 0, 1, 1.0, 1)
+    core.handle(ServerDown(0, 1, "killed"), 1)
+    assert (core.queue_length, core.vram_used_bytes, core.next_wake_ns) == (0, 50 * MB, None)
+    core.handle(ServerUp(0, 2), 2)
+    assert core.handle(InstanceLoaded(1, load.instance), 3) == []
+    assert arrive(core, 4, 1, 1.0, 5) == []  # a block that was sent to the former life
+    assert core.queue_length == 0
+
+
+def test_padding_gives_the_device_the_next_size_of_the_grid() -> None:
+    """padded is at least the batch, and from the grid."""
+    core = scheduler(padded_sizes=(1, 2, 4))
+    loaded(core, 0, 1, 1.0)
+    (run,) = arrive(core, 1, 1, 1.0, 1, 2, 3)
+    assert (len(run.requests), run.padded) == (3, 4)
+
+
+def test_preload_beyond_the_cap_is_refused_before_anything_runs() -> None:
+    """The message names both numbers."""
+    with pytest.raises(ValueError, match=r"need 1150000000 bytes, the cap is 1050000000"):
+        scheduler(preload=tuple((1, 1.0) for _ in range(11)))

@@ -1,0 +1,281 @@
+"""The router's core, rule by rule: FIFO, blocks, back-pressure, credit, faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.router import RouterCore
+from policies.routing import RouterConfig
+from policies.vocabulary import (
+    ROUTER,
+    BlockFinished,
+    Choice,
+    Decide,
+    Decided,
+    ReleaseActivations,
+    RequestArrived,
+    RequestCompleted,
+    RequestFailed,
+    RequestsRejected,
+    RequestsReturned,
+    RouterTimer,
+    SendBlock,
+    ServerDown,
+    ServerReport,
+    ServerUp,
+    TransferFailed,
+    TransferFinished,
+)
+
+W = (0.5, 1.0)
+
+
+def router(servers: int = 2, segments: int = 2, **changes: Any) -> RouterCore:
+    holds = tuple(tuple((True, True) for _ in range(segments)) for _ in range(servers))
+    core = RouterCore(
+        RouterConfig(**{"segments": segments, "widths": W, "holds": holds, "groups": (1, 2, 4), **changes})
+    )
+    for server in range(servers):
+        core.handle(ServerUp(server, 1), 0)
+    return core
+
+
+def arrive(core: RouterCore, now: int, *requests: int) -> None:
+    for request in requests:
+        core.handle(RequestArrived(request), now)
+
+
+def ask(core: RouterCore, now: int) -> Decide:
+    (decide,) = core.handle(RouterTimer(), now)
+    assert isinstance(decide, Decide)
+    return decide
+
+
+def send(core: RouterCore, now: int, server: int, width: float = 1.0, group: int = 4) -> SendBlock:
+    """Ask, answer, and let the transfers end."""
+    decide = ask(core, now)
+    (command,) = core.handle(Decided(decide.decision, Choice(server, width, group)), now)
+    assert isinstance(command, SendBlock)
+    for source, requests in command.moves:
+        core.handle(TransferFinished(command.block.block, source, server, requests), now)
+    return command
+
+
+def back(core: RouterCore, now: int, block: SendBlock, *requests: int, correct: tuple[bool, ...] = ()) -> list[Any]:
+    b = block.block
+    members = requests or b.requests
+    return core.handle(RequestsReturned(b.server, b.epoch, members, b.key.segment, b.key.width, correct), now)
+
+
+def test_a_request_passes_every_segment_and_completes_once() -> None:
+    """Widths grow by one a segment; the last return completes it."""
+    core = router()
+    arrive(core, 0, 7)
+    back(core, 10, send(core, 0, 0, 0.5))
+    assert core.widths_of(7) == (0.5,)
+    assert core.location_of(7) == 0
+    commands = back(core, 20, send(core, 10, 0, 1.0), correct=(True,))
+    assert RequestCompleted(7, (0.5, 1.0), True) in commands
+    assert (core.arrived, core.completed, core.failed, core.in_flight) == (1, 1, 0, 0)
+
+
+def test_the_decision_is_asked_for_once_and_only_when_somebody_waits() -> None:
+    """One decision at a time; the timer is wanted at once."""
+    core = router()
+    assert core.next_wake_ns is None
+    arrive(core, 5, 1)
+    assert core.next_wake_ns == 5
+    ask(core, 5)
+    arrive(core, 6, 2)
+    assert core.next_wake_ns is None
+
+
+def test_the_candidate_block_is_frozen_at_the_snapshot() -> None:
+    """Who arrives during the decision is not in its block, however large the group."""
+    core = router()
+    arrive(core, 0, 1, 2)
+    decide = ask(core, 0)
+    assert decide.view.candidates == 2
+    arrive(core, 1, 3)
+    (sent,) = core.handle(Decided(decide.decision, Choice(0, 1.0, 4)), 2)
+    assert sent.block.requests == (1, 2)
+    assert core.fifo_length == 1
+
+
+def test_members_beyond_the_group_keep_their_place() -> None:
+    """The block takes the oldest; the others are still ahead of later arrivals."""
+    core = router()
+    arrive(core, 0, 1, 2, 3)
+    assert send(core, 0, 0, group=1).block.requests == (1,)
+    arrive(core, 1, 4)
+    assert send(core, 1, 1, group=2).block.requests == (2, 3)
+
+
+def test_a_block_shares_segment_previous_width_and_location() -> None:
+    """block_key: location. The head's key decides; others wait behind it."""
+    core = router(outstanding_blocks=9)
+    arrive(core, 0, 1, 2, 3)
+    one = send(core, 0, 0, 0.5, group=1)
+    two = send(core, 0, 1, 0.5, group=1)
+    three = send(core, 0, 1, 1.0, group=1)
+    for block in (one, two, three):
+        back(core, 1, block)
+    assert send(core, 1, 0).block.requests == (1,)
+    assert send(core, 1, 1).block.requests == (2,)
+    assert send(core, 1, 1).block.requests == (3,)
+
+
+def test_a_block_may_mix_locations_when_asked_to() -> None:
+    """block_key: any. The moves are grouped by source."""
+    core = router(block_key="any", outstanding_blocks=9)
+    arrive(core, 0, 1, 2)
+    for block in [send(core, 0, 0, group=1), send(core, 0, 1, group=1)]:
+        back(core, 1, block)
+    block = send(core, 1, 0)
+    assert block.block.requests == (1, 2)
+    assert block.moves == ((1, (2,)),)
+
+
+def test_staying_put_moves_nothing_and_new_requests_move_their_image() -> None:
+    """Locality."""
+    core = router()
+    arrive(core, 0, 1)
+    first = send(core, 0, 0)
+    assert first.moves == ((ROUTER, (1,)),)
+    back(core, 1, first)
+    assert send(core, 1, 0).moves == ()
+
+
+def test_no_server_has_more_blocks_than_its_cap_and_the_router_waits() -> None:
+    """Back-pressure: with every server at the cap nothing is asked; a block's end asks again."""
+    core = router(servers=1, outstanding_blocks=1)
+    arrive(core, 0, 1, 2)
+    block = send(core, 0, 0, group=1)
+    assert core.handle(RouterTimer(), 1) == []
+    assert core.next_wake_ns is None
+    back(core, 2, block)
+    assert core.next_wake_ns == 2
+
+
+def test_a_server_at_its_cap_is_masked_and_its_books_are_in_the_view() -> None:
+    """q_i counts what was sent and has not returned."""
+    core = router(outstanding_blocks=1)
+    arrive(core, 0, 1, 2, 3)
+    block = send(core, 0, 0, 0.5, group=2)
+    core.handle(ServerReport(1, 1, 0, 1, 5, 0.5, 99.0, 7), 1)
+    view = ask(core, 1).view
+    assert [server.valid for server in view.servers] == [False, True]
+    assert view.servers[0].outstanding_requests == 2
+    assert dict(view.servers[0].outstanding) == {block.block.key: 2}
+    assert (view.servers[1].power_w, view.servers[1].utilization) == (99.0, 0.5)
+
+
+def test_a_block_ends_with_its_last_member_and_carries_every_ones_times() -> None:
+    """A block may be split over batches; the credit's latencies start at each one's FIFO entry."""
+    core = router(segments=1)
+    core.handle(RequestArrived(1), 0)
+    core.handle(RequestArrived(2), 5)
+    block = send(core, 10, 0)
+    assert not any(isinstance(c, BlockFinished) for c in back(core, 20, block, 2, correct=(False,)))
+    (finished,) = [c for c in back(core, 30, block, 1, correct=(True,)) if isinstance(c, BlockFinished)]
+    assert finished.requests == (1, 2)
+    assert finished.entered_ns == (0, 5)
+    assert finished.ended_ns == (30, 20)
+    assert finished.correct == (True, False)
+
+
+def test_a_rejected_request_is_tried_again_and_given_up_after_the_last_retry() -> None:
+    """Its activations at the server are released."""
+    core = router(max_retries=1)
+    arrive(core, 0, 1)
+    block = send(core, 0, 0)
+    core.handle(RequestsRejected(0, 1, (1,), "bad_input"), 1)
+    assert core.fifo_length == 1
+    block = send(core, 1, 1)
+    commands = core.handle(RequestsRejected(1, 1, block.block.requests, "bad_input"), 2)
+    assert RequestFailed(1, "bad_input", 2) in commands
+    assert ReleaseActivations(1, (1,)) in commands
+    assert (core.failed, core.in_flight) == (1, 0)
+
+
+def test_a_servers_death_restarts_those_whose_activations_it_had() -> None:
+    """Those queued there, those in the FIFO with activations there; not those elsewhere."""
+    core = router(segments=3, outstanding_blocks=9)
+    arrive(core, 0, 1, 2, 3)
+    first, second, third = (send(core, 0, server, group=1) for server in (0, 0, 1))
+    for block in (first, second, third):
+        back(core, 1, block)
+    running = send(core, 2, 0, group=1)  # request 1 at server 0; 2 waits with activations there; 3 has them at 1
+    assert running.block.requests == (1,)
+    commands = core.handle(ServerDown(0, 1, "killed"), 3)
+    assert [c.failed for c in commands if isinstance(c, BlockFinished)] == [(True,)]
+    assert core.widths_of(1) == core.widths_of(2) == ()
+    assert core.location_of(1) == core.location_of(2) == ROUTER
+    assert core.widths_of(3) == (1.0,)
+    assert core.fifo_length == 3
+    view = ask(core, 3).view
+    assert [server.valid for server in view.servers] == [False, True]
+
+
+def test_stale_returns_change_nothing_and_a_new_life_starts_empty() -> None:
+    """Exactly-once: what a dead server sends late is refused."""
+    core = router()
+    arrive(core, 0, 1)
+    block = send(core, 0, 0)
+    core.handle(ServerDown(0, 1, "killed"), 1)
+    core.handle(ServerUp(0, 2), 2)
+    assert back(core, 3, block) == []
+    assert core.widths_of(1) == ()
+    assert ask(core, 3).view.servers[0].outstanding_requests == 0
+
+
+def test_a_death_during_the_decision_sends_nothing_and_asks_anew() -> None:
+    """The answer came too late."""
+    core = router()
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    core.handle(ServerDown(1, 1, "killed"), 1)
+    assert core.handle(Decided(decide.decision, Choice(1, 1.0, 1)), 2) == []
+    assert core.next_wake_ns == 2
+
+
+def test_a_failed_transfer_keeps_what_its_source_holds() -> None:
+    """The requests go back to the FIFO with their widths, unless the source is what died."""
+    core = router()
+    arrive(core, 0, 1)
+    back(core, 1, send(core, 0, 0))
+    decide = ask(core, 1)
+    (sent,) = core.handle(Decided(decide.decision, Choice(1, 1.0, 1)), 1)
+    core.handle(TransferFailed(sent.block.block, 0, 1, (1,), "lost"), 2)
+    assert core.widths_of(1) == (1.0,)
+    assert core.location_of(1) == 0
+
+
+def test_expired_requests_are_shed_at_the_head_when_asked_to() -> None:
+    """shed_expired gives up those whose deadline has passed; a later one is served."""
+    core = router(shed_expired=True)
+    core.handle(RequestArrived(1, deadline_ns=10), 0)
+    core.handle(RequestArrived(2, deadline_ns=99), 0)
+    commands = core.handle(RouterTimer(), 10)
+    assert RequestFailed(1, "deadline", 0) in commands
+    assert send_after(core, commands).block.requests == (2,)
+
+
+def send_after(core: RouterCore, commands: list[Any]) -> SendBlock:
+    (decide,) = [c for c in commands if isinstance(c, Decide)]
+    (sent,) = core.handle(Decided(decide.decision, Choice(0, 1.0, 4)), 11)
+    assert isinstance(sent, SendBlock)
+    return sent
+
+
+def test_a_masked_choice_is_our_own_mistake() -> None:
+    """Policies must keep to the mask; the core refuses loudly."""
+    holds = (((False, True), (True, True)),)
+    core = RouterCore(RouterConfig(segments=2, widths=W, holds=holds))
+    core.handle(ServerUp(0, 1), 0)
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    with pytest.raises(AssertionError, match="masked width"):
+        core.handle(Decided(decide.decision, Choice(0, 0.5, 1)), 0)

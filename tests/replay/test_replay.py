@@ -1,0 +1,43 @@
+"""Same events and times, same decisions: a log replays through fresh cores to identical commands."""
+
+import dataclasses
+import json
+
+from hypothesis import HealthCheck, given, settings
+
+from policies.codec import from_jsonable, to_jsonable
+from policies.records import LoggedStep
+from policies.replay import replay
+from policies.vocabulary import RunBatch
+from tests import worlds
+from tests.laws.test_conservation import Scenario, scenarios
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(scenarios())
+def test_a_stored_log_replays_to_identical_commands(scenario: Scenario) -> None:
+    """Through JSON and back, faults included."""
+    spec, run = scenario.cluster, scenario.run
+    _, record = worlds.simulate(spec, run)
+    stored = json.loads(json.dumps([to_jsonable(step) for step in map(as_data, record.log)]))
+    log = [
+        LoggedStep(now, core, from_jsonable(event), from_jsonable(commands)) for now, core, event, commands in stored
+    ]
+    assert tuple(log) == record.log
+    assert replay(log, spec.router, [server.knobs for server in spec.servers]) is None
+
+
+def as_data(step: LoggedStep) -> tuple[object, ...]:
+    return (step.now_ns, step.core, step.event, step.commands)
+
+
+def test_a_changed_log_parts_where_it_was_changed() -> None:
+    """The replay names the first step whose commands differ."""
+    spec = worlds.cluster()
+    _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5, keep_log=True))
+    log = list(record.log)
+    number = next(i for i, step in enumerate(log) if any(isinstance(c, RunBatch) for c in step.commands))
+    log[number] = dataclasses.replace(log[number], commands=())
+    divergence = replay(log, spec.router, [server.knobs for server in spec.servers])
+    assert divergence is not None
+    assert divergence.step == number

@@ -1,0 +1,70 @@
+"""The Gymnasium environment keeps Gymnasium's rules and ours."""
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from policies.observation import ObservationSpec
+from sim.cluster import Simulation
+from sim.env import SlimClusterEnv
+from tests import worlds
+
+
+def make_env(horizon_s: float = 1.0) -> SlimClusterEnv:
+    spec = worlds.cluster()
+
+    def simulate(seed: int) -> Simulation:
+        return Simulation(spec, worlds.run(spec, worlds.poisson_s(300, horizon_s, seed), horizon_s, detail=False))
+
+    return SlimClusterEnv(simulate, ObservationSpec(power_limits_w=(250.0, 250.0, 250.0)))
+
+
+def test_passes_gymnasiums_own_checker() -> None:
+    """`check_env` accepts it."""
+    env = make_env()
+    check_env(env, skip_render_check=True)
+    assert env.observation_space.contains(env.reset(seed=3)[0])
+
+
+def play(env: SlimClusterEnv, seed: int) -> tuple[list[float], list[tuple[int, float]], list[int]]:
+    rewards, credits, decisions = [], [], []
+    _, info = env.reset(seed=seed)
+    rng = np.random.default_rng(seed)
+    truncated = False
+    while not truncated:
+        decisions.append(info["decision"])
+        action = rng.integers(env.action_space.nvec)
+        _, reward, _, truncated, info = env.step(action)
+        rewards.append(reward)
+        credits += info["credits"]
+    return rewards, credits, decisions
+
+
+def test_every_decision_gets_its_credit_once_and_the_step_rewards_are_their_sum() -> None:
+    """Credits name each decision exactly once, and nothing is lost between credits and rewards."""
+    rewards, credits, decisions = play(make_env(), 5)
+    assert sorted(decision for decision, _ in credits) == decisions
+    assert sum(rewards) == pytest.approx(sum(reward for _, reward in credits))
+    assert len(decisions) > 50
+
+
+def test_same_seed_same_episode() -> None:
+    """An episode is a function of its seed and its actions."""
+    env = make_env()
+    assert play(env, 1) == play(env, 1)
+    assert play(env, 1) != play(env, 2)
+
+
+def test_masked_choices_are_replaced_and_said() -> None:
+    """A width that no memory holds is replaced by the nearest that fits."""
+    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000})  # 100 MB context: segment 4 fits at 0.25 only
+    run = worlds.run(spec, worlds.poisson_s(50, 1.0), 1.0)
+    env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec(power_limits_w=(250.0,) * 3))
+    _, info = env.reset(seed=0)
+    seen = []
+    truncated = False
+    while not truncated:
+        allowed = info["width_mask"]
+        _, _, _, truncated, info = env.step(np.array([0, 3, 0]))
+        seen.append((bool(allowed[0, 3]), info["replaced"]))
+    assert (False, True) in seen

@@ -1,0 +1,132 @@
+"""The device model: sharing, saturation, the power cap, and exact integrals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.device import clock_ratio, crowding, slow_downs
+from sim.physics import RunningBatch, SimulatedDevice
+from sim.tables import DeviceTables, compile_tables
+from sim.telemetry import WindowedSensor
+from tests import worlds
+
+MS = 1_000_000
+
+
+def tables(**changes: object) -> DeviceTables:
+    return compile_tables(worlds.profile(batches=(1, 8), **changes), 8)  # type: ignore[arg-type]
+
+
+def start(device: SimulatedDevice, now_ns: int, number: int, size: int = 8, factor: float = 1.0) -> RunningBatch:
+    table = device.tables.keys[1, 1.0, 0.0]
+    batch = RunningBatch(0, number, table, size, float(table.latency_ns[size]), factor)
+    device.start(batch, now_ns)
+    return batch
+
+
+def test_alone_a_batch_takes_its_solo_time() -> None:
+    """S = 1 below saturation."""
+    device = SimulatedDevice(tables())
+    assert start(device, 0, 1).end_ns == device.tables.keys[1, 1.0, 0.0].latency_ns[8]
+
+
+def test_two_saturating_batches_share_the_device_and_speed_up_again_when_one_ends() -> None:
+    """Processor sharing: the second starts halfway through the first; both ends follow by hand."""
+    device = SimulatedDevice(tables())
+    solo_ns = device.tables.keys[1, 1.0, 0.0].latency_ns[8]
+    first = start(device, 0, 1)
+    second = start(device, solo_ns // 2, 2)
+    assert first.end_ns == pytest.approx(solo_ns * 1.5, abs=2)
+    device.finish(0, 1, first.end_ns)
+    assert second.end_ns == pytest.approx(solo_ns * 2, abs=4)
+    assert device.next_end() is second
+
+
+def test_small_batches_overlap_freely_until_demand_or_host_saturates() -> None:
+    """Crowding begins where the sum of demands (or of host shares) passes 1."""
+    device = SimulatedDevice(tables())
+    table = device.tables.keys[1, 1.0, 0.0]
+    demand = table.demand_permille[1] / 1000
+    count = int(1 / max(demand, 0.3))
+    batches = [start(device, 0, number, size=1) for number in range(count)]
+    assert all(batch.slow_down == 1.0 for batch in batches)
+    more = [start(device, 0, count + number, size=1) for number in range(3)]
+    assert all(batch.slow_down > 1.0 for batch in more)
+
+
+def test_bandwidth_contention_counts_the_others_only() -> None:
+    """alpha acts on what the other batches move."""
+    assert slow_downs([0.1, 0.1], [0.0, 0.0], [0.4, 0.1], alpha=1.0, beta=1.0) == [
+        pytest.approx(1.1),
+        pytest.approx(1.4),
+    ]
+
+
+def test_above_the_power_cap_clocks_fall_and_power_stays_at_the_cap() -> None:
+    """phi = clip(1 - a (P_u / P_cap - 1), phi_min, 1)."""
+    power = {
+        "bare_idle_w": 10.0,
+        "context_idle_w": 30.0,
+        "cap_w": 40.0,
+        "throttle": 0.5,
+        "phi_min": 0.6,
+        "provenance": "datasheet",
+    }
+    device = SimulatedDevice(tables(power=power))
+    batch = start(device, 0, 1)
+    table = device.tables.keys[1, 1.0, 0.0]
+    uncapped_w = 30.0 + table.power_mw[8] / 1000
+    assert uncapped_w > 40.0
+    assert device.power_mw == 40_000
+    assert batch.slow_down == pytest.approx(1 / max(0.6, 1 - 0.5 * (uncapped_w / 40 - 1)))
+    assert clock_ratio(40.0, 40.0, 0.5, 0.6) == 1.0
+
+
+def test_a_straggler_is_slower_by_its_factor_from_the_moment_it_starts() -> None:
+    """Half done, then three times slower: the rest takes three times as long."""
+    device = SimulatedDevice(tables())
+    solo_ns = device.tables.keys[1, 1.0, 0.0].latency_ns[8]
+    batch = start(device, 0, 1)
+    device.straggle(0, 3.0, solo_ns // 2)
+    assert batch.end_ns == pytest.approx(solo_ns * 2, abs=4)
+
+
+@given(st.floats(0, 5), st.floats(0, 5), st.floats(1, 2))
+def test_crowding_is_monotone_and_free_up_to_saturation(first: float, second: float, beta: float) -> None:
+    """More demand never speeds anything up; at or below 1 nothing slows down."""
+    low, high = sorted((first, second))
+    assert crowding(low, beta) <= crowding(high, beta)
+    assert crowding(min(low, 1.0), beta) == 1.0
+
+
+def test_energy_and_busy_time_are_the_integrals_of_power_and_utilization() -> None:
+    """Piecewise constant: idle, then one batch, then idle; and an unfinished interval counts, too."""
+    device = SimulatedDevice(tables())
+    table = device.tables.keys[1, 1.0, 0.0]
+    batch = start(device, 5 * MS, 1)
+    device.finish(0, 1, batch.end_ns)
+    run_s = (batch.end_ns - 5 * MS) / 1e9
+    until_ns = batch.end_ns + 7 * MS
+    expected_mj = 30_000 * until_ns / 1e9 + table.power_mw[8] * run_s
+    assert device.energy_mj(until_ns) == pytest.approx(expected_mj)
+    assert device.busy_ms(until_ns) == pytest.approx(table.busy_permille[8] * run_s)
+
+
+def test_the_sensor_averages_over_its_windows_and_never_reads_the_present() -> None:
+    """Two windows: power over one period, utilization over two."""
+    device = SimulatedDevice(dataclasses.replace(tables(), power_window=1, utilization_window=2))
+    sensor = WindowedSensor(device)
+    sensor.read(0)
+    start(device, 10 * MS, 1)
+    running_mw, busy = device.power_mw, device.busy_permille
+    device.finish(0, 1, 15 * MS)
+    power_w, utilization = sensor.read(20 * MS)
+    assert power_w == pytest.approx((30_000 * 15 + running_mw * 5) / 20 / 1000)
+    assert utilization == pytest.approx(busy * 5 / 20 / 1000)
+    power_w, utilization = sensor.read(40 * MS)
+    assert power_w == pytest.approx(30.0)
+    assert utilization == pytest.approx(busy * 5 / 40 / 1000)
