@@ -82,41 +82,44 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
     """The first thing that is wrong, unknown keys before all else (they often cause the rest)."""
     details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
     first = details[0]
-    key = ".".join(_written(model, first["loc"]))
+    is_unknown = first["type"] == "extra_forbidden"
+    location = first["loc"][:-1] if is_unknown else first["loc"]
+    parts, models = _follow(model, location)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(model, first["loc"][:-1])
-        return InputError(source, key, f"unknown key; {nearest(str(first['loc'][-1]), known)}{more}")
+    if is_unknown:
+        unknown = str(first["loc"][-1])
+        known = {name for each in models for name in _fields(each)}
+        return InputError(source, ".".join([*parts, unknown]), f"unknown key; {nearest(unknown, known)}{more}")
     if first["type"] == "union_tag_invalid":
-        discriminator, tag = first["ctx"]["discriminator"].strip("'"), first["ctx"]["tag"]
-        known = set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
-        return InputError(source, f"{key}.{discriminator}", f"unknown {tag!r}; {nearest(tag, known)}{more}")
-    if first["type"] == "missing":
+        tag, known = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
+        key = ".".join([*parts, first["ctx"]["discriminator"].strip("'")])
+        return InputError(source, key, f"unknown {tag!r}; {nearest(tag, known)}{more}")
+    if first["type"] == "union_tag_not_found":
+        parts.append(first["ctx"]["discriminator"].strip("'"))
+    key = ".".join(parts)
+    if first["type"] in ("missing", "union_tag_not_found"):
         return InputError(source, key, f"missing; it must be given{more}")
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
     return InputError(source, key, message[0].lower() + message[1:] + found + more)
 
 
-def _written(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The location as the user wrote it: without the tags of unions, which pydantic names after their field."""
+def _follow(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
+    """A location as the user wrote it (pydantic adds a union's tag to it), and the models that may stand there."""
     parts: list[str] = []
-    for index, part in enumerate(location):
-        tags = _tags_at(model, location[:index])
-        if part not in tags:
-            parts.append(str(part))
-    return parts
-
-
-def _fields_at(model: type[BaseModel], location: tuple[int | str, ...]) -> set[str]:
-    """The field names of the sub-models that stand at a location (several where it is a union)."""
     models = {model}
     for part in location:
-        if isinstance(part, int):
-            continue
-        below = {sub for m in models if part in m.model_fields for sub in _models_in(m.model_fields[part].annotation)}
-        models = below or models  # a union's tag is part of the location but no field
-    return {name for m in models for name in m.model_fields}
+        is_key = any(part in _fields(each) for each in models)
+        if is_key:
+            models = {sub for each in models if part in _fields(each) for sub in _models_in(_fields(each)[str(part)])}
+        if is_key or isinstance(part, int) or not (models or part.startswith("<")):
+            parts.append(str(part))
+    return parts, models
+
+
+def _fields(model: type[BaseModel]) -> dict[str, object]:
+    """The keys of a model as a user writes them, with their types."""
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
 
 
 def _models_in(annotation: object) -> set[type[BaseModel]]:

@@ -1,0 +1,238 @@
+"""Opens a user's files: scenarios, profiles, traces. What is wrong in one is an `InputError` before anything starts.
+
+It reads and checks; it builds nothing from what it read.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.baselines import parse_router_name
+from policies.errors import InputError, nearest
+from scenarios.spec import GreedySection, Scenario, ServerSection, TraceWorkload
+from sim import strict
+from sim.network import PRESETS
+from sim.profile import Profile
+from sim.strict import StrictModel
+
+TRAINED_ROUTER = "ppo"  # in a scenario: the router that this run trains
+ROUTER_SUFFIX = ".safetensors"
+Section = TypeVar("Section", bound=StrictModel)
+
+
+def read_text(path: Path, source: str | None = None, key: str = "") -> str:
+    """A text file; raises `InputError` (naming `source` and `key`, the place that named it) where it can't be read."""
+    named_by = source or str(path)
+    named = f"{path}: " if source else ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(named_by, key, f"{named}no such file{_neighbor(path)}") from None
+    except IsADirectoryError:
+        raise InputError(named_by, key, f"{named}this is a folder; name a file in it") from None
+    except UnicodeDecodeError as error:
+        raise InputError(named_by, key, f"{named}not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise InputError(named_by, key, f"{named}can't be read: {error.strerror}") from None
+
+
+def _neighbor(path: Path) -> str:
+    """A hint that names the nearest file of the same kind in the same folder."""
+    others = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+    return f"; in that folder: {nearest(path.name, others[:20])}" if others else ""
+
+
+def load_scenario(path: Path | str) -> Scenario:
+    """Read a scenario and check it whole. Paths in it are relative to its folder, and absolute in what is returned.
+
+    Raises:
+        InputError: anything in it, or in a file that it names, is wrong.
+    """
+    path = Path(path)
+    source = str(path)
+    scenario = _with_paths(strict.parse(Scenario, read_text(path), source), path.parent.absolute())
+    _check_servers(scenario, source)
+    _check_profiles(scenario, source)
+    _check_faults(scenario, source)
+    _check_routers(scenario, source)
+    if isinstance(scenario.workload, TraceWorkload):
+        read_trace(Path(scenario.workload.file), scenario.workload.time_column)
+    return scenario
+
+
+def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
+    """A profile from its file; raises `InputError` for one that is missing, broken or of another version."""
+    return Profile.from_yaml(read_text(path, source, key), str(path))
+
+
+def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
+    """Arrival times in seconds from a CSV file with a header line; ISO 8601 dates become seconds, too.
+
+    Raises:
+        InputError: no such file or column, a value that is no time, or no arrival at all.
+    """
+    lines = read_text(path).splitlines()
+    if not lines:
+        raise InputError(str(path), "", "the trace is empty; it needs a header line and one arrival a line")
+    reader = csv.DictReader(lines)
+    columns = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = columns
+    if time_column not in columns:
+        raise InputError(str(path), "line 1", f"no column {time_column!r}; {nearest(time_column, columns)}")
+    times_s = [_time_s(row[time_column], str(path), number) for number, row in enumerate(reader, start=2)]
+    if not times_s:
+        raise InputError(str(path), "", f"the trace has no arrival under {time_column!r}; it needs at least one")
+    return np.asarray(times_s, dtype=np.float64)
+
+
+def _time_s(text: str | None, source: str, line: int) -> float:
+    text = (text or "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = _date_s(text, source, line)
+    if not np.isfinite(value):
+        raise InputError(source, f"line {line}", f"{text!r} is no time; allowed are finite seconds or ISO 8601 dates")
+    return value
+
+
+def _date_s(text: str, source: str, line: int) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        problem = f"{text!r} is no time; allowed are seconds or ISO 8601 dates"
+        raise InputError(source, f"line {line}", problem) from None
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def _with_paths(scenario: Scenario, folder: Path) -> Scenario:
+    """Every path made absolute; `update` names only what was given, so that `to_yaml` goes on leaving out defaults."""
+
+    def absolute(text: str) -> str:
+        return str(folder / Path(text).expanduser())
+
+    def given(section: Section, *keys: str) -> Section:
+        update = {key: absolute(getattr(section, key)) for key in keys if getattr(section, key) is not None}
+        return section.model_copy(update=update)
+
+    servers = tuple(given(server, "profile") for server in scenario.cluster.named_servers) or "auto"
+    is_trace = isinstance(scenario.workload, TraceWorkload)
+    return scenario.model_copy(
+        update={
+            "model": given(scenario.model, "checkpoint", "accuracy"),
+            "cluster": scenario.cluster.model_copy(update={"servers": servers}),
+            "workload": given(scenario.workload, "file") if is_trace else scenario.workload,
+            **_router_paths(scenario, absolute),
+        }
+    )
+
+
+def _router_paths(scenario: Scenario, absolute: Callable[[str], str]) -> dict[str, StrictModel]:
+    changed: dict[str, StrictModel] = {}
+    for field, section in (("compare", scenario.compare), ("validate_", scenario.validate_)):
+        if "routers" in section.model_fields_set:
+            routers = tuple(absolute(name) if name.endswith(ROUTER_SUFFIX) else name for name in section.routers)
+            changed[field] = section.model_copy(update={"routers": routers})
+    return changed
+
+
+def _check_servers(scenario: Scenario, source: str) -> None:
+    servers = scenario.cluster.named_servers
+    names = [server.name for server in servers]
+    for index, server in enumerate(servers):
+        key = f"cluster.servers.{index}"
+        if names.index(server.name) != index:
+            raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
+        _check_device(server, servers, source, key)
+        if server.profile is None and not scenario.model.is_runnable:
+            problem = "missing; without a network (model.preset or model.checkpoint) nothing can be calibrated"
+            raise InputError(source, f"{key}.profile", problem)
+    if scenario.cluster.servers == "auto" and not scenario.model.is_runnable:
+        raise InputError(source, "cluster.servers", "`auto` needs a network: model.preset or model.checkpoint")
+
+
+def _check_device(server: ServerSection, servers: Iterable[ServerSection], source: str, key: str) -> None:
+    shared = server.shares_device_with
+    if shared is None:
+        if server.device is None and server.profile is None:
+            raise InputError(source, key, "give device (a real one) or profile (a simulated one)")
+        return
+    owners = {other.name for other in servers if other.shares_device_with is None}
+    if shared not in owners:
+        problem = f"{shared!r} is no server with a device of its own; {nearest(shared, owners)}"
+        raise InputError(source, f"{key}.shares_device_with", problem)
+
+
+def _check_profiles(scenario: Scenario, source: str) -> None:
+    """Profiles can be read, are of one network, and cover what their servers ask of them."""
+    first: tuple[str, Profile] | None = None
+    for index, server in enumerate(scenario.cluster.named_servers):
+        if server.profile is None:
+            continue
+        key = f"cluster.servers.{index}"
+        profile = read_profile(Path(server.profile), source, f"{key}.profile")
+        first = first or (server.name, profile)
+        if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
+            found = f"{profile.model.segments} segments and widths {list(profile.model.widths)}"
+            raise InputError(source, f"{key}.profile", f"{found}; {first[0]!r} has another network")
+        _check_server_against(profile, server, scenario.cluster.greedy_of(server), source, key)
+
+
+def _check_server_against(
+    profile: Profile, server: ServerSection, greedy: GreedySection, source: str, key: str
+) -> None:
+    if greedy.batch_limit > profile.batch_limit:
+        problem = f"{greedy.batch_limit} is beyond what the profile covers; allowed are 1 to {profile.batch_limit}"
+        raise InputError(source, f"{key}.greedy.batch_limit", problem)
+    known = {(cost.segment, cost.width) for cost in profile.memory.instances}
+    for pair in () if isinstance(greedy.preload, str) else greedy.preload:
+        if pair not in known:
+            allowed = f"segments 1 to {profile.model.segments} at widths {list(profile.model.widths)}"
+            raise InputError(source, f"{key}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
+    if server.link == "measured" and profile.link is None:
+        allowed = f"{', '.join(PRESETS)} or latency_s and bandwidth_bytes_s"
+        raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
+
+
+def _check_faults(scenario: Scenario, source: str) -> None:
+    names = [server.name for server in scenario.cluster.named_servers]
+    until_s: dict[tuple[str, str], float] = {}
+    order = sorted(range(len(scenario.faults)), key=lambda index: scenario.faults[index].start_s)
+    for index in order:
+        fault = scenario.faults[index]
+        if names and fault.server not in names:
+            problem = f"no server {fault.server!r}; {nearest(fault.server, names)}"
+            raise InputError(source, f"faults.{index}.server", problem)
+        if fault.start_s < until_s.get((fault.kind, fault.server), 0.0):
+            problem = f"{fault.start_s:g} lies within the previous {fault.kind} of {fault.server!r}"
+            raise InputError(source, f"faults.{index}.start_s", problem)
+        until_s[fault.kind, fault.server] = float("inf") if fault.end_s is None else fault.end_s
+
+
+def _check_routers(scenario: Scenario, source: str) -> None:
+    for section, routers in (("compare", scenario.compare.routers), ("validate", scenario.validate_.routers)):
+        for index, name in enumerate(routers):
+            check_router(name, source, f"{section}.routers.{index}")
+
+
+def check_router(name: str, source: str, key: str = "") -> None:
+    """Whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
+    if name == TRAINED_ROUTER:
+        return
+    if name.endswith(ROUTER_SUFFIX):
+        if not Path(name).is_file():
+            raise InputError(source, key, f"{name}: no such router file; `slimsched train` writes one")
+        return
+    try:
+        parse_router_name(name, source, key)
+    except InputError as error:
+        raise InputError(source, key, f"{error.problem}, or `ppo`: the router that the run trains") from None

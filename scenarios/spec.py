@@ -1,0 +1,452 @@
+"""The scenario file: what a user may write, key by key, checked whole before anything starts.
+
+Every key stands here once, with its meaning, its limits and its default; `docs/scenario-keys.md` is made from this
+file. It reads what the scenario names (profiles, traces) to check it, and builds nothing: that is `scenarios.compose`.
+The number of segments, the widths and the number of servers come from the files named here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from policies.routing import GROUPS
+from sim.profile import Count, NonNegative, Positive, Share
+from sim.strict import StrictModel
+
+SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
+GB = 1_000_000_000
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `45s`, `5m`, `1.5h`, `200ms` or a plain number of seconds; raises ValueError for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    try:
+        return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
+    except ValueError:
+        raise ValueError(f"no duration: {text!r}; allowed are seconds as a number, or 45s, 5m, 1h, 200ms") from None
+
+
+def _seconds(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def _form(value: Any) -> str:
+    """Which form of a key was given: a word, a number, or a list or section."""
+    return "<word>" if isinstance(value, str) else "<number>" if isinstance(value, int | float) else "<parts>"
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+Whole = Annotated[int, Field(ge=0)]
+ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
+
+
+# -------------------------------------------------------------------------------------------------------------- model
+
+
+class ModelTraining(StrictModel):
+    """How the network is trained. What is left out has the data set's own recipe."""
+
+    epochs: Count | None = Field(None, description="passes over the training images")
+    batch: Count | None = Field(None, description="images a step")
+    learning_rate: Positive | None = Field(None, description="peak rate of SGD with Nesterov momentum, cosine schedule")
+    weight_decay: NonNegative | None = Field(None, description="L2 penalty")
+    warmup_epochs: NonNegative | None = Field(None, description="epochs of linear rise of the rate")
+    label_smoothing: Share | None = Field(None, description="of the widest network's labels")
+    random_tuples: Whole | None = Field(None, description="width tuples drawn each step beside the two extremes")
+    device: str = Field("cpu", description="where to train, as torch names it: `cpu`, `cuda:0`")
+
+
+class ModelSection(StrictModel):
+    """The slimmable network: one to train (`preset`), one that is trained (`checkpoint`), or none.
+
+    Without either, only `accuracy` is known and every server needs a profile: enough to simulate.
+    """
+
+    preset: Literal["digits", "slimresnet-tiny", "slimresnet18"] | None = Field(
+        None, description="a network to train before all else"
+    )
+    dataset: Literal["digits", "cifar100"] = Field("digits", description="the images it is trained and tested on")
+    training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
+    checkpoint: str | None = Field(None, description="a trained network's file (safetensors)")
+    accuracy: str | None = Field(
+        None, description="a file of accuracy by width tuple; made from the network where there is one"
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if self.preset and self.checkpoint:
+            raise ValueError("give preset (to train one) or checkpoint (a trained one), not both")
+        if not (self.preset or self.checkpoint or self.accuracy):
+            raise ValueError("give one of preset, checkpoint, accuracy")
+        return self
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether there is (or will be) a network, and not only a table of its accuracy."""
+        return bool(self.preset or self.checkpoint)
+
+
+# ------------------------------------------------------------------------------------------------------------ cluster
+
+
+class DeviceSection(StrictModel):
+    """A device of this machine, for calibration and for runs on real executors."""
+
+    kind: Literal["cpu", "cuda"] = Field("cpu", description="a share of this machine's cores, or an NVIDIA GPU")
+    cores: tuple[Whole, ...] = Field((), description="cores the executor is pinned to; empty for all")
+    threads: Count = Field(1, description="threads of one forward pass")
+    onednn: bool = Field(True, description="whether torch may use oneDNN on a CPU")
+    index: Whole = Field(0, description="which GPU")
+    idle_w: NonNegative | None = Field(
+        None, description="idle power where no sensor tells; null for the kind's default"
+    )
+    tdp_w: Positive | None = Field(None, description="full power where no sensor tells; null for the kind's default")
+    vram_gb: Positive | None = Field(None, description="memory, in GB of 10^9 bytes; null asks the device")
+
+
+LinkName = Literal["wifi5", "1gbe", "10gbe", "loopback", "measured"]
+
+
+class LinkSection(StrictModel):
+    """What carries images and activations to a server, in numbers."""
+
+    latency_s: SecondsOrZero = Field(description="one way, whatever the size")
+    bandwidth_bytes_s: Positive = Field(description="bytes a second")
+    medium: str | None = Field(
+        None, description="servers that name the same medium share it; null: a medium of its own"
+    )
+
+
+InstanceName = tuple[Count, Positive]
+
+
+class GreedySection(StrictModel):
+    """The knobs of a server's greedy scheduler (Algorithm 1)."""
+
+    batch_limit: Count = Field(32, description="B_max, requests a batch; the profile must cover it")
+    vram_cap_gb: Positive | None = Field(
+        None, description="M_max, in GB of 10^9 bytes; null for all of the device's memory"
+    )
+    utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at or above it")
+    util_metric: Literal["nvml", "sm"] = Field(
+        "nvml", description="which utilization that is: share of time any kernel ran, or share of the SMs"
+    )
+    idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
+    scale_trigger: Whole = Field(64, description="Q_th: queued requests of one key above which one more may load")
+    scale_cap: Whole = Field(2, description="N_new: loads for one key until its queue empties")
+    head_of_line: Literal["skip", "block"] = Field(
+        "skip", description="try the next key when the oldest can't be served, or wait (the literal algorithm)"
+    )
+    skip_limit_s: SecondsOrZero = Field(0.5, description="a key that waited so long is no longer overtaken")
+    served_width: Literal["requested", "instance"] = Field(
+        "requested", description="the width that runs when a wider instance serves a request"
+    )
+    preload: Annotated[
+        Annotated[Literal["all", "none"], Tag("<word>")] | Annotated[tuple[InstanceName, ...], Tag("<parts>")],
+        Discriminator(_form),
+    ] = Field("none", description="instances to load before the run: `all`, `none`, or pairs of segment and width")
+
+
+class ServerSection(StrictModel):
+    """One server: a queue with a scheduler, on a device."""
+
+    name: str = Field(description="unique in the cluster", min_length=1)
+    device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
+    profile: str | None = Field(None, description="a profile's file; null: the local device is calibrated")
+    link: Annotated[
+        Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(_form)
+    ] = Field(
+        "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
+    )
+    shares_device_with: str | None = Field(None, description="the server whose device this one runs on, too")
+    greedy: GreedySection = Field(
+        default_factory=GreedySection, description="knobs that differ from `cluster.greedy` on this server"
+    )
+
+
+class ClusterSection(StrictModel):
+    """The servers, and the scheduler knobs they have in common."""
+
+    servers: Annotated[
+        Annotated[Literal["auto"], Tag("<word>")]
+        | Annotated[tuple[ServerSection, ...], Field(min_length=1), Tag("<parts>")],
+        Discriminator(_form),
+    ] = Field(description="the servers, or `auto`: one for each device found on this machine")
+    greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
+
+    @property
+    def named_servers(self) -> tuple[ServerSection, ...]:
+        """The servers that the file names; none under `auto`."""
+        return () if self.servers == "auto" else self.servers
+
+    def greedy_of(self, server: ServerSection) -> GreedySection:
+        """A server's knobs: its own where it gives them, else the cluster's."""
+        own = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}
+        return self.greedy.model_copy(update=own)
+
+
+# ------------------------------------------------------------------------------------------- router, workload, faults
+
+
+class RouterSection(StrictModel):
+    """Settings of the router's core, the same for every router."""
+
+    groups: tuple[Count, ...] = Field(GROUPS, description="group sizes to choose from, ascending", min_length=1)
+    outstanding_blocks: Count = Field(2, description="blocks a server may have at once; the router waits beyond it")
+    block_key: Literal["location", "any"] = Field(
+        "location", description="whether requests of a block must have their activations in one place"
+    )
+    max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
+    decision_s: Annotated[
+        Annotated[Literal["measured"], Tag("<word>")] | Annotated[NonNegative, Tag("<number>")], Discriminator(_form)
+    ] = Field("measured", description="simulated time of one decision; `measured` takes the profile's")
+
+    @field_validator("groups")
+    @classmethod
+    def _ascending(cls, groups: tuple[int, ...]) -> tuple[int, ...]:
+        if list(groups) != sorted(set(groups)):
+            raise ValueError(f"must ascend: {list(groups)}")
+        return groups
+
+
+class _Rated(StrictModel):
+    rate_img_s: Positive | None = Field(None, description="mean arrivals a second")
+    load: Positive | None = Field(
+        None, description="instead of the rate: this share of the cluster's estimated capacity"
+    )
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> _Rated:
+        if (self.rate_img_s is None) == (self.load is None):
+            raise ValueError("give one of rate_img_s (images a second) and load (share of the capacity)")
+        return self
+
+
+class PoissonWorkload(_Rated):
+    """Independent arrivals at a constant rate."""
+
+    kind: Literal["poisson"] = Field(description="")
+
+
+class MmppWorkload(_Rated):
+    """Bursts: a two-state Markov-modulated Poisson process with the given mean rate."""
+
+    kind: Literal["mmpp"] = Field(description="")
+    burst_factor: Annotated[float, Field(gt=1)] = Field(4.0, description="rate in a burst, in times of the mean")
+    burst_share: ShareBelowOne = Field(0.1, description="share of the time in bursts; factor x share must be below 1")
+    dwell_s: Seconds = Field(2.0, description="mean length of a burst")
+
+    @model_validator(mode="after")
+    def _calm_rate_is_positive(self) -> MmppWorkload:
+        if self.burst_factor * self.burst_share >= 1:
+            raise ValueError(
+                f"burst_factor x burst_share is {self.burst_factor * self.burst_share:g}; it must be below 1, "
+                "or nothing is left for the calm state"
+            )
+        return self
+
+
+class GammaWorkload(_Rated):
+    """Independent gaps with a gamma distribution."""
+
+    kind: Literal["gamma"] = Field(description="")
+    cv: Positive = Field(2.0, description="the gaps' coefficient of variation; 1 is Poisson, more is burstier")
+
+
+class DiurnalWorkload(_Rated):
+    """Poisson arrivals whose rate rises and falls as a sine."""
+
+    kind: Literal["diurnal"] = Field(description="")
+    amplitude: Share = Field(0.5, description="of the sine, as a share of the mean rate")
+    period_s: Seconds = Field(60.0, description="of the sine")
+
+
+class TraceWorkload(StrictModel):
+    """Arrivals from a CSV file with a header line."""
+
+    kind: Literal["trace"] = Field(description="")
+    file: str = Field(description="the CSV file")
+    time_column: str = Field("time_s", description="its column of arrival times: seconds, or ISO 8601 dates")
+    factor: Positive = Field(1.0, description="how many times faster than recorded")
+
+
+Workload = Annotated[
+    PoissonWorkload | MmppWorkload | GammaWorkload | DiurnalWorkload | TraceWorkload, Field(discriminator="kind")
+]
+
+
+class ServerDownFault(StrictModel):
+    """A server dies, and comes back empty."""
+
+    kind: Literal["server_down"] = Field(description="")
+    server: str = Field(description="its name")
+    start_s: SecondsOrZero = Field(description="when it dies")
+    end_s: Seconds | None = Field(None, description="when it is back; null: never")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ServerDownFault:
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise ValueError(f"end_s ({self.end_s:g}) must be after start_s ({self.start_s:g})")
+        return self
+
+
+class StragglerFault(StrictModel):
+    """A server is slow for a while. Nobody announces it to the router."""
+
+    kind: Literal["straggler"] = Field(description="")
+    server: str = Field(description="its name")
+    start_s: SecondsOrZero = Field(description="from when")
+    end_s: Seconds = Field(description="until when")
+    factor: Annotated[float, Field(ge=1)] = Field(description="how many times slower")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> StragglerFault:
+        if self.end_s <= self.start_s:
+            raise ValueError(f"end_s ({self.end_s:g}) must be after start_s ({self.start_s:g})")
+        return self
+
+
+FaultSection = Annotated[ServerDownFault | StragglerFault, Field(discriminator="kind")]
+
+
+# ------------------------------------------------------------------------------------------- reward, training, reports
+
+
+class RewardSection(StrictModel):
+    """Weights of the reward (Eq. 7)."""
+
+    alpha: NonNegative = Field(1.0, description="of accuracy, a share")
+    beta: NonNegative = Field(1.0, description="of latency, in seconds")
+    gamma: NonNegative = Field(0.0, description="of energy, in joules")
+    delta: NonNegative = Field(0.0, description="of the variance of utilization over servers")
+    bonus: Annotated[float, Field()] = Field(0.0, description="added to every block's reward")
+    centre: bool = Field(False, description="subtract the mean accuracy of all tuples from the accuracy term")
+
+
+class TrainingSection(StrictModel):
+    """How the PPO router is trained, in simulation."""
+
+    decisions: Count = Field(200_000, description="how many decisions to train for, over all environments")
+    environments: Count = Field(16, description="simulated clusters stepped together")
+    horizon_s: Seconds = Field(20.0, description="length of one training run of a cluster")
+    load_range: tuple[Positive, Positive] = Field(
+        (0.5, 1.0), description="each training run draws its rate from this range, in times of the workload's own"
+    )
+    batch: Annotated[int, Field(ge=2)] = Field(2048, description="an update waits for so many rewarded decisions")
+    minibatch: Count = Field(512, description="decisions a gradient step")
+    epochs: Count = Field(3, description="K: passes over a batch")
+    hidden: tuple[Count, ...] = Field((64, 64), description="sizes of the shared layers", min_length=1)
+    learning_rate: Positive = Field(3e-4, description="Adam's")
+    clip: Positive = Field(0.2, description="the probability ratio is clipped to 1 +- this")
+    value_weight: NonNegative = Field(0.5, description="c_v")
+    entropy_weight: NonNegative = Field(0.01, description="c_H")
+    max_grad_norm: Positive = Field(0.5, description="gradients are scaled down to this norm")
+    eps_max: Share = Field(0.3, description="share of uniform exploration in the server head at the start")
+    eps_min: Share = Field(0.02, description="the same from `eps_decay` decisions on")
+    eps_decay: Count = Field(100_000, description="T_dec: decisions over which it falls linearly")
+    checkpoint_every: Count = Field(10, description="updates between checkpoints")
+    deterministic: bool = Field(True, description="the trained router takes the likeliest choice; false: it samples")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingSection:
+        if self.eps_min > self.eps_max:
+            raise ValueError(f"eps_min ({self.eps_min:g}) must not be above eps_max ({self.eps_max:g})")
+        if self.load_range[0] > self.load_range[1]:
+            raise ValueError(f"load_range must ascend: {list(self.load_range)}")
+        if self.minibatch > self.batch:
+            raise ValueError(f"minibatch ({self.minibatch}) must not be above batch ({self.batch})")
+        return self
+
+
+Routers = Annotated[tuple[str, ...], Field(min_length=1)]
+Seeds = Annotated[tuple[Whole, ...], Field(min_length=1)]
+
+
+class CompareSection(StrictModel):
+    """The simulated comparison: every router with every seed."""
+
+    routers: Routers = Field(
+        ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "ppo"),
+        description="by name, `fixed:...`, `module:Class`, a trained router's file, or `ppo`: the one this run trains",
+    )
+    seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
+
+
+class ValidateSection(StrictModel):
+    """The same workload in simulation and on real executors."""
+
+    routers: Routers = Field(("random", "jsq", "ppo"), description="as in `compare`")
+    seeds: Seeds = Field((0,), description="one pair of runs each")
+    duration_s: Seconds | None = Field(None, description="length of each run; null for the scenario's")
+    warmup_s: SecondsOrZero | None = Field(None, description="left out of the figures; null for the scenario's")
+
+
+class CalibrationSection(StrictModel):
+    """How local devices are measured."""
+
+    budget: Seconds = Field(300.0, description="wall time for each device; a small one leaves points out and says so")
+    batches: tuple[Count, ...] | None = Field(
+        None, description="batch sizes to measure, ascending; null for powers of two up to the batch limit"
+    )
+
+    @field_validator("batches")
+    @classmethod
+    def _ascending(cls, batches: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if batches is not None and (list(batches) != sorted(set(batches)) or not batches):
+            raise ValueError(f"must ascend, and not be empty: {list(batches)}")
+        return batches
+
+
+# ------------------------------------------------------------------------------------------------------ the whole file
+
+
+class Scenario(StrictModel):
+    """One experiment: everything but the code that a run depends on."""
+
+    EXAMPLE: ClassVar[str] = "scenarios/quickstart.yaml"
+
+    schema_: Literal["slimsched.scenario/1"] = Field(alias="schema", description="the form of this file")
+    name: str = Field(
+        description="names the run folder; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+    )
+    model: ModelSection = Field(description="the network")
+    cluster: ClusterSection = Field(description="the servers")
+    router: RouterSection = Field(default_factory=RouterSection, description="the router's core")
+    workload: Workload = Field(description="when images arrive")
+    faults: tuple[FaultSection, ...] = Field((), description="what goes wrong, and when")
+    deadline_s: Seconds | None = Field(None, description="a request's time limit, for goodput; null for none")
+    shed: bool = Field(False, description="give up requests whose deadline has passed")
+    reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
+    training: TrainingSection = Field(default_factory=TrainingSection, description="of the PPO router")
+    compare: CompareSection = Field(default_factory=CompareSection, description="the simulated comparison")
+    validate_: ValidateSection = Field(
+        default_factory=ValidateSection, alias="validate", description="simulation against real executors"
+    )
+    calibration: CalibrationSection = Field(default_factory=CalibrationSection, description="of local devices")
+    seed: Whole = Field(0, description="of everything random that `compare` and `validate` give no seed for")
+    duration_s: Seconds = Field(60.0, description="for how long images arrive")
+    warmup_s: SecondsOrZero = Field(5.0, description="requests that arrive earlier are left out of the figures")
+    end: Literal["drain", "cut"] = Field(
+        "drain", description="finish what is in flight when arrivals end (a minute at most), or stop there"
+    )
+    jitter: bool = Field(True, description="draw batch latencies from the profile's spread; false takes the mean")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        if self.warmup_s >= self.duration_s:
+            raise ValueError(f"warmup_s ({self.warmup_s:g}) must be below duration_s ({self.duration_s:g})")
+        if self.shed and self.deadline_s is None:
+            raise ValueError("shed needs a deadline_s: without one no request is ever late")
+        return self
+
+    def to_yaml(self) -> str:
+        """What was given (not the defaults), as text that reads back as this scenario."""
+        raw = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return yaml.safe_dump(raw, sort_keys=False, width=120, allow_unicode=True)
