@@ -11,7 +11,7 @@ from policies.routing import RouterConfig
 from policies.vocabulary import IMAGE, ROUTER, ClusterView, HeadKey, ServerView, WorkKey
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
-TABLE = {
+TABLE: dict[tuple[float, ...], float] = {
     (0.25, 0.25, 0.25, 0.25): 0.7030,
     (0.50, 0.50, 0.50, 0.50): 0.7299,
     (0.75, 0.75, 0.75, 0.75): 0.7493,

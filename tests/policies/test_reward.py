@@ -59,7 +59,7 @@ def test_a_missing_tuple_has_its_nearest_neighbors_value() -> None:
 @given(st.permutations(list(itertools.product((0.25, 0.5, 0.75, 1.0), repeat=2))))
 def test_prior_does_not_depend_on_what_was_asked_before(order: list[tuple[float, ...]]) -> None:
     """An answer for a missing tuple never becomes a neighbor of another one."""
-    table = {(0.25, 0.25): 0.1, (1.0, 1.0): 0.9}
+    table: dict[tuple[float, ...], float] = {(0.25, 0.25): 0.1, (1.0, 1.0): 0.9}
     asked = AccuracyPrior(table)
     answers = {widths: asked(widths) for widths in order}
     assert answers == {widths: AccuracyPrior(table)(widths) for widths in order}

@@ -1,0 +1,124 @@
+"""A trained router that decides: numpy alone, no exploration (eps = 0). It doesn't learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.errors import InputError
+from policies.observation import Floats
+from policies.ppo import checkpoint
+from policies.ppo.acting import draw, masked_softmax
+from policies.ppo.spec import PolicySpec
+from policies.routing import RouterConfig
+from policies.vocabulary import Choice, ClusterView
+
+
+class PPORouter:
+    """The policy of Eq. 2-4 with given weights.
+
+    Args:
+        spec: the shape.
+        weights: `trunk.I.weight`, `trunk.I.bias`, `heads.weight`, `heads.bias` (others are kept out), float32.
+        deterministic: take the most probable of each head; else draw from it, as it was trained. (Taking the most
+            probable of a policy that was trained to draw can send everything to one server.)
+
+    Raises `ValueError` where the weights are not of the spec's shape.
+    """
+
+    def __init__(
+        self, spec: PolicySpec, weights: Mapping[str, npt.NDArray[Any]], *, deterministic: bool = False
+    ) -> None:
+        self.spec = spec
+        self.deterministic = deterministic
+        self._weights = {name: value for name, value in weights.items() if name.startswith(("trunk.", "heads."))}
+        self._observation = spec.observation
+        self._layers = [_layer(self._weights, f"trunk.{i}") for i in range((len(self._weights) - 2) // 2)]
+        self._heads = _layer(self._weights, "heads")
+        self._every_group = np.ones(len(spec.groups), dtype=np.bool_)
+        self._require_chain()
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """Decide; draws three numbers from `rng` unless deterministic."""
+        if len(view.servers) != self.spec.servers:
+            problem = f"trained for {self.spec.servers} servers, asked about {len(view.servers)}"
+            raise InputError("router", "", f"{problem}; train a router for this cluster")
+        servers, widths, _ = self.spec.head_sizes
+        logits = self.logits(self._observation.observe(view))
+        uniforms = None if self.deterministic else rng.random(3)
+        server = _pick(logits[:servers], [each.valid for each in view.servers], uniforms, 0)
+        width = _pick(logits[servers : servers + widths], view.servers[server].widths, uniforms, 1)
+        group = _pick(logits[servers + widths :], self._every_group, uniforms, 2)
+        return Choice(server, self.spec.widths[width], self.spec.groups[group])
+
+    def logits(self, observation: Floats) -> Floats:
+        """(2 + 3N,) -> (N + W + G,): the three heads side by side."""
+        hidden = observation
+        for weight, bias in self._layers:
+            hidden = np.tanh(hidden @ weight + bias)
+        weight, bias = self._heads
+        return np.asarray(hidden @ weight + bias)
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, shape and mode, atomically."""
+        tensors = {checkpoint.POLICY + name: value for name, value in self._weights.items()}
+        checkpoint.write(Path(path), tensors, header(self.spec, self.deterministic))
+
+    @classmethod
+    def load(
+        cls, path: str | Path, config: RouterConfig | None = None, *, deterministic: bool | None = None
+    ) -> PPORouter:
+        """Read a router, or the router in a training checkpoint.
+
+        Args:
+            path: what `save` or training wrote.
+            config: the cluster it is to decide for; `InputError` says where the shapes differ.
+            deterministic: overrides the mode that is stored.
+        """
+        tensors, metadata = checkpoint.read(Path(path))
+        try:
+            spec = PolicySpec.from_json(metadata["spec"])
+            mode = metadata["deterministic"] == "true" if deterministic is None else deterministic
+            router = cls(spec, policy_weights(tensors), deterministic=mode)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
+        if config is not None:
+            spec.require(config, str(path))
+        return router
+
+    def _require_chain(self) -> None:
+        sizes = [self.spec.observation.size, *(bias.size for _, bias in self._layers), sum(self.spec.head_sizes)]
+        found = [weight.shape for weight, _ in (*self._layers, self._heads)]
+        if found != list(pairwise(sizes)):
+            raise ValueError(f"weights of shapes {found} are not a router of {sizes}")
+
+
+def header(spec: PolicySpec, deterministic: bool) -> dict[str, str]:
+    """What a router's file says of itself."""
+    return {"spec": spec.to_json(), "deterministic": "true" if deterministic else "false"}
+
+
+def policy_weights(tensors: Mapping[str, npt.NDArray[Any]]) -> checkpoint.Tensors:
+    """The network's tensors of a file, under their own names."""
+    prefix = checkpoint.POLICY
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _layer(weights: Mapping[str, npt.NDArray[Any]], name: str) -> tuple[Floats, Floats]:
+    """(inputs, outputs) and (outputs,): torch stores the transpose."""
+    return np.ascontiguousarray(weights[f"{name}.weight"].T), weights[f"{name}.bias"]
+
+
+def _pick(logits: Floats, mask: npt.ArrayLike, uniforms: npt.NDArray[np.float64] | None, head: int) -> int:
+    """The most probable (ties to the lowest index), or the one that the head's uniform number falls on."""
+    allowed = np.asarray(mask, dtype=np.bool_)
+    if uniforms is None:
+        return int(np.where(allowed, logits, -np.inf).argmax())
+    return int(draw(masked_softmax(logits, allowed), uniforms[head]))

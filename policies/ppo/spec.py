@@ -1,0 +1,77 @@
+"""The shape of a learned router: for which cluster it can decide. It knows no weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from policies.errors import InputError
+from policies.observation import ObservationSpec
+from policies.routing import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """What the heads choose from, and the fixed scales of what is seen.
+
+    Attributes:
+        segments: S; not an input of Eq. 1, but a router trained for other segments means nothing here.
+        widths: the width set W, ascending.
+        groups: the group sizes, ascending.
+        power_limits_w: (N,) each server's device power limit.
+    """
+
+    segments: int
+    widths: tuple[float, ...]
+    groups: tuple[int, ...]
+    power_limits_w: tuple[float, ...]
+
+    @classmethod
+    def of(cls, config: RouterConfig, power_limits_w: tuple[float, ...]) -> PolicySpec:
+        """The shape that fits a router core's settings."""
+        if len(power_limits_w) != config.servers:
+            raise ValueError(f"{config.servers} servers, but {len(power_limits_w)} power limits")
+        return cls(config.segments, config.widths, config.groups, power_limits_w)
+
+    @property
+    def servers(self) -> int:
+        """N."""
+        return len(self.power_limits_w)
+
+    @property
+    def observation(self) -> ObservationSpec:
+        """Eq. 1 for this cluster."""
+        return ObservationSpec(self.power_limits_w)
+
+    @property
+    def head_sizes(self) -> tuple[int, int, int]:
+        """(N, W, G)."""
+        return self.servers, len(self.widths), len(self.groups)
+
+    def require(self, config: RouterConfig, source: str) -> None:
+        """Raises `InputError` naming `source` where this router was trained for another cluster's shape."""
+        pairs = {
+            "servers": (config.servers, self.servers),
+            "segments": (config.segments, self.segments),
+            "widths": (list(config.widths), list(self.widths)),
+            "groups": (list(config.groups), list(self.groups)),
+        }
+        wrong = [f"{name}: expected {want}, found {found}" for name, (want, found) in pairs.items() if want != found]
+        if wrong:
+            remedy = "train a router for this cluster, or use the cluster it was trained for"
+            raise InputError(source, "", f"this router was trained for another cluster ({'; '.join(wrong)}); {remedy}")
+
+    def to_json(self) -> str:
+        """The text that `from_json` reads back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> PolicySpec:
+        """Raises `ValueError`, `KeyError` or `TypeError` where the text is not of a spec."""
+        found = json.loads(text)
+        return cls(
+            int(found["segments"]),
+            tuple(float(width) for width in found["widths"]),
+            tuple(int(group) for group in found["groups"]),
+            tuple(float(limit_w) for limit_w in found["power_limits_w"]),
+        )

@@ -1,0 +1,134 @@
+"""One PPO update on a batch of rewarded decisions (Eq. 8-13). It knows nothing of where they came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policies.errors import WorkError
+from policies.observation import Floats
+from policies.ppo.buffer import Experience
+from policies.ppo.distribution import entropies, joint_log_prob, product_policy
+from policies.ppo.knobs import PPOKnobs
+from policies.ppo.network import PolicyNetwork
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    """Means over an update's gradient steps, but for `explained_variance`: that of R by V_old, before the update."""
+
+    policy_loss: float
+    value_loss: float
+    approx_kl: float
+    clip_fraction: float
+    entropy_server: float
+    entropy_width: float
+    entropy_group: float
+    grad_norm: float
+    explained_variance: float
+
+
+def advantages(reward: Floats, value: Floats) -> Floats:
+    """A = R - V_old(s), normalized over the batch to mean 0 and standard deviation 1 (Eq. 8-13). Both (B,)."""
+    raw = reward - value
+    return np.asarray((raw - raw.mean()) / (raw.std() + 1e-8))
+
+
+def explained_variance(reward: Floats, value: Floats) -> float:
+    """1 - Var(R - V) / Var(R); 0 where R does not vary."""
+    spread = float(reward.var())
+    return 1 - float((reward - value).var()) / spread if spread > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """An `Experience` and its advantages, as tensors."""
+
+    observation: Tensor
+    server_mask: Tensor
+    width_mask: Tensor
+    actions: Tensor
+    log_prob: Tensor
+    eps: Tensor
+    value: Tensor
+    reward: Tensor
+    advantage: Tensor
+
+    @classmethod
+    def of(cls, experience: Experience) -> _Batch:
+        arrays = [getattr(experience, field.name) for field in fields(experience)]
+        arrays.append(advantages(experience.reward, experience.value))
+        return cls(*(torch.from_numpy(array) for array in arrays))
+
+    def rows(self, rows: Tensor) -> _Batch:
+        return _Batch(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def ratio_of(network: PolicyNetwork, experience: Experience, sizes: tuple[int, int, int]) -> Tensor:
+    """(B,) pi(a|s) now over pi(a|s) when it was drawn, both with the exploration share it was drawn with."""
+    log_ratio, _, _ = _evaluate(network, _Batch.of(experience), sizes)
+    return log_ratio.exp()
+
+
+def _evaluate(network: PolicyNetwork, batch: _Batch, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """(B,) log-ratio, (B, 3) entropies, (B,) values."""
+    logits, value = network(batch.observation)
+    policy = product_policy(logits, sizes, batch.server_mask, batch.width_mask)
+    log_prob = joint_log_prob(policy, batch.server_mask, batch.actions, batch.eps)
+    return log_prob - batch.log_prob, entropies(policy), value
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """The policy's loss: -mean min(ratio A, clip(ratio) A). Both (B,)."""
+    ratio = log_ratio.exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+
+
+def update(
+    network: PolicyNetwork,
+    optimizer: torch.optim.Optimizer,
+    experience: Experience,
+    sizes: tuple[int, int, int],
+    knobs: PPOKnobs,
+    rng: np.random.Generator,
+) -> UpdateStats:
+    """K epochs of minibatch steps; changes the network and the optimizer. `WorkError` where the gradient diverges."""
+    batch = _Batch.of(experience)
+    steps: list[Tensor] = []
+    for _ in range(knobs.epochs):
+        order = torch.from_numpy(rng.permutation(len(experience)))
+        for rows in order.tensor_split(ceil(len(experience) / knobs.minibatch)):  # equal parts, no small last one
+            steps.append(_step(network, optimizer, batch.rows(rows), sizes, knobs))
+    means = torch.stack(steps).mean(dim=0).tolist()
+    figures = (*means, explained_variance(experience.reward, experience.value))
+    return UpdateStats(**dict(zip((each.name for each in fields(UpdateStats)), figures, strict=True)))
+
+
+def _step(
+    network: PolicyNetwork,
+    optimizer: torch.optim.Optimizer,
+    batch: _Batch,
+    sizes: tuple[int, int, int],
+    knobs: PPOKnobs,
+) -> Tensor:
+    """One gradient step; (8,) the first fields of `UpdateStats`."""
+    log_ratio, entropy, value = _evaluate(network, batch, sizes)
+    policy_loss = clipped_surrogate(log_ratio, batch.advantage, knobs.clip)
+    value_loss = 0.5 * (batch.reward - value).square().mean()
+    by_head = entropy.mean(dim=0)
+    loss = policy_loss + knobs.value_weight * value_loss - knobs.entropy_weight * by_head.sum()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    grad_norm = torch.nn.utils.clip_grad_norm_(network.parameters(), knobs.max_grad_norm)
+    if not torch.isfinite(grad_norm):
+        raise WorkError("training diverged: the gradient is not finite; lower learning_rate or the reward's weights")
+    optimizer.step()
+    with torch.no_grad():
+        ratio = log_ratio.exp()
+        approx_kl = (ratio - 1 - log_ratio).mean()  # Schulman's estimator: never negative, low variance
+        clip_fraction = ((ratio - 1).abs() > knobs.clip).float().mean()
+        return torch.stack([policy_loss, value_loss, approx_kl, clip_fraction, *by_head, grad_norm]).detach()
