@@ -98,7 +98,7 @@ def compare_results(results: Sequence[Result], baseline: str = BASELINE) -> Comp
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
     row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
     for name in _FIGURES:
-        row[name] = _fold([run[name] for run in runs])
+        row[name] = _fold([run[name] for run in runs])  # type: ignore[literal-required]
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     latency = [change_pct(run["latency_s"]["mean"], other["latency_s"]["mean"]) for run, other in paired]
     energy = [change_pct(run["energy_j"]["mean"], other["energy_j"]["mean"]) for run, other in paired]

@@ -1,0 +1,89 @@
+"""How long work tells that it goes on: a bar on a terminal, a plain line every few seconds elsewhere, or nothing.
+
+It always writes to standard error, so that standard output holds results alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+LINE_EVERY_S = 5.0
+
+
+class Progress:
+    """Progress of `total` steps, as a context manager.
+
+    Args:
+        title: what is being done.
+        total: how many steps there are; None where nobody knows.
+        unit: what a step is, in the singular.
+        quiet: write nothing at all.
+        stream: where to write; standard error by default.
+    """
+
+    def __init__(
+        self, title: str, total: int | None = None, *, unit: str = "step", quiet: bool = False, stream: Any = None
+    ) -> None:
+        self._title, self._total, self._unit, self._quiet = title, total, unit, quiet
+        self._stream: TextIO = stream or sys.stderr
+        self._bar: tqdm[Any] | None = None
+        self._done = 0
+        self._started_s = self._told_s = 0.0
+
+    def __enter__(self) -> Progress:
+        self._started_s = self._told_s = _now_s()
+        if not self._quiet and self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(desc=self._title, total=self._total, unit=f" {self._unit}", file=self._stream, leave=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if kind is None:
+            self._say(f"{self._amount()} in {_now_s() - self._started_s:.1f} s")
+
+    def update(self, steps: int = 1) -> None:
+        """So many more steps are done."""
+        self._done += steps
+        if self._bar is not None:
+            self._bar.update(steps)
+        elif _now_s() - self._told_s >= LINE_EVERY_S:
+            self._told_s = _now_s()
+            self._say(f"{self._amount()}{self._left()}")
+
+    def set(self, done: int, total: int | None = None) -> None:
+        """This many steps are done (of so many, where that is known only now)."""
+        if total is not None:
+            self._total = total
+            if self._bar is not None:
+                self._bar.total = total
+        self.update(done - self._done)
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._stream.write(f"{self._title}: {text}\n")
+            self._stream.flush()
+
+    def _amount(self) -> str:
+        of = f" of {self._total}" if self._total is not None else ""
+        return f"{self._done}{of} {self._unit}{'' if (self._total or self._done) == 1 else 's'}"
+
+    def _left(self) -> str:
+        if not self._total or not self._done:
+            return ""
+        left_s = (_now_s() - self._started_s) * (self._total - self._done) / self._done
+        return f", {max(0.0, left_s):.0f} s left"
+
+
+def _now_s() -> float:
+    return time.monotonic_ns() / 1e9
