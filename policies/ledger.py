@@ -19,6 +19,7 @@ from policies.vocabulary import (
     BlockArrived,
     BlockFinished,
     Decide,
+    Decided,
     HeadKey,
     LoadInstance,
     RequestArrived,
@@ -147,6 +148,8 @@ class Ledger:
             self._note_return(event)
         elif isinstance(event, ServerReport):
             self._note_report(event, now_ns)
+        elif isinstance(event, Decided) and not any(isinstance(command, SendBlock) for command in commands):
+            self._open.pop(event.decision)  # its server died meanwhile; the question is asked anew
         for command in commands:
             self._note_router_command(command, now_ns)
 
@@ -170,8 +173,8 @@ class Ledger:
                 self.decisions += 1
                 self._open[decision] = _OpenDecision(view.head, now_ns)
             case SendBlock(block):
-                decision = self._open[block.block]
-                decision.sent_ns, decision.width = now_ns, block.key.width
+                open_decision = self._open[block.block]
+                open_decision.sent_ns, open_decision.width = now_ns, block.key.width
             case RequestCompleted(request, _, correct):
                 self._close_request(request, now_ns, "completed", correct=correct)
             case RequestFailed(request, reason, retries):

@@ -1,0 +1,33 @@
+# Two promises on a fresh machine: `make quickstart` and `make test`. Everything runs in a virtual environment of its own.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install quickstart test lint bench clean
+
+$(BIN)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+install: $(BIN)/.installed
+
+quickstart: install  ## the whole main job on the hardware that is here; resumes if interrupted
+	$(BIN)/slimsched run scenarios/quickstart.yaml
+
+test: install  ## every test that this machine can run
+	$(BIN)/python -m pytest
+
+lint: install  ## style, types, and the layers of docs/architecture.md
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install  ## speed; never part of a test
+	$(BIN)/python -m pytest tests/bench --benchmark-only --benchmark-columns=min,median,ops,rounds
+
+clean:
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

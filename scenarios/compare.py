@@ -1,0 +1,76 @@
+"""Simulated runs: one router with one seed, or many routers with many seeds on the same arrivals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from policies.chance import stream
+from policies.records import RunRecord
+from policies.routing import RoutingPolicy
+from scenarios.comparison import Comparison, compare_results
+from scenarios.compose import World
+from scenarios.result import Result, summarise
+
+
+def run_simulation(
+    world: World,
+    policy: RoutingPolicy,
+    router: str,
+    seed: int,
+    *,
+    duration_s: float | None = None,
+    warmup_s: float | None = None,
+    keep_log: bool = False,
+) -> tuple[Result, RunRecord]:
+    """One run, summarised, with its record. `router` names the policy in the result and its random stream."""
+    scenario = world.scenario
+    run = world.run_spec(seed, duration_s=duration_s, keep_log=keep_log)
+    began_ns = time.monotonic_ns()
+    record = world.simulation(run).run(policy, stream(seed, f"router:{router}"))
+    result = summarise(
+        record,
+        scenario=scenario.name,
+        router=router,
+        seed=seed,
+        mode="simulation",
+        engine="simpy",
+        provenance=world.provenance,
+        warmup_s=scenario.warmup_s if warmup_s is None else warmup_s,
+        horizon_s=duration_s or scenario.duration_s,
+        deadline_s=scenario.deadline_s,
+        wall_s=(time.monotonic_ns() - began_ns) / 1e9,
+    )
+    return result, record
+
+
+def simulate_world(world: World, router: str, seed: int, trained: Path | None = None) -> Result:
+    """One run of the scenario with one router."""
+    return run_simulation(world, world.router(router, trained), display_name(router), seed)[0]
+
+
+def compare_world(
+    world: World,
+    routers: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    trained: Path | None = None,
+    finished: Sequence[Result] = (),
+    on_result: Callable[[Result], None] | None = None,
+) -> Comparison:
+    """Every router with every seed; runs that are among `finished` are not run again."""
+    known = {(result["router"], result["seed"]): result for result in finished}
+    results = []
+    for router in routers:
+        for seed in seeds:
+            result = known.get((display_name(router), seed)) or simulate_world(world, router, seed, trained)
+            results.append(result)
+            if on_result is not None:
+                on_result(result)
+    return compare_results(results)
+
+
+def display_name(router: str) -> str:
+    """A router's name in results: a file's is its stem, so that no path of a machine is in a result."""
+    return Path(router).stem if router.endswith(".safetensors") else router

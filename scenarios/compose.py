@@ -1,0 +1,374 @@
+"""Builds what a scenario describes: the cluster both worlds run, the workload, and routers by name.
+
+It is where spec, profiles and accuracy meet; it opens no file and measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.baselines import RouterContext, make_router
+from policies.chance import derived_seed, stream
+from policies.errors import InputError
+from policies.greedy import GreedyKnobs
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.routing import RouterConfig, RoutingPolicy
+from policies.vocabulary import IMAGE, Provenance, WorkKey
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, read_trace
+from scenarios.spec import (
+    GB,
+    DeviceSection,
+    DiurnalWorkload,
+    GammaWorkload,
+    GreedySection,
+    LinkSection,
+    MmppWorkload,
+    Scenario,
+    ServerDownFault,
+    ServerSection,
+    TraceWorkload,
+)
+from sim import workload
+from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
+from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.costs import ProfileCosts
+from sim.faults import Fault, Outage, Slowness
+from sim.network import PRESETS, SHARED_PRESETS, Attachment
+from sim.profile import Link, Profile
+from sim.server import ServerSpec
+from sim.tables import DeviceTables, compile_tables, nanoseconds
+
+if TYPE_CHECKING:
+    from hw.device import DeviceSpec
+    from hw.evaluation import Evaluation
+
+ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
+DRAIN_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What is known of the network's accuracy: the prior, and the images it got right where it was evaluated."""
+
+    prior: AccuracyPrior
+    evaluation: Evaluation | None = None
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Accuracy:
+        """Of an evaluated network."""
+        return cls(AccuracyPrior(evaluation.top1()), evaluation)
+
+    @property
+    def image_count(self) -> int:
+        """Test images that requests are drawn from."""
+        return len(self.evaluation.correct) if self.evaluation is not None else 1
+
+
+@dataclass(frozen=True)
+class World:
+    """A scenario with its numbers: ready to simulate, or to run on the hardware it was calibrated on.
+
+    Attributes:
+        profiles: one a server, in the cluster's order.
+        capacity_img_s: the cluster's estimated capacity, in which `load` is given.
+    """
+
+    scenario: Scenario
+    profiles: tuple[Profile, ...]
+    accuracy: Accuracy
+    cluster: ClusterSpec
+    costs: ProfileCosts
+    capacity_img_s: float
+
+    @property
+    def rate_img_s(self) -> float | None:
+        """The workload's mean rate; None for a trace."""
+        given = self.scenario.workload
+        if isinstance(given, TraceWorkload):
+            return None
+        if given.rate_img_s is not None:
+            return given.rate_img_s
+        assert given.load is not None, "checked on reading"
+        return given.load * self.capacity_img_s
+
+    @property
+    def provenance(self) -> Provenance:
+        """Of what rests on all the profiles."""
+        return Provenance.weakest(*(profile.provenance for profile in self.profiles))
+
+    def arrivals_ns(self, seed: int, horizon_s: float, scale: float = 1.0) -> NDArray[np.int64]:
+        """Arrival times of one run, `scale` times the workload's rate."""
+        rng = stream(seed, "arrivals")
+        given = self.scenario.workload
+        if isinstance(given, TraceWorkload):
+            times_s = read_trace(Path(given.file), given.time_column)
+            return workload.trace(times_s.tolist(), given.factor * scale, horizon_s)
+        assert self.rate_img_s is not None, "only a trace has no rate"
+        rate = self.rate_img_s * scale
+        match given:
+            case MmppWorkload():
+                return workload.mmpp(rate, given.burst_factor, given.burst_share, given.dwell_s, horizon_s, rng)
+            case GammaWorkload():
+                return workload.gamma(rate, given.cv, horizon_s, rng)
+            case DiurnalWorkload():
+                return workload.diurnal(rate, given.amplitude, given.period_s, horizon_s, rng)
+            case _:
+                return workload.poisson(rate, horizon_s, rng)
+
+    def images(self, seed: int, count: int) -> NDArray[np.int64]:
+        """Which test image each request is."""
+        return stream(seed, "images").integers(self.accuracy.image_count, size=count)
+
+    def run_spec(
+        self,
+        seed: int,
+        *,
+        duration_s: float | None = None,
+        scale: float = 1.0,
+        detail: bool = True,
+        keep_log: bool = False,
+        end: str | None = None,
+    ) -> RunSpec:
+        """One run of the scenario's workload."""
+        scenario = self.scenario
+        horizon_s = duration_s or scenario.duration_s
+        arrivals_ns = self.arrivals_ns(seed, horizon_s, scale)
+        if len(arrivals_ns) == 0:
+            raise InputError(scenario.name, "workload", f"no image arrives within {horizon_s:g} s; raise the rate")
+        return RunSpec(
+            arrivals_ns=arrivals_ns,
+            horizon_ns=nanoseconds(horizon_s),
+            correctness=self._correctness(seed, len(arrivals_ns)),
+            end="cut" if (end or scenario.end) == "cut" else "drain",
+            drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
+            deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
+            faults=self._faults(),
+            seed=seed,
+            detail=detail,
+            keep_log=keep_log,
+        )
+
+    def _correctness(self, seed: int, count: int) -> Correctness:
+        evaluation = self.accuracy.evaluation
+        if evaluation is None:
+            return BernoulliCorrectness(self.accuracy.prior, derived_seed(seed, "correct"))
+        return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
+
+    def _faults(self) -> tuple[Fault, ...]:
+        index = {server.name: number for number, server in enumerate(self.cluster.servers)}
+        faults: list[Fault] = []
+        for fault in self.scenario.faults:
+            start_ns = nanoseconds(fault.start_s)
+            if isinstance(fault, ServerDownFault):
+                end_ns = None if fault.end_s is None else nanoseconds(fault.end_s)
+                faults.append(Outage(index[fault.server], start_ns, end_ns))
+            else:
+                faults.append(Slowness(index[fault.server], start_ns, nanoseconds(fault.end_s), fault.factor))
+        return tuple(faults)
+
+    def simulation(self, run: RunSpec) -> Simulation:
+        """A simulation that is ready to start."""
+        return Simulation(self.cluster, run)
+
+    @property
+    def context(self) -> RouterContext:
+        """What a router may be built from."""
+        return RouterContext(
+            config=self.cluster.router,
+            costs=self.costs,
+            prior=self.accuracy.prior,
+            power_limits_w=tuple(profile.power.cap_w for profile in self.profiles),
+            deadline_s=self.scenario.deadline_s,
+        )
+
+    def router(self, name: str, trained: Path | None = None, key: str = "router") -> RoutingPolicy:
+        """A fresh router by name; `ppo` is the file `trained`, and so is any name of a router's file.
+
+        Raises:
+            InputError: unknown, not trained yet, or trained for another cluster.
+        """
+        source = self.scenario.name
+        if name != TRAINED_ROUTER and not name.endswith(ROUTER_SUFFIX):
+            return make_router(name, self.context, source, key)
+        path = trained if name == TRAINED_ROUTER else Path(name)
+        if path is None or not path.is_file():
+            raise InputError(source, key, f"{name}: no trained router at hand; run `slimsched train` first")
+        from policies.ppo.router import PPORouter  # torch-free rules must not wait for torch
+
+        return PPORouter.load(path, self.cluster.router, deterministic=self.scenario.training.deterministic)
+
+
+def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> World:
+    """Join a scenario (with its servers named, not `auto`) with a profile for each server and the accuracy.
+
+    Raises:
+        InputError: a profile is of another network, does not cover the batch limit, or its device is too small.
+    """
+    servers = scenario.cluster.named_servers
+    owners = {server.name: server.shares_device_with or server.name for server in servers}
+    devices = [name for name, owner in owners.items() if name == owner]
+    of_server = tuple(profiles[owners[server.name]] for server in servers)
+    _require_one_network(scenario, servers, of_server)
+    tables = {name: _tables(scenario, name, profiles[name], owners) for name in devices}
+    specs = tuple(
+        ServerSpec(
+            name=server.name,
+            device=devices.index(owners[server.name]),
+            knobs=_knobs(scenario, server, tables[owners[server.name]], list(owners.values())),
+            attachment=_attachment(server, profiles[owners[server.name]]),
+        )
+        for server in servers
+    )
+    cluster = ClusterSpec(
+        devices=tuple(tables[name] for name in devices),
+        servers=specs,
+        router=_router_config(scenario, specs, of_server[0]),
+        decision_ns=nanoseconds(_decision_s(scenario, of_server)),
+        weights=RewardWeights(**scenario.reward.model_dump()),
+        prior=accuracy.prior,
+    )
+    costs = ProfileCosts(
+        [tables[owners[server.name]] for server in servers],
+        [spec.knobs.batch_limit for spec in specs],
+        [spec.attachment for spec in specs],
+    )
+    return World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
+
+
+def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts) -> float:
+    """The rate at which every device would be busy all the time with full batches at full width.
+
+    An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
+    finds the largest rate that is really stable with a given router.
+    """
+    full = cluster.router.widths[-1]
+    keys = [WorkKey(s, full, IMAGE if s == 1 else full) for s in range(1, cluster.router.segments + 1)]
+    first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
+    return sum(1.0 / sum(costs.image_s(server, key) for key in keys) for server in first_on_device.values())
+
+
+def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenario:
+    """`cluster.servers: auto` spelled out: a server for each device of this machine."""
+    if scenario.cluster.servers != "auto":
+        return scenario
+    sections = tuple(
+        ServerSection(
+            name=f"gpu{device.index}" if device.kind == "cuda" else f"cpu{number}",
+            device=DeviceSection(
+                kind=device.kind,
+                cores=device.cores,
+                threads=device.threads,
+                onednn=device.onednn,
+                index=device.index,
+                idle_w=device.idle_w,
+                tdp_w=device.tdp_w,
+                vram_gb=device.vram_bytes / GB,
+            ),
+        )
+        for number, device in enumerate(devices)
+    )
+    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"servers": sections})})
+
+
+def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...], profiles: tuple[Profile, ...]) -> None:
+    first = profiles[0].model
+    for server, profile in zip(servers, profiles, strict=True):
+        if profile.model.hash != first.hash:
+            problem = (
+                f"the profile of {server.name!r} is of model {profile.model.name} ({profile.model.hash[:12]}), "
+                f"that of {servers[0].name!r} of {first.name} ({first.hash[:12]}); calibrate both with one model"
+            )
+            raise InputError(scenario.name, "cluster.servers", problem)
+
+
+def _tables(scenario: Scenario, name: str, profile: Profile, owners: Mapping[str, str]) -> DeviceTables:
+    sharing = [server for server in scenario.cluster.named_servers if owners[server.name] == name]
+    knobs = [scenario.cluster.greedy_of(server) for server in sharing]
+    limit = max(knob.batch_limit for knob in knobs)
+    return compile_tables(profile, limit, jitter=scenario.jitter, util_metric=knobs[0].util_metric)
+
+
+def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, owners: list[str]) -> GreedyKnobs:
+    given = scenario.cluster.greedy_of(server)
+    profile = tables.profile
+    shares = owners.count(server.shares_device_with or server.name)
+    cap_gb = given.vram_cap_gb
+    cap_bytes = profile.device.vram_bytes // shares if cap_gb is None else int(cap_gb * GB)
+    knobs = GreedyKnobs(
+        widths=profile.model.widths,
+        instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},
+        context_bytes=profile.memory.context_bytes,
+        batch_limit=given.batch_limit,
+        vram_cap_bytes=cap_bytes,
+        utilization_block=given.utilization_block,
+        idle_unload_ns=None if given.idle_unload_s is None else nanoseconds(given.idle_unload_s),
+        scale_trigger=given.scale_trigger,
+        scale_cap=given.scale_cap,
+        head_of_line=given.head_of_line,
+        skip_limit_ns=nanoseconds(given.skip_limit_s),
+        served_width=given.served_width,
+        padded_sizes=tables.padded_sizes,
+    )
+    return replace(knobs, preload=_preload(scenario, server, given, knobs))
+
+
+def _preload(
+    scenario: Scenario, server: ServerSection, given: GreedySection, knobs: GreedyKnobs
+) -> tuple[tuple[int, float], ...]:
+    if isinstance(given.preload, str):
+        wanted = tuple(sorted(knobs.instance_bytes)) if given.preload == "all" else ()
+    else:
+        wanted = given.preload
+    needed = knobs.context_bytes + sum(knobs.instance_bytes[spec] for spec in wanted)
+    if needed > knobs.vram_cap_bytes:
+        problem = f"needs {needed / GB:.2f} GB, the cap of {server.name!r} is {knobs.vram_cap_bytes / GB:.2f} GB"
+        raise InputError(scenario.name, "cluster.greedy.preload", f"{problem}; preload less or raise vram_cap_gb")
+    return wanted
+
+
+def _attachment(server: ServerSection, profile: Profile) -> Attachment:
+    own = f"link:{server.name}"
+    given = server.link
+    if isinstance(given, LinkSection):
+        link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s)
+        return Attachment(given.medium or own, link)
+    if given == "measured":
+        assert profile.link is not None, "checked on reading, and calibration measures it"
+        return Attachment(own, profile.link)
+    return Attachment(given if given in SHARED_PRESETS else own, PRESETS[given])
+
+
+def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile: Profile) -> RouterConfig:
+    model, given = profile.model, scenario.router
+    holds = tuple(
+        tuple(tuple(server.knobs.can_hold((s, w)) for w in model.widths) for s in range(1, model.segments + 1))
+        for server in servers
+    )
+    for segment in range(1, model.segments + 1):
+        if not any(any(server[segment - 1]) for server in holds):
+            caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
+            problem = f"no server can hold segment {segment} at any width (caps: {caps}); raise vram_cap_gb"
+            raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
+    return RouterConfig(
+        segments=model.segments,
+        widths=model.widths,
+        holds=holds,
+        groups=given.groups,
+        outstanding_blocks=given.outstanding_blocks,
+        block_key=given.block_key,
+        max_retries=given.max_retries,
+        shed_expired=scenario.shed,
+    )
+
+
+def _decision_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
+    if not isinstance(scenario.router.decision_s, str):
+        return scenario.router.decision_s
+    measured = [profile.decision_s for profile in profiles if profile.decision_s is not None]
+    return max(measured, default=ASSUMED_DECISION_S)
