@@ -1,1 +1,21 @@
-"""Measures devices through `hw` and fits the very formulas that `sim` replays."""
+"""Measures devices through `hw` and fits the simulator's own formulas to what it saw."""
+
+from calibrate.check import CheckedPoint, CheckReport
+from calibrate.costs import ModelCosts, resnet_costs
+from calibrate.datasheet import GPUS, find_gpu, synthesize
+from calibrate.measure import Progress
+from calibrate.session import calibrate, check_profile, model_costs
+
+__all__ = [
+    "GPUS",
+    "CheckReport",
+    "CheckedPoint",
+    "ModelCosts",
+    "Progress",
+    "calibrate",
+    "check_profile",
+    "find_gpu",
+    "model_costs",
+    "resnet_costs",
+    "synthesize",
+]

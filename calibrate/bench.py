@@ -48,8 +48,8 @@ class SteadyLoad:
 class Bench(Protocol):
     """One device with a model on it; every call blocks."""
 
-    def load(self, instance: int, segment: int, width: float) -> tuple[float, int]:
-        """Put a segment at a width into device memory: (seconds, bytes)."""
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
+        """Put a segment at a width into device memory, from the model's file or from host memory: (seconds, bytes)."""
         ...
 
     def unload(self, instance: int) -> float:
@@ -99,7 +99,7 @@ class TogetherResult:
 
 @dataclass(frozen=True, slots=True)
 class HoldResult:
-    """Loading and unloading one instance; the first load is the process's first."""
+    """Loading and unloading one instance; the first load is from disk, the others from memory."""
 
     loads_s: tuple[float, ...]
     unloads_s: tuple[float, ...]

@@ -52,7 +52,7 @@ def resnet_costs(config: SlimResNetConfig, name: str, model_hash: str) -> ModelC
     """The costs of a slimmable ResNet in float32."""
     return ModelCosts(
         info=_model_info(config, name, model_hash),
-        keys={key: _key_cost(config, *key) for key in config.keys()},  # noqa: SIM118 - it is no mapping
+        keys={key: _key_cost(config, *key) for key in config.work_keys()},
         instance_bytes={
             (segment, width): instance_bytes(config, segment, width)
             for segment in range(1, config.segments + 1)

@@ -44,7 +44,7 @@ from calibrate.samples import Samples
 from policies.vocabulary import NS_PER_S
 
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
-LOADS = 3  # of an instance: the first, and reloads
+LOADS = 3  # of an instance: from disk, then from host memory
 MOST_ROUNDS = 6
 
 
@@ -236,7 +236,7 @@ def _together(bench: Bench, points: Sequence[Point], effort: Effort, guess: Forw
 def _hold(bench: Bench, segment: int, width: float) -> HoldResult:
     loads_s, unloads_s, vram_bytes = [], [], 0
     for instance in range(LOADS):
-        load_s, vram_bytes = bench.load(instance, segment, width)
+        load_s, vram_bytes = bench.load(instance, segment, width, instance == 0)
         loads_s.append(load_s)
         unloads_s.append(bench.unload(instance))
     return HoldResult(tuple(loads_s), tuple(unloads_s), vram_bytes)

@@ -212,10 +212,14 @@ def full_grid(batch_limit: int) -> tuple[int, ...]:
 
 
 def thin(grid: Sequence[int], number: int | None) -> tuple[int, ...]:
-    """So many of the grid's batch sizes, spread evenly over it, the first and the last among them."""
+    """So many of the grid's batch sizes: the first two (libraries treat a single image apart), the others spread evenly.
+
+    The last is always among them.
+    """
     if number is None or number >= len(grid):
         return tuple(grid)
-    return tuple(grid[round(i * (len(grid) - 1) / (number - 1))] for i in range(number))
+    steps = number - 2  # from the second size to the last
+    return (grid[0], *(grid[1 + round(i * (len(grid) - 2) / steps)] for i in range(steps + 1)))
 
 
 def describe(step: Step) -> str:

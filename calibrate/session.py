@@ -1,0 +1,161 @@
+"""A calibration from end to end: a model's file and a device in, a profile out. It composes; it decides nothing."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - a budget is real time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from calibrate.check import CheckReport, check
+from calibrate.costs import ModelCosts, resnet_costs
+from calibrate.fit import DeviceFacts, fit
+from calibrate.log import Log
+from calibrate.measure import Progress, measure, scout
+from calibrate.plan import Extras, make_plan
+from calibrate.probe import Probe, idle_w, open_sensor, power_model, probe, sensor_model
+from calibrate.workers import WorkerBench
+from hw.device import DeviceSpec
+from hw.slimresnet import load_model
+from hw.worker import WorkerSpec, start_workers
+from policies.chance import stream
+from policies.errors import InputError
+from policies.vocabulary import NS_PER_S
+from sim.profile import Profile
+
+IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
+IDLE_S = (0.5, 30.0)  # at least and at most
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A bench that is ready, and what is known of its device."""
+
+    bench: WorkerBench
+    found: Probe
+    facts: DeviceFacts
+
+
+def calibrate(
+    model_path: Path,
+    device: DeviceSpec,
+    *,
+    budget_s: float,
+    batch_limit: int,
+    log_path: Path,
+    seed: int = 0,
+    peer: DeviceSpec | None = None,
+    sensor_period_s: float = 0.1,
+    name: str = "",
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Profile:
+    """Measure a device running a model, and fit the simulator's model of it.
+
+    Args:
+        model_path: the slimmable network (safetensors).
+        budget_s: wall time; a small one leaves things out and says so (`Profile.omitted`), never a key.
+        batch_limit: the largest batch measured; the simulator refuses larger ones.
+        log_path: finished measurements; an interrupted calibration goes on from there.
+        seed: of the order and of the held-out points.
+        peer: a second device of this host: moving activations to it gives `Profile.link`; None leaves it out.
+        sensor_period_s: how often serving reads the device's sensor.
+        name: of the profile; made from the device and the model by default.
+        on_progress: called before each step.
+
+    Raises:
+        InputError: the model is no model, the budget or the limit makes no sense, or the log is of something else.
+        WorkError: the device failed.
+    """
+    _require(budget_s, batch_limit)
+    begin_ns = time.monotonic_ns()
+    costs = model_costs(model_path)
+    keys = sorted(costs.keys)
+    idle_s = min(max(IDLE_S[0], IDLE_SHARE * budget_s), IDLE_S[1])
+    with (
+        _opened(model_path, device, peer, batch_limit, sensor_period_s, idle_s) as opened,
+        Log(log_path, _stamp(opened.found, costs, device, batch_limit)) as log,
+    ):
+        setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
+        guess = scout(opened.bench, keys, batch_limit, log, time.monotonic_ns)
+        extras = Extras(power=opened.found.metered, peer=peer is not None)
+        plan = make_plan(keys, batch_limit, budget_s, guess, extras, stream(seed, "calibration"))
+        measured = measure(opened.bench, plan, guess, log, budget_s - setup_s, time.monotonic_ns, on_progress)
+        facts = opened.facts
+    omitted = (*plan.omitted, *measured.omitted, *(() if peer else ("the link between servers of this host",)))
+    return fit(measured.measurements, costs, facts, name or f"{device.kind}-{costs.info.name}", omitted)
+
+
+def check_profile(
+    model_path: Path, device: DeviceSpec, profile: Profile, *, seed: int = 0, points: int = 12
+) -> CheckReport:
+    """Whether a profile still holds for a device here; see `calibrate.check`.
+
+    Raises:
+        InputError: the profile is of another model.
+        WorkError: the device failed.
+    """
+    costs = model_costs(model_path)
+    if costs.info.hash != profile.model.hash:
+        problem = f"the profile is of model {profile.model.hash}, this is {costs.info.hash}; calibrate this model"
+        raise InputError(f"profile {profile.name}", "model.hash", problem)
+    with _bench(model_path, device, None, 0) as bench:
+        return check(bench, profile, stream(seed, "check"), points=points)
+
+
+def model_costs(model_path: Path) -> ModelCosts:
+    """The costs of a model's file; raises `InputError` where it is none."""
+    model, metadata = load_model(model_path)
+    return resnet_costs(model.config, metadata.get("name", model_path.stem), metadata["hash"])
+
+
+def _require(budget_s: float, batch_limit: int) -> None:
+    if not budget_s > 0:
+        raise InputError("calibrate", "budget", f"must be more than 0 s, found {budget_s:g}; 45s to 15m is usual")
+    if batch_limit < 1:
+        raise InputError("calibrate", "batch_limit", f"must be at least 1, found {batch_limit}")
+
+
+@contextmanager
+def _opened(
+    model_path: Path,
+    device: DeviceSpec,
+    peer: DeviceSpec | None,
+    batch_limit: int,
+    sensor_period_s: float,
+    idle_s: float,
+) -> Iterator[Opened]:
+    """Bare idle first, then the worker, then context idle."""
+    bare = idle_w(device, device_probe := probe(device), idle_s)
+    with _bench(model_path, device, peer, batch_limit) as bench:
+        context = idle_w(device, device_probe, idle_s)
+        facts = DeviceFacts(
+            info=device_probe.info,
+            execution=device.execution(),
+            cores=len(device.physical[1]) if device.kind == "cpu" else 1,
+            bandwidth_bytes_s=device_probe.bandwidth_bytes_s,
+            power=power_model(device, device_probe, bare, context),
+            sensor=sensor_model(device, sensor_period_s),
+            context_bytes=bench.worker.wait_until_ready().context_bytes,
+        )
+        yield Opened(bench, device_probe, facts)
+
+
+@contextmanager
+def _bench(model_path: Path, device: DeviceSpec, peer: DeviceSpec | None, batch_limit: int) -> Iterator[WorkerBench]:
+    specs = [WorkerSpec("calibrated", device, model_path)]
+    specs += [WorkerSpec("peer", peer, model_path)] if peer else []
+    with start_workers(specs) as workers:
+        sensor = open_sensor(device, (workers[0].pid,))
+        probe_batch = batch_limit if device.kind == "cuda" else 0
+        yield WorkerBench(workers[0], workers[1] if peer else None, sensor, probe_batch)
+
+
+def _stamp(found: Probe, costs: ModelCosts, device: DeviceSpec, batch_limit: int) -> dict[str, str]:
+    """What must agree for a log to be continued."""
+    return {
+        "device": found.info.name,
+        "model": costs.info.hash,
+        "batch_limit": str(batch_limit),
+        **{f"execution.{key}": value for key, value in device.execution().items()},
+    }

@@ -1,0 +1,99 @@
+"""The log survives a kill, and is never mistaken for another device's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibrate.bench import (
+    HoldResult,
+    Result,
+    SoloResult,
+    SteadyLoad,
+    SteadyResult,
+    TimesResult,
+    TogetherResult,
+    from_jsonable,
+    to_jsonable,
+)
+from calibrate.log import Log
+from calibrate.samples import Samples
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+
+STAMP = {"device": "cpu", "model": "abc"}
+RESULTS: list[Result] = [
+    SoloResult(Samples(3, (0.1, 0.2, 0.3)), 0.6, 0.5),
+    TogetherResult((0.1, 0.2), (0.2, 0.0)),
+    HoldResult((0.3, 0.1), (0.01, 0.01), 4096),
+    TimesResult(Samples(1, (1e-4,))),
+    SteadyResult(SteadyLoad(100, 2.0, 55.5, None, Provenance.POLLED)),
+]
+
+
+def written(path: Path) -> bytes:
+    with Log(path, STAMP) as log:
+        for number, result in enumerate(RESULTS):
+            log.append(f"step {number}", 1.5, result)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_a_result_reads_back(result: Result) -> None:
+    """Plain data and back."""
+    assert from_jsonable(to_jsonable(result)) == result
+
+
+def test_a_log_reads_back(tmp_path: Path) -> None:
+    """All steps and the time that they took."""
+    written(tmp_path / "log")
+    with Log(tmp_path / "log", STAMP) as log:
+        assert list(log.results.values()) == RESULTS
+        assert log.spent_s == 1.5 * len(RESULTS)
+
+
+@given(st.data())
+def test_a_torn_log_continues_at_its_last_whole_line(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Cut anywhere: the whole lines are kept, the rest is dropped, and appending goes on cleanly."""
+    path = tmp_path_factory.mktemp("logs") / "log"
+    text = written(path)
+    kept = text[: data.draw(st.integers(0, len(text)))]
+    path.write_bytes(kept)
+    whole = max(0, kept.count(b"\n") - 1)
+    with Log(path, STAMP) as log:
+        assert list(log.results.values()) == RESULTS[:whole]
+        log.append("new", 0.5, RESULTS[0])
+    with Log(path, STAMP) as log:
+        assert list(log.results) == [*(f"step {number}" for number in range(whole)), "new"]
+
+
+@pytest.mark.parametrize("stamp", [{**STAMP, "model": "xyz"}, {"device": "cpu"}, {**STAMP, "dtype": "float16"}])
+def test_a_foreign_log_is_refused_and_left_alone(tmp_path: Path, stamp: dict[str, str]) -> None:
+    """Another model, a stamp with less or more: the message names the key, the file is not touched."""
+    text = written(tmp_path / "log")
+    with pytest.raises(InputError, match=r"stamp\.(model|dtype): the log is of .* remove the log"):
+        Log(tmp_path / "log", stamp)
+    assert (tmp_path / "log").read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    "damage", [b"not json\n", b"[1]\n", b'{"step": "x"}\n', b'{"step": "x", "elapsed_s": 1, "result": {"kind": "?"}}\n']
+)
+def test_damage_before_the_last_line_is_refused(tmp_path: Path, damage: bytes) -> None:
+    """A whole line that is no step is an error that names the line."""
+    text = written(tmp_path / "log")
+    (tmp_path / "log").write_bytes(text + damage)
+    with pytest.raises(InputError, match="line 7: damaged"):
+        Log(tmp_path / "log", STAMP)
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    """JSON that is no calibration log."""
+    (tmp_path / "log").write_text('{"schema": "other/1"}\n')
+    with pytest.raises(InputError, match="no calibration log"):
+        Log(tmp_path / "log", STAMP)

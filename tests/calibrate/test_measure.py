@@ -1,0 +1,116 @@
+"""Measuring keeps to its budget, resumes where it stopped, and says what it dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.log import Log
+from calibrate.measure import Measured, Progress, measure, scout
+from calibrate.plan import Extras, Hold, Plan, Solo, make_plan
+from tests.calibrate.fake import LIMIT, FakeBench, all_keys
+
+
+def session(bench: FakeBench, path: Path, budget_s: float, seen: list[Progress] | None = None) -> tuple[Plan, Measured]:
+    with Log(path, {"device": "fake"}) as log:
+        guess = scout(bench, all_keys(), LIMIT, log, bench.clock)
+        rng = np.random.default_rng(0)
+        plan = make_plan(all_keys(), LIMIT, budget_s, guess, Extras(True, True), rng)
+        notice = (seen if seen is not None else []).append
+        return plan, measure(bench, plan, guess, log, budget_s, bench.clock, notice)
+
+
+def covered(measured: Measured) -> set[tuple[int, float, float]]:
+    return {step.point.key for step, _ in measured.measurements if isinstance(step, Solo) and not step.held_out}
+
+
+def test_all_steps_are_done_in_time(tmp_path: Path) -> None:
+    """With an honest guess the whole plan fits, and nothing is said to be dropped."""
+    bench = FakeBench()
+    plan, measured = session(bench, tmp_path / "log", 120.0)
+    assert len(measured.measurements) >= len(plan.steps)
+    assert measured.omitted == ()
+    assert bench.now_ns <= 120.0e9
+
+
+def test_a_kill_loses_one_point(tmp_path: Path) -> None:
+    """Killed and resumed again and again, nothing finished is measured twice, and the result is whole."""
+    undisturbed = FakeBench()
+    _, whole = session(undisturbed, tmp_path / "whole", 60.0)
+    asked, kills = 0, 0
+    while True:
+        bench = FakeBench(dies_after=40)
+        try:
+            _, measured = session(bench, tmp_path / "log", 60.0)
+            break
+        except KeyboardInterrupt:
+            asked, kills = asked + len(bench.asked), kills + 1
+    asked += len(bench.asked)
+    assert kills > 1
+    assert [step for step, _ in measured.measurements] == [step for step, _ in whole.measurements]
+    largest_step = 9  # a set of four: each alone, then together, and the call that died
+    assert asked <= len(undisturbed.asked) + kills * largest_step
+
+
+def test_a_late_measurement_hurries_and_stops(tmp_path: Path) -> None:
+    """A device ten times slower than guessed: every key is covered in a hurry, optional rounds are dropped."""
+    bench = FakeBench()
+    with Log(tmp_path / "log", {}) as log:
+        guess = scout(bench, all_keys(), LIMIT, log, bench.clock)
+        plan = make_plan(all_keys(), LIMIT, 300.0, guess, Extras(False, False), np.random.default_rng(0))
+        assert plan.effort.rounds > 1
+        bench.slowness = 10.0
+        measured = measure(bench, plan, guess, log, 300.0, bench.clock)
+    assert covered(measured) == set(all_keys())
+    assert any(words.startswith("time ran out: ") for words in measured.omitted)
+    assert any(words.startswith("late: ") for words in measured.omitted)
+    assert bench.now_ns < 1.2 * 300e9  # ten times the first round alone would be 700 s
+
+
+def test_an_impossible_budget_still_covers_what_is_required(tmp_path: Path) -> None:
+    """No budget at all: every key and every instance, nothing more."""
+    plan, measured = session(FakeBench(), tmp_path / "log", 0.0)
+    assert covered(measured) == set(all_keys())
+    held = {(step.segment, step.width) for step, _ in measured.measurements if isinstance(step, Hold)}
+    assert held == {key[:2] for key in all_keys()}
+    assert len(measured.measurements) == len(plan.steps)
+
+
+def test_progress_counts_up_and_time_left_stays_within_the_budget(tmp_path: Path) -> None:
+    """The callback sees each step before it starts."""
+    seen: list[Progress] = []
+    plan, _ = session(FakeBench(), tmp_path / "log", 60.0, seen)
+    assert [progress.done for progress in seen] == list(range(len(plan.steps)))
+    assert {progress.total for progress in seen} == {len(plan.steps)}
+    assert all(0 <= progress.left_s <= 60.0 for progress in seen)
+    assert seen[-1].left_s < seen[0].left_s
+
+
+def test_points_whose_rounds_differ_are_measured_again(tmp_path: Path) -> None:
+    """On a noisy device with time left there are more rounds than planned; on a steady one there are not."""
+    plan, noisy = session(FakeBench(jitter=0.3), tmp_path / "noisy", 600.0)
+    assert len(noisy.measurements) > len(plan.steps)
+    plan, steady = session(FakeBench(), tmp_path / "steady", 600.0)
+    assert len(steady.measurements) == len(plan.steps)
+
+
+def test_instances_are_let_go(tmp_path: Path) -> None:
+    """What is loaded to be timed is unloaded."""
+    bench = FakeBench()
+    session(bench, tmp_path / "log", 10.0)
+    assert bench.held == {}
+
+
+def test_the_guess_follows_batch_and_width(tmp_path: Path) -> None:
+    """Scouting the corners guesses the points between to a factor of two."""
+    bench = FakeBench()
+    with Log(tmp_path / "log", {}) as log:
+        guess = scout(bench, all_keys(), LIMIT, log, bench.clock)
+        for step in (
+            p.step
+            for p in make_plan(all_keys(), LIMIT, 1e4, guess, Extras(False, False), np.random.default_rng(0)).steps
+        ):
+            if isinstance(step, Solo):
+                assert guess(step.point) == pytest.approx(bench.truth_s(step.point), rel=1.1)

@@ -1,0 +1,147 @@
+"""A budget becomes a list of steps: never without a key, and honest about what it leaves out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibrate.plan import (
+    FEWEST_BATCHES,
+    LAVISH,
+    Extras,
+    Hold,
+    Plan,
+    Point,
+    Solo,
+    Steady,
+    Together,
+    Transfer,
+    full_grid,
+    make_plan,
+    thin,
+)
+from tests.calibrate.fake import all_keys
+
+
+def plan(
+    budget_s: float, limit: int = 64, forward_s: float = 1e-3, seed: int = 0, extras: Extras | None = None
+) -> Plan:
+    rng = np.random.default_rng(seed)
+    return make_plan(all_keys(), limit, budget_s, lambda _: forward_s, extras or Extras(False, False), rng)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.0, 2000.0), st.integers(1, 200), st.floats(1e-5, 1.0), st.integers(0, 5))
+def test_every_key_is_covered_whatever_the_budget(budget_s: float, limit: int, forward_s: float, seed: int) -> None:
+    """Each key is required at the first and the last batch size and at least at four where there are so many."""
+    made = plan(budget_s, limit, forward_s, seed)
+    required = [p.step for p in made.steps if p.required]
+    for key in all_keys():
+        batches = {s.point.batch for s in required if isinstance(s, Solo) and s.point.key == key and not s.held_out}
+        assert {1, limit} <= batches <= set(range(1, limit + 1))
+        assert len(batches) >= min(FEWEST_BATCHES, limit)
+    assert {(s.segment, s.width) for s in required if isinstance(s, Hold)} == {key[:2] for key in all_keys()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.0, 2000.0), st.integers(5, 200), st.integers(0, 5))
+def test_held_out_points_are_not_fitted_and_no_power_of_two(budget_s: float, limit: int, seed: int) -> None:
+    """No point or set stands on both sides, and held-out batches lie between the grid's."""
+    steps = [p.step for p in plan(budget_s, limit, seed=seed).steps]
+    solos = [s for s in steps if isinstance(s, Solo)]
+    held_out = {s.point for s in solos if s.held_out}
+    assert held_out
+    assert not held_out & {s.point for s in solos if not s.held_out}
+    assert all(point.batch not in full_grid(limit) for point in held_out)
+    sets = [s for s in steps if isinstance(s, Together)]
+    assert {s.points for s in sets if s.held_out}
+    assert not {s.points for s in sets if s.held_out} & {s.points for s in sets if not s.held_out}
+
+
+def test_a_plan_keeps_to_its_budget_where_it_can() -> None:
+    """The guessed cost stays within the budget, and a larger one buys more."""
+    small, middle, large = plan(5.0), plan(60.0), plan(3000.0)
+    assert small.estimated_s <= 5.0
+    assert middle.estimated_s <= 60.0
+    assert small.estimated_s < middle.estimated_s < large.estimated_s
+    assert large.effort == LAVISH
+    assert large.omitted == ()
+
+
+def test_what_is_left_out_is_said() -> None:
+    """Batch sizes, rounds and repeats by name; and that a budget cannot be met."""
+    words = " ".join(plan(0.1).omitted)
+    assert "batch sizes 4, 16," in words
+    assert "2 of 3 rounds" in words
+    assert "repeats: 3" in words
+    assert "the budget is 0 s" in words
+
+
+def test_batches_go_before_the_last_repeats_and_rounds_before_batches() -> None:
+    """The order in which a shrinking budget costs: rounds, batch sizes, repeats."""
+    made = [plan(budget_s) for budget_s in np.geomspace(600, 1, 60)]
+    for larger, smaller in itertools.pairwise(made):
+        assert smaller.effort.rounds <= larger.effort.rounds
+        assert len(smaller.batches) <= len(larger.batches)
+        assert smaller.effort.repeats <= larger.effort.repeats
+        if len(smaller.batches) < len(full_grid(64)):
+            assert smaller.effort.rounds == 1
+        if smaller.effort.repeats < 30:
+            assert len(smaller.batches) == FEWEST_BATCHES
+
+
+def test_sets_are_identical_and_mixed_a_quarter_held_out() -> None:
+    """Both kinds on both sides: identical ones alone cannot tell alpha from beta."""
+    sets = [p.step for p in plan(3000.0).steps if isinstance(p.step, Together) and p.round == 1]
+    for held_out in (False, True):
+        kinds = {len(set(s.points)) == 1 for s in sets if s.held_out == held_out}
+        assert kinds == {True, False}
+    assert {len(s.points) for s in sets if len(set(s.points)) == 1} == {2, 4}
+    assert np.mean([s.held_out for s in sets]) == pytest.approx(0.25, abs=0.1)
+
+
+def test_each_round_has_its_own_order() -> None:
+    """Rounds visit the same points, in another order."""
+    rounds = [[p.step for p in plan(3000.0).steps if p.round == n and isinstance(p.step, Solo)] for n in (2, 3)]
+    assert set(rounds[0]) == set(rounds[1])
+    assert rounds[0] != rounds[1]
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    """A resumed calibration finds its steps again."""
+    assert plan(30.0, seed=3) == plan(30.0, seed=3)
+    assert plan(30.0, seed=3) != plan(30.0, seed=4)
+
+
+def test_ids_are_unique() -> None:
+    """The log tells steps apart by them."""
+    ids = [p.id for p in plan(3000.0, extras=Extras(True, True)).steps]
+    assert len(ids) == len(set(ids))
+
+
+def test_extras_are_measured_only_where_they_exist() -> None:
+    """Power points need a sensor, transfers a second server."""
+    kinds = {type(p.step) for p in plan(60.0).steps}
+    assert not kinds & {Steady, Transfer}
+    kinds = {type(p.step) for p in plan(600.0, extras=Extras(True, True)).steps}
+    assert kinds >= {Steady, Transfer}
+
+
+@given(st.integers(1, 300), st.integers(3, 9))
+def test_a_thinned_grid_keeps_its_ends(limit: int, number: int) -> None:
+    """So many sizes, distinct, the first two and the last among them."""
+    grid = full_grid(limit)
+    thinned = thin(grid, number)
+    assert thinned[0] == 1
+    assert thinned[-1] == limit
+    assert thinned[1:2] == grid[1:2]
+    assert len(set(thinned)) == len(thinned) == min(number, len(grid))
+
+
+def test_a_point_reads_as_segment_width_previous_batch() -> None:
+    """Its text stands in the log."""
+    assert str(Point(2, 0.5, 0.25, 8)) == "2/0.5/0.25/8"
