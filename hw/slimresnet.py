@@ -94,7 +94,7 @@ class SlimResNetConfig:
         """What a request before `segment` can come from: `IMAGE` at segment 1, any width after."""
         return (IMAGE,) if segment == 1 else self.widths
 
-    def keys(self) -> list[tuple[int, float, float]]:
+    def work_keys(self) -> list[tuple[int, float, float]]:
         """Every legal (segment, width, previous width), ascending."""
         segments = range(1, self.segments + 1)
         return [(s, w, p) for s in segments for w in self.widths for p in self.previous_widths(s)]
@@ -130,7 +130,7 @@ class SlimResNetConfig:
 
 PRESETS: dict[str, SlimResNetConfig] = {
     # 8x8 pixels: a stride in the last segment would leave GroupNorm two numbers a group, of which only the sign stays
-    "digits": SlimResNetConfig(1, 8, 10, 16, 1, 4, strides=(1, 2, 2, 1)),
+    "digits": SlimResNetConfig(1, 8, 10, 8, 1, 2, strides=(1, 2, 2, 1)),
     "slimresnet-tiny": SlimResNetConfig(3, 32, 100, 16, 1, 4),
     "slimresnet18": SlimResNetConfig(3, 32, 100, 64, 2, 8),
 }

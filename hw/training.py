@@ -115,15 +115,15 @@ class TrainingKnobs:
         device: where to train, as torch names it; bfloat16: autocast there.
     """
 
-    epochs: int = 30
-    batch: int = 128
-    learning_rate: float = 0.1
+    epochs: int = 25
+    batch: int = 64
+    learning_rate: float = 0.03
     momentum: float = 0.9
     weight_decay: float = 5e-4
     warmup_epochs: float = 2.0
     label_smoothing: float = 0.1
     random_tuples: int = 2
-    shift: int = 1
+    shift: int = 0
     flip: bool = False
     seed: int = 0
     checkpoint_epochs: int = 5
@@ -132,8 +132,8 @@ class TrainingKnobs:
 
 
 RECIPES: dict[str, TrainingKnobs] = {
-    "digits": TrainingKnobs(),
-    "cifar100": TrainingKnobs(epochs=200, batch=128, warmup_epochs=5.0, shift=4, flip=True),
+    "digits": TrainingKnobs(),  # 8x8 strokes fill their frame: shifting them costs more than it teaches
+    "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
 }
 
 

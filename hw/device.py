@@ -1,0 +1,102 @@
+"""Which device a server runs on, and how: the execution path that calibration measures and serving uses alike.
+
+It names devices and choices; it neither opens them (`hw.worker` does) nor measures them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE, usable_cores
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU_BUDGET_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device as a server uses it.
+
+    Attributes:
+        kind: `cpu` or `cuda`.
+        cores: the CPU cores that the server's process is pinned to; empty pins it to none.
+        threads: torch's threads for one operation.
+        onednn: whether oneDNN's kernels may be used; without them convolutions of batches take several times as long
+            on the same cores, so that even two cores give an unequal cluster.
+        index: of the GPU, in PCI bus order.
+        dtype, channels_last: of weights and activations.
+        idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
+        vram_bytes: memory for instances; a load beyond it fails as `out_of_memory`.
+    """
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+    onednn: bool = True
+    index: int = 0
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    channels_last: bool = True
+    idle_w: float | None = None
+    tdp_w: float | None = None
+    vram_bytes: int = _CPU_BUDGET_BYTES
+
+    @property
+    def physical(self) -> tuple[str, tuple[int, ...]]:
+        """What two servers share when they share a device: the GPU, or the same set of cores."""
+        return (self.kind, (self.index,) if self.kind == "cuda" else self.cores or usable_cores())
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch names it."""
+        return _DTYPES[self.dtype]
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Of activations and kernels."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    @property
+    def modelled_idle_w(self) -> float:
+        """Idle power of a CPU device, given or assumed."""
+        return self.idle_w if self.idle_w is not None else CPU_IDLE_W_PER_CORE * len(self.physical[1])
+
+    @property
+    def modelled_tdp_w(self) -> float:
+        """Power of a busy CPU device, given or assumed."""
+        return self.tdp_w if self.tdp_w is not None else CPU_TDP_W_PER_CORE * len(self.physical[1])
+
+    def execution(self) -> dict[str, str]:
+        """The execution path in words, for profiles and records."""
+        common = {
+            "dtype": self.dtype,
+            "memory_format": "channels_last" if self.channels_last else "contiguous",
+            "slicing": "in place",
+            "torch": str(torch.__version__),
+        }
+        if self.kind == "cuda":
+            return {**common, "device": f"cuda:{self.index}"}
+        cores = ",".join(map(str, self.cores)) or "any"
+        return {**common, "device": "cpu", "cores": cores, "threads": str(self.threads), "onednn": str(self.onednn)}
+
+
+def local_devices() -> list[DeviceSpec]:
+    """What a cluster on this machine is made of: its GPUs, else two unequal CPU devices.
+
+    With four cores and more the first device has two thirds of them, the second the rest. With fewer, each has one
+    core (the same one, if there is only one) and the second does without oneDNN.
+    """
+    if torch.cuda.is_available():
+        return [_gpu(index) for index in range(torch.cuda.device_count())]
+    cores = usable_cores()
+    if len(cores) < 4:
+        return [DeviceSpec(cores=cores[:1]), DeviceSpec(cores=cores[-1:], onednn=False)]
+    large = len(cores) * 2 // 3
+    parts = (cores[:large], cores[large:])
+    return [DeviceSpec(cores=part, threads=len(part)) for part in parts]
+
+
+def _gpu(index: int) -> DeviceSpec:
+    return DeviceSpec(kind="cuda", index=index, vram_bytes=torch.cuda.get_device_properties(index).total_memory)
