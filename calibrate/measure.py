@@ -6,7 +6,7 @@ It decides when to stop and when to hurry; what to measure was decided by `calib
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from calibrate.costs import Key
 from calibrate.log import Log
 from calibrate.plan import (
     LEAST,
+    STEP_OVERHEAD_S,
     Dispatch,
     Effort,
     ForwardGuess,
@@ -31,6 +32,7 @@ from calibrate.plan import (
     Plan,
     Planned,
     Point,
+    ScoutedCurve,
     Solo,
     Steady,
     Step,
@@ -38,6 +40,7 @@ from calibrate.plan import (
     Transfer,
     alone_duration_s,
     describe,
+    scouted_batches,
     together_duration_s,
 )
 from calibrate.samples import Samples
@@ -46,6 +49,8 @@ from policies.vocabulary import NS_PER_S
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
 LOADS = 3  # of an instance: from disk, then from host memory
 MOST_ROUNDS = 6
+SCOUT_SHARE = 0.1  # of the budget, for whole curves
+SCOUTING = replace(LEAST, warmup=2, repeats=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +75,50 @@ class Measured:
     omitted: tuple[str, ...]
 
 
-def scout(bench: Bench, keys: Sequence[Key], batch_limit: int, log: Log, clock: Clock) -> ForwardGuess:
-    """A guess of every point's forward time, from a few hasty repeats at the corners (logged: a resumed plan is equal).
+@dataclass(frozen=True, slots=True)
+class Scouted:
+    """A hasty look at a device: a guess of every point's forward time, and whole curves where they were cheap.
 
-    Linear in the batch and in the width between the corners, for each segment.
+    Attributes:
+        corners: for each (segment, width) that was looked at, seconds by batch size.
+        curves: of those that were looked at at every scouted batch size.
     """
-    corners: dict[tuple[int, float, int], float] = {}
-    for segment, width in _corners(keys):
-        for batch in sorted({1, batch_limit}):
-            previous = max(p for s, w, p in keys if (s, w) == (segment, width))
-            planned = Planned(Solo(Point(segment, width, previous, batch)), 0, True, 0.0)
-            result = _once(bench, planned, LEAST, lambda _: 0.0, log, clock)
-            assert isinstance(result, SoloResult)
-            corners[segment, width, batch] = float(np.median(result.samples.values))
-    return lambda point: _between_corners(corners, keys, batch_limit, point)
+
+    corners: Mapping[tuple[int, float], Mapping[int, float]]
+    curves: tuple[ScoutedCurve, ...]
+
+    def guess_s(self, point: Point) -> float:
+        """Linear in the batch and in the width between what was seen of the segment."""
+        seen = sorted((width, curve) for (segment, width), curve in self.corners.items() if segment == point.segment)
+        at_widths = [np.interp(point.batch, sorted(curve), [curve[b] for b in sorted(curve)]) for _, curve in seen]
+        return float(np.interp(point.width, [width for width, _ in seen], at_widths))
+
+
+def scout(
+    bench: Bench, keys: Sequence[Key], batch_limit: int, log: Log, clock: Clock, budget_s: float = 0.0
+) -> Scouted:
+    """Look at the narrowest and the widest of each segment, at both ends; at more batch sizes while it is cheap.
+
+    All of it is logged, and what is looked at follows from what was seen alone: a resumed plan is the same plan.
+    """
+
+    def look(segment: int, width: float, batch: int) -> float:
+        previous = max(p for s, w, p in keys if (s, w) == (segment, width))
+        planned = Planned(Solo(Point(segment, width, previous, batch)), 0, True, 0.0)
+        result = _once(bench, planned, SCOUTING, lambda _: 0.0, log, clock)
+        assert isinstance(result, SoloResult)
+        return result.samples.values[0]  # the least: haste and a busy machine only ever add
+
+    corners = {corner: {b: look(*corner, b) for b in sorted({1, batch_limit})} for corner in _corners(keys)}
+    sizes, curves, left_s = scouted_batches(batch_limit), [], SCOUT_SHARE * budget_s
+    for corner, ends in corners.items():
+        passes = SCOUTING.warmup + SCOUTING.repeats
+        left_s -= sum(STEP_OVERHEAD_S + passes * max(ends.values()) * size / batch_limit for size in sizes)
+        if left_s < 0:
+            break
+        ends |= {size: look(*corner, size) for size in sizes if size not in ends}
+        curves.append(dict(ends))
+    return Scouted(corners, tuple(curves))
 
 
 def measure(
@@ -249,16 +284,3 @@ def _corners(keys: Sequence[Key]) -> list[tuple[int, float]]:
         widths = [width for s, width, _ in keys if s == segment]
         found += sorted({(segment, min(widths)), (segment, max(widths))})
     return found
-
-
-def _between_corners(
-    corners: dict[tuple[int, float, int], float], keys: Sequence[Key], batch_limit: int, point: Point
-) -> float:
-    widths = sorted({width for segment, width in _corners(keys) if segment == point.segment})
-    at_widths = [
-        np.interp(
-            point.batch, sorted({1, batch_limit}), [corners[point.segment, w, b] for b in sorted({1, batch_limit})]
-        )
-        for w in widths
-    ]
-    return float(np.interp(point.width, widths, at_widths))

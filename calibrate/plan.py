@@ -7,17 +7,19 @@ was left out is said in words. Held-out points are drawn here and no fit may see
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from calibrate.costs import Key
+from sim.interpolation import interpolate_latency_s
 
 T = TypeVar("T")
 
 FEWEST_BATCHES = 4  # enough for max(t0, c0 + c1 b)
+NOTABLE = 0.05  # a hasty error that calls for a batch size of its own
 USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
 STEP_OVERHEAD_S = 0.004  # a command to the worker and its answer
 HOLD_S = 0.01  # a guess for loading and unloading one instance a few times
@@ -43,6 +45,7 @@ class Point:
 
 
 ForwardGuess = Callable[[Point], float]  # seconds of one forward pass
+ScoutedCurve = Mapping[int, float]  # hasty seconds by batch size, of one key
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +175,19 @@ def make_plan(
     guess: ForwardGuess,
     extras: Extras,
     rng: np.random.Generator,
+    curves: Sequence[ScoutedCurve] = (),
 ) -> Plan:
     """The most lavish plan that the budget allows; the least one where none does.
 
     Args:
         keys: every legal (segment, width, previous width); all are covered, at 1 and `batch_limit` among others.
         rng: draws the held-out points, the mixed sets and the order.
+        curves: see `rank_batches`.
     """
     seed = int(rng.integers(1 << 62))
-    for effort in efforts(len(full_grid(batch_limit))):
-        plan = _plan(keys, batch_limit, effort, guess, extras, np.random.default_rng(seed))
+    ranked = rank_batches(curves, batch_limit)
+    for effort in efforts(len(ranked)):
+        plan = _plan(keys, ranked, effort, guess, extras, np.random.default_rng(seed))
         if plan.estimated_s <= USABLE_SHARE * budget_s:
             return plan
     short = f"nothing more could be left out: about {plan.estimated_s:.0f} s are needed, the budget is {budget_s:.0f} s"
@@ -211,15 +217,43 @@ def full_grid(batch_limit: int) -> tuple[int, ...]:
     return tuple(sorted(grid))
 
 
-def thin(grid: Sequence[int], number: int | None) -> tuple[int, ...]:
-    """So many of the grid's batch sizes: the first two (libraries treat a single image apart), the others spread evenly.
+def scouted_batches(batch_limit: int) -> tuple[int, ...]:
+    """Where kernels may change: powers of two and their neighbours, and half-way between."""
+    powers = [1 << i for i in range(batch_limit.bit_length())]
+    near = {power + offset for power in powers for offset in (-1, 0, 1, power // 2)} | {batch_limit}
+    return tuple(sorted(batch for batch in near if 1 <= batch <= batch_limit))
 
-    The last is always among them.
+
+def rank_batches(curves: Sequence[ScoutedCurve], batch_limit: int) -> tuple[int, ...]:
+    """The full grid, the most telling batch size first: the ends, a pair, then wherever the rest is worst predicted.
+
+    A library that changes its kernel at some batch size leaves a step there, which no smooth curve through powers of
+    two can follow; so the grid also holds the sizes on both sides of it.
+
+    Args:
+        curves: hasty seconds by batch size, of a few keys; none leaves the order to the gaps between the sizes.
     """
-    if number is None or number >= len(grid):
-        return tuple(grid)
-    steps = number - 2  # from the second size to the last
-    return (grid[0], *(grid[1 + round(i * (len(grid) - 2) / steps)] for i in range(steps + 1)))
+    grid = set(full_grid(batch_limit))
+    ranked = list(dict.fromkeys((1, batch_limit, min(2, batch_limit))))
+    candidates = grid | {batch for curve in curves for batch in curve}
+    while left := sorted(candidates - set(ranked)):
+        errors = {batch: _scouted_error(curves, sorted(ranked), batch) for batch in left}
+        if max(errors.values()) < NOTABLE and not grid - set(ranked):
+            break
+        gaps = {batch: min(abs(np.log(batch / other)) for other in ranked) for batch in left}
+        kept = [batch for batch in left if errors[batch] >= NOTABLE or batch in grid]
+        ranked.append(max(kept, key=lambda batch: (errors[batch] if errors[batch] >= NOTABLE else 0.0, gaps[batch])))
+    return tuple(ranked)
+
+
+def _scouted_error(curves: Sequence[ScoutedCurve], known: Sequence[int], batch: int) -> float:
+    """The mean relative error at a batch size of what the curve through the known ones says."""
+    errors = [
+        abs(interpolate_latency_s(known, [curve[size] for size in known], batch) / curve[batch] - 1)
+        for curve in curves
+        if batch in curve and all(size in curve for size in known)
+    ]
+    return float(np.mean(errors)) if errors else 0.0
 
 
 def describe(step: Step) -> str:
@@ -269,15 +303,19 @@ def together_duration_s(points: Sequence[Point], effort: Effort, guess: ForwardG
 
 
 def _plan(
-    keys: Sequence[Key], batch_limit: int, effort: Effort, guess: ForwardGuess, extras: Extras, rng: np.random.Generator
+    keys: Sequence[Key],
+    ranked: Sequence[int],
+    effort: Effort,
+    guess: ForwardGuess,
+    extras: Extras,
+    rng: np.random.Generator,
 ) -> Plan:
-    grid = full_grid(batch_limit)
-    batches = thin(grid, effort.batches)
+    batches = tuple(sorted(ranked[: effort.batches]))
     once: list[Step] = [Hold(segment, width) for segment, width in sorted({key[:2] for key in keys})]
     once += [Dispatch(Point(*key, batches[0])) for key in _some(keys, 3, rng)]
     once += [Transfer(size_bytes) for size_bytes in TRANSFER_BYTES if extras.peer]
     solos: list[Step] = [Solo(Point(*key, batch)) for key in keys for batch in batches]
-    solos += _held_out(keys, grid, batch_limit, effort, rng)
+    solos += _held_out(keys, ranked, effort, rng)
     sets = _sets(keys, batches, effort.sets, rng)
     steady = _steady(keys, batches, effort.points, rng) if extras.power else []
     rounds = [_shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
@@ -285,17 +323,15 @@ def _plan(
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
     # An interrupted or late calibration must still give a whole profile: the first round is required.
     planned = tuple(Planned(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
-    return Plan(effort, batches, planned, _omitted(grid, batches, effort, extras))
+    return Plan(effort, batches, planned, _omitted(ranked, batches, effort, extras))
 
 
-def _held_out(
-    keys: Sequence[Key], grid: Sequence[int], batch_limit: int, effort: Effort, rng: np.random.Generator
-) -> list[Step]:
+def _held_out(keys: Sequence[Key], grid: Sequence[int], effort: Effort, rng: np.random.Generator) -> list[Step]:
     """Batch sizes that are not powers of two (tile steps live between them), spread over the sizes and the keys.
 
     Where the grid holds every batch size, a second, separate measurement of some of them.
     """
-    between = [batch for batch in range(1, batch_limit + 1) if batch not in grid] or list(grid)
+    between = [batch for batch in range(1, max(grid) + 1) if batch not in grid] or sorted(grid)
     some = _some(keys, len(keys) if effort.batches is None else max(6, len(keys) // 3), rng)
     low, high = np.log(between[0]), np.log(between[-1])
     targets = np.exp(low + (high - low) * (np.arange(len(some)) + 0.5) / len(some))
@@ -325,7 +361,7 @@ def _sets(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.rand
 def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.random.Generator) -> list[Step]:
     """Power points, w = w_prev first (Figure 2 is drawn from these), a quarter held out."""
     uniform = [key for key in keys if key[0] == 1 or key[1] == key[2]]
-    points = [Point(*key, batch) for batch in thin(batches, 3) for key in uniform]
+    points = [Point(*key, batch) for batch in (batches[0], batches[len(batches) // 2], batches[-1]) for key in uniform]
     chosen = _some(points, number, rng)
     return [Steady(point, index % 4 == 3) for index, point in enumerate(chosen)]
 
@@ -340,7 +376,7 @@ def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
 
 def _omitted(grid: Sequence[int], batches: Sequence[int], effort: Effort, extras: Extras) -> tuple[str, ...]:
     words = []
-    missing = [batch for batch in grid if batch not in batches]
+    missing = [batch for batch in sorted(grid) if batch not in batches]
     if missing:
         words.append(f"batch sizes {', '.join(map(str, missing))} (of the full grid)")
     if effort.rounds < LAVISH.rounds:

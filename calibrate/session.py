@@ -24,6 +24,7 @@ from policies.errors import InputError
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
 
+START_S = 5.0  # a guess for what comes before the first measurement, so that a resumed plan is the same plan
 IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
 IDLE_S = (0.5, 30.0)  # at least and at most
 
@@ -77,10 +78,12 @@ def calibrate(
         Log(log_path, _stamp(opened.found, costs, device, batch_limit)) as log,
     ):
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-        guess = scout(opened.bench, keys, batch_limit, log, time.monotonic_ns)
+        planned_s = max(0.0, budget_s - START_S)
+        seen = scout(opened.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
         extras = Extras(power=opened.found.metered, peer=peer is not None)
-        plan = make_plan(keys, batch_limit, budget_s, guess, extras, stream(seed, "calibration"))
-        measured = measure(opened.bench, plan, guess, log, budget_s - setup_s, time.monotonic_ns, on_progress)
+        rng = stream(seed, "calibration")
+        plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
+        measured = measure(opened.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, on_progress)
         facts = opened.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if peer else ("the link between servers of this host",)))
     return fit(measured.measurements, costs, facts, name or f"{device.kind}-{costs.info.name}", omitted)

@@ -15,7 +15,7 @@ from tests.calibrate.fake import LIMIT, FakeBench, all_keys
 
 def session(bench: FakeBench, path: Path, budget_s: float, seen: list[Progress] | None = None) -> tuple[Plan, Measured]:
     with Log(path, {"device": "fake"}) as log:
-        guess = scout(bench, all_keys(), LIMIT, log, bench.clock)
+        guess = scout(bench, all_keys(), LIMIT, log, bench.clock, budget_s).guess_s
         rng = np.random.default_rng(0)
         plan = make_plan(all_keys(), LIMIT, budget_s, guess, Extras(True, True), rng)
         notice = (seen if seen is not None else []).append
@@ -58,7 +58,7 @@ def test_a_late_measurement_hurries_and_stops(tmp_path: Path) -> None:
     """A device ten times slower than guessed: every key is covered in a hurry, optional rounds are dropped."""
     bench = FakeBench()
     with Log(tmp_path / "log", {}) as log:
-        guess = scout(bench, all_keys(), LIMIT, log, bench.clock)
+        guess = scout(bench, all_keys(), LIMIT, log, bench.clock).guess_s
         plan = make_plan(all_keys(), LIMIT, 300.0, guess, Extras(False, False), np.random.default_rng(0))
         assert plan.effort.rounds > 1
         bench.slowness = 10.0
@@ -107,7 +107,7 @@ def test_the_guess_follows_batch_and_width(tmp_path: Path) -> None:
     """Scouting the corners guesses the points between to a factor of two."""
     bench = FakeBench()
     with Log(tmp_path / "log", {}) as log:
-        guess = scout(bench, all_keys(), LIMIT, log, bench.clock)
+        guess = scout(bench, all_keys(), LIMIT, log, bench.clock).guess_s
         for step in (
             p.step
             for p in make_plan(all_keys(), LIMIT, 1e4, guess, Extras(False, False), np.random.default_rng(0)).steps

@@ -22,7 +22,8 @@ from calibrate.plan import (
     Transfer,
     full_grid,
     make_plan,
-    thin,
+    rank_batches,
+    scouted_batches,
 )
 from tests.calibrate.fake import all_keys
 
@@ -75,7 +76,7 @@ def test_a_plan_keeps_to_its_budget_where_it_can() -> None:
 def test_what_is_left_out_is_said() -> None:
     """Batch sizes, rounds and repeats by name; and that a budget cannot be met."""
     words = " ".join(plan(0.1).omitted)
-    assert "batch sizes 4, 16," in words
+    assert "batch sizes 4, 16, 32 (" in words
     assert "2 of 3 rounds" in words
     assert "repeats: 3" in words
     assert "the budget is 0 s" in words
@@ -131,15 +132,20 @@ def test_extras_are_measured_only_where_they_exist() -> None:
     assert kinds >= {Steady, Transfer}
 
 
-@given(st.integers(1, 300), st.integers(3, 9))
-def test_a_thinned_grid_keeps_its_ends(limit: int, number: int) -> None:
-    """So many sizes, distinct, the first two and the last among them."""
-    grid = full_grid(limit)
-    thinned = thin(grid, number)
-    assert thinned[0] == 1
-    assert thinned[-1] == limit
-    assert thinned[1:2] == grid[1:2]
-    assert len(set(thinned)) == len(thinned) == min(number, len(grid))
+@given(st.integers(1, 300))
+def test_without_a_look_the_full_grid_is_ranked_by_gaps(limit: int) -> None:
+    """All of it, each size once: the ends, a pair, then the middle of the widest gap."""
+    ranked = rank_batches((), limit)
+    assert sorted(ranked) == list(full_grid(limit))
+    assert ranked[: min(3, limit)] == (1, limit, 2)[: min(3, limit)]
+
+
+def test_a_step_is_found_and_bracketed() -> None:
+    """Where a library changes its kernel at 16, both 15 and 16 are measured, before what is smooth."""
+    curve = {b: (1.0 if b < 16 else 6.0) + 0.01 * b for b in scouted_batches(32)}
+    assert {15, 16} <= set(rank_batches((curve, curve), 32)[:5])
+    smooth = {b: 1.0 + 0.1 * b for b in scouted_batches(32)}
+    assert sorted(rank_batches((smooth,), 32)) == list(full_grid(32))
 
 
 def test_a_point_reads_as_segment_width_previous_batch() -> None:
