@@ -6,7 +6,7 @@ It always writes to standard error, so that standard output holds results alone.
 from __future__ import annotations
 
 import sys
-import time
+import time  # noqa: TID251 - progress is told in real time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 

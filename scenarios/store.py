@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 from policies.codec import from_jsonable, to_jsonable
 from policies.errors import InputError
 from policies.records import LoggedStep, RunRecord
+from scenarios.result import Result
 
 PACKAGES = ("slim-scheduler", "torch", "numpy", "scipy", "simpy", "pydantic", "pyarrow", "safetensors")
 Value = TypeVar("Value")
@@ -90,8 +92,20 @@ class Stage:
 class RunFolder:
     """One run's folder.
 
-    Layout: `scenario.yaml`, `environment.json`, `profiles/`, `model/`, `router/`, `results/`, `records/`,
-    `comparison.json`, `validation.json`, `training.json`, `report.html`, and `.stages/` with a mark a finished stage.
+    ==============================  ==============================================================================
+    file                            holds
+    ==============================  ==============================================================================
+    `scenario.yaml`                 the scenario as run
+    `environment.json`              versions, devices, seeds
+    `profiles/SERVER.yaml`          each server's profile
+    `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
+    `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`write_run`)
+    `hardware/ROUTER-seedN/`        the same of a run on real executors
+    `comparison.json`               `slimsched.comparison/1`
+    `validation.json`               `slimsched.validation/1`
+    `report.html`                   all of it to look at
+    `.stages/`                      a mark for each finished stage
+    ==============================  ==============================================================================
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,6 +113,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def __truediv__(self, name: str) -> Path:
+        """A path in it."""
         return self.path / name
 
     def stage(self, name: str, fingerprint: str) -> Stage:
@@ -178,6 +193,34 @@ def write_record(folder: Path, record: RunRecord) -> list[Path]:
     if record.log:
         write_log(folder / LOG_FILE, record.log)
     return [folder / name for name in (*RECORD_FILES, *([LOG_FILE] if record.log else []))]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run as it lies in a run folder."""
+
+    result: Result
+    path: Path
+
+    def columns(self, name: str) -> dict[str, list[Any]]:
+        """A table of its record (`requests`, `blocks`, `batches`, `telemetry`); empty where it was not kept."""
+        path = self.path / f"{name}.parquet"
+        return read_table(path) if path.exists() else {}
+
+
+def write_run(folder: RunFolder, result: Result, record: RunRecord) -> list[Path]:
+    """A run's result and record, in the place that `read_runs` looks at; returns the files."""
+    name = re.sub(r"[^A-Za-z0-9.,@=_-]", "_", result["router"])
+    path = folder / result["mode"] / f"{name}-seed{result['seed']}"
+    written = write_record(path, record)
+    write_json(path / "result.json", result)
+    return [*written, path / "result.json"]
+
+
+def read_runs(folder: RunFolder) -> list[StoredRun]:
+    """All runs of a folder, simulated ones first, by name."""
+    paths = sorted((folder / "simulation").glob("*/result.json")) + sorted((folder / "hardware").glob("*/result.json"))
+    return [StoredRun(read_json(path), path.parent) for path in paths]
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

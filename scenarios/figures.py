@@ -1,0 +1,311 @@
+"""The report's figures: data in, one SVG out. It reads no file and decides nothing but how things look.
+
+Every axis carries its unit. A router has the same color in every figure; hardware is dashed, simulation solid.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from sim.profile import LatencyCurve, Profile
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31", "#444444", "#B22222")
+MARKERS = "osD^vPX*<>"
+STYLE: Any = {  # matplotlib types its keys one by one
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666",
+    "axes.labelcolor": "#222",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#444",
+    "ytick.color": "#444",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "slimsched",
+}
+CDF_POINTS = 300
+TIMELINE_POINTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A router in a trade-off: x and y with the half-widths of their intervals (0 for none)."""
+
+    name: str
+    x: float
+    y: float
+    x_error: float = 0.0
+    y_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """One curve of the latency distributions."""
+
+    router: str
+    world: str
+    latencies_s: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """One server's readings over time."""
+
+    server: str
+    times_s: Sequence[float]
+    utilization: Sequence[float]
+    power_w: Sequence[float]
+
+
+@contextmanager
+def _figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Figure, Any]]:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots(rows, columns, **options)
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as an `<svg>` element that fills its place; deterministic, and with no reference to anything."""
+    with mpl.rc_context(STYLE):
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*pt"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
+    )
+
+
+def router_colors(routers: Sequence[str]) -> dict[str, str]:
+    """One color a router, in their order."""
+    return {router: COLORS[index % len(COLORS)] for index, router in enumerate(dict.fromkeys(routers))}
+
+
+# -------------------------------------------------------------------------------------------------- what routers reach
+
+
+def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]) -> Figure:
+    """The share of images done within a time, a line a router; hardware dashed over simulation."""
+    with _figure(6.2, 3.9) as (figure, axes):
+        for curve in curves:
+            shares = np.linspace(0.001, 1.0, CDF_POINTS)
+            times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
+            is_real = curve.world == "hardware"
+            label = f"{curve.router}, hardware" if is_real else curve.router
+            axes.plot(times_ms, 100 * shares, "--" if is_real else "-", color=colors[curve.router], label=label)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set(
+            xlabel="latency, ms (arrival to last segment done)", ylabel="images done within it, %", ylim=(0, 100.5)
+        )
+        _legend_beside(axes)
+    return figure
+
+
+def trade_off(points: Sequence[Point], xlabel: str, *, colors: Mapping[str, str]) -> Figure:
+    """Accuracy against a cost; the dotted line joins what no other router beats on both."""
+    with _figure(5.2, 3.7) as (figure, axes):
+        front = pareto_front(points)
+        axes.plot([p.x for p in front], [p.y for p in front], ":", color="#888", linewidth=1.2, zorder=1)
+        for index, point in enumerate(points):
+            axes.errorbar(
+                point.x,
+                point.y,
+                xerr=point.x_error or None,
+                yerr=point.y_error or None,
+                fmt=MARKERS[index % len(MARKERS)],
+                color=colors[point.name],
+                markersize=6,
+                elinewidth=1,
+                capsize=2,
+                label=point.name,
+            )
+        if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
+            axes.set_xscale("log")
+            _plain_log_ticks(axes.xaxis)
+        axes.set(xlabel=xlabel, ylabel="accuracy, %")
+        _legend_beside(axes)
+    return figure
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """The points that no other one beats (less x and more y), from the cheapest on."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.x, -p.y)):
+        if not front or point.y > front[-1].y:
+            front.append(point)
+    return front
+
+
+def over_time(servers: Sequence[Telemetry]) -> Figure:
+    """Each server's utilization and power along the run."""
+    with _figure(6.2, 4.2, 2, 1, sharex=True) as (figure, (top, bottom)):
+        for index, server in enumerate(servers):
+            step = max(1, len(server.times_s) // TIMELINE_POINTS)
+            times_s = np.asarray(server.times_s)[::step]
+            style = {"color": COLORS[index % len(COLORS)], "linewidth": 1.1}
+            top.plot(times_s, 100 * np.asarray(server.utilization)[::step], label=server.server, **style)
+            bottom.plot(times_s, np.asarray(server.power_w)[::step], **style)
+        top.set(ylabel="utilization, %", ylim=(-2, 102))
+        bottom.set(xlabel="time, s", ylabel="power, W")
+        bottom.set_ylim(bottom=0)
+        figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(servers)))
+    return figure
+
+
+def training_curve(decisions: Sequence[float], panels: Mapping[str, Sequence[float]]) -> Figure:
+    """What the learner reported, one panel a scalar, along decisions."""
+    count = len(panels)
+    with _figure(6.2, 1.1 + 1.25 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
+        for index, (name, values) in enumerate(panels.items()):
+            panel = axes[index][0]
+            panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
+            panel.plot(decisions, smoothed(values), color=COLORS[0])
+            panel.set_ylabel(name)
+        axes[-1][0].set_xlabel("decisions")
+        axes[-1][0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    return figure
+
+
+def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
+    """An exponential mean, so that a trend can be seen."""
+    means: list[float] = []
+    for value in values:
+        means.append(value if not means else keep * means[-1] + (1 - keep) * value)
+    return means
+
+
+# ---------------------------------------------------------------------------------------------- what a profile says
+
+
+def latency_curves(profile: Profile) -> Figure:
+    """Solo latency along the batch size, a panel a segment, a line a width (previous width the same)."""
+
+    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+        panel.plot(
+            curve.batches, np.asarray(curve.p50_s) * 1000, "-o", color=color, markersize=2.5, label=f"{curve.width:g}"
+        )
+        if curve.p95_s:
+            panel.fill_between(
+                curve.batches, np.asarray(curve.p50_s) * 1000, np.asarray(curve.p95_s) * 1000, color=color, alpha=0.15
+            )
+
+    return _panels(profile, draw, "batch size", "latency, ms", log="xy")
+
+
+def utilization_by_batch(profile: Profile) -> Figure:
+    """Figure 1 of the paper: utilization against batch size."""
+
+    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+        shares = 100 * np.asarray(curve.utilization)
+        panel.plot(curve.batches, shares, "-o", color=color, markersize=2.5, label=f"{curve.width:g}")
+
+    return _panels(profile, draw, "batch size", "utilization, %", log="x")
+
+
+def energy_by_utilization(profile: Profile) -> Figure:
+    """Figure 2 of the paper: the energy of one batch against utilization."""
+
+    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+        energy_j = batch_energy_j(curve, profile)
+        panel.plot(
+            100 * np.asarray(curve.utilization), energy_j, "o", color=color, markersize=3, label=f"{curve.width:g}"
+        )
+
+    return _panels(profile, draw, "utilization, %", "energy of a batch, J", log="y")
+
+
+def latency_by_utilization(profile: Profile) -> Figure:
+    """Figure 3 of the paper: mean latency against utilization."""
+
+    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+        latency_ms = np.asarray(curve.mean_s) * 1000
+        panel.plot(
+            100 * np.asarray(curve.utilization), latency_ms, "o", color=color, markersize=3, label=f"{curve.width:g}"
+        )
+
+    return _panels(profile, draw, "utilization, %", "mean latency, ms", log="y")
+
+
+def batch_energy_j(curve: LatencyCurve, profile: Profile) -> list[float]:
+    """Power x latency of one batch alone: context idle power over its time, and its own joules, up to the cap."""
+    power = profile.power
+    return [
+        min(power.context_idle_w * mean_s + joules * batch, power.cap_w * mean_s)
+        for batch, mean_s, joules in zip(curve.batches, curve.mean_s, curve.energy_j_per_image, strict=True)
+    ]
+
+
+def _panels(
+    profile: Profile, draw: Callable[[Axes, LatencyCurve, str], None], xlabel: str, ylabel: str, *, log: str
+) -> Figure:
+    segments, widths = profile.model.segments, profile.model.widths
+    columns = min(segments, 2)  # so that a phone's screen keeps the text readable
+    rows = -(-segments // columns)
+    with _figure(1.4 + 2.0 * columns, 0.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
+        shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, 0.85, len(widths))]
+        for curve in profile.latency:
+            if curve.segment == 1 or curve.width == curve.previous_width:
+                panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
+                draw(panel, curve, shades[widths.index(curve.width)])
+        for index, panel in enumerate(grid.ravel()):
+            _dress_panel(panel, index, segments, log)
+        figure.supxlabel(xlabel, fontsize=9)
+        figure.supylabel(ylabel, fontsize=9)
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, title="width", loc="outside right center", title_fontsize=8)
+    return figure
+
+
+def _dress_panel(panel: Axes, index: int, segments: int, log: str) -> None:
+    panel.set_title(f"segment {index + 1}")
+    panel.set_visible(index < segments)
+    if "x" in log:  # batch sizes
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(FuncFormatter(_plain))
+    if "y" in log:
+        panel.set_yscale("log")
+        _plain_log_ticks(panel.yaxis)
+
+
+def _legend_beside(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)))
+
+
+def _plain_log_ticks(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 of each decade, as plain numbers."""
+    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(_plain))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(value: float, _: int | None) -> str:
+    return f"{value:g}"

@@ -1,0 +1,85 @@
+"""Run folders for tests: small simulated runs, stored the way a real run stores them."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policies.records import RunRecord
+from policies.vocabulary import Provenance
+from scenarios.comparison import compare_results, validate_results
+from scenarios.result import Result, summarise
+from scenarios.store import RunFolder, environment, write_json, write_run, write_text
+from sim.cluster import Simulation
+from tests import worlds
+
+HORIZON_S = 2.0
+WARMUP_S = 0.2
+
+
+@cache
+def _cluster() -> Any:
+    return worlds.cluster()
+
+
+def simulated(
+    router: str, seed: int, group: int = 32, *, rate: float = 300, keep_log: bool = False
+) -> tuple[Result, RunRecord]:
+    """A short run of the toy cluster; `group` makes routers differ."""
+    spec = _cluster()
+    arrivals = worlds.poisson_s(rate, HORIZON_S, seed)
+    policy = worlds.Uniform(groups=(group,))
+    simulation = Simulation(spec, worlds.run(spec, arrivals, HORIZON_S, keep_log=keep_log))
+    record = simulation.run(policy, np.random.default_rng(seed))
+    return summary(record, router=router, seed=seed), record
+
+
+def summary(record: RunRecord, **changes: Any) -> Result:
+    """A record's figures with plain settings."""
+    settings: dict[str, Any] = {
+        "scenario": "toy",
+        "router": "random",
+        "seed": 0,
+        "mode": "simulation",
+        "engine": "simpy",
+        "provenance": Provenance.DATASHEET,
+        "warmup_s": WARMUP_S,
+        "horizon_s": HORIZON_S,
+        "deadline_s": None,
+        "wall_s": 0.1,
+    }
+    return summarise(record, **{**settings, **changes})
+
+
+def run_folder(
+    path: Path, routers: tuple[str, ...] = ("random", "jsq", "ppo"), seeds: tuple[int, ...] = (0, 1)
+) -> RunFolder:
+    """A complete folder: every part of the report has its files."""
+    folder = RunFolder(path)
+    results, pairs = [], []
+    for index, router in enumerate(routers):
+        for seed in seeds:
+            result, record = simulated(router, seed, 32 >> index)
+            results.append(result)
+            write_run(folder, result, record)
+            real: Result = {**copy.deepcopy(result), "mode": "hardware", "engine": "torch"}
+            real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * (1.05 + 0.02 * index)
+            write_run(folder, real, record)
+            pairs.append((result, real))
+    write_json(folder / "comparison.json", compare_results(results))
+    write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
+    write_text(folder / "scenario.yaml", "name: toy\n")
+    write_json(folder / "environment.json", environment([{"name": "toy", "kind": "cpu"}], {"seed": 0}))
+    write_json(
+        folder / "training.json",
+        [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],
+    )
+    errors = [{"figure": "solo latency", "mean_abs_pct": 2.5, "max_abs_pct": 7.0, "points": 12}]
+    for name, speed in (("a", 1.0), ("b", 0.6)):
+        profile = worlds.profile(name, speed=speed, provenance="measured", errors=errors)
+        write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())
+    return folder
