@@ -1,0 +1,179 @@
+"""The real cluster end to end: conservation, true labels, replay, real deaths, repeated runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.server import HardwareServer, RunClock
+from hw.slimresnet import SlimResNet, save_model
+from policies.errors import InputError
+from policies.greedy import GreedyScheduler
+from policies.records import RunRecord
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.router import RouterCore
+from policies.vocabulary import NS_PER_S, RequestArrived, TelemetrySampled
+from tests.hw.worlds import TINY, Wanderer, device, knobs, router, tiny_model
+
+WIDTHS = (1.0, 0.5, 1.0)
+PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
+
+
+@pytest.fixture(scope="module")
+def model() -> SlimResNet:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(file, model, {})
+    return file
+
+
+def _servers(count: int = 2) -> list[HardwareServer]:
+    return [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def cluster(path: Path) -> Iterator[HardwareCluster]:
+    with HardwareCluster(path, _servers(), sensor_period_s=0.05, warm_batches=(1, 4)) as running:
+        yield running
+
+
+def _images() -> NDArray[np.float32]:
+    return torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(2)).numpy()
+
+
+def _run(model: SlimResNet, seconds: float = 1.0, rate: float = 150.0) -> HardwareRun:
+    """Labels are what the model itself says at `WIDTHS`: with true executors every image is correct."""
+    images = _images()
+    labels = model(torch.from_numpy(images), WIDTHS).argmax(1).numpy().astype(np.int64)
+    arrivals_ns = np.cumsum(np.random.default_rng(0).exponential(NS_PER_S / rate, int(rate * seconds)))
+    return HardwareRun(arrivals_ns.astype(np.int64), images, labels, round(seconds * NS_PER_S), keep_log=True)
+
+
+def _carry_out(cluster: HardwareCluster, run: HardwareRun) -> RunRecord:
+    policy, rng = Wanderer(WIDTHS), np.random.default_rng(1)
+    return cluster.run(run, router(len(cluster.servers)), RewardWeights(), PRIOR, policy, rng)
+
+
+def _require_conservation(record: RunRecord) -> None:
+    requests = [request.request for request in record.requests]
+    arrived = [step.event.request for step in record.log if isinstance(step.event, RequestArrived)]
+    assert sorted(requests) == sorted(arrived)
+
+
+@pytest.fixture(scope="module")
+def record(cluster: HardwareCluster, model: SlimResNet) -> RunRecord:
+    return _carry_out(cluster, _run(model))
+
+
+def test_every_request_ends_once_and_right(record: RunRecord) -> None:
+    """arrived = completed + in flight + failed; moved between servers, every label is that of the model's `forward`."""
+    _require_conservation(record)
+    assert {request.status for request in record.requests} == {"completed"}
+    assert all(request.correct and request.widths == WIDTHS for request in record.requests)
+    assert sum(request.moved for request in record.requests) > len(record.requests) / 2
+    assert sum(server.images for server in record.servers) == 3 * len(record.requests)
+
+
+def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
+    """Arrivals are stamped with their plan or later, records nest in time, and no event is before the one before it."""
+    planned = _run(model).arrivals_ns
+    for request in record.requests:
+        assert planned[request.request] <= request.arrived_ns < request.finished_ns <= record.ended_ns
+    for block in record.blocks:
+        assert block.snapshot_ns <= block.sent_ns <= block.arrived_ns <= block.ended_ns
+    for batch in record.batches:
+        assert batch.commanded_ns <= batch.started_ns <= batch.ended_ns
+    times = [step.now_ns for step in record.log]
+    assert times == sorted(times)
+
+
+def test_the_log_replays_through_fresh_cores(record: RunRecord) -> None:
+    """Same events and times, same decisions: fresh cores answer every event of the log with the same commands."""
+    cores = [GreedyScheduler(knobs(), index) for index in range(2)]
+    fresh_router = RouterCore(router(2))
+    for step in record.log:
+        core = fresh_router if step.core == "router" else cores[int(step.core.partition(":")[2])]
+        assert tuple(core.handle(step.event, step.now_ns)) == step.commands  # type: ignore[arg-type]
+
+
+def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
+    """Each server is sampled about every period, energy and busy time are integrals within physical bounds."""
+    samples = [step.event for step in record.log if isinstance(step.event, TelemetrySampled)]
+    assert len(record.telemetry) == len(samples) >= 2 * 5
+    assert all(0 <= point.utilization <= 1 and point.power_w > 0 for point in record.telemetry)
+    seconds = record.ended_ns / NS_PER_S
+    for server, totals in zip(record.servers, record.devices, strict=True):
+        assert 0 < server.busy_s <= seconds
+        assert 2.0 * seconds * 0.9 <= totals.energy_j <= 15.0 * seconds * 1.1
+
+
+def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """A run cut off with work in flight leaves nothing to the next one, and both conserve requests."""
+    overload = dataclasses.replace(_run(model, 0.3, 20_000.0), end="cut")
+    progress: list[Progress] = []
+    policy, rng = Wanderer(WIDTHS), np.random.default_rng(1)
+    cut = cluster.run(overload, router(2), RewardWeights(), PRIOR, policy, rng, on_progress=progress.append)
+    _require_conservation(cut)
+    assert {request.status for request in cut.requests} == {"completed", "in_flight"}
+    assert progress[-1].in_flight > 0
+    again = _carry_out(cluster, _run(model, 0.3))
+    _require_conservation(again)
+    assert {request.status for request in again.requests} == {"completed"}
+    assert all(request.correct for request in again.requests)
+
+
+def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> None:
+    """A server killed in mid-run: the router hears of it, the others finish everything, the record says so."""
+    with HardwareCluster(path, _servers(), sensor_period_s=0.05) as running:
+        victim = running._workers[1].pid
+        killer = threading.Timer(0.4, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        found = _carry_out(running, _run(model, 1.0))
+        killer.join()
+    _require_conservation(found)
+    downs = [step for step in found.log if type(step.event).__name__ == "ServerDown"]
+    assert {step.core for step in downs} == {"router", "server:1"}
+    assert {request.status for request in found.requests} == {"completed"}
+    assert all(request.correct for request in found.requests)
+    late = [request for request in found.requests if request.arrived_ns > downs[0].now_ns]
+    assert late
+    assert all(set(request.servers) == {0} for request in late)
+
+
+def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:
+    """Widths, images and routers of another model are the user's error, before anything runs."""
+    other = dataclasses.replace(_servers()[0], knobs=dataclasses.replace(knobs(False), widths=(0.25, 1.0)))
+    with pytest.raises(InputError, match="widths"):
+        HardwareCluster(path, [other])
+    run = _run(model)
+    with pytest.raises(InputError, match="shape"):
+        _carry_out(cluster, dataclasses.replace(run, images=np.zeros((50, 3, 8, 8), np.float32)))
+    with pytest.raises(InputError, match="servers"):
+        cluster.run(run, router(3), RewardWeights(), PRIOR, Wanderer(), np.random.default_rng(0))
+    with pytest.raises(ValueError, match="ascend"):
+        dataclasses.replace(run, arrivals_ns=np.array([2, 1]))
+    assert TINY.segments == router(1).segments
+
+
+def test_a_late_arrival_keeps_its_time() -> None:
+    """What was due while the driver was busy is stamped with its own time, unless something later was handled."""
+    clock = RunClock()
+    assert clock.now_ns() == 0
+    assert clock.due_ns(500) == 500
+    assert clock.due_ns(400) == 500
+    clock.start()
+    assert clock.now_ns() >= 500

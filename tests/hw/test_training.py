@@ -1,0 +1,161 @@
+"""Training and evaluation: exact resume, the sandwich, shared prefixes, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hw.evaluation import Evaluation, evaluate, load_evaluation, save_evaluation
+from hw.slimresnet import PRESETS, SlimResNetConfig, model_hash
+from hw.training import RECIPES, Dataset, EpochReport, TrainingKnobs, learning_rate, load_dataset, train
+from policies.errors import InputError
+from tests.hw.worlds import TINY, tiny_model
+
+SMALL = TrainingKnobs(epochs=2, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+@pytest.fixture(scope="module")
+def few(digits: Dataset) -> Dataset:
+    return dataclasses.replace(
+        digits,
+        train_images=digits.train_images[:48],
+        train_labels=digits.train_labels[:48],
+        test_images=digits.test_images[:40],
+        test_labels=digits.test_labels[:40],
+    )
+
+
+def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
+    """Two epochs at once and one epoch plus a resumed one give the same weights, bit for bit."""
+    whole = train(TINY, few, SMALL)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(report: EpochReport) -> None:
+        if report.epoch == 1:
+            raise StoppedError
+
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(StoppedError):
+        train(TINY, few, SMALL, on_epoch=stop, checkpoint=checkpoint)
+    epochs: list[int] = []
+    resumed = train(TINY, few, SMALL, on_epoch=lambda report: epochs.append(report.epoch), checkpoint=checkpoint)
+    assert epochs == [2]
+    assert model_hash(resumed.state_dict()) == model_hash(whole.state_dict())
+    assert model_hash(resumed.state_dict()) != model_hash(
+        train(TINY, few, dataclasses.replace(SMALL, seed=4)).state_dict()
+    )
+
+
+def test_a_foreign_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:
+    """A checkpoint of other settings is not trained on in silence."""
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    train(TINY, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
+    with pytest.raises(InputError, match="another model"):
+        train(TINY, few, SMALL, checkpoint=checkpoint)
+
+
+def test_training_learns_every_width(few: Dataset) -> None:
+    """After some epochs the widest and the narrowest network know their training images better than chance."""
+    reports: list[EpochReport] = []
+    knobs = dataclasses.replace(SMALL, epochs=80, learning_rate=0.05, flip=False, shift=0)
+    model = train(TINY, few, knobs, on_epoch=reports.append)
+    assert reports[-1].loss_widest < reports[0].loss_widest
+    with torch.inference_mode():
+        for widths in ((0.5,) * 3, (1.0,) * 3, (0.5, 1.0, 0.5)):
+            found = model(torch.from_numpy(few.train_images), widths).argmax(1).numpy()
+            assert np.mean(found == few.train_labels) > 0.5
+
+
+def test_the_learning_rate_rises_then_falls_to_zero() -> None:
+    """Linear warm-up to the peak, cosine to zero at the end."""
+    knobs = TrainingKnobs(epochs=10, warmup_epochs=2, learning_rate=0.2)
+    rates = [learning_rate(knobs, epoch) for epoch in (0, 1, 2, 6, 10)]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.1, 0])
+
+
+def test_the_digits_split_is_fixed_and_stratified(digits: Dataset) -> None:
+    """Every class gives about a quarter of its images to the test, and the training part is normalized."""
+    for label in range(10):
+        counts = [np.sum(labels == label) for labels in (digits.train_labels, digits.test_labels)]
+        assert counts[1] / sum(counts) == pytest.approx(0.25, abs=0.01)
+    assert len(digits.train_labels) + len(digits.test_labels) == 1797
+    assert digits.train_images.mean() == pytest.approx(0, abs=1e-4)
+    assert digits.train_images.std() == pytest.approx(1, abs=1e-4)
+    assert digits.test_images.dtype == np.float32
+
+
+def test_unknown_and_missing_data_are_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong name is answered with the nearest one, a missing folder with what to do."""
+    with pytest.raises(InputError, match="did you mean 'digits'"):
+        load_dataset("digit")
+    monkeypatch.setenv("SLIMSCHED_DATA", str(tmp_path))
+    with pytest.raises(InputError, match="SLIMSCHED_DATA"):
+        load_dataset("cifar100")
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused(few: Dataset) -> None:
+    """Images and classes must be those that the model takes."""
+    with pytest.raises(InputError, match="fit"):
+        train(PRESETS["slimresnet-tiny"], few, SMALL)
+
+
+def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
+    """The evaluation that shares prefixes equals running every tuple on its own."""
+    model = tiny_model()
+    progress: list[tuple[int, int]] = []
+    found = evaluate(model, few, on_progress=lambda done, all_: progress.append((done, all_)), batch=16)
+    assert progress == [(16, 40), (32, 40), (40, 40)]
+    assert found.tuples == tuple(TINY.tuples())
+    with torch.inference_mode():
+        for column, widths in enumerate(found.tuples):
+            for start in range(0, 40, 16):
+                part = slice(start, start + 16)
+                labels = model(torch.from_numpy(few.test_images[part]), widths).argmax(1).numpy()
+                assert np.array_equal(found.correct[part, column], labels == few.test_labels[part])
+    assert found.top1()[found.tuples[0]] == found.correct[:, 0].mean()
+
+
+def test_evaluations_come_back_from_their_file(tmp_path: Path) -> None:
+    """Bits, tuples and names survive; broken files are the user's error."""
+    rng = np.random.default_rng(0)
+    made = Evaluation(tuple(TINY.tuples()), rng.random((37, 8)) < 0.5, "0123", "digits")
+    path = tmp_path / "accuracy.json"
+    save_evaluation(path, made)
+    found = load_evaluation(path)
+    assert np.array_equal(found.correct, made.correct)
+    assert (found.tuples, found.hash, found.dataset, found.provenance) == (made.tuples, "0123", "digits", "measured")
+    for key, value in (("schema", "x/1"), ("images", 99), ("correct", "!"), ("tuples", 3)):
+        (tmp_path / "bad.json").write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+        with pytest.raises(InputError, match="bad"):
+            load_evaluation(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_evaluation(tmp_path / "bad.json")
+
+
+@pytest.mark.slow
+def test_the_digits_recipe_reaches_its_mark(digits: Dataset) -> None:
+    """The recipe gets more than 93 % at full width, and wider networks know more."""
+    top1 = evaluate(train(PRESETS["digits"], digits, RECIPES["digits"]), digits).top1()
+    full, quarter = top1[(1.0,) * 4], top1[(0.25,) * 4]
+    assert full > 0.93
+    assert quarter > 0.8
+    assert full > quarter + 0.01
+
+
+def test_presets_are_what_their_data_needs() -> None:
+    """Each preset's configuration survives its text form."""
+    for config in PRESETS.values():
+        assert SlimResNetConfig.from_metadata(config.to_metadata()) == config

@@ -1,0 +1,304 @@
+"""Worker processes: they serve, move, refuse, and always end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from hw.device import DeviceSpec, local_devices
+from hw.messages import (
+    Arrived,
+    BenchmarkPoint,
+    Broken,
+    Finished,
+    Load,
+    LoadBroken,
+    Move,
+    MoveBroken,
+    Release,
+    Run,
+    Started,
+    Store,
+)
+from hw.slimresnet import SlimResNet, instance_bytes, save_model
+from hw.worker import Worker, WorkerDiedError, WorkerSpec, start_workers, transfer_round
+from policies.errors import WorkError
+from tests.hw.worlds import TINY, device, tiny_model
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model() -> SlimResNet:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(file, model, {})
+    return file
+
+
+@pytest.fixture(scope="module")
+def pair(path: Path) -> Iterator[list[Worker]]:
+    with start_workers([WorkerSpec(f"server{i}", device(i), path) for i in range(2)]) as workers:
+        yield workers
+
+
+@pytest.fixture(autouse=True)
+def _empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "pair" in request.fixturenames:
+        for worker in request.getfixturevalue("pair"):
+            worker.reset()
+
+
+def _images(count: int) -> torch.Tensor:
+    return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def _store(worker: Worker, requests: tuple[int, ...], tensors: torch.Tensor) -> None:
+    worker.send(Store(0, requests, tuple(tensors.shape[1:]), tensors.numpy().tobytes()))
+    assert worker.receive(WAIT_S) == Arrived(0)
+
+
+def _run(worker: Worker, message: Run) -> Finished:
+    worker.send(message)
+    assert worker.receive(WAIT_S) == Started(message.batch)
+    answer = worker.receive(WAIT_S)
+    assert isinstance(answer, Finished), answer
+    return answer
+
+
+def test_a_request_travels_and_is_labelled_as_in_this_process(model: SlimResNet, pair: list[Worker]) -> None:
+    """Segments on alternating workers, activations moved between them, padded: the labels are those of `forward`."""
+    first, second = pair
+    requests, images, widths = (5, 9, 2), _images(3), (0.5, 1.0, 0.5)
+    _store(first, requests, images)
+    for worker in pair:
+        for segment in (1, 2, 3):
+            worker.load(segment, segment, 1.0)
+    _run(first, Run(0, 1, requests, 1, 0.0, widths[0], 4))
+    first.send(Move(7, 1, requests))
+    assert second.receive(WAIT_S) == Arrived(7)
+    _run(second, Run(1, 2, requests, 2, widths[0], widths[1], 3))
+    second.send(Move(8, 0, requests))
+    assert first.receive(WAIT_S) == Arrived(8)
+    answer = _run(first, Run(2, 3, requests, 3, widths[1], widths[2], 8))
+    with torch.inference_mode():
+        assert answer.labels == tuple(model(images, widths).argmax(1).tolist())
+    assert answer.forward_s > 0
+
+
+def test_activations_move_intact_and_stay_until_released(pair: list[Worker]) -> None:
+    """Moved there and, from there, back: they are still at the first, too, until `Release`; then they are not."""
+    first, second = pair
+    _store(first, (1,), _images(1))
+    first.send(Move(1, 1, (1,)))
+    assert second.receive(WAIT_S) == Arrived(1)
+    first.send(Move(2, 1, (1,)))
+    assert second.receive(WAIT_S) == Arrived(2)
+    first.send(Release((1,)))
+    first.send(Move(3, 1, (1,)))
+    broken = first.receive(WAIT_S)
+    assert isinstance(broken, MoveBroken)
+    assert (broken.transfer, broken.reason) == (3, "bad_input")
+
+
+def test_large_moves_in_both_directions_do_not_block(pair: list[Worker]) -> None:
+    """Megabytes both ways at once, far above a pipe's buffer, all arrive."""
+    big = torch.zeros(4, 1_000_000)
+    for number, worker in enumerate(pair):
+        _store(worker, tuple(range(number * 4, number * 4 + 4)), big)
+    for number, worker in enumerate(pair):
+        for transfer in range(4):
+            worker.send(Move(10 + transfer, 1 - number, (number * 4 + transfer,)))
+    for worker in pair:
+        arrived = {worker.receive(WAIT_S) for _ in range(4)}
+        assert arrived == {Arrived(10 + transfer) for transfer in range(4)}
+
+
+def test_what_is_wrong_is_answered_and_kills_nothing(pair: list[Worker]) -> None:
+    """Missing inputs, instances and links, and inputs of a wrong shape: a reason each, and the worker serves on."""
+    worker = pair[0]
+    worker.load(1, 1, 0.5)
+    worker.load(2, 2, 1.0)
+    _store(worker, (1,), _images(1))
+    wrong = {
+        "unknown_instance": Run(0, 99, (1,), 1, 0.0, 0.5, 1),
+        "bad_input": Run(1, 1, (2,), 1, 0.0, 0.5, 1),
+    }
+    for reason, message in wrong.items():
+        worker.send(message)
+        assert worker.receive(WAIT_S) == Started(message.batch)
+        broken = worker.receive(WAIT_S)
+        assert isinstance(broken, Broken)
+        assert (broken.batch, broken.reason) == (message.batch, reason)
+    for message in (Run(2, 2, (1,), 2, 1.0, 1.0, 1), Run(3, 1, (1,), 1, 0.0, 1.0, 1), Run(4, 1, (1,), 2, 0.5, 0.5, 1)):
+        worker.send(message)
+        assert worker.receive(WAIT_S) == Started(message.batch)
+        assert isinstance(worker.receive(WAIT_S), Broken)
+    worker.send(Move(5, 42, (1,)))
+    broken_move = worker.receive(WAIT_S)
+    assert isinstance(broken_move, MoveBroken)
+    assert broken_move.reason == "link_down"
+    with pytest.raises(WorkError, match="bad_input"):
+        worker.benchmark(BenchmarkPoint(1, 0.3, 0.0, 1), 1, 1, 0.0)
+    assert _run(worker, Run(6, 1, (1,), 1, 0.0, 0.5, 1)).labels == ()
+
+
+def test_memory_is_counted_in_real_bytes(path: Path) -> None:
+    """Loads take the bytes of their weights; one beyond the budget fails, and unloading makes room."""
+    sizes = {width: instance_bytes(TINY, 3, width) for width in TINY.widths}
+    spec = WorkerSpec("small", DeviceSpec(vram_bytes=sizes[1.0] + sizes[0.5] - 1), path)
+    with Worker(spec) as worker:
+        assert worker.load(0, 3, 1.0).vram_bytes == sizes[1.0]
+        worker.send(Load(1, 3, 0.5))
+        broken = worker.receive(WAIT_S)
+        assert isinstance(broken, LoadBroken)
+        assert broken.reason == "out_of_memory"
+        assert worker.unload(0) >= 0
+        assert worker.load(2, 3, 0.5, from_disk=True).vram_bytes == sizes[0.5]
+
+
+def test_instances_from_disk_and_from_memory_are_the_same(model: SlimResNet, pair: list[Worker]) -> None:
+    """A batch gives the same labels whichever way its instance was loaded."""
+    worker, images = pair[0], _images(4)
+    found = []
+    for from_disk in (False, True):
+        for segment in (1, 2, 3):
+            worker.load(segment, segment, 1.0, from_disk=from_disk)
+        _store(worker, (0, 1, 2, 3), images)
+        for segment in (1, 2, 3):
+            answer = _run(worker, Run(segment, segment, (0, 1, 2, 3), segment, 1.0 if segment > 1 else 0.0, 1.0, 4))
+        found.append(answer.labels)
+        for segment in (1, 2, 3):
+            worker.unload(segment)
+    assert found[0] == found[1] == tuple(model(images, (1.0,) * 3).argmax(1).tolist())
+
+
+def test_instances_work_at_the_same_time(pair: list[Worker]) -> None:
+    """Two instances' batches overlap: both have started before either has finished, however long they take."""
+    worker = pair[0]
+    for instance in (1, 2):
+        worker.load(instance, 2, 1.0)
+    count = 4096
+    shape = (TINY.channels(1, 1.0), 8, 8)
+    for instance in (1, 2):
+        requests = tuple(range(instance * count, (instance + 1) * count))
+        worker.send(Store(instance, requests, shape, bytes(count * int(np.prod(shape)) * 4)))
+        assert worker.receive(WAIT_S) == Arrived(instance)
+    for instance in (1, 2):
+        requests = tuple(range(instance * count, (instance + 1) * count))
+        worker.send(Run(instance, instance, requests, 2, 1.0, 1.0, count))
+    answers = [type(worker.receive(WAIT_S)) for _ in range(4)]
+    assert answers == [Started, Started, Finished, Finished]
+
+
+def test_benchmarks_measure_what_they_are_asked_for(pair: list[Worker]) -> None:
+    """As many samples as asked, CPU time within the wall time, every concurrent point served."""
+    worker = pair[0]
+    result = worker.benchmark(BenchmarkPoint(2, 1.0, 0.5, 4), warmup=2, repeats=7, min_s=0.0)
+    assert len(result.samples_s) == 7
+    assert sum(result.samples_s) == pytest.approx(result.wall_s)
+    assert result.cpu_s > 0
+    together = worker.benchmark_together([BenchmarkPoint(1, 0.5, 0.0, 2), BenchmarkPoint(3, 1.0, 1.0, 1)], 0.05)
+    assert all(part.completed > 0 and part.elapsed_s >= 0.05 for part in together)
+    with pytest.raises(WorkError, match="bad_input"):
+        worker.benchmark_together([BenchmarkPoint(1, 0.5, 0.0, 2), BenchmarkPoint(3, 0.1, 1.0, 1)], 0.05)
+    trips = worker.dispatch_round_trips(BenchmarkPoint(3, 0.5, 1.0, 4), 5)
+    assert len(trips) == 5
+    assert min(trips) > 0
+    assert len(transfer_round(pair[0], pair[1], 1, 4096, 3)) == 3
+    worker.warm((1, 2))
+
+
+def _gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_no_process_is_left_behind(path: Path) -> None:
+    """After a normal end, after an error inside the context, and when the worker is stuck in a long job."""
+    with Worker(WorkerSpec("normal", device(), path)) as worker:
+        pid = worker.pid
+        assert worker.alive
+    assert _gone(pid)
+
+    def fail() -> None:
+        with start_workers([WorkerSpec("one", device(0), path), WorkerSpec("two", device(1), path)]) as workers:
+            pids.extend(worker.pid for worker in workers)
+            raise KeyboardInterrupt
+
+    pids: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert len(pids) == 2
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_ctrl_c_is_the_drivers_business(path: Path) -> None:
+    """SIGINT does not end a worker; the end of its pipe does."""
+    worker = Worker(WorkerSpec("steady", device(), path))
+    os.kill(worker.pid, signal.SIGINT)
+    assert worker.load(0, 1, 1.0).vram_bytes > 0
+    process = psutil.Process(worker.pid)
+    worker.connection.close()
+    process.wait(WAIT_S)
+    worker.close()
+
+
+def test_a_dead_worker_is_noticed(path: Path) -> None:
+    """A killed worker raises when it is heard and when it is spoken to."""
+    with Worker(WorkerSpec("mortal", device(), path)) as worker:
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match="died"):
+            worker.receive(WAIT_S)
+        with pytest.raises(WorkerDiedError, match="gone"):
+            worker.send(Release(()))
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """No model, no worker: the error names the file."""
+    with pytest.raises(WorkError, match="nowhere"):
+        Worker(WorkerSpec("lost", device(), tmp_path / "nowhere.safetensors"))
+
+
+def test_local_devices_are_unequal_on_a_cpu() -> None:
+    """Without GPUs there are two devices that differ in threads or kernels, on cores of this machine."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+    first, second = local_devices()
+    assert (first.threads, first.onednn) != (second.threads, second.onednn)
+    assert first.modelled_tdp_w > first.modelled_idle_w
+    assert first.execution() != second.execution()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_serves_what_the_cpu_computes(model: SlimResNet, path: Path) -> None:
+    """On a GPU: labels as on the CPU, memory counted, instances concurrent, benchmarks timed."""
+    gpu = local_devices()[0]
+    requests, images = tuple(range(16)), _images(16)
+    with Worker(WorkerSpec("gpu", gpu, path)) as worker:
+        assert worker.wait_until_ready().execution["device"] == "cuda:0"
+        for segment in (1, 2, 3):
+            timing = worker.load(segment, segment, 1.0, probe_batch=16)
+            assert timing.vram_bytes >= instance_bytes(TINY, segment, 1.0)
+        _store(worker, requests, images)
+        for segment in (1, 2, 3):
+            answer = _run(worker, Run(segment, segment, requests, segment, 1.0 if segment > 1 else 0.0, 1.0, 16))
+        wanted = model(images, (1.0,) * 3).argmax(1).tolist()
+        assert np.mean(np.asarray(answer.labels) == wanted) > 0.9  # TF32 may turn a near-tie
+        assert len(worker.benchmark(BenchmarkPoint(2, 1.0, 1.0, 64), 5, 20, 0.0).samples_s) == 20
+        assert all(part.completed for part in worker.benchmark_together([BenchmarkPoint(2, 1.0, 1.0, 64)] * 3, 0.1))

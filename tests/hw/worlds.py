@@ -1,0 +1,56 @@
+"""Tiny worlds for the hardware's tests: a network of three segments and two widths, its servers and its routers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hw.device import DeviceSpec
+from hw.slimresnet import SlimResNet, SlimResNetConfig, instance_bytes
+from hw.telemetry import usable_cores
+from policies.greedy import GreedyKnobs
+from policies.routing import RouterConfig
+from policies.vocabulary import Choice, ClusterView
+
+TINY = SlimResNetConfig(1, 8, 10, 8, 1, 4, widths=(0.5, 1.0), strides=(1, 2, 1))
+
+
+def tiny_model(seed: int = 0) -> SlimResNet:
+    """Random weights in every tensor (a fresh model has zeros that would hide mistakes)."""
+    torch.manual_seed(seed)
+    model = SlimResNet(TINY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model
+
+
+def device(number: int = 0) -> DeviceSpec:
+    """A CPU device on one core; odd ones do without oneDNN."""
+    cores = usable_cores()
+    return DeviceSpec(cores=(cores[number % len(cores)],), onednn=number % 2 == 0, channels_last=False)
+
+
+def knobs(preload: bool = True) -> GreedyKnobs:
+    """Room for everything."""
+    sizes = {(s, w): instance_bytes(TINY, s, w) for s in range(1, TINY.segments + 1) for w in TINY.widths}
+    loaded = tuple((segment, 1.0) for segment in range(1, TINY.segments + 1)) if preload else ()
+    return GreedyKnobs(TINY.widths, sizes, 0, 8, 1 << 24, preload=loaded)
+
+
+def router(servers: int) -> RouterConfig:
+    """Every server holds everything."""
+    held = tuple(tuple(tuple(True for _ in TINY.widths) for _ in range(TINY.segments)) for _ in range(servers))
+    return RouterConfig(TINY.segments, TINY.widths, held, groups=(1, 2, 4, 8))
+
+
+class Wanderer:
+    """Moves work about: the server that holds the activations is taken last; fixed widths by segment."""
+
+    def __init__(self, widths: tuple[float, ...] = (1.0, 0.5, 1.0)) -> None:
+        self.widths = widths
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        valid = [index for index, server in enumerate(view.servers) if server.valid]
+        elsewhere = [index for index in valid if index != view.head.location]
+        return Choice(int(rng.choice(elsewhere or valid)), self.widths[view.head.segment - 1], 4)
