@@ -150,14 +150,14 @@ class ShortestDelay:
 
 @dataclass(frozen=True, slots=True)
 class Sticky:
-    """Where the activations are, if that server can take the block; else (and at segment 1) `elsewhere`."""
+    """Where the activations are, if that server can take the block; else, and for new images, `elsewhere`."""
 
     elsewhere: Placement
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
         location = view.head.location
-        stays = view.head.segment > 1 and location >= 0 and view.servers[location].valid
+        stays = location >= 0 and view.servers[location].valid  # an image at the router is on no server
         return location if stays else self.elsewhere(view, rng)
 
 

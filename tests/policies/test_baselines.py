@@ -1,5 +1,6 @@
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -20,6 +21,7 @@ from policies.baselines import (
     spread,
 )
 from policies.errors import InputError
+from policies.reward import AccuracyPrior
 from policies.routing import RoutingPolicy
 from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
@@ -184,6 +186,16 @@ def test_efficient_tuples_are_a_pareto_front() -> None:
     ]
 
 
+def test_efficient_tuples_break_ties_by_cost_and_accuracy() -> None:
+    """Equally accurate: the cheaper one stays. Equally cheap: the more accurate one stays."""
+    small = replace(context(), prior=AccuracyPrior({(0.5,) * 4: 0.6, (1.0,) * 4: 0.6}))
+    assert efficient_tuples(small) == [(0.5,) * 4]
+    small = replace(context(), prior=AccuracyPrior({(0.5, 1, 1, 1): 0.6, (1, 1, 1, 0.5): 0.7}))
+    assert efficient_tuples(small) == [(1, 1, 1, 0.5)]
+    foreign = replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.9, (1.0,) * 4: 0.6}))
+    assert efficient_tuples(foreign) == [(1.0,) * 4]
+
+
 def test_ladder_steps_down_as_load_passes_each_threshold() -> None:
     """Load is (FIFO + outstanding) per server; a load equal to a threshold has not passed it."""
     router = make_router("ladder:10,20", context(servers=2))
@@ -218,38 +230,42 @@ def test_spread_keeps_both_ends() -> None:
 # ----------------------------------------------------------------------------------------------------------- slackfit
 
 
-def slackfit(deadline_s: float, candidates: int, waited_ns: int = 0, load: int = 0) -> Choice:
-    router = make_router("slackfit", context(deadline_s=deadline_s, servers=1))
+def slackfit(
+    deadline_s: float | None, candidates: int, *, waited_ns: int = 0, load: int = 0, move_s: float = 0.0
+) -> Choice:
+    """What it chooses on one server, where a batch of b takes 1 ms + b x width ms; a segment has deadline_s / 4."""
+    router = make_router("slackfit", context(LinearCosts(move_s=move_s), deadline_s, servers=1))
     seen = view(server(load), candidates=candidates, waited_ns=waited_ns)
     return router.choose(seen, np.random.default_rng(0))
 
 
 def test_slackfit_with_ample_slack_takes_all_at_full_width() -> None:
-    """When everything fits, the slowest bucket is the widest, largest batch."""
-    assert slackfit(10.0, candidates=1) == Choice(0, 1.0, 1)
-    assert slackfit(10.0, candidates=32) == Choice(0, 1.0, 32)
+    """When everything fits, the slowest bucket is the widest, largest batch; no deadline is an ample one."""
+    assert slackfit(10.0, candidates=1) == slackfit(None, candidates=1) == Choice(0, 1.0, 1)
+    assert slackfit(10.0, candidates=32) == slackfit(None, candidates=32) == Choice(0, 1.0, 32)
+    assert slackfit(10.0, candidates=5) == Choice(0, 1.0, 8)
 
 
-def test_slackfit_with_no_slack_takes_the_fastest() -> None:
-    """When nothing fits, the first bucket's best is taken."""
-    assert slackfit(0.001, candidates=1).width == 0.25
-    assert slackfit(0.001, candidates=8, waited_ns=10**9).width == 0.25
+def test_slackfit_with_no_slack_takes_the_first_bucket() -> None:
+    """When nothing fits, the fastest bucket is taken: of one candidate the narrowest width."""
+    assert slackfit(0.001, candidates=1) == Choice(0, 0.25, 1)
+    assert slackfit(0.1, candidates=1, waited_ns=10**9) == Choice(0, 0.25, 1)
 
 
-def test_slackfit_narrows_as_slack_shrinks() -> None:
-    """Waiting, outstanding work and a tighter deadline all take from the slack: the expected batch gets shorter."""
-    costs = LinearCosts()
+def test_slackfit_takes_what_fits_and_no_more() -> None:
+    """One candidate: 1.25, 1.5, 1.75 or 2 ms by width. Waiting, outstanding work and the transfer shorten the slack."""
+    assert slackfit(0.0084, candidates=1).width == 1.0  # 2.1 ms
+    assert slackfit(0.0072, candidates=1).width == 0.75  # 1.8 ms
+    assert slackfit(0.0084, candidates=1, waited_ns=400_000).width == 0.5  # 1.7 ms
+    assert slackfit(0.0084, candidates=1, move_s=0.0004).width == 0.5
+    assert slackfit(0.0124, candidates=1).width == 1.0  # 3.1 ms
+    assert slackfit(0.0124, candidates=1, load=1).width == 1.0  # 2.07 ms: an image of work is 33 / 32 ms
+    assert slackfit(0.0124, candidates=1, load=2).width == 0.25
 
-    def batch_s(choice: Choice) -> float:
-        return costs.batch_s(0, WorkKey(1, choice.width, IMAGE), choice.group)
 
-    for candidates in (1, 16, 32):
-        ample = batch_s(slackfit(0.12, candidates))
-        assert batch_s(slackfit(0.05, candidates)) <= ample
-        assert batch_s(slackfit(0.12, candidates, waited_ns=20_000_000)) <= ample
-        assert batch_s(slackfit(0.12, candidates, load=20)) <= ample
-    assert batch_s(slackfit(0.05, 32)) < batch_s(slackfit(0.12, 32))
-    assert batch_s(slackfit(0.05, 32)) <= 0.05 / 4
+def test_slackfit_prefers_the_group_to_the_width_within_a_bucket() -> None:
+    """32 at 0.25 and 8 at 1 take 9 ms alike: when 32 wait, the larger group is better."""
+    assert slackfit(0.0364, candidates=32) == Choice(0, 0.25, 32)
 
 
 # ------------------------------------------------------------------------------------------------------ names, errors

@@ -76,8 +76,12 @@ def test_an_empty_episode_is_an_error() -> None:
 def test_threads_are_left_as_they_were() -> None:
     """Training's own thread setting does not outlive it."""
     before = torch.get_num_threads()
-    train([Bandit()], replace(KNOBS, decisions=10), 0, SPEC)
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(3)
+    try:
+        train([Bandit()], replace(KNOBS, decisions=10), 0, SPEC)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_log_has_reward_parts_losses_and_exploration(tmp_path: Path) -> None:
@@ -182,6 +186,9 @@ def spread_router(seed: int, deterministic: bool = True) -> tuple[Trainer, PPORo
     """An untrained network with strong opinions."""
     trainer = Trainer([Bandit()], replace(KNOBS, hidden=(32, 32)), seed, SPEC)
     trainer.network.heads.weight.data *= 300
+    generator = torch.Generator().manual_seed(seed)
+    for layer in (*trainer.network.trunk, trainer.network.heads):
+        torch.nn.init.normal_(layer.bias, generator=generator)
     trainer.deterministic = deterministic
     return trainer, trainer.router()
 
@@ -227,6 +234,8 @@ def test_sampling_follows_the_policy_without_exploration() -> None:
     assert shares[1] == 0
     widths = [sum(choice.width == width for choice in drawn) / 4000 for width in WIDTHS]
     assert widths == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.03)
+    together = sum(choice.server == 0 and choice.width == 1.0 for choice in drawn) / 4000
+    assert together == pytest.approx(0.2, abs=0.03)  # the heads draw apart
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

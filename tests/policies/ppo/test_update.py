@@ -150,6 +150,17 @@ def test_forgotten_decisions_are_never_trained_on() -> None:
     assert (buffer.complete, buffer.waiting) == (1, 2)
 
 
+def test_taken_rows_are_used_again() -> None:
+    """A buffer that is emptied as fast as it is filled does not grow."""
+    buffer = TransitionBuffer(SPEC, 2, capacity=4)
+    for decision in range(1, 50):
+        add(buffer, [decision, decision], 1.0)
+        buffer.credit(0, decision, 1.0)
+        assert buffer.forget(1) == 1
+        assert len(buffer.take()) == 1
+    assert len(buffer._rows) == 4
+
+
 @given(st.lists(st.sampled_from(["add", "credit", "forget", "take"]), max_size=60), st.integers(1, 4))
 def test_rows_are_never_shared_or_lost(steps: list[str], capacity: int) -> None:
     """Whatever happens in whatever order, each taken row still says what was put in for its decision."""
