@@ -66,7 +66,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class SoloPoint:
-    """All rounds of a solo point; `cpu_share` of the device's cores over the loop."""
+    """All rounds of a solo point; `cpu_share` is of the device's cores, while a pass runs."""
 
     times: Pooled
     cpu_share: float
@@ -121,9 +121,11 @@ def _solo_points(measurements: Iterable[Measurement], cores: int, *, held_out: b
 
 
 def _solo_point(results: Sequence[SoloResult], cores: int) -> SoloPoint:
-    cpu_share = sum(result.cpu_s for result in results) / (cores * sum(result.wall_s for result in results))
+    """CPU time a pass over the median pass: what other processes took in between belongs to no pass of ours."""
+    times = Pooled.of(result.samples for result in results)
+    cpu_s = sum(result.cpu_s for result in results) / times.count
     medians = tuple(Pooled.of([result.samples]).quantile(0.5) for result in results)
-    return SoloPoint(Pooled.of(result.samples for result in results), min(1.0, max(0.0, cpu_share)), medians)
+    return SoloPoint(times, min(1.0, max(0.0, cpu_s / (cores * times.quantile(0.5)))), medians)
 
 
 def _curves(
