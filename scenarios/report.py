@@ -6,6 +6,7 @@ page says so.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -80,7 +81,7 @@ class Material:
     training: Sequence[Mapping[str, float]]
 
 
-def build_report(run_folder: Path | str) -> Path:
+def build_report(run_folder: os.PathLike[str] | str) -> Path:
     """Write `report.html` into a run folder; returns its path.
 
     Raises:
@@ -138,6 +139,12 @@ def page(material: Material) -> str:
         parts.append(f'<p class="note">Not in this run folder: {escape("; ".join(missing))}.</p>')
     parts += list(_environment(material))
     return _HTML.format(title=escape(name), style=_STYLE, body="\n".join(parts))
+
+
+def profile_page(profile: Profile) -> str:
+    """A page of one profile's curves and the paper's Figures 1-3."""
+    body = "\n".join([f"<h1>{escape(profile.name)}</h1>", *_profile(profile.name, profile)])
+    return _HTML.format(title=escape(profile.name), style=_STYLE, body=body)
 
 
 # ---------------------------------------------------------------------------------------------------------------- head

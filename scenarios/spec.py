@@ -392,16 +392,6 @@ class CalibrationSection(StrictModel):
     """How local devices are measured."""
 
     budget: Seconds = Field(300.0, description="wall time for each device; a small one leaves points out and says so")
-    batches: tuple[Count, ...] | None = Field(
-        None, description="batch sizes to measure, ascending; null for powers of two up to the batch limit"
-    )
-
-    @field_validator("batches")
-    @classmethod
-    def _ascending(cls, batches: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if batches is not None and (list(batches) != sorted(set(batches)) or not batches):
-            raise ValueError(f"must ascend, and not be empty: {list(batches)}")
-        return batches
 
 
 # ------------------------------------------------------------------------------------------------------ the whole file

@@ -116,6 +116,10 @@ class RunFolder:
         """A path in it."""
         return self.path / name
 
+    def __fspath__(self) -> str:
+        """It can stand wherever a path does."""
+        return str(self.path)
+
     def stage(self, name: str, fingerprint: str) -> Stage:
         """Whether a stage can be skipped: its outputs are whole, and its inputs are those that it ran with."""
         mark = self._mark(name)

@@ -1,0 +1,207 @@
+"""The command line: what may be asked for, and what becomes of errors. What a command does is in `scenarios.commands`.
+
+Exit codes: 0 done, 1 the work failed, 2 the input was wrong (one message, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from policies.errors import InputError, WorkError, nearest
+
+_INVALID_CHOICE = re.compile(r"argument ([^:]*): invalid choice: '(.*)' \(choose from (.*)\)")
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that accepts no abbreviations and raises `InputError` instead of ending the process."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Name the nearest word for one that is not known."""
+        match = _INVALID_CHOICE.fullmatch(message)
+        if match:
+            choices = [choice.strip("' ") for choice in match[3].split(",")]
+            message = f"{match[1]}: unknown {match[2]!r}; {nearest(match[2], choices)}"
+        raise InputError(self.prog, "", f"{message} (try {self.prog} --help)")
+
+
+def _duration_s(text: str) -> float:
+    from scenarios.spec import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+# ----------------------------------------------------------------------------------------------------------- the flags
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON there; - for standard output")
+    parser.add_argument("--quiet", action="store_true", help="no progress, no remarks: results and errors only")
+
+
+def _scenario(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder; runs/NAME by default")
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=("simpy", "compiled"), default="simpy", help="which simulator")
+
+
+def _router(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--router", default="random", metavar="NAME_OR_FILE", help="by name, or a trained router's file"
+    )
+    parser.add_argument("--seed", type=_whole, metavar="N", help="the scenario's by default")
+
+
+def _routers(parser: argparse.ArgumentParser) -> None:
+    text = "instead of the scenario's; may be given several times"
+    parser.add_argument("--router", action="append", metavar="NAME_OR_FILE", help=text)
+    parser.add_argument("--seed", type=_whole, action="append", metavar="N", help=text)
+
+
+def _train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--decisions", type=_positive, metavar="N", help="how many to train for; the scenario's by default"
+    )
+    parser.add_argument("--seed", type=_whole, metavar="N", help="the scenario's by default")
+
+
+def _calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a trained network (safetensors)")
+    parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; all local ones by default")
+    parser.add_argument(
+        "--budget", type=_duration_s, default=300.0, metavar="TIME", help="for each device; 5m by default"
+    )
+    parser.add_argument("--batch-limit", type=_positive, default=32, metavar="N", help="largest batch measured (32)")
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the order and the held-out points")
+    parser.add_argument("--out", type=Path, default=Path("profiles"), metavar="DIR", help="for the profiles (profiles)")
+
+
+def _bound(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accuracy", type=float, metavar="SHARE", help="at least this mean accuracy, 0 to 1; any by default"
+    )
+
+
+def _run_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+
+
+def _profile_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profile", type=Path, metavar="PROFILE", help="a profile's file (YAML)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.html", help="write its curves and Figures 1-3 there")
+
+
+def _profile_synth(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("gpu", metavar="GPU", help="such as rtx-2080-ti")
+    parser.add_argument("--preset", default="slimresnet18", metavar="NAME", help="the network (slimresnet18)")
+    parser.add_argument("--batch-limit", type=_positive, default=128, metavar="N", help="largest batch (128)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it; standard output by default")
+
+
+# --------------------------------------------------------------------------------------------------------- the commands
+
+_COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None], ...]]] = {
+    "run": ("model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario,)),
+    "devices": ("the devices here, and which telemetry really works", ()),
+    "calibrate": ("measure the local devices for a model; writes profiles", (_calibrate,)),
+    "profile show": ("print, check and plot a profile", (_profile_show,)),
+    "profile synth": ("a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
+    "profile schema": ("print the JSON Schema of profiles", ()),
+    "model train": ("train the scenario's network", (_scenario,)),
+    "model evaluate": ("fill the accuracy table of the scenario's network", (_scenario,)),
+    "train": ("train the PPO router in simulation", (_scenario, _train)),
+    "simulate": ("one simulated run with one router", (_scenario, _router, _engine)),
+    "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine)),
+    "validate": ("the same workload in simulation and on real executors", (_scenario, _routers)),
+    "capacity": ("the largest stable rate with a router", (_scenario, _router, _engine)),
+    "bound": ("what no router can beat: the fluid model's bound", (_scenario, _bound)),
+    "replay": ("replay a run's event logs through fresh cores", (_run_folder,)),
+    "report": ("write a run folder's report.html again", (_run_folder,)),
+}
+_GROUPS = {"profile": "show, make or describe profiles", "model": "train or evaluate the slimmable network"}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(prog="slimsched", description="Schedules slimmable networks over a cluster of unequal devices.")
+    top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    groups = {}
+    for name, text in _GROUPS.items():
+        group = top.add_parser(name, help=text, description=text)
+        groups[name] = group.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+    for name, (text, flags) in _COMMANDS.items():
+        group_name, _, action = name.rpartition(" ")
+        command = (groups[group_name] if group_name else top).add_parser(action, help=text, description=text)
+        for add in (*flags, _common):
+            add(command)
+        command.set_defaults(parser=command, handler=name.replace(" ", "_"))
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; raises `InputError` that names the nearest flag for an unknown one."""
+    arguments, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        flags = [
+            flag for action in arguments.parser._actions for flag in action.option_strings if flag.startswith("--")
+        ]
+        known = nearest(unknown[0], flags) if unknown[0].startswith("-") else "it takes no such argument"
+        raise InputError(arguments.parser.prog, "", f"unknown {unknown[0]!r}; {known}")
+    if getattr(arguments, "engine", "simpy") != "simpy":
+        raise InputError("--engine", "", f"{arguments.engine!r} is not built yet; allowed is 'simpy'")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        arguments = parse(argv)
+        commands = import_module("scenarios.commands")  # what it imports is not needed for --help
+        code: int = getattr(commands, arguments.handler)(arguments)
+        return code
+    except InputError as error:
+        return _complain(error, 2)
+    except (WorkError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return _complain("interrupted; the same command goes on from what is finished", 130)
+
+
+def _complain(problem: object, code: int) -> int:
+    text = str(problem)
+    sys.stderr.write(f"{'' if text.startswith('slimsched') else 'slimsched: '}{text}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

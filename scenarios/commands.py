@@ -1,0 +1,384 @@
+"""What each command does: a few lines of the public Python each, and its result as text or JSON.
+
+Heavy rooms (torch, matplotlib) are opened by the command that needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policies.errors import InputError
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_scenario, read_profile
+from scenarios.spec import Scenario
+from scenarios.store import LOG_FILE, RunFolder, json_text, read_log, write_json, write_run, write_text
+from scenarios.tables import format_comparison, format_result, format_validation, number, table
+
+if TYPE_CHECKING:
+    from hw.device import DeviceSpec
+    from scenarios.compose import World
+    from scenarios.run import ScenarioRun
+
+
+class Output:
+    """Where words go: results to standard output (unless that is kept for JSON), remarks to standard error."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        self.quiet: bool = arguments.quiet
+        self._json: str | None = arguments.json
+        if self._json and self._json != "-" and (Path(self._json).is_dir() or not Path(self._json).parent.is_dir()):
+            raise InputError(
+                "--json", "", f"{self._json}: no file can be written there; name one in a folder that exists"
+            )
+
+    def remark(self, text: str) -> None:
+        """Something about the work."""
+        if not self.quiet:
+            sys.stderr.write(text + "\n")
+
+    def result(self, text: str, document: Any) -> int:
+        """The result for people, and as a document where one was asked for; returns exit code 0."""
+        if self._json == "-":
+            sys.stdout.write(json_text(document))
+            self.remark(text)
+            return 0
+        if self._json:
+            write_json(Path(self._json), document)
+        sys.stdout.write(text + "\n")
+        return 0
+
+
+# ------------------------------------------------------------------------------------------------------- the main job
+
+
+def run(arguments: Namespace) -> int:
+    """Everything, end to end."""
+    from scenarios.run import ScenarioRun
+
+    output = Output(arguments)
+    scenario, folder = _opened(arguments)
+    outcome = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet).carry_out()
+    texts = [format_comparison(outcome.comparison)]
+    if outcome.validation is not None:
+        texts.append(format_validation(outcome.validation))
+    document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}
+    return output.result("\n\n".join([*texts, f"report: {outcome.report}"]), document)
+
+
+def train(arguments: Namespace) -> int:
+    """Train the PPO router."""
+    output = Output(arguments)
+    scenario, folder = _opened(arguments)
+    if arguments.decisions is not None:
+        training = scenario.training.model_copy(update={"decisions": arguments.decisions})
+        scenario = scenario.model_copy(update={"training": training})
+    if arguments.seed is not None:
+        scenario = scenario.model_copy(update={"seed": arguments.seed})
+    job, world = _job(scenario, folder, output)
+    job.make_router(world)
+    return output.result(f"router: {job.trained}", {"router": str(job.trained)})
+
+
+def simulate(arguments: Namespace) -> int:
+    """One simulated run; its record is kept where `--out` says."""
+    from scenarios.compare import display_name, run_simulation
+
+    output = Output(arguments)
+    check_router(arguments.router, "--router")
+    scenario, folder = _opened(arguments)
+    world = _world(scenario, folder)
+    seed = scenario.seed if arguments.seed is None else arguments.seed
+    router = world.router(arguments.router, _trained(folder))
+    result, record = run_simulation(world, router, display_name(arguments.router), seed)
+    if arguments.out is not None:
+        write_run(RunFolder(arguments.out), result, record)
+    return output.result(format_result(result), result)
+
+
+def compare(arguments: Namespace) -> int:
+    """Routers x seeds in simulation."""
+    output = Output(arguments)
+    scenario, folder = _opened(arguments)
+    scenario = _with_routers(scenario, "compare", arguments)
+    _require_trained(scenario.compare.routers, folder)
+    job, world = _job(scenario, folder, output)
+    comparison = job.compare(world)
+    return output.result(format_comparison(comparison), comparison)
+
+
+def validate(arguments: Namespace) -> int:
+    """Simulation against real executors."""
+    output = Output(arguments)
+    scenario, folder = _opened(arguments)
+    scenario = _with_routers(scenario, "validate_", arguments)
+    _require_trained(scenario.validate_.routers, folder)
+    job, world = _job(scenario, folder, output)
+    validation = job.validate(world)
+    return output.result(format_validation(validation), validation)
+
+
+def capacity(arguments: Namespace) -> int:
+    """The largest stable rate."""
+    from scenarios.capacity import capacity as find_capacity
+    from scenarios.compare import display_name
+
+    output = Output(arguments)
+    check_router(arguments.router, "--router")
+    scenario, folder = _opened(arguments)
+    world = _world(scenario, folder)
+    found = find_capacity(
+        world,
+        lambda: world.router(arguments.router, _trained(folder)),
+        router=display_name(arguments.router),
+        seed=scenario.seed if arguments.seed is None else arguments.seed,
+        on_progress=lambda rate, stable: output.remark(f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"),
+    )
+    text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
+    return output.result(text, dataclasses.asdict(found))
+
+
+def bound(arguments: Namespace) -> int:
+    """What the fluid model allows."""
+    from scenarios.capacity import bound as find_bound
+
+    output = Output(arguments)
+    world = _world(*_opened(arguments))
+    accuracy = min(world.accuracy.prior.top1.values()) if arguments.accuracy is None else arguments.accuracy
+    found = find_bound(world, accuracy)
+    energy, rate = number(found.energy_per_image_j, 4), number(found.rate_img_s, 1)
+    lines = [
+        f"at a mean accuracy of at least {100 * found.accuracy:.2f} %, no router can",
+        f"  serve more than {found.capacity_img_s:.1f} images/s",
+        f"  have a mean latency below {found.latency_s * 1000:.2f} ms",
+        f"  spend less than {energy} J/image above idle, at {rate} images/s",
+    ]
+    return output.result("\n".join(lines), dataclasses.asdict(found))
+
+
+# -------------------------------------------------------------------------------------------------- devices, profiles
+
+
+def devices(arguments: Namespace) -> int:
+    """What is here, and which telemetry works."""
+    from hw.telemetry import available_devices
+
+    output = Output(arguments)
+    found = available_devices()
+    parts = []
+    for device in found:
+        parts.append(f"{device.kind}:{device.index}  {device.name}, {device.vram_bytes / 1e9:.1f} GB")
+        parts += [f"  {field:<14} {state}" for field, state in device.telemetry.items()]
+    documents = [{**dataclasses.asdict(device), "telemetry": dict(device.telemetry)} for device in found]
+    return output.result("\n".join(parts), {"schema": "slimsched.devices/1", "devices": documents})
+
+
+def calibrate(arguments: Namespace) -> int:
+    """Measure local devices; each gets a profile."""
+    from scenarios.run import calibrate_device
+
+    output = Output(arguments)
+    written = []
+    for name, device in _chosen_devices(arguments.device):
+        file_name = name.replace(":", "")
+        profile = calibrate_device(
+            arguments.model,
+            device,
+            peer=device,
+            budget_s=arguments.budget,
+            batch_limit=arguments.batch_limit,
+            log_path=arguments.out / f"{file_name}.jsonl",
+            seed=arguments.seed,
+            name=file_name,
+            quiet=output.quiet,
+        )
+        written.append(arguments.out / f"{file_name}.yaml")
+        write_text(written[-1], profile.to_yaml())
+    lines = "\n".join(f"profile: {path}" for path in written)
+    return output.result(lines, {"profiles": [str(path) for path in written]})
+
+
+def _chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
+    """Local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
+    from hw.device import DeviceSpec, local_devices
+
+    found = local_devices()
+    cpus = [device for device in found if device.kind == "cpu"] or [DeviceSpec()]
+    named = {f"cuda:{device.index}": device for device in found if device.kind == "cuda"}
+    named |= {f"cpu:{number}": device for number, device in enumerate(cpus)}
+    if wanted is None:
+        return [(name, device) for name, device in named.items() if device in found]
+    chosen = [(name, device) for name, device in named.items() if wanted in (name, name.partition(":")[0])]
+    if not chosen:
+        raise InputError("--device", "", f"no device {wanted!r} here; allowed are {', '.join(named)}")
+    return chosen
+
+
+def profile_show(arguments: Namespace) -> int:
+    """A profile's figures; `from_yaml` has checked it."""
+    output = Output(arguments)
+    profile = read_profile(arguments.profile)
+    power, model = profile.power, profile.model
+    lines = [
+        f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}",
+        f"  model        {model.name} ({model.hash[:12]}), {model.segments} segments, widths {list(model.widths)}",
+        f"  batches      up to {profile.batch_limit}",
+        f"  power        idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W "
+        f"({power.provenance})",
+        f"  concurrency  alpha {profile.concurrency.alpha:.3f}, beta {profile.concurrency.beta:.3f}",
+        f"  dispatch     {profile.dispatch_s * 1e6:.0f} us",
+        *(f"  left out     {text}" for text in profile.omitted),
+    ]
+    rows = [
+        [error.figure, number(error.mean_abs_pct, 2), number(error.max_abs_pct, 2), str(error.points)]
+        for error in profile.errors
+    ]
+    errors = table(["held-out error", "mean %", "largest %", "points"], rows) if rows else "no error is promised"
+    if arguments.plot is not None:
+        from scenarios.report import profile_page
+
+        write_text(arguments.plot, profile_page(profile))
+        lines.append(f"  plotted      {arguments.plot}")
+    return output.result("\n".join([*lines, errors]), profile.model_dump(mode="json", by_alias=True))
+
+
+def profile_synth(arguments: Namespace) -> int:
+    """A profile from published figures."""
+    from calibrate.costs import resnet_costs
+    from calibrate.datasheet import synthesize
+    from hw.slimresnet import preset
+
+    output = Output(arguments)
+    costs = resnet_costs(preset(arguments.preset), arguments.preset, arguments.preset)
+    profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
+    document = profile.model_dump(mode="json", by_alias=True)
+    if arguments.out is None:
+        return output.result(profile.to_yaml().rstrip(), document)
+    write_text(arguments.out, profile.to_yaml())
+    return output.result(f"profile: {arguments.out}", document)
+
+
+def profile_schema(arguments: Namespace) -> int:
+    """The form of profiles, as JSON Schema."""
+    from sim.profile import Profile
+
+    schema = Profile.model_json_schema()
+    return Output(arguments).result(json_text(schema).rstrip(), schema)
+
+
+# ---------------------------------------------------------------------------------------------------------- the network
+
+
+def model_train(arguments: Namespace) -> int:
+    """Train the scenario's network."""
+    from scenarios.run import ScenarioRun
+
+    output = Output(arguments)
+    scenario, folder = _opened(arguments)
+    if scenario.model.preset is None:
+        raise InputError(str(arguments.scenario), "model.preset", "missing; it names the network to train")
+    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    job.make_model()
+    return output.result(f"model: {job.model}", {"model": str(job.model)})
+
+
+def model_evaluate(arguments: Namespace) -> int:
+    """Every width tuple on every test image."""
+    from scenarios.materials import read_accuracy
+    from scenarios.run import ScenarioRun
+
+    output = Output(arguments)
+    scenario, folder = _opened(arguments)
+    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    if not job.model.is_file():
+        raise InputError(str(arguments.scenario), "model", f"no {job.model} yet; `slimsched model train` makes it")
+    job.make_accuracy()
+    top1 = read_accuracy(scenario, folder).prior.top1
+    rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
+    document = [{"widths": list(widths), "top1": value} for widths, value in top1.items()]
+    return output.result(table(["widths", "top-1 %"], rows), {"schema": "slimsched.top1/1", "tuples": document})
+
+
+# ------------------------------------------------------------------------------------------------------- finished runs
+
+
+def replay(arguments: Namespace) -> int:
+    """Every event log of a run folder through fresh cores; exit code 1 where they part."""
+    from policies.replay import replay as replay_log
+
+    output = Output(arguments)
+    folder: Path = arguments.run
+    logs = sorted(folder.glob(f"*/*/{LOG_FILE}"))
+    if not logs:
+        raise InputError(str(folder), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
+    world = _world(load_scenario(folder / "scenario.yaml"), folder)
+    knobs = [server.knobs for server in world.cluster.servers]
+    answers = {}
+    for log in logs:
+        name = str(log.parent.relative_to(folder))
+        divergence = replay_log(read_log(log), world.cluster.router, knobs)
+        answers[name] = None if divergence is None else f"step {divergence.step} ({divergence.logged.core}) differs"
+    text = "\n".join(f"{name}: {answer or 'identical commands'}" for name, answer in answers.items())
+    output.result(text, {"schema": "slimsched.replay/1", "runs": answers})
+    return 1 if any(answers.values()) else 0
+
+
+def report(arguments: Namespace) -> int:
+    """The page again."""
+    from scenarios.report import build_report
+
+    path = build_report(arguments.run)
+    return Output(arguments).result(f"report: {path}", {"report": str(path)})
+
+
+# -------------------------------------------------------------------------------------------------------------- shared
+
+
+def _opened(arguments: Namespace) -> tuple[Scenario, Path]:
+    """The scenario, and its run folder."""
+    from scenarios.materials import default_folder
+
+    scenario = load_scenario(arguments.scenario)
+    return scenario, arguments.out or default_folder(scenario)
+
+
+def _world(scenario: Scenario, folder: Path) -> World:
+    from scenarios.materials import make_world
+
+    return make_world(scenario, folder)
+
+
+def _job(scenario: Scenario, folder: Path, output: Output) -> tuple[ScenarioRun, World]:
+    """The run whose stages a command does singly, and its world."""
+    from scenarios.run import ScenarioRun
+
+    world = _world(scenario, folder)
+    return ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet), world
+
+
+def _with_routers(scenario: Scenario, section: str, arguments: Namespace) -> Scenario:
+    """The scenario with the routers and seeds that the flags name instead of its own."""
+    update: dict[str, Any] = {}
+    if arguments.router:
+        for name in arguments.router:
+            check_router(name, "--router")
+        update["routers"] = tuple(str(Path(n).absolute()) if n.endswith(ROUTER_SUFFIX) else n for n in arguments.router)
+    if arguments.seed:
+        update["seeds"] = tuple(arguments.seed)
+    return scenario.model_copy(update={section: getattr(scenario, section).model_copy(update=update)})
+
+
+def _trained(folder: Path) -> Path:
+    from scenarios.materials import ROUTER_FILE
+
+    return folder / ROUTER_FILE
+
+
+def _require_trained(routers: Sequence[str], folder: Path) -> None:
+    if TRAINED_ROUTER in routers and not _trained(folder).is_file():
+        raise InputError(
+            str(folder), "", f"no router is trained yet for {TRAINED_ROUTER!r}; run `slimsched train` first"
+        )
