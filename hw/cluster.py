@@ -322,9 +322,8 @@ class _Run:
             server.come_up()
         self._settle(selector)
         while any(server.is_loading for server in self._servers):
-            if not selector.select(PRELOAD_TIMEOUT_S):
+            if not self._listen(selector, PRELOAD_TIMEOUT_S):
                 raise WorkError(f"a preload took more than {PRELOAD_TIMEOUT_S:g} s")
-            self._listen(selector)
 
     def _turn(self, selector: selectors.BaseSelector) -> None:
         """Everything that is due now, then a wait for whatever comes first."""
@@ -337,10 +336,8 @@ class _Run:
         if now_ns >= self._next_tick_ns:
             self._tick(now_ns)
         self._settle(selector)
-        if self._is_over():
-            return
-        if selector.select(self._wait_s()):
-            self._listen(selector)
+        if not self._is_over():
+            self._listen(selector, self._wait_s())
 
     def _wait_s(self) -> float:
         """Until the next thing that comes by itself."""
@@ -366,17 +363,19 @@ class _Run:
         drained = self._arrived == len(self._spec.arrivals_ns) and not self._router.in_flight
         return self._spec.end == "cut" or drained or now_ns >= self._limit_ns()
 
-    def _listen(self, selector: selectors.BaseSelector) -> None:
-        """Take every answer that is there, one event at a time."""
-        for key, _ in selector.select(0):
+    def _listen(self, selector: selectors.BaseSelector, wait_s: float) -> bool:
+        """Wait for answers and take one of each worker that has some; False when none came in time."""
+        ready = selector.select(wait_s)
+        for key, _ in ready:
             server: RealServer = key.data
+            if server.died:
+                continue
             try:
-                while not server.died and server.worker.connection.poll(0):
-                    self._hear(server, server.worker.receive(0))
-                    self._settle(selector)
+                self._hear(server, server.worker.receive())
             except WorkerDiedError:
                 server.died = True
-        self._settle(selector)
+            self._settle(selector)
+        return bool(ready)
 
     def _hear(self, server: RealServer, message: FromWorker) -> None:
         if isinstance(message, Arrived):

@@ -265,8 +265,7 @@ class Executor:
                     self._warm(batches)
                     answer: FromWorker = Done()
                 case Reset():
-                    self._reset()
-                    answer = Done()
+                    answer = Done(self._reset())
                 case Benchmark():
                     answer = self._benchmark(message)
                 case BenchmarkTogether():
@@ -405,7 +404,8 @@ class Executor:
             return
         self.reply(Arrived(header["transfer"]))
 
-    def _reset(self) -> None:
+    def _reset(self) -> int:
+        """Finish, forget everything; returns how many activations that were."""
         for lane in self._lanes.values():
             lane.stop()
         for sender in self._senders.values():
@@ -414,7 +414,9 @@ class Executor:
             self._weights.free(instance)
         self._lanes.clear()
         self._instances.clear()
+        forgotten = len(self._store)
         self._store.clear()
+        return forgotten
 
     # ---------------------------------------------------------------------------------------------------- benchmarks
 

@@ -208,7 +208,9 @@ class MoveBroken:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """`Warm` or `Reset` is finished."""
+    """`Warm` or `Reset` is finished; `forgotten` counts the activations that a reset found in the store."""
+
+    forgotten: int = 0
 
 
 @dataclass(frozen=True, slots=True)

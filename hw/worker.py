@@ -186,7 +186,7 @@ class Worker:
     def receive(self, timeout_s: float | None = None) -> FromWorker:
         """The next answer; raises `WorkerDiedError` where none will come, `WorkError` where none came in time."""
         try:
-            if not self.connection.poll(timeout_s):
+            if timeout_s is not None and not self.connection.poll(timeout_s):
                 raise WorkError(f"worker {self.spec.name} did not answer within {timeout_s:g} s")
             message: FromWorker = self.connection.recv()
         except (EOFError, OSError):
@@ -213,11 +213,12 @@ class Worker:
         self.send(Warm(tuple(batches)))
         self._expect(Done)
 
-    def reset(self) -> None:
-        """Finish what runs, forget everything, and drop the answers that were still on their way."""
+    def reset(self) -> int:
+        """Finish what runs, forget all, drop answers on their way; returns how many activations were still stored."""
         self.send(Reset())
-        while not isinstance(self.receive(ANSWER_TIMEOUT_S), Done):
+        while not isinstance(answer := self.receive(ANSWER_TIMEOUT_S), Done):
             pass
+        return answer.forgotten
 
     def benchmark(
         self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3

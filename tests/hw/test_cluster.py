@@ -128,12 +128,18 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
     policy, rng = Wanderer(WIDTHS), np.random.default_rng(1)
     cut = cluster.run(overload, router(2), RewardWeights(), PRIOR, policy, rng, on_progress=progress.append)
     _require_conservation(cut)
-    assert {request.status for request in cut.requests} == {"completed", "in_flight"}
+    assert "in_flight" in {request.status for request in cut.requests}
     assert progress[-1].in_flight > 0
     again = _carry_out(cluster, _run(model, 0.3))
     _require_conservation(again)
     assert {request.status for request in again.requests} == {"completed"}
     assert all(request.correct for request in again.requests)
+
+
+def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """Every copy is released when it has moved on or is labelled: the workers' stores are empty at the end."""
+    _carry_out(cluster, _run(model, 0.3))
+    assert [worker.reset() for worker in cluster._workers] == [0, 0]
 
 
 def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> None:
