@@ -256,11 +256,17 @@ def test_slackfit_takes_what_fits_and_no_more() -> None:
     """One candidate: 1.25, 1.5, 1.75 or 2 ms by width. Waiting, outstanding work and the transfer shorten the slack."""
     assert slackfit(0.0084, candidates=1).width == 1.0  # 2.1 ms
     assert slackfit(0.0072, candidates=1).width == 0.75  # 1.8 ms
+    assert slackfit(0.0264, candidates=5) == Choice(0, 1.0, 8)  # five take 6 ms, though eight would take 9
     assert slackfit(0.0084, candidates=1, waited_ns=400_000).width == 0.5  # 1.7 ms
     assert slackfit(0.0084, candidates=1, move_s=0.0004).width == 0.5
     assert slackfit(0.0124, candidates=1).width == 1.0  # 3.1 ms
     assert slackfit(0.0124, candidates=1, load=1).width == 1.0  # 2.07 ms: an image of work is 33 / 32 ms
     assert slackfit(0.0124, candidates=1, load=2).width == 0.25
+
+
+def test_slackfit_takes_only_buckets_that_fit_whole() -> None:
+    """Slack 4.5 ms, 32 waiting: the bucket from 3.2 to 5.2 ms begins within it but has 16 at 0.25, which takes 5 ms."""
+    assert slackfit(0.018, candidates=32) == Choice(0, 0.25, 8)
 
 
 def test_slackfit_prefers_the_group_to_the_width_within_a_bucket() -> None:
