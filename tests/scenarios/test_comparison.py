@@ -1,0 +1,90 @@
+"""Results side by side: means, intervals and errors by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from policies.vocabulary import Provenance
+from scenarios.comparison import compare_results, estimate, validate_results
+from scenarios.result import Result
+from scenarios.tables import format_comparison, format_validation
+from tests.scenarios.folders import summary
+from tests.scenarios.test_result import WINDOW, record, request
+
+
+def result(router: str, seed: int, latency_s: float, **changes: Any) -> Result:
+    """A result with this mean latency."""
+    return summary(record(request(0, 3, latency_s), ended_s=20), router=router, seed=seed, **WINDOW, **changes)
+
+
+def test_the_interval_is_students() -> None:
+    """The half-width is the 97.5 % quantile of t times the standard error; one value has none."""
+    found = estimate([1.0, 2.0, 3.0])
+    assert found == {"mean": 2.0, "ci95": pytest.approx(stats.t.ppf(0.975, 2) / 3**0.5)}
+    assert estimate([4.0]) == {"mean": 4.0, "ci95": None}
+    assert estimate([4.0, None]) == {"mean": None, "ci95": None}
+
+
+def test_changes_are_paired_by_seed() -> None:
+    """Each seed is compared with the baseline's run of that seed, in whatever order they come."""
+    runs = [result("jsq", 1, 2.0), result("random", 0, 2.0), result("random", 1, 4.0), result("jsq", 0, 1.0)]
+    rows = {row["router"]: row for row in compare_results(runs)["rows"]}
+    assert rows["jsq"]["latency_change_pct"] == {"mean": -50.0, "ci95": 0.0}
+    assert rows["jsq"]["energy_change_pct"]["mean"] == -50.0
+    assert rows["random"]["latency_change_pct"]["mean"] == 0.0
+    assert rows["random"]["latency_s"]["mean"]["mean"] == 3.0
+
+
+def test_without_the_baseline_there_is_no_change() -> None:
+    """No baseline, no change: null, and the table still prints."""
+    found = compare_results([result("jsq", 0, 1.0)])
+    assert found["baseline"] is None
+    assert found["rows"][0]["latency_change_pct"] == {"mean": None, "ci95": None}
+    assert "jsq" in format_comparison(found)
+
+
+def test_the_weakest_provenance_counts() -> None:
+    """A comparison rests on all its results."""
+    runs = [result("a", 0, 1, provenance=Provenance.MEASURED), result("b", 0, 1, provenance=Provenance.MODELLED)]
+    assert compare_results(runs)["provenance"] == "modelled"
+
+
+def pair(router: str, simulated_s: float, hardware_s: float) -> tuple[Result, Result]:
+    """The two worlds' results."""
+    return result(router, 0, simulated_s), result(router, 0, hardware_s, mode="hardware", engine="torch")
+
+
+def test_errors_are_relative_to_hardware() -> None:
+    """100 (simulated - hardware) / hardware, with its sign."""
+    found = validate_results([pair("a", 0.9, 1.0)], Provenance.MEASURED)["pairs"][0]
+    assert found["error_pct"]["latency_mean"] == pytest.approx(-10)
+    assert found["error_pct"]["energy_per_image"] == 0.0
+    assert found["not_applicable"] == {}
+
+
+def test_modelled_power_has_no_error_of_energy() -> None:
+    """Where the hardware's power is modelled, its error is null and the reason is given."""
+    found = validate_results([pair("a", 1, 1)], Provenance.MODELLED)
+    assert found["pairs"][0]["error_pct"]["energy_per_image"] is None
+    assert "modelled" in found["pairs"][0]["not_applicable"]["energy_per_image"]
+    assert "modelled" in format_validation(found)
+
+
+def test_ranking() -> None:
+    """tau is 1 for the same order, -1 for the opposite, null for a single router."""
+    same = [pair("a", 1, 10), pair("b", 2, 20), pair("c", 3, 30)]
+    opposite = [pair("a", 1, 3), pair("b", 2, 2), pair("c", 3, 1)]
+    assert validate_results(same, Provenance.MEASURED)["ranking_tau"] == pytest.approx(1)
+    assert validate_results(opposite, Provenance.MEASURED)["ranking_tau"] == pytest.approx(-1)
+    assert validate_results(same[:1], Provenance.MEASURED)["ranking_tau"] is None
+
+
+def test_columns_are_aligned() -> None:
+    """Every line of a table ends where its head's columns end."""
+    text = format_comparison(compare_results([result("random", 0, 1.0), result("a-long-name", 0, 123.0)]))
+    head, rule, *rows = text.splitlines()[1:-1]
+    assert all(len(line) <= len(rule) for line in (head, *rows))
+    assert rule.index("  ") == len("a-long-name")

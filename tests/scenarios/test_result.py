@@ -1,0 +1,123 @@
+"""Figures of hand-made records: each one is what `docs/results.md` says it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.records import DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
+from policies.vocabulary import NS_PER_S
+from scenarios.result import percentile
+from scenarios.tables import format_result
+from tests.scenarios.folders import simulated, summary
+
+
+def request(
+    number: int, arrived_s: float, latency_s: float, status: RequestStatus = "completed", correct: bool = True
+) -> RequestRecord:
+    """One request's record."""
+    arrived_ns = round(arrived_s * NS_PER_S)
+    finished_ns = arrived_ns + round(latency_s * NS_PER_S)
+    return RequestRecord(number, arrived_ns, finished_ns, status, "", 0, (1.0,), (0,), correct, 2.0 * latency_s)
+
+
+def record(*requests: RequestRecord, ended_s: float = 10.0, energy_j: float = 1000.0, **changes: Any) -> RunRecord:
+    """A run of one server on one device that idles at 10 W bare and 30 W ready."""
+    return RunRecord(
+        **{
+            "ended_ns": round(ended_s * NS_PER_S),
+            "requests": requests,
+            "blocks": (),
+            "batches": (),
+            "telemetry": (),
+            "servers": (ServerTotals("s", 0, 4.0, 30, 10, 3, 2, 5_000_000),),
+            "devices": (DeviceTotals("d", energy_j, 10.0, 30.0),),
+            "gpu_var": (0.1, 0.3),
+            "decisions": 7,
+            **changes,
+        }
+    )
+
+
+WINDOW = {"warmup_s": 2.0, "horizon_s": 10.0}
+
+
+def test_requests_outside_the_window_do_not_count() -> None:
+    """Only arrivals from the end of the warm-up to the end of the arrivals are in the statistics, ends included."""
+    found = summary(
+        record(request(0, 1.999, 5.0, correct=False), request(1, 2.0, 1.0), request(2, 10.0, 3.0), ended_s=13), **WINDOW
+    )
+    assert found["latency_s"]["mean"] == 2.0
+    assert found["accuracy"] == 1.0
+    assert found["images"]["completed"] == 3
+
+
+def test_what_is_cut_off_is_counted_as_censored() -> None:
+    """A request in flight at the end is in no latency, but counted; one of the warm-up is not."""
+    found = summary(record(request(0, 1, 9, "in_flight"), request(1, 3, 7, "in_flight"), request(2, 4, 1)), **WINDOW)
+    assert found["censored"] == 1
+    assert found["latency_s"]["max"] == 1.0
+    assert found["images"] == {"arrived": 3, "completed": 1, "in_flight": 2, "failed": 0}
+
+
+def test_throughput_counts_completions_within_the_window() -> None:
+    """Completions between the warm-up's end and the arrivals' end, whenever they arrived, over that time."""
+    found = summary(record(request(0, 1, 2), request(1, 3, 1), request(2, 9, 5), ended_s=14), **WINDOW)
+    assert found["throughput_img_s"] == 2 / 8
+
+
+def test_goodput_counts_what_kept_the_deadline() -> None:
+    """Goodput leaves out late ones; without a deadline there is none."""
+    run = record(request(0, 3, 0.5), request(1, 3, 1.5), request(2, 4, 1.0))
+    assert summary(run, **WINDOW, deadline_s=1.0)["goodput_img_s"] == 2 / 8
+    assert summary(run, **WINDOW)["goodput_img_s"] is None
+
+
+def test_energy_is_split_into_its_parts() -> None:
+    """idle = 10 W, base = 20 W over 10 s; the rest of 1000 J is dynamic; all over 2 completed images."""
+    found = summary(record(request(0, 1, 1), request(1, 3, 1), request(2, 4, 1, "failed")), **WINDOW)
+    assert found["energy_per_image_j"] == {"total": 500.0, "dynamic": 350.0, "base": 100.0, "idle": 50.0}
+    assert found["energy_j"]["mean"] == 2.0
+
+
+def test_servers_figures() -> None:
+    """Utilization and power are means over the run; a batch's mean size is passes over batches."""
+    server = summary(record(request(0, 3, 1)), **WINDOW)["servers"][0]
+    assert (server["utilization"], server["mean_power_w"], server["mean_batch"]) == (0.4, 100.0, 3.0)
+
+
+def test_nothing_completed_is_null() -> None:
+    """Where nothing was completed there is no mean, and the document is still plain JSON."""
+    found = summary(record(request(0, 3, 7, "in_flight")), **WINDOW)
+    assert found["latency_s"]["p99"] is None
+    assert found["energy_per_image_j"]["total"] is None
+    json.dumps(found, allow_nan=False)
+    assert "mean -" in format_result(found)
+
+
+def test_two_records_of_a_request_are_refused() -> None:
+    """Each request counts exactly once."""
+    with pytest.raises(AssertionError, match="two records"):
+        summary(record(request(0, 3, 1), request(0, 3, 2)), **WINDOW)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([0.5, 0.95, 0.99, 1.0]))
+def test_percentiles_are_of_nearest_rank(values: list[float], share: float) -> None:
+    """A percentile is a value that occurs, and the smallest that at least this share of the values do not exceed."""
+    found = percentile(sorted(values), share)
+    assert found == np.quantile(values, share, method="inverted_cdf")
+
+
+def test_a_simulated_run_conserves_requests() -> None:
+    """arrived = completed + in flight + failed, and server passes add up to segments of what was completed."""
+    found, run = simulated("random", 0)
+    images = found["images"]
+    assert images["arrived"] == images["completed"] + images["in_flight"] + images["failed"] == len(run.requests)
+    assert sum(server["images"] for server in found["servers"]) == 4 * images["completed"]
+    total = found["energy_per_image_j"]
+    assert total["total"] == pytest.approx((total["dynamic"] or 0) + (total["base"] or 0) + (total["idle"] or 0))

@@ -1,0 +1,177 @@
+"""The scenario file: what is wrong is refused at once, in one message that names the place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.errors import InputError
+from scenarios.cli import main
+from scenarios.keys import scenario_keys_markdown
+from scenarios.loading import load_scenario, read_trace
+from scenarios.spec import Scenario, parse_duration
+from sim import strict
+from tests.scenarios.files import SCENARIO, profile_text, write_scenario
+
+MISTAKES = {
+    "unknown key": ("duration_s: 1", "duratio_s: 1", ["duratio_s", "did you mean 'duration_s'"]),
+    "unknown key below": ("{kind: poisson, rate", "{kind: poisson, cv: 1, rate", ["workload.cv", "rate_img_s"]),
+    "unknown kind": ("kind: poisson", "kind: poison", ["workload.kind", "'poison'", "did you mean 'poisson'"]),
+    "no kind": ("kind: poisson, ", "", ["workload.kind", "missing"]),
+    "unknown router": ("[random, jsq]", "[random, jqs]", ["compare.routers.1", "'jqs'", "did you mean 'jsq'"]),
+    "no router file": ("[random, jsq]", "[a.safetensors]", ["compare.routers.0", "a.safetensors", "slimsched train"]),
+    "negative rate": ("rate_img_s: 200", "rate_img_s: -5", ["workload.rate_img_s", "-5", "greater than 0"]),
+    "two rates": ("rate_img_s: 200", "rate_img_s: 200, load: 0.5", ["workload", "one of rate_img_s"]),
+    "duplicate key": ("duration_s: 1", "duration_s: 1\nduration_s: 2", ["line", "'duration_s' is given twice"]),
+    "wrong type": ("rate_img_s: 200", "rate_img_s: many", ["workload.rate_img_s", "'many'", "number"]),
+    "bad duration": ("100ms", "100 parsecs", ["warmup_s", "'100 parsecs'", "45s"]),
+    "no YAML": ("compare: {", "compare: {{", ["line", "not valid YAML"]),
+    "another version": ("scenario/1", "scenario/9", ["schema", "slimsched.scenario/9", "slimsched.scenario/1"]),
+    "unknown link": ("10gbe", "10gb", ["cluster.servers.0.link", "'10gb'", "'10gbe'"]),
+    "no measured link": ("10gbe", "measured", ["cluster.servers.0.link", "measured", "wifi5"]),
+    "two of a name": ("name: slow", "name: fast", ["cluster.servers.1.name", "'fast'", "twice"]),
+    "no such profile": ("fast.yaml", "fats.yaml", ["cluster.servers.0.profile", "fats.yaml", "'fast.yaml'"]),
+    "batch beyond profile": ("batch_limit: 16", "batch_limit: 17", ["batch_limit", "17", "1 to 16"]),
+    "preload of nothing": ("preload: all", "preload: [[3, 0.5]]", ["preload", "[3, 0.5]", "segments 1 to 2"]),
+    "long warm-up": ("warmup_s: 100ms", "warmup_s: 2s", ["warmup_s (2)", "duration_s (1)"]),
+    "shed without deadline": ("duration_s: 1", "duration_s: 1\nshed: true", ["shed needs a deadline_s"]),
+    "no server of the fault": (
+        "duration_s: 1",
+        "duration_s: 1\nfaults: [{kind: server_down, server: fst, start_s: 0.5}]",
+        ["faults.0.server", "'fst'", "did you mean 'fast'"],
+    ),
+    "shares with nobody": (
+        "{name: fast, ",
+        "{name: fast, shares_device_with: fast, ",
+        ["cluster.servers.0.shares_device_with", "'fast'", "known: slow"],
+    ),
+}
+
+
+@pytest.mark.parametrize("old, new, wanted", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_message(
+    old: str, new: str, wanted: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake in a scenario is one line that names file, key, value and what is allowed; exit code 2."""
+    path = write_scenario(tmp_path, old, new)
+    assert main(["simulate", str(path)]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert len(streams.err.strip().splitlines()) == 1
+    assert "tiny.yaml" in streams.err or "fats.yaml" in streams.err
+    assert [word for word in wanted if word not in streams.err] == []
+
+
+@pytest.mark.parametrize(
+    "make, wanted",
+    [
+        (lambda path: None, "no such file"),
+        (lambda path: path.mkdir(), "this is a folder"),
+        (lambda path: path.write_bytes(b"name: \xff\xfe"), "not UTF-8"),
+        (lambda path: path.write_text(""), "expected keys and values"),
+        (lambda path: path.write_text("- 1\n"), "expected keys and values"),
+    ],
+    ids=["missing", "folder", "bytes", "empty", "list"],
+)
+def test_a_file_that_is_no_scenario(make: object, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What can't be read as a scenario is said in one line, with exit code 2."""
+    path = tmp_path / "x.yaml"
+    make(path)  # type: ignore[operator]
+    assert main(["compare", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert wanted in error
+    assert "x.yaml" in error
+    assert "Traceback" not in error
+
+
+def test_a_profile_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile of another version is refused by its file, key, value and the version that is allowed."""
+    path = write_scenario(tmp_path)
+    (tmp_path / "fast.yaml").write_text(profile_text("fast", 1.0).replace("profile/1", "profile/7"))
+    assert main(["simulate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in ("fast.yaml", "schema", "slimsched.profile/7", "slimsched.profile/1"))
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("", "the trace is empty"),
+        ("time_s\n", "no arrival"),
+        ("when\n1\n", "no column 'time_s'; known: when"),
+        ("time_s\n1\nsoon\n", "line 3: 'soon' is no time"),
+        ("time_s\nnan\n", "line 2: 'nan' is no time"),
+    ],
+)
+def test_a_bad_trace(text: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty or broken trace is found when the scenario is read, with its line."""
+    path = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", "{kind: trace, file: trace.csv}")
+    (tmp_path / "trace.csv").write_text(text)
+    assert main(["simulate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "trace.csv" in error
+    assert wanted in error
+
+
+def test_a_trace_of_dates(tmp_path: Path) -> None:
+    """Dates become seconds: only differences count."""
+    path = tmp_path / "trace.csv"
+    path.write_text("id, at\n1, 2023-11-16 18:17:03.5\n2, 2023-11-16 18:17:05\n")
+    times_s = read_trace(path, "at")
+    assert times_s[1] - times_s[0] == 1.5
+
+
+@given(st.floats(0.001, 1e5), st.sampled_from([("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)]))
+def test_durations(value: float, unit: tuple[str, float]) -> None:
+    """A number with a unit is that many seconds, and a plain number is itself."""
+    text = f"{value:.3f}"
+    assert parse_duration(text + unit[0]) == float(text) * unit[1]
+    assert parse_duration(text) == float(text)
+
+
+def test_a_scenario_survives_being_written(tmp_path: Path) -> None:
+    """What was read, written and read again is the same scenario, from any folder."""
+    scenario = load_scenario(write_scenario(tmp_path, "preload: all", "idle_unload_s: null, preload: [[1, 0.5]]"))
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    (other / "again.yaml").write_text(scenario.to_yaml())
+    assert load_scenario(other / "again.yaml") == scenario
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user stands does not matter to the paths in a scenario."""
+    path = write_scenario(tmp_path)
+    monkeypatch.chdir("/")
+    assert load_scenario(path).cluster.named_servers[0].profile == str(tmp_path / "fast.yaml")
+
+
+def test_a_servers_knobs_go_over_the_clusters() -> None:
+    """A server has its own knobs where it gives them (null and false among them), else the cluster's."""
+    text = SCENARIO.replace("10gbe}", "10gbe, greedy: {idle_unload_s: null, batch_limit: 4}}")
+    cluster = strict.parse(Scenario, text, "x").cluster
+    fast, slow = (cluster.greedy_of(server) for server in cluster.named_servers)
+    assert (fast.batch_limit, fast.idle_unload_s, fast.preload) == (4, None, "all")
+    assert (slow.batch_limit, slow.idle_unload_s, slow.preload) == (16, 5.0, "all")
+
+
+def test_a_cluster_needs_a_server() -> None:
+    """An empty list of servers is not `auto`."""
+    start, end = SCENARIO.index("  servers:"), SCENARIO.index("workload:")
+    with pytest.raises(InputError, match=r"cluster\.servers"):
+        strict.parse(Scenario, SCENARIO[:start] + "  servers: []\n" + SCENARIO[end:], "x")
+
+
+def test_the_page_of_keys_is_up_to_date() -> None:
+    """`docs/scenario-keys.md` is what `python -m scenarios.keys` writes, and every key has a meaning."""
+    page = scenario_keys_markdown()
+    assert Path("docs/scenario-keys.md").read_text(encoding="utf-8") == page
+    assert "|  |" not in page
+
+
+def test_the_scenarios_of_the_project_are_valid() -> None:
+    """Every scenario file that is shipped can be read."""
+    paths = sorted(Path("scenarios").glob("*.yaml"))
+    assert [load_scenario(path).name for path in paths] == [path.stem for path in paths]
