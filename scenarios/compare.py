@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import time  # noqa: TID251 - wall time of a run
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,0 +1,116 @@
+"""What a scenario needs before it can be simulated: its servers named, their profiles, the network and its accuracy.
+
+A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This room knows
+where they lie and reads them; `scenarios.stages` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+from scenarios.compose import Accuracy, World, build_world, with_local_servers
+from scenarios.loading import load_scenario, read_profile
+from scenarios.spec import Scenario
+from sim.profile import Profile
+
+MODEL_FILE = "model.safetensors"
+ACCURACY_FILE = "accuracy.json"
+ROUTER_FILE = "router.safetensors"
+SCENARIO_FILE = "scenario.yaml"
+
+
+def default_folder(scenario: Scenario) -> Path:
+    """`runs/NAME`, where the user is."""
+    return Path("runs") / scenario.name
+
+
+def named(scenario: Scenario) -> Scenario:
+    """The scenario with `cluster.servers: auto` spelled out for this machine."""
+    if scenario.cluster.servers != "auto":
+        return scenario
+    from hw.device import local_devices  # opens torch, which a simulation does not need
+
+    return with_local_servers(scenario, local_devices())
+
+
+def model_path(scenario: Scenario, folder: Path) -> Path:
+    """Where the network is, or will be."""
+    return Path(scenario.model.checkpoint) if scenario.model.checkpoint else folder / MODEL_FILE
+
+
+def profile_path(folder: Path, server: str) -> Path:
+    """Where a server's profile is, or will be."""
+    return folder / "profiles" / f"{server}.yaml"
+
+
+def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
+    """The scenario's accuracy file, else the one that its run made.
+
+    Raises:
+        InputError: there is none yet, or it is broken.
+    """
+    path = Path(scenario.model.accuracy) if scenario.model.accuracy else folder / ACCURACY_FILE
+    if not path.is_file():
+        problem = f"not evaluated yet (no {path.name} in {folder}); `slimsched run` or `slimsched model evaluate` does"
+        raise InputError(scenario.name, "model.accuracy", problem)
+    from hw.evaluation import load_evaluation
+
+    return Accuracy.of(load_evaluation(path))
+
+
+def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
+    """Each server's profile (one that shares a device has that server's).
+
+    Raises:
+        InputError: a server has not been calibrated yet, or its file is broken.
+    """
+    profiles: dict[str, Profile] = {}
+    for server in scenario.cluster.named_servers:
+        if server.shares_device_with is not None:
+            continue
+        path = Path(server.profile) if server.profile else profile_path(folder, server.name)
+        if not path.is_file():
+            problem = (
+                f"{server.name!r} is not calibrated yet (no {path.name} in {path.parent}); `slimsched run` does it"
+            )
+            raise InputError(scenario.name, "cluster.servers", problem)
+        profiles[server.name] = read_profile(path)
+    return profiles
+
+
+def make_world(scenario: Scenario, folder: Path) -> World:
+    """Everything together; raises `InputError` for what is missing or does not fit."""
+    scenario = named(scenario)
+    profiles = read_profiles(scenario, folder)
+    accuracy = read_accuracy(scenario, folder)
+    require_same_model(scenario, profiles, accuracy)
+    return build_world(scenario, profiles, accuracy)
+
+
+def load_world(path: Path, folder: Path | None = None) -> World:
+    """`make_world` from a scenario's file."""
+    scenario = load_scenario(path)
+    return make_world(scenario, folder or default_folder(scenario))
+
+
+def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> None:
+    """A profile must be of the network whose accuracy is used.
+
+    A `datasheet` profile was made for a network's shape, not for its weights: its widths and segments must fit.
+
+    Raises:
+        InputError: it is of another one.
+    """
+    shapes = next(iter(accuracy.prior.top1))
+    for name, profile in profiles.items():
+        model = profile.model
+        if len(shapes) != model.segments or any(width not in model.widths for width in shapes):
+            problem = f"the profile of {name!r} has {model.segments} segments at widths {list(model.widths)}; "
+            raise InputError(scenario.name, "model", problem + f"the accuracy table has tuples like {list(shapes)}")
+        measured = profile.provenance != Provenance.DATASHEET and accuracy.evaluation is not None
+        if measured and accuracy.evaluation is not None and model.hash != accuracy.evaluation.hash:
+            problem = f"the profile of {name!r} is of another model ({model.name}, {model.hash[:12]}); calibrate again"
+            raise InputError(scenario.name, "cluster.servers", problem)

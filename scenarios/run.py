@@ -1,0 +1,422 @@
+"""The main job, end to end: model, calibration, router, comparison, validation, report; each stage resumes.
+
+A stage is skipped when its outputs are there and what it was made from is unchanged, so an interrupted run goes on from
+the last finished stage (and, inside calibration, training and comparison, from the last finished piece).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hw.device import DeviceSpec
+from hw.evaluation import evaluate, save_evaluation
+from hw.slimresnet import load_model, preset, save_model
+from hw.telemetry import available_devices
+from hw.training import RECIPES, Dataset, TrainingKnobs, load_dataset, train
+from policies.chance import derived_seed
+from policies.errors import InputError
+from policies.ppo.router import PPORouter
+from scenarios.compare import compare_world, display_name, run_simulation
+from scenarios.comparison import Comparison, Validation, validate_results
+from scenarios.compose import World
+from scenarios.loading import TRAINED_ROUTER
+from scenarios.materials import (
+    ACCURACY_FILE,
+    MODEL_FILE,
+    ROUTER_FILE,
+    SCENARIO_FILE,
+    make_world,
+    model_path,
+    named,
+    profile_path,
+)
+from scenarios.progress import Progress
+from scenarios.report import build_report
+from scenarios.result import Result
+from scenarios.spec import Scenario, ServerSection
+from scenarios.store import RunFolder, environment, inputs_hash, read_json, write_json, write_run, write_text
+from scenarios.tables import format_comparison, format_validation
+from scenarios.train import train_world
+from scenarios.validate import device_of, metered, validate_pairs
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run ends with: the tables' documents, and where the report is."""
+
+    comparison: Comparison
+    validation: Validation | None
+    report: Path
+
+
+class ScenarioRun:
+    """One scenario in one run folder; `carry_out` does the stages in their order.
+
+    Args:
+        say: takes lines for the user (stages as they begin; tables at the end are the caller's).
+        quiet: no progress bars.
+    """
+
+    def __init__(self, scenario: Scenario, path: Path, *, say: Say, quiet: bool = False) -> None:
+        self.scenario = named(scenario)
+        self.folder = RunFolder(path)
+        self._say = say
+        self._quiet = quiet
+
+    def carry_out(self) -> Outcome:
+        """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
+        write_text(self.folder / SCENARIO_FILE, self.scenario.to_yaml())
+        devices = [vars_of(device) for device in available_devices()]
+        write_json(self.folder / "environment.json", environment(devices, {"scenario": self.scenario.seed}))
+        if self.scenario.model.is_runnable:
+            self.make_model()
+            self.make_accuracy()
+            self.make_profiles()
+        world = make_world(self.scenario, self.folder.path)
+        if self._needs_training():
+            self.make_router(world)
+        comparison = self.compare(world)
+        validation = self.validate(world) if self._can_validate() else None
+        report = build_report(self.folder.path)
+        return Outcome(comparison, validation, report)
+
+    # ----------------------------------------------------------------------------------------------------- the model
+
+    @property
+    def model(self) -> Path:
+        """Where the network is."""
+        return model_path(self.scenario, self.folder.path)
+
+    def make_model(self) -> None:
+        """Train the network, unless the scenario brings one."""
+        given = self.scenario.model
+        if given.preset is None:
+            load_model(self.model)  # refuses what is no model, before anything else runs
+            return
+        knobs = training_knobs(self.scenario)
+        fingerprint = inputs_hash(given.preset, given.dataset, repr(knobs))
+
+        def work() -> Sequence[Path]:
+            return train_model(self.scenario, self.folder.path, fingerprint, quiet=self._quiet)
+
+        self.folder.run_stage("model", fingerprint, work, self._say)
+
+    def make_accuracy(self) -> None:
+        """Every width tuple on every test image."""
+
+        def work() -> Sequence[Path]:
+            return [evaluate_model(self.model, self.scenario.model.dataset, self.folder.path, quiet=self._quiet)]
+
+        fingerprint = inputs_hash(self.scenario.model.dataset, self.model)
+        if self.scenario.model.accuracy is None:
+            self.folder.run_stage("accuracy", fingerprint, work, self._say)
+
+    # ------------------------------------------------------------------------------------------------- calibration
+
+    def make_profiles(self) -> None:
+        """Calibrate every device whose server names no profile."""
+        servers = self.scenario.cluster.named_servers
+        for server in servers:
+            if server.shares_device_with is not None:
+                continue
+            target = profile_path(self.folder.path, server.name)
+            if server.profile is not None:
+                write_text(target, Path(server.profile).read_text(encoding="utf-8"))  # the folder tells the whole run
+                continue
+            self._calibrate(server, target)
+
+    def _calibrate(self, server: ServerSection, target: Path) -> None:
+        scenario = self.scenario
+        device = device_of(server, scenario.cluster.named_servers)
+        peer = self._peer_of(server)
+        limit = max(
+            scenario.cluster.greedy_of(s).batch_limit
+            for s in scenario.cluster.named_servers
+            if server.name in (s.name, s.shares_device_with)
+        )
+        budget_s = scenario.calibration.budget
+        fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, self.model)
+
+        def work() -> Sequence[Path]:
+            log = self.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
+            profile = calibrate_device(
+                self.model,
+                device,
+                peer=peer,
+                budget_s=budget_s,
+                batch_limit=limit,
+                log_path=log,
+                seed=scenario.seed,
+                name=server.name,
+                quiet=self._quiet,
+            )
+            write_text(target, profile.to_yaml())
+            return [target]
+
+        self.folder.run_stage(f"calibrate-{server.name}", fingerprint, work, self._say)
+
+    def _peer_of(self, server: ServerSection) -> DeviceSpec | None:
+        """Another real server to measure the link to, on a machine that has one."""
+        servers = self.scenario.cluster.named_servers
+        others = [s for s in servers if s.name != server.name and s.device is not None]
+        return device_of(others[0], servers) if others else device_of(server, servers)
+
+    # ------------------------------------------------------------------------------------------------------- routers
+
+    def _needs_training(self) -> bool:
+        return TRAINED_ROUTER in (*self.scenario.compare.routers, *self.scenario.validate_.routers)
+
+    @property
+    def trained(self) -> Path:
+        """The router that this run trains."""
+        return self.folder / ROUTER_FILE
+
+    def _world_hash(self, *more: Any) -> str:
+        """Of everything that a simulation depends on."""
+        folder = self.folder.path
+        profiles = sorted((folder / "profiles").glob("*.yaml"))
+        given = self.scenario.model.accuracy
+        accuracy = [Path(given)] if given else [folder / ACCURACY_FILE]
+        parts = ("cluster", "router", "workload", "faults", "deadline_s", "shed", "reward", "seed", "jitter", "end")
+        dumped = {part: self.scenario.model_dump(mode="json")[part] for part in parts}
+        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy) if p.is_file()), *more)
+
+    def make_router(self, world: World) -> None:
+        """Train PPO in simulation."""
+        training = self.scenario.training.model_dump(mode="json")
+        fingerprint = self._world_hash(training)
+
+        def work() -> Sequence[Path]:
+            router, scalars = train_router(
+                world, self.folder / "training" / fingerprint[:12], seed=self.scenario.seed, quiet=self._quiet
+            )
+            router.save(self.trained)
+            write_json(self.folder / "training.json", scalars)
+            return [self.trained, self.folder / "training.json"]
+
+        self.folder.run_stage("train", fingerprint, work, self._say)
+
+    # ------------------------------------------------------------------------------------------------ both tables
+
+    def compare(self, world: World) -> Comparison:
+        """Every router with every seed, in simulation."""
+        given = self.scenario.compare
+        shape = (self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
+        fingerprint = self._world_hash(given.routers, given.seeds, shape, *self._router_file())
+        target = self.folder / "comparison.json"
+        partial = self.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
+
+        def work() -> Sequence[Path]:
+            finished: list[Result] = read_json(partial) if partial.is_file() else []
+            known = list(finished)
+            runs = len(given.routers) * len(given.seeds)
+            with Progress("compare", runs, unit="run", quiet=self._quiet) as progress:
+
+                def keep(result: Result) -> None:
+                    if result not in finished:
+                        finished.append(result)
+                        write_json(partial, finished)
+                    progress.update(1)
+
+                comparison = compare_world(
+                    world, given.routers, given.seeds, trained=self.trained, finished=known, on_result=keep
+                )
+            write_json(target, comparison)
+            self._keep_records(world)
+            return [target]
+
+        self.folder.run_stage("compare", fingerprint, work, self._say)
+        partial.unlink(missing_ok=True)
+        document: Comparison = read_json(target)
+        return document
+
+    def _router_file(self) -> list[Path]:
+        return [self.trained] if self._needs_training() else []
+
+    def _keep_records(self, world: World) -> None:
+        """Whole records, for the report, of the routers that no validation will keep."""
+        shutil.rmtree(self.folder / "simulation", ignore_errors=True)
+        validated = self.scenario.validate_.routers if self._can_validate() else ()
+        seed = self.scenario.compare.seeds[0]
+        for router in self.scenario.compare.routers:
+            if router not in validated:
+                policy = world.router(router, self.trained)
+                write_run(self.folder, *run_simulation(world, policy, display_name(router), seed))
+
+    def _can_validate(self) -> bool:
+        """Whether there is a network, and a real device for every server (and no fault that only a simulation has)."""
+        servers = self.scenario.cluster.named_servers
+        owners = [server for server in servers if server.shares_device_with is None]
+        has_devices = all(server.device is not None for server in owners)
+        return self.scenario.model.is_runnable and has_devices and not self.scenario.faults
+
+    def validate(self, world: World) -> Validation:
+        """The same arrivals in simulation and on real executors."""
+        given = self.scenario.validate_
+        own = given.model_dump(mode="json")
+        shape = (own, self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
+        fingerprint = self._world_hash(shape, self.model, *self._router_file())
+        target = self.folder / "validation.json"
+
+        def work() -> Sequence[Path]:
+            validation = validate_world(
+                world, self.folder, self.model, routers=given.routers, seeds=given.seeds, trained=self.trained,
+                quiet=self._quiet,
+            )  # fmt: skip
+            write_json(target, validation)
+            return [target]
+
+        self.folder.run_stage("validate", fingerprint, work, self._say)
+        document: Validation = read_json(target)
+        return document
+
+
+# ------------------------------------------------------------------------------------- the stages' work, each by itself
+
+
+def training_knobs(scenario: Scenario) -> TrainingKnobs:
+    """The data set's recipe, with what the scenario changes."""
+    given = scenario.model.training.model_dump(exclude_none=True)
+    return replace(RECIPES[scenario.model.dataset], seed=scenario.seed, **given)
+
+
+def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bool = False) -> list[Path]:
+    """Train the scenario's preset; goes on from the checkpoint of an interrupted training with the same settings."""
+    assert scenario.model.preset is not None, "asked for by the caller"
+    knobs = training_knobs(scenario)
+    checkpoint = folder / "training" / f"model-{fingerprint[:12]}.safetensors"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    with Progress("train the network", knobs.epochs, unit="epoch", quiet=quiet) as progress:
+        network = train(
+            preset(scenario.model.preset),
+            load_dataset(scenario.model.dataset),
+            knobs,
+            on_epoch=lambda report: progress.set(report.epoch),
+            checkpoint=checkpoint,
+        )
+    save_model(folder / MODEL_FILE, network, {"dataset": scenario.model.dataset})
+    return [folder / MODEL_FILE]
+
+
+def evaluate_model(model: Path, dataset: str, folder: Path, *, quiet: bool = False) -> Path:
+    """Fill the accuracy table and the correctness matrix of a network; returns their file."""
+    network, _ = load_model(model)
+    data = load_dataset(dataset)
+    with Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress:
+        evaluation = evaluate(network, data, on_progress=lambda done, _: progress.set(done))
+    path = folder / ACCURACY_FILE
+    save_evaluation(path, evaluation)
+    return path
+
+
+def calibrate_device(
+    model: Path,
+    device: DeviceSpec,
+    *,
+    peer: DeviceSpec | None,
+    budget_s: float,
+    batch_limit: int,
+    log_path: Path,
+    seed: int,
+    name: str,
+    quiet: bool,
+) -> Any:
+    """Measure one device; its log lets an interrupted calibration go on."""
+    from calibrate.session import calibrate
+
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(f"calibrate {name}", None, unit="point", quiet=quiet) as progress:
+        return calibrate(
+            model,
+            device,
+            budget_s=budget_s,
+            batch_limit=batch_limit,
+            log_path=log_path,
+            seed=derived_seed(seed, f"calibrate:{name}"),
+            peer=peer,
+            name=name,
+            on_progress=lambda state: progress.set(state.done, state.total),
+        )
+
+
+def train_router(
+    world: World, folder: Path, *, seed: int, decisions: int | None = None, resume: bool = True, quiet: bool = False
+) -> tuple[PPORouter, list[dict[str, float]]]:
+    """Train PPO for a world; returns the router and the scalars of every update."""
+    scalars: list[dict[str, float]] = []
+    history = folder / "scalars.json"
+    if resume and history.is_file():
+        scalars = read_json(history)
+    wanted = decisions or world.scenario.training.decisions
+    with Progress("train the router", wanted, unit="decision", quiet=quiet) as progress:
+
+        def tell(done: int, found: Mapping[str, float]) -> None:
+            while scalars and scalars[-1]["decisions"] >= done:
+                scalars.pop()  # what was logged after the checkpoint that an interrupted training goes on from
+            scalars.append({"decisions": float(done), **found})
+            write_json(history, scalars)
+            progress.set(done)
+
+        router = train_world(world, folder, seed=seed, decisions=decisions, resume=resume, on_progress=tell)
+    return router, scalars
+
+
+def validate_world(
+    world: World,
+    folder: RunFolder,
+    model: Path,
+    *,
+    routers: Sequence[str],
+    seeds: Sequence[int],
+    trained: Path | None,
+    quiet: bool = False,
+) -> Validation:
+    """Run every pair, keep its records in the folder, and set the results side by side."""
+    data: Dataset = load_dataset(load_evaluation_dataset(world))
+    duration_s = world.scenario.validate_.duration_s or world.scenario.duration_s
+    pairs: list[tuple[Result, Result]] = []
+    total = round(duration_s * len(routers) * len(seeds))
+    with Progress("real executors", total, unit="second", quiet=quiet) as progress:
+
+        def tell(_: str, state: Any) -> None:
+            done = len(pairs) * duration_s + min(state.now_ns, state.horizon_ns) / 1e9
+            progress.set(round(done))
+
+        for pair in validate_pairs(world, model, data, routers, seeds, trained=trained, on_progress=tell):
+            write_run(folder, *pair.simulated)
+            write_run(folder, *pair.hardware)
+            pairs.append((pair.simulated[0], pair.hardware[0]))
+    return validate_results(pairs, metered(world))
+
+
+def load_evaluation_dataset(world: World) -> str:
+    """The data set that the accuracy was measured on: the images that requests are drawn from."""
+    evaluation = world.accuracy.evaluation
+    if evaluation is None:
+        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
+    return evaluation.dataset
+
+
+def vars_of(description: Any) -> dict[str, Any]:
+    """A description's fields as plain data."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(description), default=str))
+    return plain
+
+
+def run_scenario(scenario: Scenario, path: Path, *, quiet: bool = False, say: Say) -> Outcome:
+    """The main job; `say` also gets the tables at the end."""
+    outcome = ScenarioRun(scenario, path, say=say, quiet=quiet).carry_out()
+    say("")
+    say(format_comparison(outcome.comparison))
+    if outcome.validation is not None:
+        say("")
+        say(format_validation(outcome.validation))
+    say(f"\nreport: {outcome.report}")
+    return outcome
