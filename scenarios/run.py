@@ -171,7 +171,8 @@ class ScenarioRun:
     # ------------------------------------------------------------------------------------------------------- routers
 
     def _needs_training(self) -> bool:
-        return TRAINED_ROUTER in (*self.scenario.compare.routers, *self.scenario.validate_.routers)
+        validated = self.scenario.validate_.routers if self._can_validate() else ()
+        return TRAINED_ROUTER in (*self.scenario.compare.routers, *validated)
 
     @property
     def trained(self) -> Path:
@@ -209,7 +210,7 @@ class ScenarioRun:
         """Every router with every seed, in simulation."""
         given = self.scenario.compare
         shape = (self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
-        fingerprint = self._world_hash(given.routers, given.seeds, shape, *self._router_file())
+        fingerprint = self._world_hash(given.routers, given.seeds, shape, *self._router_file(given.routers))
         target = self.folder / "comparison.json"
         partial = self.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
 
@@ -237,8 +238,8 @@ class ScenarioRun:
         document: Comparison = read_json(target)
         return document
 
-    def _router_file(self) -> list[Path]:
-        return [self.trained] if self._needs_training() else []
+    def _router_file(self, routers: Sequence[str]) -> list[Path]:
+        return [self.trained] if TRAINED_ROUTER in routers else []
 
     def _keep_records(self, world: World) -> None:
         """Whole records, for the report, of the routers that no validation will keep."""
@@ -262,7 +263,7 @@ class ScenarioRun:
         given = self.scenario.validate_
         own = given.model_dump(mode="json")
         shape = (own, self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
-        fingerprint = self._world_hash(shape, self.model, *self._router_file())
+        fingerprint = self._world_hash(shape, self.model, *self._router_file(given.routers))
         target = self.folder / "validation.json"
 
         def work() -> Sequence[Path]:

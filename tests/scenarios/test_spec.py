@@ -76,7 +76,9 @@ def test_a_mistake_is_one_message(
     ],
     ids=["missing", "folder", "bytes", "empty", "list"],
 )
-def test_a_file_that_is_no_scenario(make: object, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_scenario(
+    make: object, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What can't be read as a scenario is said in one line, with exit code 2."""
     path = tmp_path / "x.yaml"
     make(path)  # type: ignore[operator]

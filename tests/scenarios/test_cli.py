@@ -1,0 +1,222 @@
+"""The command line: exit codes, one message a mistake, and standard output that holds results alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import WorkError
+from scenarios import commands
+from scenarios.cli import main
+from scenarios.compare import run_simulation
+from scenarios.loading import load_scenario
+from scenarios.materials import make_world
+from scenarios.store import RunFolder, write_run, write_text
+from sim.profile import Profile
+from tests.scenarios.files import write_scenario
+from tests.scenarios.folders import run_folder
+
+
+def test_help_is_fast_to_import() -> None:
+    """Asking for help opens none of the heavy rooms."""
+    heavy = ("torch", "matplotlib", "scipy", "pydantic")
+    code = f"import sys, scenarios.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_command_has_its_function() -> None:
+    """Each command and action of the parser has a handler and a help text."""
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    for command in ("run", "profile show", "model evaluate", "compare", "replay"):
+        with pytest.raises(SystemExit) as stop:
+            main([*command.split(), "--help"])
+        assert stop.value.code == 0
+        assert callable(getattr(commands, command.replace(" ", "_")))
+
+
+@pytest.mark.parametrize(
+    "arguments, wanted",
+    [
+        (["simulat"], ["'simulat'", "did you mean 'simulate'"]),
+        (["profile", "sho"], ["'sho'", "did you mean 'show'"]),
+        (["simulate", "x.yaml", "--sed", "3"], ["'--sed'", "did you mean '--seed'"]),
+        (["simulate", "x.yaml", "--see", "3"], ["'--see'", "did you mean '--seed'"]),
+        (["simulate", "x.yaml", "--seed", "-1"], ["--seed", "'-1'", "from 0"]),
+        (["simulate", "x.yaml", "--seed", "x"], ["--seed", "'x'", "whole number"]),
+        (["simulate", "x.yaml", "--engine", "compiled"], ["--engine", "'compiled'", "not built yet", "'simpy'"]),
+        (["simulate", "x.yaml", "--engine", "simpi"], ["--engine", "'simpi'", "did you mean 'simpy'"]),
+        (["simulate", "x.yaml", "--router", "jqs"], ["--router", "'jqs'", "did you mean 'jsq'"]),
+        (["simulate", "x.yaml", "--router", "a.safetensors"], ["--router", "a.safetensors", "no such router file"]),
+        (["simulate", "x.yaml", "--json", "/no/such/folder/x.json"], ["--json", "/no/such/folder/x.json"]),
+        (["calibrate"], ["--model", "required"]),
+        (["calibrate", "--model", "x", "--budget", "1 fortnight"], ["--budget", "1 fortnight", "45s"]),
+        (["report", "no-such-run"], ["no-such-run", "no such run folder"]),
+        (["replay", "no-such-run"], ["no-such-run", "no event log"]),
+        (["profile", "show", "no.yaml"], ["no.yaml", "no such file"]),
+        (["profile", "synth", "rtx-2080"], ["rtx-2080", "did you mean 'rtx-2080-ti'"]),
+        ([], ["COMMAND"]),
+    ],
+)
+def test_a_wrong_command_line(arguments: list[str], wanted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names the flag, the value and what is allowed; exit code 2; nothing on standard output."""
+    assert main(arguments) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert len(streams.err.strip().splitlines()) == 1
+    assert [word for word in wanted if word not in streams.err] == []
+
+
+def test_simulate_is_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same scenario, router and seed give the same JSON but for wall_s, and standard output holds only it."""
+    path = write_scenario(tmp_path)
+    found = []
+    for _ in range(2):
+        assert main(["simulate", str(path), "--router", "jsq", "--seed", "5", "--json", "-"]) == 0
+        streams = capsys.readouterr()
+        found.append({**json.loads(streams.out), "wall_s": 0})
+    assert "accuracy" in streams.err
+    assert found[0] == found[1]
+    assert (found[0]["schema"], found[0]["router"], found[0]["seed"]) == ("slimsched.result/1", "jsq", 5)
+    assert found[0]["images"]["completed"] > 100
+
+
+def test_compare_writes_the_papers_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`compare` prints a row a router and writes its JSON; a second time it says that it was done before."""
+    path = write_scenario(tmp_path)
+    target = tmp_path / "x.json"
+    arguments = ["compare", str(path), "--out", str(tmp_path / "run"), "--json", str(target)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    document = json.loads(target.read_text())
+    assert [row["router"] for row in document["rows"]] == ["random", "jsq"]
+    assert document["rows"][0]["seeds"] == [0, 1]
+    assert "random" in out
+    assert main([*arguments, "--quiet"]) == 0
+    assert json.loads(target.read_text()) == document
+    assert capsys.readouterr().err == ""
+
+
+def test_compare_takes_routers_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags go over the scenario's routers and seeds."""
+    path = write_scenario(tmp_path)
+    flags = ["--router", "sticky", "--router", "fixed:0.5,1", "--seed", "4", "--out", str(tmp_path / "r")]
+    assert main(["compare", str(path), *flags, "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["router"], row["seeds"]) for row in rows] == [("sticky", [4]), ("fixed:0.5,1", [4])]
+
+
+def test_a_router_that_was_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ppo` before any training names the command that trains."""
+    path = write_scenario(tmp_path)
+    for command in ("simulate", "compare"):
+        assert main([command, str(path), "--router", "ppo", "--out", str(tmp_path / "r")]) == 2
+        assert "slimsched train" in capsys.readouterr().err
+
+
+def test_the_fluid_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bound` gives the capacity, and refuses an accuracy that no tuple has."""
+    path = write_scenario(tmp_path)
+    assert main(["bound", str(path), "--json", "-"]) == 0
+    bound: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert main(["bound", str(path), "--accuracy", "0.99"]) == 2
+    assert "0.9" in capsys.readouterr().err
+    assert bound["capacity_img_s"] > 0
+
+
+def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`profile synth` writes what `profile show` reads, plots and calls a datasheet's."""
+    path, plot = tmp_path / "gpu.yaml", tmp_path / "gpu.html"
+    flags = ["--preset", "slimresnet-tiny", "--batch-limit", "16"]
+    assert main(["profile", "synth", "RTX 2080 Ti", *flags, "--out", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["profile", "show", str(path), "--plot", str(plot), "--json", "-"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["provenance"] == "datasheet"
+    assert "no error is promised" in shown.err
+    assert "Figure 1" in plot.read_text(encoding="utf-8")
+    assert Profile.from_yaml(path.read_text(), "x").batch_limit == 16
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """`profile schema` prints a JSON Schema."""
+    assert main(["profile", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Profile"
+
+
+def test_report_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`report` writes the page again and says where."""
+    run_folder(tmp_path, routers=("random",), seeds=(0,))
+    shutil.rmtree(tmp_path / "profiles")  # their figures take their time
+    assert main(["report", str(tmp_path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "report.html")}
+
+
+def test_replay_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run's own log replays to identical commands (exit code 0); one that was changed does not (exit code 1)."""
+    scenario = load_scenario(write_scenario(tmp_path))
+    world = make_world(scenario, tmp_path)
+    result, record = run_simulation(world, world.router("random"), "random", 0, keep_log=True)
+    write_text(tmp_path / "scenario.yaml", scenario.to_yaml())
+    write_run(RunFolder(tmp_path), result, record)
+    assert main(["replay", str(tmp_path)]) == 0
+    assert "random-seed0: identical commands" in capsys.readouterr().out
+    changed = next(index for index, step in enumerate(record.log) if step.commands)
+    log = (*record.log[:changed], dataclasses.replace(record.log[changed], commands=()), *record.log[changed + 1 :])
+    write_run(RunFolder(tmp_path), result, dataclasses.replace(record, log=log))
+    assert main(["replay", str(tmp_path)]) == 1
+    assert f"step {changed} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "error, code", [(WorkError("the device failed"), 1), (OSError(28, "disk full"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_other_failures_have_their_codes(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Failed work is 1, an interruption 130; each with one line."""
+
+    def fail(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(commands, "devices", fail)
+    assert main(["devices"]) == code
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_run_does_all_that_a_simulation_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run` of a scenario without a network compares and reports; a second time every stage is skipped."""
+    path = write_scenario(tmp_path)
+    arguments = ["run", str(path), "--out", str(tmp_path / "run")]
+    assert main(arguments) == 0
+    first = capsys.readouterr()
+    assert "compare: not done yet" in first.err
+    assert "report.html" in first.out
+    assert main(arguments) == 0
+    second = capsys.readouterr()
+    assert "compare: skipped, done before" in second.err
+    assert second.out == first.out
+
+
+def test_a_trained_router_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`train` writes a router that `simulate --router ppo` and its file's name both run."""
+    path = write_scenario(
+        tmp_path, "warmup_s: 100ms", "warmup_s: 0\ntraining: {batch: 64, minibatch: 32, horizon_s: 1}"
+    )
+    folder = tmp_path / "run"
+    assert main(["train", str(path), "--decisions", "200", "--out", str(folder), "--quiet"]) == 0
+    router = folder / "router.safetensors"
+    assert router.is_file()
+    capsys.readouterr()
+    for name, shown in (("ppo", "ppo"), (str(router), "router")):
+        assert main(["simulate", str(path), "--router", name, "--out", str(folder), "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["router"] == shown

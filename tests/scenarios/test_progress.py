@@ -1,0 +1,79 @@
+"""Progress: a bar on a terminal, plain lines elsewhere, nothing when quiet; never on standard output."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from scenarios import progress
+from scenarios.progress import Progress
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """It is."""
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that the test moves."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "_now_s", lambda: now[0])
+    return now
+
+
+def test_a_plain_line_every_few_seconds(clock: list[float]) -> None:
+    """Elsewhere than on a terminal: a line at most every five seconds, with what is left, and one at the end."""
+    stream = io.StringIO()
+    with Progress("train", 100, unit="decision", stream=stream) as bar:
+        for second in range(1, 12):
+            clock[0] = float(second)
+            bar.update(5)
+    assert stream.getvalue().splitlines() == [
+        "train: 25 of 100 decisions, 15 s left",
+        "train: 50 of 100 decisions, 10 s left",
+        "train: 55 of 100 decisions in 11.0 s",
+    ]
+
+
+def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither on a terminal nor elsewhere."""
+    for stream in (io.StringIO(), Terminal()):
+        with Progress("x", 2, quiet=True, stream=stream) as bar:
+            clock[0] += 100
+            bar.update(2)
+        assert stream.getvalue() == ""
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_has_a_bar() -> None:
+    """On a terminal the bar is drawn in place, and cleared at the end."""
+    stream = Terminal()
+    with Progress("measure", 4, unit="point", stream=stream) as bar:
+        bar.set(2)
+    assert "measure" in stream.getvalue()
+    assert "\r" in stream.getvalue()
+    assert stream.getvalue().splitlines()[-1].endswith("in 0.0 s")
+
+
+def test_a_total_that_is_known_late(clock: list[float]) -> None:
+    """`set` takes the total when it is known, and never counts twice."""
+    stream = io.StringIO()
+    with Progress("x", stream=stream) as bar:
+        bar.set(3)
+        bar.set(7, 10)
+        clock[0] = 6.0
+        bar.set(7)
+    assert stream.getvalue().splitlines()[0].startswith("x: 7 of 10 steps")
+
+
+def test_an_error_ends_without_a_summary() -> None:
+    """What failed is not announced as done."""
+    stream = io.StringIO()
+    with pytest.raises(ValueError, match="broken"), Progress("x", 1, stream=stream):
+        raise ValueError("broken")
+    assert stream.getvalue() == ""

@@ -1,0 +1,170 @@
+"""The run folder: files whole or not there, stages that resume, records that come back as they were."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError
+from policies.records import RunRecord
+from policies.replay import replay
+from scenarios.store import (
+    LOG_FILE,
+    RunFolder,
+    atomic_path,
+    environment,
+    inputs_hash,
+    read_log,
+    read_runs,
+    timeline,
+    write_json,
+    write_run,
+    write_text,
+)
+from tests import worlds
+from tests.scenarios.folders import simulated
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[object, RunRecord]:
+    """One short run with its log."""
+    return simulated("fixed:1,1@jsq", 3, rate=100, keep_log=True)
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
+    """Whatever happens midway, the old content stays and no temporary file is left."""
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def fail() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_text("half of the n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_not_a_number_is_refused(tmp_path: Path) -> None:
+    """JSON has no NaN: it is refused, and the old document stays."""
+    write_json(tmp_path / "a.json", {"x": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+
+
+def test_stages_resume(tmp_path: Path) -> None:
+    """A stage runs once; again when its inputs change, or when an output is gone; and says why."""
+    said: list[str] = []
+    folder = RunFolder(tmp_path)
+
+    def work() -> list[Path]:
+        write_text(folder / "out.txt", "x")
+        return [folder / "out.txt"]
+
+    def ran(*inputs: object) -> bool:
+        return RunFolder(tmp_path).run_stage("calibrate", inputs_hash(*inputs), work, said.append)
+
+    assert [ran(1), ran(1), ran(2), ran(2)] == [True, False, True, False]
+    (folder / "out.txt").unlink()
+    assert [ran(2), ran(2)] == [True, False]
+    assert said[:3] == [
+        "calibrate: not done yet",
+        "calibrate: skipped, done before",
+        "calibrate: its inputs have changed",
+    ]
+    assert said[4] == "calibrate: out.txt is missing"
+
+
+def test_a_stage_that_fails_is_not_done(tmp_path: Path) -> None:
+    """An exception midway leaves no mark."""
+    folder = RunFolder(tmp_path)
+
+    def work() -> list[Path]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        folder.run_stage("train", "1", work, lambda _: None)
+    assert not folder.stage("train", "1").is_done
+
+
+def test_the_fingerprint_sees_contents_and_order(tmp_path: Path) -> None:
+    """Another content, another number, or the same parts split otherwise: another fingerprint."""
+    path = tmp_path / "f"
+    path.write_text("a")
+    before = inputs_hash(path, 1)
+    assert inputs_hash(path, 1) == before
+    path.write_text("b")
+    assert inputs_hash(path, 1) != before
+    assert inputs_hash("a", "b") != inputs_hash("ab") != inputs_hash("b", "a")
+
+
+def test_records_come_back(tmp_path: Path, run: tuple[object, RunRecord]) -> None:
+    """Every table has the record's rows and values; nested parts are columns."""
+    result, record = run
+    write_run(RunFolder(tmp_path), result, record)  # type: ignore[arg-type]
+    (stored,) = read_runs(RunFolder(tmp_path))
+    assert stored.result == result
+    requests = stored.columns("requests")
+    assert requests["widths"] == [list(request.widths) for request in record.requests]
+    assert requests["finished_ns"] == [request.finished_ns for request in record.requests]
+    assert stored.columns("blocks")["reward_latency"] == [block.reward.latency for block in record.blocks]
+    assert len(stored.columns("batches")["batch"]) == len(record.batches)
+    assert stored.columns("nothing") == {}
+
+
+def test_a_log_comes_back_and_replays(tmp_path: Path, run: tuple[object, RunRecord]) -> None:
+    """A stored log is equal to the run's, and fresh cores answer it with the same commands."""
+    result, record = run
+    write_run(RunFolder(tmp_path), result, record)  # type: ignore[arg-type]
+    (path,) = tmp_path.glob(f"*/*/{LOG_FILE}")
+    steps = tuple(read_log(path))
+    assert steps == record.log
+    cluster = worlds.cluster()
+    assert replay(steps, cluster.router, [server.knobs for server in cluster.servers]) is None
+
+
+@pytest.mark.parametrize("text, line", [("{\n", 1), ('{"now_ns": 1, "core": "router"}\n', 1)])
+def test_a_broken_log_names_its_line(tmp_path: Path, text: str, line: int) -> None:
+    """What is no step is refused with its line."""
+    with gzip.open(tmp_path / "x.gz", "wt") as file:
+        file.write(text)
+    with pytest.raises(InputError, match=f"line {line}"):
+        list(read_log(tmp_path / "x.gz"))
+
+
+def test_a_torn_log_is_refused(tmp_path: Path) -> None:
+    """A log that ends in the middle of its compression is no log."""
+    (tmp_path / "x.gz").write_bytes(gzip.compress(b"x" * 1000)[:-12])
+    with pytest.raises(InputError, match="no event log"):
+        list(read_log(tmp_path / "x.gz"))
+
+
+def test_the_timeline_has_a_track_for_each_instance(run: tuple[object, RunRecord]) -> None:
+    """Each batch is a span of its server and instance, each decision of the router's; no instance runs two at once."""
+    _, record = run
+    spans = [event for event in timeline(record)["traceEvents"] if event["ph"] == "X"]
+    router = len(record.servers)
+    assert sum(span["pid"] == router for span in spans) == len(record.blocks)
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for span in spans:
+        if span["pid"] != router:
+            tracks.setdefault((span["pid"], span["tid"]), []).append((span["ts"], span["ts"] + span["dur"]))
+    assert sum(map(len, tracks.values())) == len(record.batches)
+    for times in tracks.values():
+        ordered = sorted(times)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(ordered))
+
+
+def test_the_environment_names_no_place() -> None:
+    """Versions, devices and seeds; no path and no user."""
+    text = json.dumps(environment([{"name": "x"}], {"seed": 1}))
+    assert str(Path.home()) not in text
+    assert str(Path.cwd()) not in text
+    assert "torch" in text
