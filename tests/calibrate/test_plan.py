@@ -132,6 +132,7 @@ def test_extras_are_measured_only_where_they_exist() -> None:
     assert kinds >= {Steady, Transfer}
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300))
 def test_without_a_look_the_full_grid_is_ranked_by_gaps(limit: int) -> None:
     """All of it, each size once: the ends, a pair, then the middle of the widest gap."""

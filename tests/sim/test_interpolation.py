@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.interpolation import (
@@ -24,6 +24,7 @@ def curves(draw: st.DrawFn, monotone: bool = True) -> tuple[list[int], list[floa
     return batches, sorted(values) if monotone else values
 
 
+@settings(deadline=None)
 @given(curves())
 def test_exact_at_the_measured_batches(curve: tuple[list[int], list[float]]) -> None:
     """Ascending measurements are reproduced as they are."""
@@ -32,6 +33,7 @@ def test_exact_at_the_measured_batches(curve: tuple[list[int], list[float]]) -> 
     assert [table[b] for b in batches] == pytest.approx(latency_s, rel=1e-12)
 
 
+@settings(deadline=None)
 @given(curves(monotone=False))
 def test_monotone_whatever_was_measured(curve: tuple[list[int], list[float]]) -> None:
     """A larger batch is never predicted to be faster, and every latency is positive."""
@@ -42,6 +44,7 @@ def test_monotone_whatever_was_measured(curve: tuple[list[int], list[float]]) ->
     assert (table[1:] > 0).all()
 
 
+@settings(deadline=None)
 @given(curves())
 def test_one_batch_agrees_with_the_table(curve: tuple[list[int], list[float]]) -> None:
     """The function and the table are one formula."""
@@ -75,6 +78,7 @@ def test_below_the_grid_follows_the_affine_model() -> None:
     assert interpolate_latency_s(batches, latency_s, 1) == pytest.approx(3.0)
 
 
+@settings(deadline=None)
 @given(t0=st.floats(1e-4, 1.0), knee=st.integers(2, 30), slope=st.floats(0.05, 1.0))
 def test_four_points_suffice_for_the_affine_model(t0: float, knee: int, slope: float) -> None:
     """Two points on each side of the knee recover it exactly."""
@@ -86,6 +90,7 @@ def test_four_points_suffice_for_the_affine_model(t0: float, knee: int, slope: f
     assert affine_s(fitted, sizes) == pytest.approx(affine_s(truth, sizes), rel=1e-6)
 
 
+@settings(deadline=None)
 @given(curves(monotone=False))
 def test_the_affine_model_is_positive(curve: tuple[list[int], list[float]]) -> None:
     """No measurement, however odd, makes it predict a latency of nothing."""
@@ -97,6 +102,7 @@ def test_the_affine_model_is_positive(curve: tuple[list[int], list[float]]) -> N
 def test_violators_are_pooled() -> None:
     """Adjacent values that fall are replaced by their mean."""
     assert list(ascending([1.0, 3.0, 2.0, 4.0])) == [1.0, 2.5, 2.5, 4.0]
+    assert list(latency_table_s([1, 2, 3], [1.0, 3.0, 2.0], 3)) == pytest.approx([0.0, 1.0, 2.5, 2.5])
 
 
 def test_linear_is_flat_below_and_straight_between() -> None:
