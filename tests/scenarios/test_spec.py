@@ -36,6 +36,11 @@ MISTAKES = {
     "no such profile": ("fast.yaml", "fats.yaml", ["cluster.servers.0.profile", "fats.yaml", "'fast.yaml'"]),
     "batch beyond profile": ("batch_limit: 16", "batch_limit: 17", ["batch_limit", "17", "1 to 16"]),
     "preload of nothing": ("preload: all", "preload: [[3, 0.5]]", ["preload", "[3, 0.5]", "segments 1 to 2"]),
+    "negative decision time": (
+        "duration_s: 1",
+        "duration_s: 1\nrouter: {decision_s: -1}",
+        ["router.decision_s: ", "-1", "greater than or equal to 0"],
+    ),
     "long warm-up": ("warmup_s: 100ms", "warmup_s: 2s", ["warmup_s (2)", "duration_s (1)"]),
     "shed without deadline": ("duration_s: 1", "duration_s: 1\nshed: true", ["shed needs a deadline_s"]),
     "no server of the fault": (

@@ -51,6 +51,16 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    """Who has the old file open goes on reading the old one: the new one takes its name, not its bytes."""
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with path.open() as reader:
+        write_text(path, "new and longer")
+        assert reader.read() == "old"
+    assert path.read_text() == "new and longer"
+
+
 def test_not_a_number_is_refused(tmp_path: Path) -> None:
     """JSON has no NaN: it is refused, and the old document stays."""
     write_json(tmp_path / "a.json", {"x": 1})
@@ -102,7 +112,14 @@ def test_the_fingerprint_sees_contents_and_order(tmp_path: Path) -> None:
     assert inputs_hash(path, 1) == before
     path.write_text("b")
     assert inputs_hash(path, 1) != before
-    assert inputs_hash("a", "b") != inputs_hash("ab") != inputs_hash("b", "a")
+    other = tmp_path / "g"
+    path.write_text("ab")
+    other.write_text("c")
+    before = inputs_hash(path, other)
+    path.write_text("a")
+    other.write_text("bc")
+    assert inputs_hash(path, other) != before
+    assert inputs_hash("a", "b") != inputs_hash("b", "a")
 
 
 def test_records_come_back(tmp_path: Path, run: tuple[object, RunRecord]) -> None:
