@@ -149,7 +149,17 @@ def measure(
         pace.done(planned)
         measurements.append((planned.step, log.results[planned.id]))
     measurements += _again(bench, plan, guess, log, pace, clock)
-    return Measured(tuple(measurements), tuple(pace.words(len(plan.steps), hurried)))
+    words = [*_batches_left_out(plan, measurements), *pace.words(len(plan.steps), hurried)]
+    return Measured(tuple(measurements), tuple(words))
+
+
+def _batches_left_out(plan: Plan, measurements: Sequence[Measurement]) -> Iterator[str]:
+    fitted = [step.point for step, _ in measurements if isinstance(step, Solo) and not step.held_out]
+    keys = {point.key for point in fitted}
+    seen = {batch: {point.key for point in fitted if point.batch == batch} for batch in sorted(plan.grid)}
+    missing = [str(batch) for batch, found in seen.items() if found != keys]
+    if missing:
+        yield f"batch sizes {', '.join(missing)} at some keys or all"
 
 
 class _Pace:

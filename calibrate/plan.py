@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -145,12 +145,14 @@ class Plan:
     """Steps in the order in which they are to be done.
 
     Attributes:
-        batches: the fitted batch sizes, the same for every key.
+        batches: the batch sizes that every key is measured at.
+        grid: those that it would be measured at with time enough, the most telling first.
         omitted: what the budget left out, in words.
     """
 
     effort: Effort
     batches: tuple[int, ...]
+    grid: tuple[int, ...]
     steps: tuple[Planned, ...]
     omitted: tuple[str, ...]
 
@@ -189,9 +191,9 @@ def make_plan(
     for effort in efforts(len(ranked)):
         plan = _plan(keys, ranked, effort, guess, extras, np.random.default_rng(seed))
         if plan.estimated_s <= USABLE_SHARE * budget_s:
-            return plan
+            return replace(plan, steps=(*plan.steps, *_if_time_is_left(keys, plan, guess, rng)))
     short = f"nothing more could be left out: about {plan.estimated_s:.0f} s are needed, the budget is {budget_s:.0f} s"
-    return Plan(plan.effort, plan.batches, plan.steps, (*plan.omitted, short))
+    return replace(plan, omitted=(*plan.omitted, short))
 
 
 def efforts(grid: int) -> Iterator[Effort]:
@@ -323,7 +325,17 @@ def _plan(
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
     # An interrupted or late calibration must still give a whole profile: the first round is required.
     planned = tuple(Planned(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
-    return Plan(effort, batches, planned, _omitted(ranked, batches, effort, extras))
+    return Plan(effort, batches, tuple(ranked), planned, _omitted(effort, extras))
+
+
+def _if_time_is_left(
+    keys: Sequence[Key], plan: Plan, guess: ForwardGuess, rng: np.random.Generator
+) -> Iterator[Planned]:
+    """The batch sizes that a small budget gave up, the most telling first."""
+    for batch in plan.grid[len(plan.batches) :]:
+        for key in _shuffled(keys, rng):
+            step = Solo(Point(*key, batch))
+            yield Planned(step, 1, False, estimate_s(step, plan.effort, guess))
 
 
 def _held_out(keys: Sequence[Key], grid: Sequence[int], effort: Effort, rng: np.random.Generator) -> list[Step]:
@@ -374,11 +386,8 @@ def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
     return _some(items, len(items), rng)
 
 
-def _omitted(grid: Sequence[int], batches: Sequence[int], effort: Effort, extras: Extras) -> tuple[str, ...]:
+def _omitted(effort: Effort, extras: Extras) -> tuple[str, ...]:
     words = []
-    missing = [batch for batch in sorted(grid) if batch not in batches]
-    if missing:
-        words.append(f"batch sizes {', '.join(map(str, missing))} (of the full grid)")
     if effort.rounds < LAVISH.rounds:
         words.append(f"{LAVISH.rounds - effort.rounds} of {LAVISH.rounds} rounds over the grid")
     if effort.repeats < LAVISH.repeats or effort.min_s < LAVISH.min_s:

@@ -72,10 +72,20 @@ def test_a_late_measurement_hurries_and_stops(tmp_path: Path) -> None:
 def test_an_impossible_budget_still_covers_what_is_required(tmp_path: Path) -> None:
     """No budget at all: every key and every instance, nothing more."""
     plan, measured = session(FakeBench(), tmp_path / "log", 0.0)
+    assert "batch sizes 4, 16 at some keys or all" in measured.omitted
     assert covered(measured) == set(all_keys())
     held = {(step.segment, step.width) for step, _ in measured.measurements if isinstance(step, Hold)}
     assert held == {key[:2] for key in all_keys()}
     assert len(measured.measurements) == len(plan.steps)
+
+
+def test_time_that_is_left_goes_to_more_batch_sizes(tmp_path: Path) -> None:
+    """What a small budget gave up is measured after all where the device is quicker than guessed."""
+    plan, measured = session(FakeBench(slowness=0.3), tmp_path / "log", 30.0)
+    assert len(plan.batches) < len(plan.grid)
+    done = {step.point.batch for step, _ in measured.measurements if isinstance(step, Solo) and not step.held_out}
+    assert done == set(plan.grid)
+    assert not any(words.startswith("batch sizes") for words in measured.omitted)
 
 
 def test_progress_counts_up_and_time_left_stays_within_the_budget(tmp_path: Path) -> None:
