@@ -324,14 +324,13 @@ class Executor:
         begin_ns = time.monotonic_ns()
         try:
             y = self._forward(message)
-            labels: tuple[int, ...] = ()
-            if message.segment == self._config.segments:
-                labels = tuple(y.argmax(dim=1).tolist())
+            is_last = message.segment == self._config.segments
+            labels = tuple(y.argmax(dim=1).tolist()) if is_last else ()
+            forward_s = _seconds_since(begin_ns)
+            self._keep_outputs(message, y)
         except Exception as error:
             self.reply(Broken(message.batch, *_explain(error)))
             return
-        forward_s = _seconds_since(begin_ns)
-        self._keep_outputs(message, y)
         self.reply(Finished(message.batch, labels, forward_s))
 
     def _forward(self, message: Run) -> Tensor:

@@ -59,6 +59,7 @@ def _run(model: SlimResNet, seconds: float = 1.0, rate: float = 150.0) -> Hardwa
     """Labels are what the model itself says at `WIDTHS`: with true executors every image is correct."""
     images = _images()
     labels = model(torch.from_numpy(images), WIDTHS).argmax(1).numpy().astype(np.int64)
+    assert len(set(labels.tolist())) > 5
     arrivals_ns = np.cumsum(np.random.default_rng(0).exponential(NS_PER_S / rate, int(rate * seconds)))
     return HardwareRun(arrivals_ns.astype(np.int64), images, labels, round(seconds * NS_PER_S), keep_log=True)
 
@@ -146,10 +147,15 @@ def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> N
     """A server killed in mid-run: the router hears of it, the others finish everything, the record says so."""
     with HardwareCluster(path, _servers(), sensor_period_s=0.05) as running:
         victim = running._workers[1].pid
-        killer = threading.Timer(0.4, os.kill, (victim, signal.SIGKILL))
-        killer.start()
-        found = _carry_out(running, _run(model, 1.0))
-        killer.join()
+        # it hangs first, so that transfers from it and to it are certainly under way when it dies
+        timers = [
+            threading.Timer(at_s, os.kill, (victim, s)) for at_s, s in ((0.3, signal.SIGSTOP), (0.5, signal.SIGKILL))
+        ]
+        for timer in timers:
+            timer.start()
+        found = _carry_out(running, dataclasses.replace(_run(model, 0.7, 1000.0), drain_limit_ns=10 * NS_PER_S))
+        for timer in timers:
+            timer.join()
     _require_conservation(found)
     downs = [step for step in found.log if type(step.event).__name__ == "ServerDown"]
     assert {step.core for step in downs} == {"router", "server:1"}

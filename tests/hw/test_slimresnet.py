@@ -71,10 +71,12 @@ def test_extra_width_changes_nothing_in_the_first_groups() -> None:
     torch.testing.assert_close(wide[:, :4], narrow)
 
 
-@pytest.mark.parametrize("name", ["digits", "slimresnet-tiny"])
-def test_cost_is_what_is_counted(name: str) -> None:
+STRIDED = SlimResNetConfig(2, 9, 5, 8, 2, 2, strides=(2, 2))
+
+
+@pytest.mark.parametrize("config", [PRESETS["digits"], PRESETS["slimresnet-tiny"], STRIDED])
+def test_cost_is_what_is_counted(config: SlimResNetConfig) -> None:
     """MACs equal half of torch's counted flops; parameters and bytes equal those of the tensors that run."""
-    config = PRESETS[name]
     model = SlimResNet(config)
     with torch.inference_mode():
         for segment, width, previous in config.work_keys():

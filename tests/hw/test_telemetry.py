@@ -137,8 +137,9 @@ def _zone(root: Path, name: str, energy_uj: int) -> Path:
 def test_rapl_adds_packages_and_survives_a_wrap(tmp_path: Path) -> None:
     """Packages add up, their parts do not count twice, and a wrapped counter goes on."""
     zones = [_zone(tmp_path, "intel-rapl:0", 900_000), _zone(tmp_path, "intel-rapl:1", 0)]
-    _zone(tmp_path, "intel-rapl:0:0", 0)
+    part = _zone(tmp_path, "intel-rapl:0:0", 0)
     counter = RaplCounter(tmp_path)
+    (part / "energy_uj").write_text("50000")
     (zones[0] / "energy_uj").write_text("100000")
     (zones[1] / "energy_uj").write_text("300000")
     assert counter.energy_j() == pytest.approx(0.2 + 0.3)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hw.device import DeviceSpec
-from hw.slimresnet import SlimResNet, SlimResNetConfig, instance_bytes
+from hw.slimresnet import SlimResNet, SlimResNetConfig, instance_bytes, run_segment, slice_weights, tensor_shapes
 from hw.telemetry import usable_cores
 from policies.greedy import GreedyKnobs
 from policies.routing import RouterConfig
@@ -16,13 +16,35 @@ TINY = SlimResNetConfig(1, 8, 10, 8, 1, 4, widths=(0.5, 1.0), strides=(1, 2, 1))
 
 
 def tiny_model(seed: int = 0) -> SlimResNet:
-    """Random weights in every tensor (a fresh model has zeros that would hide mistakes)."""
+    """Random weights in every tensor (a fresh model has zeros that would hide mistakes), and labels that differ.
+
+    A random network says one label for nearly everything; so the head is made blind to the mean features of the width
+    tuples that end at full width.
+    """
     torch.manual_seed(seed)
     model = SlimResNet(TINY)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
+        last = model.segment_weights(TINY.segments)
+        means = _mean_features(model)  # (tuples, channels)
+        last["head"] -= last["head"] @ torch.linalg.pinv(means) @ means
+        last["head_bias"].zero_()
     return model
+
+
+def _mean_features(model: SlimResNet) -> torch.Tensor:
+    """(tuples, channels) what reaches the head, by width tuple that ends at full width, over some images."""
+    last = model.segment_weights(TINY.segments)
+    channels = last["head"].shape[1]
+    bare = {**last, "head": torch.eye(channels), "head_bias": torch.zeros(channels)}
+    rows = []
+    for first, second, _ in (widths for widths in TINY.tuples() if widths[-1] == 1.0):
+        x = model.forward_segment(torch.randn(64, 1, 8, 8), 1, first, 0.0)
+        x = model.forward_segment(x, 2, second, first)
+        shapes = {**tensor_shapes(TINY, 3, 1.0, second), "head": (channels, channels), "head_bias": (channels,)}
+        rows.append(run_segment(TINY, 3, slice_weights(bare, shapes), x).mean(0))
+    return torch.stack(rows)
 
 
 def device(number: int = 0) -> DeviceSpec:
