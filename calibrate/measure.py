@@ -50,7 +50,7 @@ UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while t
 LOADS = 3  # of an instance: from disk, then from host memory
 MOST_ROUNDS = 6
 SCOUT_SHARE = 0.1  # of the budget, for whole curves
-SCOUTING = replace(LEAST, warmup=2, repeats=8)
+SCOUTING = replace(LEAST, warmup=2, repeats=8, min_s=0.006)  # longer than a time slice of another process
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def scout(
     corners = {corner: {b: look(*corner, b) for b in sorted({1, batch_limit})} for corner in _corners(keys)}
     sizes, curves, left_s = scouted_batches(batch_limit), [], SCOUT_SHARE * budget_s
     for corner, ends in corners.items():
-        passes = SCOUTING.warmup + SCOUTING.repeats
-        left_s -= sum(STEP_OVERHEAD_S + passes * max(ends.values()) * size / batch_limit for size in sizes)
+        forward_s = [max(ends.values()) * size / batch_limit for size in sizes]
+        left_s -= sum(STEP_OVERHEAD_S + SCOUTING.min_s + SCOUTING.repeats * one_s for one_s in forward_s)
         if left_s < 0:
             break
         ends |= {size: look(*corner, size) for size in sizes if size not in ends}
