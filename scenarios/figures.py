@@ -147,9 +147,21 @@ def trade_off(points: Sequence[Point], xlabel: str, *, colors: Mapping[str, str]
         if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
             axes.set_xscale("log")
             _plain_log_ticks(axes.xaxis)
+        _frame_points(axes, points)
         axes.set(xlabel=xlabel, ylabel="accuracy, %")
         _legend_beside(axes)
     return figure
+
+
+def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
+    """Limits that show the points well; an interval as wide as the page may run over the edge."""
+    if not points:
+        return
+    low, high = min(p.y for p in points), max(p.y for p in points)
+    margin = max(0.25 * (high - low), 0.5)
+    axes.set_ylim(low - margin, high + margin)
+    if axes.get_xscale() == "linear":
+        axes.set_xlim(0, 1.2 * max(p.x for p in points) or 1.0)
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -184,7 +196,7 @@ def training_curve(decisions: Sequence[float], panels: Mapping[str, Sequence[flo
         for index, (name, values) in enumerate(panels.items()):
             panel = axes[index][0]
             panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
-            panel.plot(decisions, smoothed(values), color=COLORS[0])
+            panel.plot(decisions, smoothed(values), color=COLORS[0], marker="." if len(decisions) < 10 else "")
             panel.set_ylabel(name)
         axes[-1][0].set_xlabel("decisions")
         axes[-1][0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -19,7 +19,7 @@ from policies.errors import InputError
 from scenarios import figures
 from scenarios.comparison import Comparison, Validation, estimate
 from scenarios.store import RunFolder, StoredRun, read_json, read_runs, write_text
-from scenarios.tables import NONE, change, interval, number
+from scenarios.tables import NONE, change, energy, interval, number
 from sim.profile import Profile
 
 TRAINING_PANELS = 4  # as many scalars as a page can bear
@@ -169,10 +169,10 @@ def _headlines(material: Material) -> Iterator[str]:
     rows = [row for row in rows if row["latency_change_pct"]["mean"] is not None]
     if found and rows:
         best = min(rows, key=lambda row: row["latency_change_pct"]["mean"])
-        latency, energy = best["latency_change_pct"], best["energy_change_pct"]
+        latency, joules = best["latency_change_pct"], best["energy_change_pct"]
         yield (
             f"<b>{escape(best['router'])}</b> changes mean latency by {_cell(change(latency))} and energy by "
-            f"{_cell(change(energy))} against <b>{escape(str(found['baseline']))}</b>, at "
+            f"{_cell(change(joules))} against <b>{escape(str(found['baseline']))}</b>, at "
             f"{_cell(interval(best['accuracy'], 2, 100))} % accuracy (simulated)."
         )
     pairs = material.validation["pairs"] if material.validation else []
@@ -195,8 +195,8 @@ def _comparison(material: Material) -> Iterator[str]:
             interval(row["accuracy"], 2, 100),
             interval(row["latency_s"]["mean"], 2, MS),
             interval(row["latency_s"]["p99"], 1, MS),
-            interval(row["energy_j"]["mean"], 3),
-            interval(row["energy_per_image_j"]["total"], 3),
+            energy(row["energy_j"]["mean"]),
+            energy(row["energy_per_image_j"]["total"]),
             interval(row["throughput_img_s"], 1),
             interval(row["gpu_var"]["mean"], 4),
             change(row["latency_change_pct"]),
@@ -317,12 +317,12 @@ def _trade_offs(material: Material) -> Iterator[str]:
         return
     colors = _colors(material)
     latency = [_point(row, row["latency_s"]["mean"], MS) for row in rows]
-    energy = [_point(row, row["energy_per_image_j"]["total"], 1.0) for row in rows]
+    joules = [_point(row, row["energy_per_image_j"]["total"], 1.0) for row in rows]
     yield '<div class="grid">'
     caption = "Up and to the left is better; the dotted line joins the routers that no other beats on both."
     yield _drawn(figures.trade_off(latency, "mean latency, ms", colors=colors), caption)
     yield _drawn(
-        figures.trade_off(energy, "energy, J per image (all devices)", colors=colors), "The same against energy."
+        figures.trade_off(joules, "energy, J per image (all devices)", colors=colors), "The same against energy."
     )
     yield "</div>"
 
@@ -374,12 +374,19 @@ def _telemetry(run: StoredRun) -> list[figures.Telemetry]:
 def _training(material: Material) -> Iterator[str]:
     if not material.training:
         return
-    names = [name for name in material.training[0] if name != "decisions"]
-    names.sort(key=lambda name: "reward" not in name)  # what is maximised comes first
+    names = _first_of_each_kind([name for name in material.training[0] if name != "decisions"])
     panels = {name: [step.get(name, float("nan")) for step in material.training] for name in names[:TRAINING_PANELS]}
     decisions = [step["decisions"] for step in material.training]
     caption = "Each update's value (pale) and its running mean."
     yield _drawn(figures.training_curve(decisions, panels), caption, narrow=True)
+
+
+def _first_of_each_kind(names: Sequence[str]) -> list[str]:
+    """Of `reward/mean`, `reward/accuracy`, `loss/value` ... the first with each beginning, rewards before all."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(name.partition("/")[0], name)
+    return sorted(first.values(), key=lambda name: not name.startswith("reward"))
 
 
 def _profiles(material: Material) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor, log10
 from typing import Any
 
 from scenarios.comparison import Comparison, Estimate, Validation
@@ -13,9 +14,9 @@ NONE = "-"
 
 def format_result(result: Result) -> str:
     """One run: its figures, then its servers."""
-    images, latency, energy = result["images"], result["latency_s"], result["energy_per_image_j"]
+    images, latency, joules = result["images"], result["latency_s"], result["energy_per_image_j"]
     head = f"{result['scenario']}: router {result['router']}, seed {result['seed']}, {result['mode']}"
-    parts = ", ".join(f"{key} {number(energy[key], 3)}" for key in ("dynamic", "base", "idle"))
+    parts = ", ".join(f"{key} {number(joules[key], 4)}" for key in ("dynamic", "base", "idle"))
     lines = [
         ("images", f"{images['completed']} of {images['arrived']} completed, {images['failed']} failed, "
                    f"{images['in_flight']} in flight"),
@@ -23,8 +24,8 @@ def format_result(result: Result) -> str:
         ("latency", f"mean {duration(latency['mean'])}, p50 {duration(latency['p50'])}, "
                     f"p95 {duration(latency['p95'])}, p99 {duration(latency['p99'])}"),
         ("throughput", f"{number(result['throughput_img_s'], 1)} images/s"),
-        ("energy", f"{number(energy['total'], 3)} J/image ({parts})"),
-        ("paper's E", f"{number(result['energy_j']['mean'], 3)} J (mean power x latency)"),
+        ("energy", f"{number(joules['total'], 4)} J/image ({parts})"),
+        ("paper's E", f"{number(result['energy_j']['mean'], 4)} J (mean power x latency)"),
         ("provenance", result["provenance"]),
     ]  # fmt: skip
     if result["goodput_img_s"] is not None:
@@ -53,8 +54,8 @@ def format_comparison(comparison: Comparison) -> str:
             interval(row["accuracy"], 2, 100),
             interval(row["latency_s"]["mean"], 2, 1000),
             interval(row["latency_s"]["p99"], 1, 1000),
-            interval(row["energy_j"]["mean"], 3),
-            interval(row["energy_per_image_j"]["total"], 3),
+            energy(row["energy_j"]["mean"]),
+            energy(row["energy_per_image_j"]["total"]),
             interval(row["throughput_img_s"], 1),
             change(row["latency_change_pct"]),
             change(row["energy_change_pct"]),
@@ -142,6 +143,12 @@ def interval(estimate: Estimate | dict[str, Any], digits: int, scale: float = 1.
         return NONE
     text = number(mean * scale, digits)
     return text if half is None else f"{text} +-{number(half * scale, digits)}"
+
+
+def energy(estimate: Estimate | dict[str, Any]) -> str:
+    """An interval of joules with three digits that count: a small network's image takes millijoules."""
+    mean = estimate["mean"]
+    return interval(estimate, max(0, 2 - floor(log10(mean))) if mean else 0)
 
 
 def change(estimate: Estimate | dict[str, Any]) -> str:
