@@ -112,7 +112,7 @@ class Watched(Simulation):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios())
 def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
-    """arrived = completed + in flight + failed, each once; VRAM within its cap; Little's law; power within its bounds."""
+    """arrived = completed + in flight + failed, each once; VRAM within its cap; Little's law; bounds on energy."""
     spec, run = scenario.cluster, scenario.run
     simulation = Watched(spec, run)
     record = simulation.run(worlds.Uniform(), np.random.default_rng(0))
@@ -150,7 +150,7 @@ def test_causality_and_fifo_within_a_key(scenario: Scenario) -> None:
 
 def assert_fifo(log: tuple[Any, ...]) -> None:
     """Requests of a key leave a server's queue in the order in which they entered it."""
-    queues: dict[tuple[str, Any], list[int]] = {}
+    queues: dict[tuple[str, Any], list[tuple[float, int]]] = {}
     for step in log:
         name = type(step.event).__name__
         if name == "ServerDown" and step.core != "router":

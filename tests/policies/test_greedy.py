@@ -53,20 +53,25 @@ _blocks = iter(range(10**9))
 
 def arrive(core: GreedyScheduler, now: int, segment: int, width: float, *requests: int, prev: float = 0.0) -> list[Any]:
     block = Block(next(_blocks), 0, 1, WorkKey(segment, width, prev), requests)
-    return core.handle(BlockArrived(block), now)
+    return list(core.handle(BlockArrived(block), now))
 
 
 def loaded(core: GreedyScheduler, now: int, segment: int, width: float) -> int:
     """Bring in one free instance without leaving anything queued."""
     load = next(c for c in arrive(core, now, segment, width, 10**6) if isinstance(c, LoadInstance))
-    run = core.handle(InstanceLoaded(1, load.instance), now)[0]
+    run = handle(core, InstanceLoaded(1, load.instance), now)[0]
     assert isinstance(run, RunBatch)
-    core.handle(BatchFinished(1, run.batch), now)
+    handle(core, BatchFinished(1, run.batch), now)
     return load.instance
 
 
+def handle(core: GreedyScheduler, event: Any, now: int) -> list[Any]:
+    """`core.handle` with commands that a test may take apart."""
+    return list(core.handle(event, now))
+
+
 def sample(core: GreedyScheduler, now: int, utilization: float) -> list[Any]:
-    return core.handle(TelemetrySampled(1, now, now, utilization, 100.0, 0), now)
+    return handle(core, TelemetrySampled(1, now, now, utilization, 100.0, 0), now)
 
 
 def of(kind: type, commands: list[Any]) -> list[Any]:
@@ -78,10 +83,10 @@ def test_first_request_loads_its_instance_then_runs() -> None:
     core = scheduler()
     (load,) = arrive(core, 0, 1, 0.5, 7)
     assert (load.segment, load.width) == (1, 0.5)
-    (run,) = core.handle(InstanceLoaded(1, load.instance), 10)
+    (run,) = handle(core, InstanceLoaded(1, load.instance), 10)
     assert run.requests == (7,)
     assert run.served_width == 0.5
-    (returned,) = core.handle(BatchFinished(1, run.batch), 20)
+    (returned,) = handle(core, BatchFinished(1, run.batch), 20)
     assert returned == ReturnRequests(1, (7,), 1, 0.5)
 
 
@@ -92,10 +97,10 @@ def test_batches_hold_one_key_up_to_the_limit_in_order() -> None:
     (first,) = arrive(core, 1, 2, 0.5, *range(6), prev=0.25)
     assert first.requests == (0, 1, 2, 3)
     arrive(core, 1, 2, 0.5, 90, prev=0.5)
-    second = of(RunBatch, core.handle(BatchFinished(1, first.batch), 2))[0]
+    second = of(RunBatch, handle(core, BatchFinished(1, first.batch), 2))[0]
     assert second.requests == (4, 5)
     assert second.previous_width == 0.25
-    third = of(RunBatch, core.handle(BatchFinished(1, second.batch), 3))[0]
+    third = of(RunBatch, handle(core, BatchFinished(1, second.batch), 3))[0]
     assert third.requests == (90,)
     assert third.previous_width == 0.5
 
@@ -107,9 +112,9 @@ def test_best_fit_is_the_smallest_width_that_serves() -> None:
     (first,) = arrive(core, 1, 1, 1.0, 1)
     load = arrive(core, 2, 1, 0.5, 2)[0]
     narrow = load.instance
-    run = core.handle(InstanceLoaded(1, narrow), 3)[0]
-    core.handle(BatchFinished(1, run.batch), 4)
-    core.handle(BatchFinished(1, first.batch), 4)
+    run = handle(core, InstanceLoaded(1, narrow), 3)[0]
+    handle(core, BatchFinished(1, run.batch), 4)
+    handle(core, BatchFinished(1, first.batch), 4)
     (fit,) = arrive(core, 5, 1, 0.5, 3)
     assert fit.instance == narrow
     (wider,) = arrive(core, 6, 1, 0.25, 4)
@@ -119,14 +124,14 @@ def test_best_fit_is_the_smallest_width_that_serves() -> None:
 def test_best_fit_ties_go_to_the_most_recently_used_then_the_lowest_id() -> None:
     """Two free instances of one width: the one used last; at equal times the lower id."""
     core = scheduler(preload=((1, 1.0), (1, 1.0)))
-    core.handle(InstanceLoaded(1, 0), 5)
-    core.handle(InstanceLoaded(1, 1), 5)
+    handle(core, InstanceLoaded(1, 0), 5)
+    handle(core, InstanceLoaded(1, 1), 5)
     (run,) = arrive(core, 6, 1, 1.0, 1)
     assert run.instance == 0
     (other,) = arrive(core, 6, 1, 1.0, 2)
     assert other.instance == 1
-    core.handle(BatchFinished(1, run.batch), 7)
-    core.handle(BatchFinished(1, other.batch), 8)
+    handle(core, BatchFinished(1, run.batch), 7)
+    handle(core, BatchFinished(1, other.batch), 8)
     assert arrive(core, 9, 1, 1.0, 3)[0].instance == 1
 
 
@@ -137,7 +142,7 @@ def test_served_width(served: str, width: float) -> None:
     loaded(core, 0, 1, 1.0)
     (run,) = arrive(core, 1, 1, 0.25, 5)
     assert run.served_width == width
-    assert core.handle(BatchFinished(1, run.batch), 2) == [ReturnRequests(1, (5,), 1, width)]
+    assert handle(core, BatchFinished(1, run.batch), 2) == [ReturnRequests(1, (5,), 1, width)]
 
 
 def test_utilization_at_the_threshold_blocks_a_load_and_below_it_allows_one() -> None:
@@ -162,13 +167,13 @@ def test_memory_is_charged_from_the_loads_start_and_freed_at_the_unloads_end() -
     core = scheduler(idle_unload_ns=100)
     (load,) = arrive(core, 0, 1, 0.5, 1)
     assert core.vram_used_bytes == 150 * MB
-    (run,) = core.handle(InstanceLoaded(1, load.instance), 1)
-    core.handle(BatchFinished(1, run.batch), 2)
+    (run,) = handle(core, InstanceLoaded(1, load.instance), 1)
+    handle(core, BatchFinished(1, run.batch), 2)
     assert core.next_wake_ns == 102
-    assert core.handle(TimerFired(), 101) == []
-    assert core.handle(TimerFired(), 102) == [UnloadInstance(1, load.instance)]
+    assert handle(core, TimerFired(), 101) == []
+    assert handle(core, TimerFired(), 102) == [UnloadInstance(1, load.instance)]
     assert core.vram_used_bytes == 150 * MB
-    core.handle(InstanceUnloaded(1, load.instance), 110)
+    handle(core, InstanceUnloaded(1, load.instance), 110)
     assert core.vram_used_bytes == 50 * MB
 
 
@@ -178,8 +183,8 @@ def test_an_idle_instance_is_not_unloaded_while_it_is_used_in_time() -> None:
     loaded(core, 0, 1, 0.5)
     (run,) = arrive(core, 90, 1, 0.5, 1)
     assert core.next_wake_ns is None
-    core.handle(BatchFinished(1, run.batch), 120)
-    assert core.handle(TimerFired(), 150) == []
+    handle(core, BatchFinished(1, run.batch), 120)
+    assert handle(core, TimerFired(), 150) == []
     assert core.next_wake_ns == 220
 
 
@@ -191,7 +196,7 @@ def test_full_memory_evicts_the_least_recently_used_idle_instance_for_the_oldest
     (unload,) = arrive(core, 20, 3, 1.0, 1, prev=1.0)
     assert unload == UnloadInstance(1, first)
     assert arrive(core, 21, 3, 1.0, 2, prev=1.0) == []  # enough is on its way out
-    (load,) = core.handle(InstanceUnloaded(1, first), 30)
+    (load,) = handle(core, InstanceUnloaded(1, first), 30)
     assert (load.segment, load.width) == (3, 1.0)
 
 
@@ -213,10 +218,10 @@ def test_skip_serves_the_next_key_until_the_blocked_one_is_overdue() -> None:
     (busy2,) = arrive(core, 1, 2, 1.0, 2, prev=1.0)
     assert arrive(core, 2, 3, 1.0, 3, prev=1.0) == []  # blocked: both instances run
     arrive(core, 3, 1, 1.0, 4)
-    overtaking = core.handle(BatchFinished(1, busy.batch), 50)
+    overtaking = handle(core, BatchFinished(1, busy.batch), 50)
     assert of(RunBatch, overtaking)[0].requests == (4,)
     arrive(core, 60, 2, 1.0, 5, prev=1.0)
-    late = core.handle(BatchFinished(1, busy2.batch), 102)
+    late = handle(core, BatchFinished(1, busy2.batch), 102)
     assert of(RunBatch, late) == []  # request 3 is overdue
     assert of(UnloadInstance, late) != []  # and evicts the idle instance
 
@@ -236,10 +241,10 @@ def test_scale_up_loads_up_to_the_cap_while_the_queue_is_above_the_trigger() -> 
     loads = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))
     assert len(loads) == 2
     assert of(LoadInstance, arrive(core, 1, 1, 1.0, *range(10, 20))) == []  # the counter is at N_new
-    (run,) = core.handle(InstanceLoaded(1, loads[0].instance), 2)
-    core.handle(InstanceLoaded(1, loads[1].instance), 2)
+    (run,) = handle(core, InstanceLoaded(1, loads[0].instance), 2)
+    handle(core, InstanceLoaded(1, loads[1].instance), 2)
     assert core.queue_length == 14 - 8
-    core.handle(BatchFinished(1, run.batch), 3)
+    handle(core, BatchFinished(1, run.batch), 3)
     assert core.queue_length == 2
 
 
@@ -262,12 +267,12 @@ def test_failed_loads_back_off_and_then_reject_what_waits() -> None:
     """Memory is given back, the wait doubles, and after the last try the router hears of it."""
     core = scheduler(load_retries=2, load_backoff_ns=100)
     (load,) = arrive(core, 0, 1, 1.0, 1, 2)
-    assert core.handle(LoadFailed(1, load.instance, "out_of_memory"), 10) == []
+    assert handle(core, LoadFailed(1, load.instance, "out_of_memory"), 10) == []
     assert core.vram_used_bytes == 50 * MB
     assert core.next_wake_ns == 110
-    (again,) = core.handle(TimerFired(), 110)
+    (again,) = handle(core, TimerFired(), 110)
     assert isinstance(again, LoadInstance)
-    (rejected,) = core.handle(LoadFailed(1, again.instance, "out_of_memory"), 120)
+    (rejected,) = handle(core, LoadFailed(1, again.instance, "out_of_memory"), 120)
     assert rejected == RejectRequests(1, (1, 2), "out_of_memory")
     assert core.queue_length == 0
 
@@ -277,7 +282,7 @@ def test_a_failed_batch_goes_back_to_the_router_and_frees_its_instance() -> None
     core = scheduler()
     loaded(core, 0, 1, 1.0)
     (run,) = arrive(core, 1, 1, 1.0, 1)
-    assert core.handle(BatchFailed(1, run.batch, "bad_input"), 2) == [RejectRequests(1, (1,), "bad_input")]
+    assert handle(core, BatchFailed(1, run.batch, "bad_input"), 2) == [RejectRequests(1, (1,), "bad_input")]
     assert isinstance(arrive(core, 3, 1, 1.0, 2)[0], RunBatch)
 
 
@@ -291,10 +296,10 @@ def test_death_forgets_everything_and_stale_events_change_nothing() -> None:
     """An event of an earlier epoch is refused."""
     core = scheduler()
     (load,) = arrive(core, 0, 1, 1.0, 1)
-    core.handle(ServerDown(0, 1, "killed"), 1)
+    handle(core, ServerDown(0, 1, "killed"), 1)
     assert (core.queue_length, core.vram_used_bytes, core.next_wake_ns) == (0, 50 * MB, None)
-    core.handle(ServerUp(0, 2), 2)
-    assert core.handle(InstanceLoaded(1, load.instance), 3) == []
+    handle(core, ServerUp(0, 2), 2)
+    assert handle(core, InstanceLoaded(1, load.instance), 3) == []
     assert arrive(core, 4, 1, 1.0, 5) == []  # a block that was sent to the former life
     assert core.queue_length == 0
 

@@ -28,7 +28,8 @@ def test_events_of_one_instant_happen_in_rank_order_whatever_the_order_they_were
     ]
     assert orders == sorted(orders)
     for seed in range(5):
-        agenda, seen = Agenda(), []
+        agenda = Agenda()
+        seen: list[int] = []
         for index in np.random.default_rng(seed).permutation(len(orders)):
             agenda.at(10, orders[index], seen.append, int(index))
         for _ in orders:

@@ -33,7 +33,7 @@ def play(env: SlimClusterEnv, seed: int) -> tuple[list[float], list[tuple[int, f
     truncated = False
     while not truncated:
         decisions.append(info["decision"])
-        action = rng.integers(env.action_space.nvec)
+        action = np.array([rng.integers(3), rng.integers(4), rng.integers(6)])
         _, reward, _, truncated, info = env.step(action)
         rewards.append(reward)
         credits += info["credits"]
