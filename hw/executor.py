@@ -45,7 +45,6 @@ from hw.messages import (
     Release,
     Reset,
     Run,
-    Started,
     Store,
     TogetherResult,
     ToWorker,
@@ -65,12 +64,15 @@ from hw.slimresnet import (
 from hw.telemetry import NvmlSensor, load_nvml, nvml_handle
 
 _WARM_PASSES_TOGETHER = 3
+_NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
 
 
 def open_device(device: DeviceSpec) -> torch.device:
     """Pin this process and set torch up as the device says; returns where tensors live."""
     if device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, device.cores)
+    if device.kind == "cpu":
+        os.nice(_NICENESS)
     torch.set_num_threads(device.threads)
     if device.kind == "cuda":
         torch.cuda.set_device(device.index)
@@ -320,7 +322,6 @@ class Executor:
         self.reply(Unloaded(message.instance, _seconds_since(begin_ns)))
 
     def _run(self, message: Run) -> None:
-        self.reply(Started(message.batch))
         begin_ns = time.monotonic_ns()
         try:
             y = self._forward(message)
@@ -331,7 +332,7 @@ class Executor:
         except Exception as error:
             self.reply(Broken(message.batch, *_explain(error)))
             return
-        self.reply(Finished(message.batch, labels, forward_s))
+        self.reply(Finished(message.batch, labels, begin_ns, forward_s))
 
     def _forward(self, message: Run) -> Tensor:
         instance = self._instances.get(message.instance)
@@ -478,13 +479,13 @@ class Executor:
                 for _ in range(message.warmup):
                     next(passes)
                 clocks.append((time.monotonic_ns(), time.process_time_ns()))
-                last_ns = clocks[0][0]
-                while len(samples_ns) < message.repeats or last_ns - clocks[0][0] < message.min_s * 1e9:
+                while len(samples_ns) < message.repeats or _seconds_since(clocks[0][0]) < message.min_s:
+                    if message.pause_s:
+                        time.sleep(message.pause_s)
+                    begin_ns = time.monotonic_ns()
                     next(passes)
-                    now_ns = time.monotonic_ns()
-                    samples_ns.append(now_ns - last_ns)
-                    last_ns = now_ns
-                clocks.append((last_ns, time.process_time_ns()))
+                    samples_ns.append(time.monotonic_ns() - begin_ns)
+                clocks.append((time.monotonic_ns(), time.process_time_ns()))
 
         self._in_lanes([job])
         wall_ns, cpu_ns = (clocks[1][i] - clocks[0][i] for i in range(2))

@@ -101,12 +101,16 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Time forward passes of a point: at least `repeats` and at least `min_s` seconds, after `warmup` passes."""
+    """Time forward passes of a point: at least `repeats` and at least `min_s` seconds, after `warmup` passes.
+
+    `pause_s` before each lets the thread sleep, as it does between the batches that it serves; none is timed.
+    """
 
     point: BenchmarkPoint
     warmup: int
     repeats: int
     min_s: float
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +170,18 @@ class Unloaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A batch's forward pass begins."""
-
-    batch: int
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
-    """A batch is done in `forward_s` seconds; `labels` holds one for each request after the last segment."""
+    """A batch is done; its start is told with its end, for a message more would wake the router's host in between.
+
+    Attributes:
+        labels: one for each request after the last segment.
+        began_ns: when the forward pass began, on this host's monotonic clock.
+        forward_s: how long it took.
+    """
 
     batch: int
     labels: tuple[int, ...]
+    began_ns: int
     forward_s: float
 
 
@@ -257,7 +261,6 @@ FromWorker = (
     | Loaded
     | LoadBroken
     | Unloaded
-    | Started
     | Finished
     | Broken
     | Arrived

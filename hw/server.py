@@ -21,7 +21,6 @@ from hw.messages import (
     LoadBroken,
     Loaded,
     Run,
-    Started,
     ToWorker,
     Unload,
     Unloaded,
@@ -85,6 +84,10 @@ class RunClock:
         if self._origin_ns is not None:
             self._last_ns = max(self._last_ns, time.monotonic_ns() - self._origin_ns)
         return self._last_ns
+
+    def of(self, monotonic_ns: int) -> int:
+        """A reading of this host's monotonic clock, in the run's time."""
+        return monotonic_ns - (self._origin_ns or 0)
 
     def due_ns(self, planned_ns: int) -> int:
         """The time of something that was due before now: its own, unless later events have been handled already.
@@ -209,9 +212,8 @@ class RealServer:
     def hear(self, message: FromWorker) -> None:
         """An answer of the worker that concerns an instance or a batch."""
         match message:
-            case Started(batch):
-                self.deliver(BatchStarted(EPOCH, batch))
-            case Finished(batch, labels):
+            case Finished(batch, labels, began_ns):
+                self.deliver(BatchStarted(EPOCH, batch, self._clock.of(began_ns)))
                 self._predicted.update(zip(self._batches.pop(batch).requests, labels, strict=False))
                 self.deliver(BatchFinished(EPOCH, batch))
             case Broken(batch, reason):

@@ -42,7 +42,6 @@ from hw.messages import (
     Release,
     Reset,
     Run,
-    Started,
     Store,
     TogetherResult,
     ToWorker,
@@ -221,10 +220,13 @@ class Worker:
         return answer.forgotten
 
     def benchmark(
-        self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3
+        self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3, pause_s: float = 0.0
     ) -> BenchmarkResult:
-        """Time forward passes of a point alone in the process, through the function that serves batches."""
-        self.send(Benchmark(point, warmup, repeats, min_s))
+        """Time forward passes of a point alone in the process, through the function that serves batches.
+
+        With a pause before each the thread wakes up for every pass, with the caches that others left it: as it serves.
+        """
+        self.send(Benchmark(point, warmup, repeats, min_s, pause_s))
         return self._expect(BenchmarkResult)
 
     def benchmark_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> tuple[ConcurrentResult, ...]:
@@ -240,7 +242,9 @@ class Worker:
         """The second half."""
         return self._expect(TogetherResult)
 
-    def dispatch_round_trips(self, point: BenchmarkPoint, count: int, warmup: int = 5) -> tuple[float, ...]:
+    def dispatch_round_trips(
+        self, point: BenchmarkPoint, count: int, warmup: int = 5, pause_s: float = 0.0
+    ) -> tuple[float, ...]:
         """For each of `count` real batches: command sent to result received, less the forward pass, in seconds."""
         requests = tuple(range(_SYNCHRONOUS - point.batch, _SYNCHRONOUS))
         self.load(_SYNCHRONOUS, point.segment, point.width)
@@ -249,6 +253,7 @@ class Worker:
         found = []
         for _ in range(warmup + count):
             self._store_zeros(requests, shape)
+            time.sleep(pause_s)
             begin_ns = time.monotonic_ns()
             self.send(
                 Run(
@@ -261,7 +266,6 @@ class Worker:
                     point.batch,
                 )
             )
-            self._expect(Started)
             forward_s = self._expect(Finished).forward_s
             found.append((time.monotonic_ns() - begin_ns) / 1e9 - forward_s)
         self.unload(_SYNCHRONOUS)
@@ -318,7 +322,7 @@ def start_workers(specs: Sequence[WorkerSpec]) -> Iterator[list[Worker]]:
 
 
 def transfer_round(
-    source: Worker, destination: Worker, index: int, payload_bytes: int, count: int
+    source: Worker, destination: Worker, index: int, payload_bytes: int, count: int, pause_s: float = 0.0
 ) -> tuple[float, ...]:
     """Seconds from the command to the arrival of `payload_bytes`, for each of `count` moves between linked workers.
 
@@ -331,6 +335,7 @@ def transfer_round(
     source._expect(Arrived)
     found = []
     for _ in range(count):
+        time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
         source.send(Move(_SYNCHRONOUS, index, (_SYNCHRONOUS,)))
         destination._expect(Arrived)

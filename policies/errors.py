@@ -1,4 +1,4 @@
-"""Errors that say whose fault it is: `InputError` is the user's (exit code 2), `WorkError` is the work's (exit code 1)."""
+"""Errors that say whose fault it is: `InputError` the user's (exit code 2), `WorkError` the work's (exit code 1)."""
 
 from __future__ import annotations
 

@@ -241,8 +241,8 @@ class Ledger:
             case BlockArrived(block):
                 if block.block in self._open:
                     self._open[block.block].arrived_ns = now_ns
-            case BatchStarted(epoch, batch):
-                self._note_start(server, epoch, batch, now_ns)
+            case BatchStarted(epoch, batch, started_ns):
+                self._note_start(server, epoch, batch, started_ns)
             case BatchFinished(epoch, batch) | BatchFailed(epoch, batch):
                 self._note_end(server, epoch, batch, now_ns)
             case TelemetrySampled() if self._detail:
@@ -256,10 +256,10 @@ class Ledger:
         for command in commands:
             self._note_server_command(server, command, now_ns)
 
-    def _note_start(self, server: int, epoch: int, batch: int, now_ns: int) -> None:
+    def _note_start(self, server: int, epoch: int, batch: int, started_ns: int) -> None:
         running = self._running.get((server, epoch, batch))
         if running is not None:
-            self._running[server, epoch, batch] = (running[0], running[1], now_ns)
+            self._running[server, epoch, batch] = (running[0], running[1], started_ns)
 
     def _note_end(self, server: int, epoch: int, batch: int, now_ns: int) -> None:
         running = self._running.pop((server, epoch, batch), None)

@@ -296,10 +296,11 @@ class InstanceUnloaded:
 
 @dataclass(frozen=True, slots=True)
 class BatchStarted:
-    """The forward pass of a batch began."""
+    """The forward pass of a batch began at `started_ns` (a driver may hear of it only when it has ended)."""
 
     epoch: int
     batch: int
+    started_ns: int
 
 
 @dataclass(frozen=True, slots=True)

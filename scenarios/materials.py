@@ -46,6 +46,11 @@ def profile_path(folder: Path, server: str) -> Path:
     return folder / "profiles" / f"{server}.yaml"
 
 
+def calibrated_path(folder: Path, server: str) -> Path:
+    """A server's profile as calibration left it, before the overheads of serving were added."""
+    return folder / "calibration" / f"{server}.yaml"
+
+
 def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
     """The scenario's accuracy file, else the one that its run made.
 

@@ -24,12 +24,13 @@ from policies.ppo.router import PPORouter
 from scenarios.compare import compare_world, display_name, run_simulation
 from scenarios.comparison import Comparison, Validation, validate_results
 from scenarios.compose import World
-from scenarios.loading import TRAINED_ROUTER
+from scenarios.loading import TRAINED_ROUTER, read_profile
 from scenarios.materials import (
     ACCURACY_FILE,
     MODEL_FILE,
     ROUTER_FILE,
     SCENARIO_FILE,
+    calibrated_path,
     make_world,
     model_path,
     named,
@@ -38,6 +39,7 @@ from scenarios.materials import (
 from scenarios.progress import Progress
 from scenarios.report import build_report
 from scenarios.result import Result
+from scenarios.serving import measure_serving, with_overheads
 from scenarios.spec import Scenario, ServerSection
 from scenarios.store import RunFolder, environment, inputs_hash, read_json, write_json, write_run, write_text
 from scenarios.tables import format_comparison, format_validation
@@ -79,6 +81,7 @@ class ScenarioRun:
             self.make_model()
             self.make_accuracy()
             self.make_profiles()
+            self.measure_serving()
         world = make_world(self.scenario, self.folder.path)
         if self._needs_training():
             self.make_router(world)
@@ -158,7 +161,8 @@ class ScenarioRun:
                 quiet=self._quiet,
             )
             write_text(target, profile.to_yaml())
-            return [target]
+            write_text(calibrated_path(self.folder.path, server.name), profile.to_yaml())
+            return [target, calibrated_path(self.folder.path, server.name)]
 
         self.folder.run_stage(f"calibrate-{server.name}", fingerprint, work, self._say)
 
@@ -167,6 +171,33 @@ class ScenarioRun:
         servers = self.scenario.cluster.named_servers
         others = [s for s in servers if s.name != server.name and s.device is not None]
         return device_of(others[0], servers) if others else device_of(server, servers)
+
+    def measure_serving(self) -> None:
+        """What serving costs on this host, into the profiles that were made here (the calibrated ones are kept)."""
+        servers = [s for s in self.scenario.cluster.named_servers if s.shares_device_with is None]
+        if not self._can_validate() or any(server.profile is not None for server in servers):
+            return
+        paths = [profile_path(self.folder.path, server.name) for server in servers]
+        sources = [calibrated_path(self.folder.path, server.name) for server in servers]
+
+        def work() -> Sequence[Path]:
+            for source, path in zip(sources, paths, strict=True):
+                write_text(path, source.read_text(encoding="utf-8"))
+            world = make_world(self.scenario, self.folder.path)
+            overheads = measure_serving(
+                world, self.model, load_dataset(self.scenario.model.dataset), self.scenario.seed
+            )
+            names = [server.name for server in self.scenario.cluster.named_servers]
+            for server, path in zip(servers, paths, strict=True):
+                profile = with_overheads(read_profile(path), overheads, names.index(server.name))
+                write_text(path, profile.to_yaml())
+            return paths
+
+        self.folder.run_stage("serving", inputs_hash(self.model, *sources, *self._rate_parts()), work, self._say)
+
+    def _rate_parts(self) -> list[Any]:
+        dumped = self.scenario.model_dump(mode="json")
+        return [dumped["workload"], dumped["router"], dumped["cluster"]]
 
     # ------------------------------------------------------------------------------------------------------- routers
 

@@ -203,7 +203,7 @@ class SimulatedServer:
     def _begin(self, command: RunBatch) -> None:
         if not self.is_up or command.epoch != self.epoch:
             return
-        self.deliver(BatchStarted(command.epoch, command.batch))
+        self.deliver(BatchStarted(command.epoch, command.batch, self._agenda.now_ns))
         table = self._tables.keys[command.segment, command.served_width, command.previous_width]
         work_ns = self._solo_ns(table, command.padded, command.batch)
         batch = RunningBatch(self.index, command.batch, table, command.padded, work_ns, self._factor)

@@ -25,7 +25,6 @@ from hw.messages import (
     MoveBroken,
     Release,
     Run,
-    Started,
     Store,
 )
 from hw.slimresnet import SlimResNet, instance_bytes, save_model
@@ -73,7 +72,6 @@ def _store(worker: Worker, requests: tuple[int, ...], tensors: torch.Tensor) -> 
 
 def _run(worker: Worker, message: Run) -> Finished:
     worker.send(message)
-    assert worker.receive(WAIT_S) == Started(message.batch)
     answer = worker.receive(WAIT_S)
     assert isinstance(answer, Finished), answer
     return answer
@@ -141,13 +139,11 @@ def test_what_is_wrong_is_answered_and_kills_nothing(pair: list[Worker]) -> None
     }
     for reason, message in wrong.items():
         worker.send(message)
-        assert worker.receive(WAIT_S) == Started(message.batch)
         broken = worker.receive(WAIT_S)
         assert isinstance(broken, Broken)
         assert (broken.batch, broken.reason) == (message.batch, reason)
     for message in (Run(2, 2, (1,), 2, 1.0, 1.0, 1), Run(3, 1, (1,), 1, 0.0, 1.0, 1), Run(4, 1, (1,), 2, 0.5, 0.5, 1)):
         worker.send(message)
-        assert worker.receive(WAIT_S) == Started(message.batch)
         assert isinstance(worker.receive(WAIT_S), Broken)
     worker.send(Move(5, 42, (1,)))
     broken_move = worker.receive(WAIT_S)
@@ -189,7 +185,7 @@ def test_instances_from_disk_and_from_memory_are_the_same(model: SlimResNet, pai
 
 
 def test_instances_work_at_the_same_time(pair: list[Worker]) -> None:
-    """Two instances' batches overlap: both have started before either has finished, however long they take."""
+    """Two instances' batches overlap: each has begun before the other has ended, however long they take."""
     worker = pair[0]
     for instance in (1, 2):
         worker.load(instance, 2, 1.0)
@@ -202,8 +198,11 @@ def test_instances_work_at_the_same_time(pair: list[Worker]) -> None:
     for instance in (1, 2):
         requests = tuple(range(instance * count, (instance + 1) * count))
         worker.send(Run(instance, instance, requests, 2, 1.0, 1.0, count))
-    answers = [type(worker.receive(WAIT_S)) for _ in range(4)]
-    assert answers == [Started, Started, Finished, Finished]
+    one, other = (worker.receive(WAIT_S) for _ in range(2))
+    assert isinstance(one, Finished)
+    assert isinstance(other, Finished)
+    assert one.began_ns < other.began_ns + other.forward_s * 1e9
+    assert other.began_ns < one.began_ns + one.forward_s * 1e9
 
 
 def test_benchmarks_measure_what_they_are_asked_for(pair: list[Worker]) -> None:

@@ -42,13 +42,18 @@ def router(servers: int = 2, segments: int = 2, **changes: Any) -> RouterCore:
     return core
 
 
+def handle(core: RouterCore, event: Any, now: int) -> list[Any]:
+    """`core.handle` with commands that a test may take apart."""
+    return list(core.handle(event, now))
+
+
 def arrive(core: RouterCore, now: int, *requests: int) -> None:
     for request in requests:
-        core.handle(RequestArrived(request), now)
+        handle(core, RequestArrived(request), now)
 
 
 def ask(core: RouterCore, now: int) -> Decide:
-    (decide,) = core.handle(RouterTimer(), now)
+    (decide,) = handle(core, RouterTimer(), now)
     assert isinstance(decide, Decide)
     return decide
 
@@ -56,17 +61,17 @@ def ask(core: RouterCore, now: int) -> Decide:
 def send(core: RouterCore, now: int, server: int, width: float = 1.0, group: int = 4) -> SendBlock:
     """Ask, answer, and let the transfers end."""
     decide = ask(core, now)
-    (command,) = core.handle(Decided(decide.decision, Choice(server, width, group)), now)
+    (command,) = handle(core, Decided(decide.decision, Choice(server, width, group)), now)
     assert isinstance(command, SendBlock)
     for source, requests in command.moves:
-        core.handle(TransferFinished(command.block.block, source, server, requests), now)
+        handle(core, TransferFinished(command.block.block, source, server, requests), now)
     return command
 
 
 def back(core: RouterCore, now: int, block: SendBlock, *requests: int, correct: tuple[bool, ...] = ()) -> list[Any]:
     b = block.block
     members = requests or b.requests
-    return core.handle(RequestsReturned(b.server, b.epoch, members, b.key.segment, b.key.width, correct), now)
+    return handle(core, RequestsReturned(b.server, b.epoch, members, b.key.segment, b.key.width, correct), now)
 
 
 def test_a_request_passes_every_segment_and_completes_once() -> None:
@@ -99,7 +104,7 @@ def test_the_candidate_block_is_frozen_at_the_snapshot() -> None:
     decide = ask(core, 0)
     assert decide.view.candidates == 2
     arrive(core, 1, 3)
-    (sent,) = core.handle(Decided(decide.decision, Choice(0, 1.0, 4)), 2)
+    (sent,) = handle(core, Decided(decide.decision, Choice(0, 1.0, 4)), 2)
     assert sent.block.requests == (1, 2)
     assert core.fifo_length == 1
 
@@ -153,7 +158,7 @@ def test_no_server_has_more_blocks_than_its_cap_and_the_router_waits() -> None:
     core = router(servers=1, outstanding_blocks=1)
     arrive(core, 0, 1, 2)
     block = send(core, 0, 0, group=1)
-    assert core.handle(RouterTimer(), 1) == []
+    assert handle(core, RouterTimer(), 1) == []
     assert core.next_wake_ns is None
     back(core, 2, block)
     assert core.next_wake_ns == 2
@@ -164,7 +169,7 @@ def test_a_server_at_its_cap_is_masked_and_its_books_are_in_the_view() -> None:
     core = router(outstanding_blocks=1)
     arrive(core, 0, 1, 2, 3)
     block = send(core, 0, 0, 0.5, group=2)
-    core.handle(ServerReport(1, 1, 0, 1, 5, 0.5, 99.0, 7), 1)
+    handle(core, ServerReport(1, 1, 0, 1, 5, 0.5, 99.0, 7), 1)
     view = ask(core, 1).view
     assert [server.valid for server in view.servers] == [False, True]
     assert view.servers[0].outstanding_requests == 2
@@ -175,8 +180,8 @@ def test_a_server_at_its_cap_is_masked_and_its_books_are_in_the_view() -> None:
 def test_a_block_ends_with_its_last_member_and_carries_every_ones_times() -> None:
     """A block may be split over batches; the credit's latencies start at each one's FIFO entry."""
     core = router(segments=1)
-    core.handle(RequestArrived(1), 0)
-    core.handle(RequestArrived(2), 5)
+    handle(core, RequestArrived(1), 0)
+    handle(core, RequestArrived(2), 5)
     block = send(core, 10, 0)
     assert not any(isinstance(c, BlockFinished) for c in back(core, 20, block, 2, correct=(False,)))
     (finished,) = [c for c in back(core, 30, block, 1, correct=(True,)) if isinstance(c, BlockFinished)]
@@ -191,10 +196,10 @@ def test_a_rejected_request_is_tried_again_and_given_up_after_the_last_retry() -
     core = router(max_retries=1)
     arrive(core, 0, 1)
     block = send(core, 0, 0)
-    core.handle(RequestsRejected(0, 1, (1,), "bad_input"), 1)
+    handle(core, RequestsRejected(0, 1, (1,), "bad_input"), 1)
     assert core.fifo_length == 1
     block = send(core, 1, 1)
-    commands = core.handle(RequestsRejected(1, 1, block.block.requests, "bad_input"), 2)
+    commands = handle(core, RequestsRejected(1, 1, block.block.requests, "bad_input"), 2)
     assert RequestFailed(1, "bad_input", 2) in commands
     assert ReleaseActivations(1, (1,)) in commands
     assert (core.failed, core.in_flight) == (1, 0)
@@ -209,7 +214,7 @@ def test_a_servers_death_restarts_those_whose_activations_it_had() -> None:
         back(core, 1, block)
     running = send(core, 2, 0, group=1)  # request 1 at server 0; 2 waits with activations there; 3 has them at 1
     assert running.block.requests == (1,)
-    commands = core.handle(ServerDown(0, 1, "killed"), 3)
+    commands = handle(core, ServerDown(0, 1, "killed"), 3)
     assert [c.failed for c in commands if isinstance(c, BlockFinished)] == [(True,)]
     assert core.widths_of(1) == core.widths_of(2) == ()
     assert core.location_of(1) == core.location_of(2) == ROUTER
@@ -224,8 +229,8 @@ def test_stale_returns_change_nothing_and_a_new_life_starts_empty() -> None:
     core = router()
     arrive(core, 0, 1)
     block = send(core, 0, 0)
-    core.handle(ServerDown(0, 1, "killed"), 1)
-    core.handle(ServerUp(0, 2), 2)
+    handle(core, ServerDown(0, 1, "killed"), 1)
+    handle(core, ServerUp(0, 2), 2)
     assert back(core, 3, block) == []
     assert core.widths_of(1) == ()
     assert ask(core, 3).view.servers[0].outstanding_requests == 0
@@ -236,8 +241,8 @@ def test_a_death_during_the_decision_sends_nothing_and_asks_anew() -> None:
     core = router()
     arrive(core, 0, 1)
     decide = ask(core, 0)
-    core.handle(ServerDown(1, 1, "killed"), 1)
-    assert core.handle(Decided(decide.decision, Choice(1, 1.0, 1)), 2) == []
+    handle(core, ServerDown(1, 1, "killed"), 1)
+    assert handle(core, Decided(decide.decision, Choice(1, 1.0, 1)), 2) == []
     assert core.next_wake_ns == 2
 
 
@@ -247,8 +252,8 @@ def test_a_failed_transfer_keeps_what_its_source_holds() -> None:
     arrive(core, 0, 1)
     back(core, 1, send(core, 0, 0))
     decide = ask(core, 1)
-    (sent,) = core.handle(Decided(decide.decision, Choice(1, 1.0, 1)), 1)
-    core.handle(TransferFailed(sent.block.block, 0, 1, (1,), "lost"), 2)
+    (sent,) = handle(core, Decided(decide.decision, Choice(1, 1.0, 1)), 1)
+    handle(core, TransferFailed(sent.block.block, 0, 1, (1,), "lost"), 2)
     assert core.widths_of(1) == (1.0,)
     assert core.location_of(1) == 0
 
@@ -256,16 +261,16 @@ def test_a_failed_transfer_keeps_what_its_source_holds() -> None:
 def test_expired_requests_are_shed_at_the_head_when_asked_to() -> None:
     """shed_expired gives up those whose deadline has passed; a later one is served."""
     core = router(shed_expired=True)
-    core.handle(RequestArrived(1, deadline_ns=10), 0)
-    core.handle(RequestArrived(2, deadline_ns=99), 0)
-    commands = core.handle(RouterTimer(), 10)
+    handle(core, RequestArrived(1, deadline_ns=10), 0)
+    handle(core, RequestArrived(2, deadline_ns=99), 0)
+    commands = handle(core, RouterTimer(), 10)
     assert RequestFailed(1, "deadline", 0) in commands
     assert send_after(core, commands).block.requests == (2,)
 
 
 def send_after(core: RouterCore, commands: list[Any]) -> SendBlock:
     (decide,) = [c for c in commands if isinstance(c, Decide)]
-    (sent,) = core.handle(Decided(decide.decision, Choice(0, 1.0, 4)), 11)
+    (sent,) = handle(core, Decided(decide.decision, Choice(0, 1.0, 4)), 11)
     assert isinstance(sent, SendBlock)
     return sent
 
@@ -274,8 +279,8 @@ def test_a_masked_choice_is_our_own_mistake() -> None:
     """Policies must keep to the mask; the core refuses loudly."""
     holds = (((False, True), (True, True)),)
     core = RouterCore(RouterConfig(segments=2, widths=W, holds=holds))
-    core.handle(ServerUp(0, 1), 0)
+    handle(core, ServerUp(0, 1), 0)
     arrive(core, 0, 1)
     decide = ask(core, 0)
     with pytest.raises(AssertionError, match="masked width"):
-        core.handle(Decided(decide.decision, Choice(0, 0.5, 1)), 0)
+        handle(core, Decided(decide.decision, Choice(0, 0.5, 1)), 0)

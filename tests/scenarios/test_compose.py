@@ -1,0 +1,163 @@
+"""Worlds built from scenarios: what is refused, what the bound promises, and the environment by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from hw.evaluation import Evaluation, save_evaluation
+from policies.errors import InputError
+from scenarios.capacity import bound, capacity
+from scenarios.compare import compare_world, run_simulation, simulate_world
+from scenarios.compose import Accuracy, World, build_world
+from scenarios.gym import ID, world_env
+from scenarios.loading import load_scenario
+from scenarios.materials import load_world
+from tests import worlds
+
+SCENARIO = """
+schema: slimsched.scenario/1
+name: tiny
+model: {accuracy: accuracy.json}
+cluster:
+  servers:
+    - {name: a, profile: a.yaml, link: 10gbe}
+    - {name: b, profile: b.yaml, link: 10gbe}
+  greedy: {vram_cap_gb: 3}
+workload: {kind: poisson, rate_img_s: 150}
+training: {horizon_s: 1}
+duration_s: 4
+warmup_s: 0.5
+compare: {routers: [random, sticky], seeds: [0, 1]}
+validate: {routers: [random]}
+"""
+
+
+def write(folder: Path, text: str = SCENARIO, **changes: Any) -> Path:
+    """A scenario of two servers, twice as fast the one as the other, with an accuracy file."""
+    tuples = list(worlds.prior().top1)
+    rng = np.random.default_rng(0)
+    correct = rng.random((50, len(tuples))) < np.array([sum(t) / 4 for t in tuples])
+    save_evaluation(folder / "accuracy.json", Evaluation(tuple(tuples), correct, "0", "digits"))
+    for name, speed in (("a", 1.0), ("b", 0.5)):
+        (folder / f"{name}.yaml").write_text(worlds.profile(name, speed=speed, **changes).to_yaml())
+    (folder / "tiny.yaml").write_text(text)
+    return folder / "tiny.yaml"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return load_world(write(tmp_path))
+
+
+def test_labels_are_replayed_from_the_matrix(world: World) -> None:
+    """A request is a test image; whether it is right is what the network got on that image at those widths."""
+    evaluation = world.accuracy.evaluation
+    assert evaluation is not None
+    _, record = run_simulation(world, world.router("random"), "random", 3)
+    images = world.images(3, len(record.requests))
+    for request in record.requests:
+        column = evaluation.tuples.index(request.widths)
+        assert request.correct == evaluation.correct[images[request.request], column]
+
+
+def test_same_seed_same_result_but_for_wall_time(world: World) -> None:
+    """The JSON of a simulation is a function of scenario, router and seed."""
+    first, again = (simulate_world(world, "random", 7) for _ in range(2))
+    first["wall_s"] = again["wall_s"] = 0.0
+    assert json.dumps(first) == json.dumps(again)
+    assert first["latency_s"] != simulate_world(world, "random", 8)["latency_s"]
+
+
+def test_an_interrupted_comparison_runs_only_what_is_missing(world: World) -> None:
+    """Finished runs are taken as they are."""
+    whole = compare_world(world, ["random", "sticky"], [0, 1])
+    done = [simulate_world(world, "random", seed) for seed in (0, 1)]
+    ran: list[str] = []
+    resumed = compare_world(
+        world, ["random", "sticky"], [0, 1], finished=done, on_result=lambda r: ran.append(r["router"])
+    )
+    assert ran == ["random", "random", "sticky", "sticky"]
+    without_wall = [[{**row, "wall_s": None} for row in document["rows"]] for document in (whole, resumed)]
+    assert without_wall[0] == without_wall[1]
+
+
+def test_no_run_beats_the_fluid_bound(world: World) -> None:
+    """Latency and dynamic energy of real routers lie above the bound at the accuracy that they had."""
+    for router in ("random", "sticky", "fixed:0.25,0.5,0.75,1"):
+        result = simulate_world(world, router, 0)
+        assert result["accuracy"] is not None
+        prior = world.accuracy.prior
+        _, record = run_simulation(world, world.router(router), router, 0)
+        expected = float(np.mean([prior(r.widths) for r in record.requests if r.status == "completed"]))
+        limit = bound(world, expected)
+        latency, energy = result["latency_s"]["mean"], result["energy_per_image_j"]["dynamic"]
+        assert latency is not None
+        assert energy is not None
+        assert limit.energy_per_image_j is not None
+        assert latency > limit.latency_s
+        assert energy > limit.energy_per_image_j * 0.98  # the last batches end after the horizon
+    with pytest.raises(InputError, match="beyond the most accurate"):
+        bound(world, 1.01)
+
+
+def test_capacity_is_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound(world: World) -> None:
+    """Bisection brackets it."""
+    found = capacity(world, lambda: world.router("sticky"), router="sticky", seed=0, duration_s=3.0, precision=0.2)
+    assert 0 < found.stable_img_s < found.unstable_img_s <= 1.3 * found.stable_img_s
+    assert found.stable_img_s <= 1.1 * bound(world, 0.0).capacity_img_s
+
+
+def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
+    """`gymnasium.make` with a scenario's file, and Gymnasium's own checker."""
+    env = gymnasium.make(ID, scenario=str(write(tmp_path)))
+    observation, info = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    assert info["server_mask"].all()
+    check_env(world_env(load_world(tmp_path / "tiny.yaml")), skip_render_check=True)
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.101}"), "no server can hold segment 1"),
+        (("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.3, preload: all}"), "preload less or raise"),
+        (("rate_img_s: 150", "rate_img_s: 0.0001"), "no image arrives"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_it_runs(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
+    """Instances larger than the cap, preloads beyond it, a workload without arrivals."""
+    path = write(tmp_path, SCENARIO.replace(*change))
+    with pytest.raises(InputError, match=problem):
+        load_world(path).run_spec(0)
+
+
+def test_profiles_of_two_models_are_refused(tmp_path: Path) -> None:
+    """All servers run one network, and it is the one whose accuracy is known."""
+    scenario = load_scenario(write(tmp_path))
+    model = worlds.profile().model
+    other = worlds.profile("b", model=model.model_copy(update={"hash": "1"}).model_dump(mode="json"))
+    accuracy = Accuracy(worlds.prior())
+    with pytest.raises(InputError, match="calibrate both with one model"):
+        build_world(scenario, {"a": worlds.profile("a"), "b": other}, accuracy)
+
+
+def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Its hash is held against the accuracy file's; a datasheet profile has none to hold."""
+    errors = [{"figure": "solo latency", "mean_abs_pct": 1.0, "max_abs_pct": 2.0, "points": 3}]
+    model = worlds.profile().model.model_copy(update={"hash": "other"}).model_dump(mode="json")
+    path = write(tmp_path, provenance="measured", errors=errors, model=model)
+    with pytest.raises(InputError, match="is of another model"):
+        load_world(path)
+
+
+def test_a_router_that_is_not_trained_yet_is_refused(world: World) -> None:
+    """With the remedy."""
+    with pytest.raises(InputError, match="run `slimsched train` first"):
+        world.router("ppo")

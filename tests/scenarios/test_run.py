@@ -1,0 +1,106 @@
+"""The main job on this machine, interrupted in every stage and carried on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import scenarios.run as run_module
+from policies.records import BatchRecord, BlockRecord, RunRecord
+from policies.reward import RewardTerms
+from policies.vocabulary import ROUTER, HeadKey
+from scenarios.cli import main
+from scenarios.loading import load_scenario
+from scenarios.run import ScenarioRun
+from scenarios.serving import WARMUP_S, overheads_of, with_overheads
+from scenarios.store import read_json
+from sim.tables import compile_tables
+from tests import worlds
+
+SCENARIO = """
+schema: slimsched.scenario/1
+name: small
+model: {preset: digits, dataset: digits, training: {epochs: 1}}
+cluster: {servers: auto, greedy: {batch_limit: 8, preload: all}}
+router: {groups: [1, 4]}
+workload: {kind: poisson, rate_img_s: 30}
+calibration: {budget: 4s}
+training: {decisions: 3000, batch: 1024, minibatch: 256, environments: 2, horizon_s: 2}
+compare: {routers: [random, sticky, ppo], seeds: [0]}
+validate: {routers: [random, ppo], duration_s: 2s, warmup_s: 0.2s}
+duration_s: 3
+warmup_s: 0.5
+"""
+STAGES = ("train_model", "evaluate_model", "calibrate_device", "measure_serving", "train_router", "validate_world")
+
+
+@pytest.mark.slow
+def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each try is interrupted as the next stage begins; no finished stage runs again; then replay and report work."""
+    (tmp_path / "small.yaml").write_text(SCENARIO)
+    folder = tmp_path / "run"
+    began: list[str] = []
+
+    def interrupt(name: str) -> None:
+        def stop(*_: object, **__: object) -> None:
+            began.append(name)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run_module, name, stop)
+
+    originals = {name: getattr(run_module, name) for name in STAGES}
+    for name in STAGES:
+        interrupt(name)
+        scenario = load_scenario(tmp_path / "small.yaml")
+        with pytest.raises(KeyboardInterrupt):
+            ScenarioRun(scenario, folder, say=lambda _: None, quiet=True).carry_out()
+        monkeypatch.setattr(run_module, name, originals[name])
+    assert began == list(STAGES)
+
+    said: list[str] = []
+    outcome = ScenarioRun(load_scenario(tmp_path / "small.yaml"), folder, say=said.append, quiet=True).carry_out()
+    assert [line for line in said if "skipped" not in line] == ["validate: not done yet"]
+    assert outcome.report.is_file()
+    pairs = read_json(folder / "validation.json")["pairs"]
+    assert [pair["router"] for pair in pairs] == ["random", "ppo"]
+    for pair in pairs:
+        for world in ("simulated", "hardware"):
+            images = pair[world]["images"]
+            assert images["arrived"] == images["completed"] > 30
+        assert pair["simulated"]["images"]["arrived"] == pair["hardware"]["images"]["arrived"]
+    capsys.readouterr()
+    assert main(["replay", str(folder)]) == 0
+    assert capsys.readouterr().out.count("identical commands") == 2
+
+
+def block(sent_ns: int, arrived_ns: int, server: int, location: int) -> BlockRecord:
+    terms = RewardTerms(0.0, 0.0, 0.0, 0.0, 0.0)
+    return BlockRecord(
+        1, HeadKey(1, 0.0, location), server, 1.0, 2, sent_ns - 50_000, sent_ns, arrived_ns, arrived_ns, 0.0, terms
+    )
+
+
+def test_serving_overheads_are_what_the_profile_does_not_explain() -> None:
+    """Command to result less the forward pass; sent to arrived less the bytes; the rest is as it was."""
+    link = {"latency_s": 1e-6, "bandwidth_bytes_s": 1e6}
+    tables = compile_tables(worlds.profile(link=link), 32)
+    forward_ns = tables.keys[1, 1.0, 0.0].latency_ns[2]
+    begin = int(WARMUP_S * 1e9) + 10**6
+    batch = BatchRecord(0, 0, 0, 1, 1.0, 0.0, 2, begin, begin, begin + forward_ns + 300_000)
+    early = BatchRecord(0, 1, 0, 1, 1.0, 0.0, 2, 0, 0, 10**9)
+    bytes_ns = 2 * 3072 * 1000
+    blocks = (block(begin, begin + bytes_ns + 70_000, 0, ROUTER), block(begin, begin + 5, 0, 0))
+    record = RunRecord(10**10, (), blocks, (batch, early), (), (), (), (), 2)
+    overheads = overheads_of(record, [tables])
+    assert overheads.dispatch_s[0] == pytest.approx(300e-6)
+    assert overheads.transfer_s[0] == pytest.approx(70e-6)
+    assert overheads.decision_s == pytest.approx(50e-6)
+    profile = with_overheads(tables.profile, overheads, 0)
+    assert profile.link is not None
+    assert profile.dispatch_s == pytest.approx(300e-6)
+    assert profile.decision_s == pytest.approx(50e-6)
+    assert profile.link.latency_s == pytest.approx(70e-6)
+    assert profile.link.bandwidth_bytes_s == 1e6
