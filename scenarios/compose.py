@@ -99,8 +99,14 @@ class World:
 
     @property
     def provenance(self) -> Provenance:
-        """Of what rests on all the profiles."""
-        return Provenance.weakest(*(profile.provenance for profile in self.profiles))
+        """Of what rests on all the profiles: the weakest of any of their parts."""
+        parts = [(p.provenance, p.power.provenance, p.concurrency.provenance) for p in self.profiles]
+        return Provenance.weakest(*(provenance for part in parts for provenance in part))
+
+    @property
+    def power_provenance(self) -> Provenance:
+        """Where the watts come from."""
+        return Provenance.weakest(*(profile.power.provenance for profile in self.profiles))
 
     def arrivals_ns(self, seed: int, horizon_s: float, scale: float = 1.0) -> NDArray[np.int64]:
         """Arrival times of one run, `scale` times the workload's rate."""

@@ -116,9 +116,9 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
             is_real = curve.world == "hardware"
             label = f"{curve.router}, hardware" if is_real else curve.router
             axes.plot(times_ms, 100 * shares, "--" if is_real else "-", color=colors[curve.router], label=label)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        if any(max(curve.latencies_s) > 10 * min(curve.latencies_s) for curve in curves):
+            axes.set_xscale("log")
+            _plain_log_ticks(axes.xaxis)
         axes.set(
             xlabel="latency, ms (arrival to last segment done)", ylabel="images done within it, %", ylim=(0, 100.5)
         )

@@ -44,7 +44,7 @@ from scenarios.spec import Scenario, ServerSection
 from scenarios.store import RunFolder, environment, inputs_hash, read_json, write_json, write_run, write_text
 from scenarios.tables import format_comparison, format_validation
 from scenarios.train import train_world
-from scenarios.validate import device_of, metered, validate_pairs
+from scenarios.validate import device_of, validate_pairs
 
 Say = Callable[[str], None]
 
@@ -425,7 +425,7 @@ def validate_world(
             write_run(folder, *pair.simulated)
             write_run(folder, *pair.hardware)
             pairs.append((pair.simulated[0], pair.hardware[0]))
-    return validate_results(pairs, metered(world))
+    return validate_results(pairs, world.power_provenance)
 
 
 def load_evaluation_dataset(world: World) -> str:

@@ -16,7 +16,6 @@ from policies.chance import stream
 from policies.errors import InputError
 from policies.records import RunRecord
 from policies.routing import RoutingPolicy
-from policies.vocabulary import Provenance
 from scenarios.compare import display_name, run_simulation
 from scenarios.compose import World
 from scenarios.result import Result, summarise
@@ -110,7 +109,7 @@ def run_on_hardware(
         seed=seed,
         mode="hardware",
         engine="torch",
-        provenance=Provenance.MEASURED,
+        provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
         warmup_s=warmup_s,
         horizon_s=duration_s,
         deadline_s=scenario.deadline_s,
@@ -159,8 +158,3 @@ def validate_pairs(
                 policy = world.router(router, trained)
                 simulated = run_simulation(world, policy, name, seed, duration_s=duration_s, warmup_s=warmup_s)
                 yield ValidationPair(simulated, hardware)
-
-
-def metered(world: World) -> Provenance:
-    """Where the hardware's watts come from: the weakest of the devices'."""
-    return Provenance.weakest(*(profile.power.provenance for profile in world.profiles))
