@@ -27,7 +27,7 @@ lint: install  ## style, types, and the layers of docs/architecture.md
 	$(BIN)/lint-imports
 
 bench: install  ## speed; never part of a test
-	$(BIN)/python -m pytest tests/bench --benchmark-only --benchmark-columns=min,median,ops,rounds
+	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

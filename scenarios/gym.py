@@ -1,27 +1,26 @@
-"""Registers the simulated cluster with Gymnasium: `gymnasium.make("SlimCluster-v0", scenario="scenarios/...yaml")`."""
+"""Registers the simulated cluster with Gymnasium: `gymnasium.make("SlimCluster-v0", scenario="scenarios/...yaml")`.
+
+Importing this module registers it (`gymnasium.make("scenarios.gym:SlimCluster-v0", ...)` does both); it opens nothing
+heavy until an environment is made.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gymnasium
 
-from policies.observation import ObservationSpec
-from scenarios.compose import World
-from sim.cluster import Simulation
-from sim.env import SlimClusterEnv
+if TYPE_CHECKING:
+    from scenarios.compose import World
+    from sim.cluster import Simulation
+    from sim.env import SlimClusterEnv
 
 ID = "SlimCluster-v0"
 
 
-def register() -> None:
-    """Gymnasium's plugin hook (an entry point of this distribution)."""
-    if ID not in gymnasium.registry:
-        gymnasium.register(ID, entry_point="scenarios.gym:make_env")
-
-
 def make_env(scenario: str | Path, duration_s: float | None = None) -> SlimClusterEnv:
-    """An environment for a scenario whose servers all have profiles and whose accuracy is known.
+    """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
 
     Raises:
         InputError: the scenario needs something measured first; `slimsched run` does that.
@@ -33,6 +32,9 @@ def make_env(scenario: str | Path, duration_s: float | None = None) -> SlimClust
 
 def world_env(world: World, duration_s: float | None = None) -> SlimClusterEnv:
     """An environment for a world; each episode is one run of `duration_s` (the training horizon by default)."""
+    from policies.observation import ObservationSpec
+    from sim.env import SlimClusterEnv
+
     horizon_s = duration_s or world.scenario.training.horizon_s
 
     def simulate(seed: int) -> Simulation:
@@ -41,4 +43,5 @@ def world_env(world: World, duration_s: float | None = None) -> SlimClusterEnv:
     return SlimClusterEnv(simulate, ObservationSpec(tuple(profile.power.cap_w for profile in world.profiles)))
 
 
-register()
+if ID not in gymnasium.registry:
+    gymnasium.register(ID, entry_point="scenarios.gym:make_env")
