@@ -457,7 +457,7 @@ class _Run:
         block = delivery.block
         self._events.append(TransferFinished(block.block, source, block.server, requests))
         if source != ROUTER:
-            self._servers[source].send(Release(requests))
+            self._servers[source].send(Release(requests, transfer))
         if not delivery.moving:
             self._hand_over(delivery)
 
@@ -474,6 +474,8 @@ class _Run:
             return
         source, _ = delivery.moving[transfer]
         self._drop(delivery)
+        if source != ROUTER:
+            self._servers[source].send(Release((), transfer))
         block = delivery.block
         self._events.append(TransferFailed(block.block, source, block.server, block.requests, reason))
 

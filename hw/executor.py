@@ -210,6 +210,7 @@ class Executor:
         self._control = control
         self._control_lock = threading.Lock()
         self._store: dict[int, Tensor] = {}
+        self._sent: dict[int, dict[int, Tensor]] = {}  # by transfer
         self._lanes: dict[int, Lane] = {}
         self._instances: dict[int, SegmentInstance] = {}
         self._senders = {index: _Sender(self, link) for index, link in outgoing.items()}
@@ -251,6 +252,8 @@ class Executor:
                 self._keep(message)
             case Move():
                 self._move(message)
+            case Release(requests, transfer) if transfer is not None:
+                self._forget_sent(requests, transfer)
             case Release(requests):
                 for request in requests:
                     self._store.pop(request, None)
@@ -377,6 +380,17 @@ class Executor:
         """The activations of these, (n, ...) on the host; raises `KeyError` where one is missing."""
         return torch.stack([self._store[request] for request in requests]).cpu().contiguous()
 
+    def departing(self, message: Move) -> Tensor:
+        """`stored` of what a move sends; what exactly that was is remembered until its `Release`."""
+        self._sent[message.transfer] = {request: self._store[request] for request in message.requests}
+        return self.stored(message.requests)
+
+    def _forget_sent(self, requests: Sequence[int], transfer: int) -> None:
+        sent = self._sent.pop(transfer, {})
+        for request in requests:
+            if request in sent and self._store.get(request) is sent[request]:
+                del self._store[request]
+
     def _move(self, message: Move) -> None:
         sender = self._senders.get(message.destination)
         if sender is None:
@@ -416,6 +430,7 @@ class Executor:
         self._instances.clear()
         forgotten = len(self._store)
         self._store.clear()
+        self._sent.clear()
         return forgotten
 
     # ---------------------------------------------------------------------------------------------------- benchmarks
@@ -550,7 +565,7 @@ class _Sender:
                 self._executor.reply(MoveBroken(message.transfer, *_explain(error)))
 
     def _send(self, message: Move) -> None:
-        tensors = self._executor.stored(message.requests)
+        tensors = self._executor.departing(message)
         header = {
             "transfer": message.transfer,
             "requests": message.requests,

@@ -87,9 +87,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget these activations, as far as they are here."""
+    """Forget these activations, as far as they are here.
+
+    With a `transfer`, only what that move has sent: a request may have come back with new ones in the meantime.
+    """
 
     requests: tuple[int, ...]
+    transfer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

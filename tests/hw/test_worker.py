@@ -184,6 +184,24 @@ def test_instances_from_disk_and_from_memory_are_the_same(model: SlimResNet, pai
     assert found[0] == found[1] == tuple(model(images, (1.0,) * 3).argmax(1).tolist())
 
 
+def test_a_late_release_spares_what_has_come_back_meanwhile(pair: list[Worker], model: SlimResNet) -> None:
+    """A request moves there and back before the first move's release is heard: its new activations stay."""
+    here, there = pair
+    images = torch.randn(1, 1, 8, 8)
+    for worker in pair:
+        worker.reset()
+        worker.load(1, 1, 1.0)
+    _store(here, (7,), images)
+    for transfer, (source, destination, index) in enumerate([(here, there, 1), (there, here, 0)], start=1):
+        source.send(Move(transfer, index, (7,)))
+        assert destination.receive(WAIT_S) == Arrived(transfer)
+    here.send(Release((7,), transfer=1))
+    assert _run(here, Run(1, 1, (7,), 1, 0.0, 1.0, 1)).batch == 1
+    there.send(Release((7,), transfer=2))
+    there.send(Run(2, 1, (7,), 1, 0.0, 1.0, 1))
+    assert isinstance(there.receive(WAIT_S), Broken)
+
+
 def test_instances_work_at_the_same_time(pair: list[Worker]) -> None:
     """Two instances' batches overlap: each has begun before the other has ended, however long they take."""
     worker = pair[0]
@@ -210,7 +228,7 @@ def test_benchmarks_measure_what_they_are_asked_for(pair: list[Worker]) -> None:
     worker = pair[0]
     result = worker.benchmark(BenchmarkPoint(2, 1.0, 0.5, 4), warmup=2, repeats=7, min_s=0.0)
     assert len(result.samples_s) == 7
-    assert sum(result.samples_s) == pytest.approx(result.wall_s)
+    assert 0 < sum(result.samples_s) <= result.wall_s
     assert result.cpu_s > 0
     together = worker.benchmark_together([BenchmarkPoint(1, 0.5, 0.0, 2), BenchmarkPoint(3, 1.0, 1.0, 1)], 0.05)
     assert all(part.completed > 0 and part.elapsed_s >= 0.05 for part in together)
