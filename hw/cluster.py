@@ -430,6 +430,11 @@ class _Run:
 
     def _send(self, command: SendBlock) -> None:
         """Start the block's transfers; it arrives with the last of them."""
+        block = command.block
+        for source, _ in command.moves:
+            if source != ROUTER and not self._servers[source].is_up:  # it died while this was being decided
+                self._events.append(TransferFailed(block.block, source, block.server, block.requests, "server_down"))
+                return
         delivery = self._deliveries[command.block.block] = _Delivery(command.block)
         for source, requests in command.moves:
             transfer = next(self._transfer_ids)

@@ -134,7 +134,7 @@ class RealServer:
         self._tell_router = tell_router
         self._predicted: dict[int, int] = {}
         self._batches: dict[int, RunBatch] = {}
-        self._loading: set[int] = set()
+        self._loading: dict[int, tuple[int, float]] = {}
         self._loaded_before: set[tuple[int, float]] = set()
         self._instance_bytes: dict[int, int] = {}
         self._context_bytes = worker.wait_until_ready().context_bytes
@@ -220,11 +220,11 @@ class RealServer:
                 del self._batches[batch]
                 self.deliver(BatchFailed(EPOCH, batch, reason))
             case Loaded(instance, _, vram_bytes):
-                self._loading.discard(instance)
+                self._loaded_before.add(self._loading.pop(instance))
                 self._instance_bytes[instance] = vram_bytes
                 self.deliver(InstanceLoaded(EPOCH, instance))
             case LoadBroken(instance, reason):
-                self._loading.discard(instance)
+                del self._loading[instance]
                 self.deliver(LoadFailed(EPOCH, instance, reason))
             case Unloaded(instance):
                 self._instance_bytes.pop(instance, None)
@@ -252,8 +252,7 @@ class RealServer:
                 self._tell_router(RequestsRejected(self.index, epoch, requests, reason))
             case LoadInstance(_, instance, segment, width):
                 first = (segment, width) not in self._loaded_before
-                self._loaded_before.add((segment, width))
-                self._loading.add(instance)
+                self._loading[instance] = (segment, width)
                 self.send(Load(instance, segment, width, from_disk=first))
             case UnloadInstance(_, instance):
                 self.send(Unload(instance))

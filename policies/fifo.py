@@ -69,7 +69,14 @@ class KeyedFifo(Generic[Key]):
         if not queue:
             del self._queues[key]
         self._length -= len(taken)
+        if len(self._order) > 2 * self._length + 64:  # who never asks for the head must not keep every item for ever
+            self._order = deque(entry for entry in self._order if self._waits(*entry))
         return taken
+
+    def _waits(self, sequence: int, key: Key) -> bool:
+        """Items of a key leave from the front: those from its first on still wait."""
+        queue = self._queues.get(key)
+        return queue is not None and queue[0][0] <= sequence
 
     def remove(self, key: Key, doomed: Collection[int]) -> tuple[int, ...]:
         """Remove and return the items of a key that are in `doomed`; the others keep their places."""

@@ -228,6 +228,7 @@ class GreedyScheduler:
             self._retry_at_ns,
         ):
             state.clear()
+        self._epoch = 0  # no life has this number: whatever the last one still sends is stale
         self._utilization = 0.0
         self.next_wake_ns = None
 
@@ -267,6 +268,8 @@ class GreedyScheduler:
         spec = (instance.segment, instance.width)
         self.memory.release(self.knobs.instance_bytes[spec])
         self._remove(instance)
+        if now_ns < self._retry_at_ns.get(spec, 0):
+            return  # one of several loads that failed together: one failure
         failures = self._failed_loads[spec] = self._failed_loads.get(spec, 0) + 1
         if failures < self.knobs.load_retries:
             self._retry_at_ns[spec] = now_ns + self.knobs.load_backoff_ns * 2 ** (failures - 1)
@@ -274,7 +277,7 @@ class GreedyScheduler:
         del self._failed_loads[spec]
         self._retry_at_ns.pop(spec, None)
         for key in self._queue.by_age():
-            if (key.segment, key.width) == spec:
+            if (key.segment, key.width) == spec and not self._has_instance_for(key):
                 commands.append(RejectRequests(self._epoch, self._take(key, self._queue.length(key)), reason))
 
     def _finish_unload(self, instance: Instance) -> None:
@@ -310,8 +313,10 @@ class GreedyScheduler:
         return None
 
     def _may_not_be_overtaken(self, key: WorkKey, now_ns: int) -> bool:
-        overdue = now_ns - self._blocked_since_ns[key] >= self.knobs.skip_limit_ns
-        return self.knobs.head_of_line == "block" or overdue
+        return self.knobs.head_of_line == "block" or self._is_overdue(key, now_ns)
+
+    def _is_overdue(self, key: WorkKey, now_ns: int) -> bool:
+        return now_ns - self._blocked_since_ns[key] >= self.knobs.skip_limit_ns
 
     def _find_free_best_fit(self, key: WorkKey) -> Instance | None:
         """Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest id."""
@@ -350,11 +355,12 @@ class GreedyScheduler:
         may_evict = self.knobs.head_of_line == "skip"
         for key in self._queue.by_age():
             spec = (key.segment, key.width)
-            if not self._is_loading_for(key) and self._admits(spec, now_ns):
+            if not self._is_loading_for(key) and self._admits(spec, now_ns, self._is_overdue(key, now_ns)):
                 if self.memory.fits(self.knobs.instance_bytes[spec]):
                     commands.append(self._load_for_key(key, now_ns))
                 elif may_evict:
-                    self._evict_for(spec, commands)
+                    if self._evict_for(spec, commands):
+                        return  # what is being freed is for this key, not for a smaller and younger one
                     may_evict = False
             if self._may_not_be_overtaken(key, now_ns):
                 return
@@ -368,6 +374,14 @@ class GreedyScheduler:
                 and self._can_load((key.segment, key.width), now_ns)
             ):
                 commands.append(self._load_for_key(key, now_ns))
+            if self._may_not_be_overtaken(key, now_ns):
+                return
+
+    def _has_instance_for(self, key: WorkKey) -> bool:
+        return any(
+            instance.state is not InstanceState.UNLOADING and instance.width >= key.width
+            for instance in self._by_segment.get(key.segment, ())
+        )
 
     def _is_loading_for(self, key: WorkKey) -> bool:
         return any(
@@ -379,11 +393,14 @@ class GreedyScheduler:
         """Alg. 1's `can_load`: VRAM within M_max, and the latest utilization sample below U_blk."""
         return self.memory.fits(self.knobs.instance_bytes[spec]) and self._admits(spec, now_ns)
 
-    def _admits(self, spec: Spec, now_ns: int) -> bool:
-        """`can_load` but for the memory. A segment's first instance ignores U_blk, else a server could starve."""
+    def _admits(self, spec: Spec, now_ns: int, overdue: bool = False) -> bool:
+        """`can_load` but for the memory.
+
+        A segment's first instance ignores U_blk, and so does an overdue key: others may keep a shared device busy.
+        """
         if now_ns < self._retry_at_ns.get(spec, 0):
             return False
-        if self._utilization < self.knobs.utilization_block:
+        if overdue or self._utilization < self.knobs.utilization_block:
             return True
         return all(instance.state is InstanceState.UNLOADING for instance in self._by_segment.get(spec[0], ()))
 
@@ -400,11 +417,14 @@ class GreedyScheduler:
         self._by_segment.setdefault(segment, []).append(instance)
         return LoadInstance(self._epoch, instance.id, segment, width)
 
-    def _evict_for(self, spec: Spec, commands: list[ServerCommand]) -> None:
-        """Unload idle instances, least recently used first, if that makes room (else nothing is given up)."""
+    def _evict_for(self, spec: Spec, commands: list[ServerCommand]) -> bool:
+        """Unload idle instances, least recently used first, if that makes room (else nothing is given up).
+
+        Returns whether enough is on its way out.
+        """
         needed = self.knobs.instance_bytes[spec]
         if self.memory.fits_once_freed(needed):
-            return  # enough is on its way out
+            return True
         short_bytes = self.memory.used_bytes - self.memory.freeing_bytes + needed - self.memory.cap_bytes
         victims: list[Instance] = []
         for instance in self._idle.values():
@@ -412,7 +432,8 @@ class GreedyScheduler:
             short_bytes -= self.knobs.instance_bytes[instance.segment, instance.width]
             if short_bytes <= 0:
                 commands.extend(self._unload(victim) for victim in victims)
-                return
+                return True
+        return False
 
     def _unload_idle(self, now_ns: int, idle_unload_ns: int, commands: list[ServerCommand]) -> None:
         """Alg. 1's second loop: unload what has been idle for t_idle."""

@@ -31,6 +31,7 @@ from policies.vocabulary import (
     RunBatch,
     SendBlock,
     ServerCommand,
+    ServerDown,
     ServerEvent,
     ServerReport,
     TelemetrySampled,
@@ -148,6 +149,8 @@ class Ledger:
             self._note_return(event)
         elif isinstance(event, ServerReport):
             self._note_report(event, now_ns)
+        elif isinstance(event, ServerDown):
+            self._note_death(event.server, now_ns)
         elif isinstance(event, Decided) and not any(isinstance(command, SendBlock) for command in commands):
             self._open.pop(event.decision)  # its server died meanwhile; the question is asked anew
         for command in commands:
@@ -167,6 +170,13 @@ class Ledger:
         if self._detail:
             self.gpu_var.append(variance(self._utilization))
 
+    def _note_death(self, server: int, now_ns: int) -> None:
+        """A dead server reports nothing: no power, no utilization (the router's view says the same)."""
+        self._power.report(server, 0.0, now_ns)
+        self._utilization[server] = 0.0
+        for key in [key for key in self._running if key[0] == server]:
+            del self._running[key]
+
     def _note_router_command(self, command: RouterCommand, now_ns: int) -> None:
         match command:
             case Decide(decision, view):
@@ -175,8 +185,8 @@ class Ledger:
             case SendBlock(block):
                 open_decision = self._open[block.block]
                 open_decision.sent_ns, open_decision.width = now_ns, block.key.width
-            case RequestCompleted(request, _, correct):
-                self._close_request(request, now_ns, "completed", correct=correct)
+            case RequestCompleted(request, _, correct, retries):
+                self._close_request(request, now_ns, "completed", retries=retries, correct=correct)
             case RequestFailed(request, reason, retries):
                 self._close_request(request, now_ns, "failed", reason=reason, retries=retries)
             case BlockFinished():
@@ -243,8 +253,10 @@ class Ledger:
                     self._open[block.block].arrived_ns = now_ns
             case BatchStarted(epoch, batch, started_ns):
                 self._note_start(server, epoch, batch, started_ns)
-            case BatchFinished(epoch, batch) | BatchFailed(epoch, batch):
+            case BatchFinished(epoch, batch):
                 self._note_end(server, epoch, batch, now_ns)
+            case BatchFailed(epoch, batch):
+                self._running.pop((server, epoch, batch), None)  # no image of it has passed its segment
             case TelemetrySampled() if self._detail:
                 self.telemetry.append(
                     TelemetryPoint(

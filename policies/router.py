@@ -53,6 +53,7 @@ class _Request:
     entered_ns: int
     widths: tuple[float, ...] = ()
     location: int = ROUTER
+    location_epoch: int = 0
     retries: int = 0
     block: int | None = None
 
@@ -177,9 +178,17 @@ class RouterCore:
                 self._ask(now_ns, commands)
             case _:  # transfers that started and stragglers change no books
                 pass
-        wants_decision = self._candidates is None and not self._all_at_cap and len(self._fifo) > 0
-        self.next_wake_ns = now_ns if wants_decision else None
+        self.next_wake_ns = self._next_wake_ns(now_ns)
         return commands
+
+    def _next_wake_ns(self, now_ns: int) -> int | None:
+        """Now, if a decision can be asked for; at the head's deadline, if all that can be done is to shed it."""
+        head = self._fifo.head()
+        if self._candidates is not None or head is None:
+            return None
+        if not self._all_at_cap:
+            return now_ns
+        return self._requests[self._fifo.peek(head, 1)[0]].deadline_ns if self.config.shed_expired else None
 
     def _is_current(self, server: int, epoch: int) -> bool:
         state = self._servers[server]
@@ -204,19 +213,28 @@ class RouterCore:
             return
         if self.config.shed_expired:
             self._shed(now_ns, commands)
-        head = self._fifo.head()
-        if head is None:
-            return
-        servers = tuple(self._server_view(state, masks[head.segment - 1]) for state, masks in self._with_masks())
-        if not any(server.valid for server in servers):
+        found = self._oldest_servable()
+        if found is None:
             self._all_at_cap = True
             return
+        head, servers = found
         requests = self._fifo.peek(head, self.config.groups[-1])
         self._candidates = (head, requests)
         self._decision += 1
         entered_ns = self._requests[requests[0]].entered_ns
         view = ClusterView(now_ns, head, len(requests), entered_ns, len(self._fifo), self.completed, servers)
         commands.append(Decide(self._decision, view))
+
+    def _oldest_servable(self) -> tuple[HeadKey, tuple[ServerView, ...]] | None:
+        """The head's key; where no free server can hold its segment, the oldest key that one can."""
+        head = self._fifo.head()
+        if head is None or all(state.blocks >= self.config.outstanding_blocks for state in self._servers if state.up):
+            return None
+        for key in (head, *self._fifo.by_age()):
+            servers = tuple(self._server_view(state, masks[key.segment - 1]) for state, masks in self._with_masks())
+            if any(server.valid for server in servers):
+                return key, servers
+        return None
 
     def _with_masks(self) -> Iterable[tuple[_Server, list[tuple[bool, ...]]]]:
         return zip(self._servers, self._masks, strict=True)
@@ -290,7 +308,7 @@ class RouterCore:
         for request in requests:
             books = self._requests.get(request)
             if books is not None and books.block == block:
-                books.location = destination
+                books.location, books.location_epoch = destination, self._servers[destination].epoch
 
     # ------------------------------------------------------------------------------------------------ what comes back
 
@@ -300,12 +318,12 @@ class RouterCore:
             books = self._requests[request]
             entered_ns, block = books.entered_ns, books.block
             books.widths += (event.width,)
-            books.location = event.server
+            books.location, books.location_epoch = event.server, event.epoch
             correct = bool(event.correct) and event.correct[position]
             if event.segment == self.config.segments:
                 self.completed += 1
                 del self._requests[request]
-                commands.append(RequestCompleted(request, books.widths, correct))
+                commands.append(RequestCompleted(request, books.widths, correct, books.retries))
             else:
                 self._enter(request, now_ns)
             member = _Member(entered_ns, now_ns, books.widths, correct, failed=False)
@@ -318,7 +336,7 @@ class RouterCore:
             member = _Member(books.entered_ns, now_ns, (), correct=False, failed=True)
             block = books.block
             books.retries += 1
-            if books.location != ROUTER and not self._servers[books.location].up:
+            if books.location != ROUTER and not self._is_current(books.location, books.location_epoch):
                 books.widths, books.location = (), ROUTER
             if books.retries > self.config.max_retries:
                 self._give_up(request, reason, commands)

@@ -366,6 +366,7 @@ class RequestCompleted:
     request: int
     widths: tuple[float, ...]
     correct: bool
+    retries: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,30 @@ def _duration_s(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1")
+    return value
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def _whole(text: str) -> int:
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
     return int(text)
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
 
@@ -65,7 +81,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 def _scenario(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run folder; runs/NAME by default")
+    parser.add_argument("--out", type=_path, metavar="DIR", help="the run folder; runs/NAME by default")
 
 
 def _engine(parser: argparse.ArgumentParser) -> None:
@@ -100,12 +116,14 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-limit", type=_positive, default=32, metavar="N", help="largest batch measured (32)")
     parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the order and the held-out points")
-    parser.add_argument("--out", type=Path, default=Path("profiles"), metavar="DIR", help="for the profiles (profiles)")
+    parser.add_argument(
+        "--out", type=_path, default=Path("profiles"), metavar="DIR", help="for the profiles (profiles)"
+    )
 
 
 def _bound(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--accuracy", type=float, metavar="SHARE", help="at least this mean accuracy, 0 to 1; any by default"
+        "--accuracy", type=_share, metavar="SHARE", help="at least this mean accuracy, 0 to 1; any by default"
     )
 
 
@@ -115,14 +133,14 @@ def _run_folder(parser: argparse.ArgumentParser) -> None:
 
 def _profile_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", type=Path, metavar="PROFILE", help="a profile's file (YAML)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.html", help="write its curves and Figures 1-3 there")
+    parser.add_argument("--plot", type=_path, metavar="FILE.html", help="write its curves and Figures 1-3 there")
 
 
 def _profile_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gpu", metavar="GPU", help="such as rtx-2080-ti")
     parser.add_argument("--preset", default="slimresnet18", metavar="NAME", help="the network (slimresnet18)")
     parser.add_argument("--batch-limit", type=_positive, default=128, metavar="N", help="largest batch (128)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it; standard output by default")
+    parser.add_argument("--out", type=_path, metavar="FILE", help="where to write it; standard output by default")
 
 
 # --------------------------------------------------------------------------------------------------------- the commands
@@ -188,6 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except InputError as error:
         return _complain(error, 2)
+    except (MemoryError, OverflowError) as error:
+        return _complain(f"the work is too large for this machine ({error or 'out of memory'})", 1)
     except (WorkError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
 from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_scenario, read_profile
-from scenarios.spec import Scenario
+from scenarios.spec import Scenario, unique
 from scenarios.store import LOG_FILE, RunFolder, json_text, read_log, write_json, write_run, write_text
 from scenarios.tables import format_comparison, format_result, format_validation, number, table
 
@@ -74,6 +74,9 @@ def train(arguments: Namespace) -> int:
     output = Output(arguments)
     scenario, folder = _opened(arguments)
     if arguments.decisions is not None:
+        if arguments.decisions < scenario.training.batch:
+            problem = f"{arguments.decisions} is less than training.batch ({scenario.training.batch}): not one update"
+            raise InputError("--decisions", "", problem)
         training = scenario.training.model_copy(update={"decisions": arguments.decisions})
         scenario = scenario.model_copy(update={"training": training})
     if arguments.seed is not None:
@@ -138,7 +141,7 @@ def capacity(arguments: Namespace) -> int:
         on_progress=lambda rate, stable: output.remark(f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"),
     )
     text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
-    return output.result(text, dataclasses.asdict(found))
+    return output.result(text, {"schema": "slimsched.capacity/1", **dataclasses.asdict(found)})
 
 
 def bound(arguments: Namespace) -> int:
@@ -156,7 +159,7 @@ def bound(arguments: Namespace) -> int:
         f"  have a mean latency below {found.latency_s * 1000:.2f} ms",
         f"  spend less than {energy} J/image above idle, at {rate} images/s",
     ]
-    return output.result("\n".join(lines), dataclasses.asdict(found))
+    return output.result("\n".join(lines), {"schema": "slimsched.bound/1", **dataclasses.asdict(found)})
 
 
 # -------------------------------------------------------------------------------------------------- devices, profiles
@@ -240,7 +243,7 @@ def profile_show(arguments: Namespace) -> int:
     if arguments.plot is not None:
         from scenarios.report import profile_page
 
-        write_text(arguments.plot, profile_page(profile))
+        write_text(_output_file("--plot", arguments.plot), profile_page(profile))
         lines.append(f"  plotted      {arguments.plot}")
     return output.result("\n".join([*lines, errors]), profile.model_dump(mode="json", by_alias=True))
 
@@ -257,7 +260,7 @@ def profile_synth(arguments: Namespace) -> int:
     document = profile.model_dump(mode="json", by_alias=True)
     if arguments.out is None:
         return output.result(profile.to_yaml().rstrip(), document)
-    write_text(arguments.out, profile.to_yaml())
+    write_text(_output_file("--out", arguments.out), profile.to_yaml())
     return output.result(f"profile: {arguments.out}", document)
 
 
@@ -342,7 +345,10 @@ def _opened(arguments: Namespace) -> tuple[Scenario, Path]:
     from scenarios.materials import default_folder
 
     scenario = load_scenario(arguments.scenario)
-    return scenario, arguments.out or default_folder(scenario)
+    folder: Path = arguments.out or default_folder(scenario)
+    if folder.exists() and not folder.is_dir():
+        raise InputError("--out", "", f"{folder}: this is a file; name a run folder")
+    return scenario, folder
 
 
 def _world(scenario: Scenario, folder: Path) -> World:
@@ -356,7 +362,9 @@ def _job(scenario: Scenario, folder: Path, output: Output) -> tuple[ScenarioRun,
     from scenarios.run import ScenarioRun
 
     world = _world(scenario, folder)
-    return ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet), world
+    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    job.describe()
+    return job, world
 
 
 def _with_routers(scenario: Scenario, section: str, arguments: Namespace) -> Scenario:
@@ -365,10 +373,24 @@ def _with_routers(scenario: Scenario, section: str, arguments: Namespace) -> Sce
     if arguments.router:
         for name in arguments.router:
             check_router(name, "--router")
-        update["routers"] = tuple(str(Path(n).absolute()) if n.endswith(ROUTER_SUFFIX) else n for n in arguments.router)
+        named = tuple(str(Path(n).absolute()) if n.endswith(ROUTER_SUFFIX) else n for n in arguments.router)
+        update["routers"] = _unique("--router", named)
     if arguments.seed:
-        update["seeds"] = tuple(arguments.seed)
+        update["seeds"] = _unique("--seed", tuple(arguments.seed))
     return scenario.model_copy(update={section: getattr(scenario, section).model_copy(update=update)})
+
+
+def _unique(flag: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        return unique(values)
+    except ValueError as error:
+        raise InputError(flag, "", str(error)) from None
+
+
+def _output_file(flag: str, path: Path) -> Path:
+    if path.is_dir():
+        raise InputError(flag, "", f"{path}: this is a folder; name a file")
+    return path
 
 
 def _trained(folder: Path) -> Path:

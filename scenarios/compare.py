@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from policies.chance import stream
+from policies.errors import InputError
 from policies.records import RunRecord
 from policies.routing import RoutingPolicy
 from scenarios.comparison import Comparison, compare_results
@@ -60,6 +61,7 @@ def compare_world(
     on_result: Callable[[Result], None] | None = None,
 ) -> Comparison:
     """Every router with every seed; runs that are among `finished` are not run again."""
+    require_distinct_names(routers)
     known = {(result["router"], result["seed"]): result for result in finished}
     results = []
     for router in routers:
@@ -69,6 +71,17 @@ def compare_world(
             if on_result is not None:
                 on_result(result)
     return compare_results(results)
+
+
+def require_distinct_names(routers: Sequence[str]) -> None:
+    """Raises `InputError` where two routers would be one row of a table."""
+    names: dict[str, str] = {}
+    for router in routers:
+        other = names.setdefault(display_name(router), router)
+        if other != router:
+            raise InputError(
+                "routers", "", f"{other} and {router} would both be called {display_name(router)!r}; rename one file"
+            )
 
 
 def display_name(router: str) -> str:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
 DRAIN_LIMIT_S = 60.0
+MOST_IMAGES = 1e8
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,9 @@ class World:
         """One run of the scenario's workload."""
         scenario = self.scenario
         horizon_s = duration_s or scenario.duration_s
+        if self.rate_img_s is not None and self.rate_img_s * scale * horizon_s > MOST_IMAGES:
+            problem = f"{self.rate_img_s * scale * horizon_s:.3g} images in one run; allowed are {MOST_IMAGES:.0e}"
+            raise InputError(scenario.name, "workload", f"{problem}: shorten duration_s or lower the rate")
         arrivals_ns = self.arrivals_ns(seed, horizon_s, scale)
         if len(arrivals_ns) == 0:
             raise InputError(scenario.name, "workload", f"no image arrives within {horizon_s:g} s; raise the rate")
@@ -321,6 +325,11 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, owne
         served_width=given.served_width,
         padded_sizes=tables.padded_sizes,
     )
+    everything = knobs.context_bytes + sum(knobs.instance_bytes.values())
+    if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and everything > cap_bytes:
+        problem = "with `head_of_line: block` nothing is evicted, so without idle unloads full memory is a deadlock"
+        remedy = f"give idle_unload_s, or {everything / GB:.2f} GB to {server.name!r}"
+        raise InputError(scenario.name, "cluster.greedy.idle_unload_s", f"{problem}; {remedy}")
     return replace(knobs, preload=_preload(scenario, server, given, knobs))
 
 

@@ -6,6 +6,7 @@ It reads and checks; it builds nothing from what it read.
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -32,7 +33,7 @@ def read_text(path: Path, source: str | None = None, key: str = "") -> str:
     named_by = source or str(path)
     named = f"{path}: " if source else ""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(named_by, key, f"{named}no such file{_neighbor(path)}") from None
     except IsADirectoryError:
@@ -57,7 +58,11 @@ def load_scenario(path: Path | str) -> Scenario:
     """
     path = Path(path)
     source = str(path)
-    scenario = _with_paths(strict.parse(Scenario, read_text(path), source), path.parent.absolute())
+    folder = path.parent.absolute()
+    parsed = strict.parse(Scenario, read_text(path), source)
+    scenario = _with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
+    if scenario.model.accuracy is not None:
+        read_text(Path(scenario.model.accuracy), source, "model.accuracy")
     _check_servers(scenario, source)
     _check_profiles(scenario, source)
     _check_faults(scenario, source)
@@ -114,14 +119,17 @@ def _date_s(text: str, source: str, line: int) -> float:
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def _with_paths(scenario: Scenario, folder: Path) -> Scenario:
-    """Every path made absolute; `update` names only what was given, so that `to_yaml` goes on leaving out defaults."""
+def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
+    """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
+    start = folder.absolute()
+    return _with_paths(scenario, lambda text: os.path.relpath(text, start))
 
-    def absolute(text: str) -> str:
-        return str(folder / Path(text).expanduser())
+
+def _with_paths(scenario: Scenario, rename: Callable[[str], str]) -> Scenario:
+    """Every path renamed; `update` names only what was given, so that `to_yaml` goes on leaving out defaults."""
 
     def given(section: Section, *keys: str) -> Section:
-        update = {key: absolute(getattr(section, key)) for key in keys if getattr(section, key) is not None}
+        update = {key: rename(getattr(section, key)) for key in keys if getattr(section, key) is not None}
         return section.model_copy(update=update)
 
     servers = tuple(given(server, "profile") for server in scenario.cluster.named_servers) or "auto"
@@ -131,16 +139,16 @@ def _with_paths(scenario: Scenario, folder: Path) -> Scenario:
             "model": given(scenario.model, "checkpoint", "accuracy"),
             "cluster": scenario.cluster.model_copy(update={"servers": servers}),
             "workload": given(scenario.workload, "file") if is_trace else scenario.workload,
-            **_router_paths(scenario, absolute),
+            **_router_paths(scenario, rename),
         }
     )
 
 
-def _router_paths(scenario: Scenario, absolute: Callable[[str], str]) -> dict[str, StrictModel]:
+def _router_paths(scenario: Scenario, rename: Callable[[str], str]) -> dict[str, StrictModel]:
     changed: dict[str, StrictModel] = {}
     for field, section in (("compare", scenario.compare), ("validate_", scenario.validate_)):
         if "routers" in section.model_fields_set:
-            routers = tuple(absolute(name) if name.endswith(ROUTER_SUFFIX) else name for name in section.routers)
+            routers = tuple(rename(name) if name.endswith(ROUTER_SUFFIX) else name for name in section.routers)
             changed[field] = section.model_copy(update={"routers": routers})
     return changed
 

@@ -24,7 +24,7 @@ from policies.ppo.router import PPORouter
 from scenarios.compare import compare_world, display_name, run_simulation
 from scenarios.comparison import Comparison, Validation, validate_results
 from scenarios.compose import World
-from scenarios.loading import TRAINED_ROUTER, read_profile
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, read_profile, relative_paths
 from scenarios.materials import (
     ACCURACY_FILE,
     MODEL_FILE,
@@ -40,7 +40,7 @@ from scenarios.progress import Progress
 from scenarios.report import build_report
 from scenarios.result import Result
 from scenarios.serving import measure_serving, with_overheads
-from scenarios.spec import Scenario, ServerSection
+from scenarios.spec import Scenario, ServerSection, TraceWorkload
 from scenarios.store import RunFolder, environment, inputs_hash, read_json, write_json, write_run, write_text
 from scenarios.tables import format_comparison, format_validation
 from scenarios.train import train_world
@@ -74,14 +74,12 @@ class ScenarioRun:
 
     def carry_out(self) -> Outcome:
         """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
-        write_text(self.folder / SCENARIO_FILE, self.scenario.to_yaml())
-        devices = [vars_of(device) for device in available_devices()]
-        write_json(self.folder / "environment.json", environment(devices, {"scenario": self.scenario.seed}))
+        self.describe()
         if self.scenario.model.is_runnable:
             self.make_model()
             self.make_accuracy()
-            self.make_profiles()
-            self.measure_serving()
+        self.make_profiles()
+        self.measure_serving()
         world = make_world(self.scenario, self.folder.path)
         if self._needs_training():
             self.make_router(world)
@@ -89,6 +87,12 @@ class ScenarioRun:
         validation = self.validate(world) if self._can_validate() else None
         report = build_report(self.folder.path)
         return Outcome(comparison, validation, report)
+
+    def describe(self) -> None:
+        """The scenario as run (its files named from the run folder) and what it runs on."""
+        write_text(self.folder / SCENARIO_FILE, relative_paths(self.scenario, self.folder.path).to_yaml())
+        devices = [vars_of(device) for device in available_devices()]
+        write_json(self.folder / "environment.json", environment(devices, {"scenario": self.scenario.seed}))
 
     # ----------------------------------------------------------------------------------------------------- the model
 
@@ -205,6 +209,9 @@ class ScenarioRun:
         validated = self.scenario.validate_.routers if self._can_validate() else ()
         return TRAINED_ROUTER in (*self.scenario.compare.routers, *validated)
 
+    def _routers(self) -> tuple[str, ...]:
+        return (*self.scenario.compare.routers, *self.scenario.validate_.routers)
+
     @property
     def trained(self) -> Path:
         """The router that this run trains."""
@@ -216,9 +223,13 @@ class ScenarioRun:
         profiles = sorted((folder / "profiles").glob("*.yaml"))
         given = self.scenario.model.accuracy
         accuracy = [Path(given)] if given else [folder / ACCURACY_FILE]
+        named_files = [Path(server.profile) for server in self.scenario.cluster.named_servers if server.profile]
+        named_files += [Path(n) for n in self._routers() if n.endswith(ROUTER_SUFFIX)]
+        if isinstance(self.scenario.workload, TraceWorkload):
+            named_files.append(Path(self.scenario.workload.file))
         parts = ("cluster", "router", "workload", "faults", "deadline_s", "shed", "reward", "seed", "jitter", "end")
         dumped = {part: self.scenario.model_dump(mode="json")[part] for part in parts}
-        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy) if p.is_file()), *more)
+        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named_files) if p.is_file()), *more)
 
     def make_router(self, world: World) -> None:
         """Train PPO in simulation."""
@@ -274,7 +285,9 @@ class ScenarioRun:
 
     def _keep_records(self, world: World) -> None:
         """Whole records, for the report, of the routers that no validation will keep."""
-        shutil.rmtree(self.folder / "simulation", ignore_errors=True)
+        for stale in (self.folder / "simulation").glob("*"):
+            if not (self.folder / "hardware" / stale.name).exists():  # those that validation keeps have a real twin
+                shutil.rmtree(stale)
         validated = self.scenario.validate_.routers if self._can_validate() else ()
         seed = self.scenario.compare.seeds[0]
         for router in self.scenario.compare.routers:
@@ -290,7 +303,14 @@ class ScenarioRun:
         return self.scenario.model.is_runnable and has_devices and not self.scenario.faults
 
     def validate(self, world: World) -> Validation:
-        """The same arrivals in simulation and on real executors."""
+        """The same arrivals in simulation and on real executors.
+
+        Raises:
+            InputError: the scenario has no network, a server without a real device, or planned faults.
+        """
+        if not self._can_validate():
+            problem = "real executors need a network (model.preset or checkpoint), a device for each server, no faults"
+            raise InputError(self.scenario.name, "validate", problem)
         given = self.scenario.validate_
         own = given.model_dump(mode="json")
         shape = (own, self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
@@ -303,7 +323,7 @@ class ScenarioRun:
                 quiet=self._quiet,
             )  # fmt: skip
             write_json(target, validation)
-            return [target]
+            return [target, *sorted(self.folder.path.glob("hardware/*/result.json"))]
 
         self.folder.run_stage("validate", fingerprint, work, self._say)
         document: Validation = read_json(target)

@@ -50,7 +50,7 @@ def measure_serving(world: World, model: Path, dataset: Dataset, seed: int) -> S
 def overheads_of(record: RunRecord, tables: Sequence[DeviceTables]) -> ServingOverheads:
     """From a run's records; `tables` holds each server's device."""
     after_ns = int(WARMUP_S * NS_PER_S)
-    batches = [batch for batch in record.batches if batch.commanded_ns >= after_ns]
+    batches = _alone([batch for batch in record.batches if batch.commanded_ns >= after_ns])
     blocks = [block for block in record.blocks if block.snapshot_ns >= after_ns and block.arrived_ns]
 
     def beyond_forward_ns(batch: BatchRecord) -> float:
@@ -73,6 +73,23 @@ def overheads_of(record: RunRecord, tables: Sequence[DeviceTables]) -> ServingOv
             _mean_s([beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
         ),
     )
+
+
+def _alone(batches: Sequence[BatchRecord]) -> list[BatchRecord]:
+    """Those that no other batch of their server overlapped (all, where each was overlapped): the simulator adds what
+    sharing the device costs, so it must not be in here."""
+    found: list[BatchRecord] = []
+    for server in {batch.server for batch in batches}:
+        own = sorted((b for b in batches if b.server == server), key=lambda b: b.commanded_ns)
+        ends = np.maximum.accumulate([b.ended_ns for b in own])
+        alone = [
+            b
+            for i, b in enumerate(own)
+            if (i == 0 or ends[i - 1] <= b.commanded_ns)
+            and (i + 1 == len(own) or own[i + 1].commanded_ns >= b.ended_ns)
+        ]
+        found += alone or own
+    return found
 
 
 def _mean_s(durations_ns: Sequence[float]) -> float | None:

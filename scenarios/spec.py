@@ -11,7 +11,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from policies.routing import GROUPS
 from sim.profile import Count, NonNegative, Positive, Share
@@ -41,8 +41,9 @@ def _form(value: Any) -> str:
     return "<word>" if isinstance(value, str) else "<number>" if isinstance(value, int | float) else "<parts>"
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
-SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
+SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
 Whole = Annotated[int, Field(ge=0)]
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
@@ -157,7 +158,9 @@ class GreedySection(StrictModel):
 class ServerSection(StrictModel):
     """One server: a queue with a scheduler, on a device."""
 
-    name: str = Field(description="unique in the cluster", min_length=1)
+    name: str = Field(
+        description="unique in the cluster; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+    )
     device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
     profile: str | None = Field(None, description="a profile's file; null: the local device is calibrated")
     link: Annotated[
@@ -205,7 +208,8 @@ class RouterSection(StrictModel):
     )
     max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
     decision_s: Annotated[
-        Annotated[Literal["measured"], Tag("<word>")] | Annotated[NonNegative, Tag("<number>")], Discriminator(_form)
+        Annotated[Literal["measured"], Tag("<word>")] | Annotated[float, Field(ge=0, le=60), Tag("<number>")],
+        Discriminator(_form),
     ] = Field("measured", description="simulated time of one decision; `measured` takes the profile's")
 
     @field_validator("groups")
@@ -257,7 +261,9 @@ class GammaWorkload(_Rated):
     """Independent gaps with a gamma distribution."""
 
     kind: Literal["gamma"] = Field(description="")
-    cv: Positive = Field(2.0, description="the gaps' coefficient of variation; 1 is Poisson, more is burstier")
+    cv: Annotated[float, Field(gt=0, le=100)] = Field(
+        2.0, description="the gaps' coefficient of variation; 1 is Poisson, more is burstier"
+    )
 
 
 class DiurnalWorkload(_Rated):
@@ -360,13 +366,23 @@ class TrainingSection(StrictModel):
             raise ValueError(f"eps_min ({self.eps_min:g}) must not be above eps_max ({self.eps_max:g})")
         if self.load_range[0] > self.load_range[1]:
             raise ValueError(f"load_range must ascend: {list(self.load_range)}")
+        if self.decisions < self.batch:
+            raise ValueError(f"decisions ({self.decisions}) must be at least batch ({self.batch}): one update")
         if self.minibatch > self.batch:
             raise ValueError(f"minibatch ({self.minibatch}) must not be above batch ({self.batch})")
         return self
 
 
-Routers = Annotated[tuple[str, ...], Field(min_length=1)]
-Seeds = Annotated[tuple[Whole, ...], Field(min_length=1)]
+def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values; raises `ValueError` where one is given twice (it would count as two runs that agree)."""
+    twice = [value for index, value in enumerate(values) if value in values[:index]]
+    if twice:
+        raise ValueError(f"{twice[0]!r} is given twice; name each once")
+    return values
+
+
+Routers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(unique)]
+Seeds = Annotated[tuple[Whole, ...], Field(min_length=1), AfterValidator(unique)]
 
 
 class CompareSection(StrictModel):

@@ -139,7 +139,8 @@ class Simulation:
     def advance(self) -> Decide | None:
         """Run to the next decision; None when the run has ended."""
         while self._asked is None and self._ended_ns is None:
-            if self.router.next_wake_ns is not None and self._agenda.is_instant_over:
+            wake_ns = self.router.next_wake_ns
+            if wake_ns is not None and wake_ns <= self.now_ns and self._agenda.is_instant_over:
                 self._tell_router(RouterTimer())
             elif self._is_over():
                 self._ended_ns = self._end_ns()
@@ -222,6 +223,12 @@ class Simulation:
                 self._asked = command
             elif isinstance(command, SendBlock):
                 self._send(command)
+        wake_ns = self.router.next_wake_ns
+        if wake_ns is not None and wake_ns > self.now_ns:
+            self._agenda.at(wake_ns, DECISION_END, self._pass)  # `advance` looks at the router's timer at that instant
+
+    def _pass(self) -> None:
+        """An instant at which nothing happens by itself."""
 
     def _plan_arrival(self) -> None:
         if self._arrived < len(self.spec.arrivals_ns):

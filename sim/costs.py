@@ -46,7 +46,8 @@ class ProfileCosts:
     def _batch_ns(self, server: int, key: WorkKey, batch: int) -> int:
         tables = self._devices[server]
         table = tables.keys[key.segment, key.width, key.previous_width]
-        return tables.dispatch_ns + table.latency_ns[batch]
+        padded = next((size for size in tables.padded_sizes if size >= batch), batch)
+        return tables.dispatch_ns + table.latency_ns[padded]
 
 
 def input_bytes(tables: DeviceTables, segment: int, previous_width: float) -> int:

@@ -182,7 +182,6 @@ class SimulatedServer:
         """The first load comes from disk, a later one from host memory (Alg. 1 l. 25)."""
         cost = self._tables.instances[spec]
         load_ns = cost.reload_ns if spec in self._in_host_memory else cost.load_ns
-        self._in_host_memory.add(spec)
         self._instances[instance] = spec
         self._later(load_ns, Kind.LOAD_END, instance, InstanceLoaded(epoch, instance))
 
@@ -191,6 +190,8 @@ class SimulatedServer:
 
     def _deliver_alive(self, event: InstanceLoaded | InstanceUnloaded) -> None:
         if self.is_up and event.epoch == self.epoch:
+            if isinstance(event, InstanceLoaded):
+                self._in_host_memory.add(self._instances[event.instance])
             self.deliver(event)
 
     def _dispatch(self, command: RunBatch) -> None:

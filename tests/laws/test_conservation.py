@@ -168,3 +168,27 @@ def assert_fifo(log: tuple[Any, ...]) -> None:
                 assert tuple(same_key[: len(command.requests)]) == command.requests
                 for request in command.requests:
                     waiting.remove((width, request))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([310_000_000, 450_000_000, 4_000_000_000]),
+    st.sampled_from([0.05, 0.95]),
+    st.sampled_from([0, 30_000_000]),
+    st.sampled_from([None, 50_000_000]),
+    st.integers(0, 20),
+)
+def test_without_faults_everything_ends(
+    vram_cap_bytes: int, utilization_block: float, skip_limit_ns: int, idle_unload_ns: int | None, seed: int
+) -> None:
+    """Liveness: under tight memory, any U_blk and without idle unloads, nobody starves (head_of_line: skip)."""
+    greedy = {
+        "vram_cap_bytes": vram_cap_bytes,
+        "utilization_block": utilization_block,
+        "skip_limit_ns": skip_limit_ns,
+        "idle_unload_ns": idle_unload_ns,
+    }
+    spec = worlds.cluster(greedy=greedy)
+    run = worlds.run(spec, worlds.poisson_s(60, 0.5, seed), 0.5, drain_limit_ns=120 * NS_PER_S)
+    _, record = worlds.simulate(spec, run, seed)
+    assert {r.status for r in record.requests} == {"completed"}

@@ -41,3 +41,13 @@ def test_agrees_with_a_list(steps: list[tuple[str, int, int]]) -> None:
         assert fifo.head() == (model[0][0] if model else None)
         assert fifo.by_age() == list(dict.fromkeys(k for k, _ in model))
         assert all(fifo.length(k) == sum(k == other for other, _ in model) for k in range(4))
+
+
+def test_it_keeps_nothing_of_what_was_taken() -> None:
+    """Whoever never asks for the head must not make it remember every item for ever."""
+    fifo: KeyedFifo[int] = KeyedFifo()
+    for item in range(5000):
+        fifo.push(item % 3, (item,))
+        fifo.take(item % 3, 1)
+    assert len(fifo) == 0
+    assert len(fifo._order) < 100

@@ -250,11 +250,15 @@ def test_scale_up_loads_up_to_the_cap_while_the_queue_is_above_the_trigger() -> 
 
 def test_the_load_counter_is_reset_when_the_keys_queue_empties() -> None:
     """A later rush of the same key may scale up again."""
-    core = scheduler(scale_trigger=1, scale_cap=1, batch_limit=1)
-    loaded(core, 0, 1, 1.0)
-    (busy,) = arrive(core, 1, 1, 1.0, 1)
-    assert isinstance(busy, RunBatch)
-    assert len(of(LoadInstance, arrive(core, 2, 1, 1.0, 2, 3))) == 1
+    core = scheduler(scale_trigger=1, scale_cap=2, batch_limit=8)
+    rush = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(4)))
+    assert len(rush) == 2
+    (run,) = of(RunBatch, handle(core, InstanceLoaded(1, rush[0].instance), 1))
+    assert len(run.requests) == 4  # the queue is empty: the counter ends here
+    handle(core, InstanceLoaded(1, rush[1].instance), 1)
+    (other,) = of(RunBatch, arrive(core, 2, 1, 1.0, 9))
+    assert other.instance == rush[1].instance
+    assert len(of(LoadInstance, arrive(core, 3, 1, 1.0, *range(20, 24)))) == 2
 
 
 def test_at_the_trigger_nothing_scales() -> None:
@@ -316,3 +320,73 @@ def test_preload_beyond_the_cap_is_refused_before_anything_runs() -> None:
     """The message names both numbers."""
     with pytest.raises(ValueError, match=r"need 1150000000 bytes, the cap is 1050000000"):
         scheduler(preload=tuple((1, 1.0) for _ in range(11)))
+
+
+def test_a_failed_scale_up_rejects_nobody_whom_a_working_instance_serves() -> None:
+    """Loads that fail together are one failure, and a queue with an instance is not given up."""
+    core = scheduler(scale_trigger=1, scale_cap=5, load_retries=1)
+    loaded(core, 0, 1, 1.0)
+    (busy,) = of(RunBatch, arrive(core, 1, 1, 1.0, *range(4)))
+    loads = of(LoadInstance, arrive(core, 2, 1, 1.0, *range(10, 30)))
+    assert len(loads) > 1
+    for load in loads:
+        assert of(RejectRequests, handle(core, LoadFailed(1, load.instance, "out_of_memory"), 3)) == []
+    assert core.queue_length == 20
+    assert of(RunBatch, handle(core, BatchFinished(1, busy.batch), 4)) != []
+
+
+def test_several_loads_that_fail_together_count_once() -> None:
+    """The back-off of the first covers the others."""
+    core = scheduler(scale_trigger=1, scale_cap=3, load_retries=2, load_backoff_ns=100)
+    loads = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(8)))
+    assert len(loads) == 3
+    for load in loads:
+        assert handle(core, LoadFailed(1, load.instance, "out_of_memory"), 10) == []
+    assert core.next_wake_ns == 110
+    assert core.queue_length == 8
+
+
+def test_an_overdue_key_ignores_the_utilization_block() -> None:
+    """Others may keep a shared device busy for ever; a narrower free instance of the segment doesn't count."""
+    core = scheduler(utilization_block=0.9, skip_limit_ns=100, idle_unload_ns=None)
+    loaded(core, 0, 1, 0.25)
+    sample(core, 1, 1.0)
+    assert arrive(core, 2, 1, 1.0, 1) == []
+    assert sample(core, 101, 1.0) == []
+    (load,) = sample(core, 102, 1.0)
+    assert load.width == 1.0
+
+
+def test_nothing_scales_up_past_an_overdue_key() -> None:
+    """Memory that it waits for is not given to a younger one."""
+    core = scheduler(vram_cap_bytes=250 * MB, scale_trigger=1, skip_limit_ns=100, idle_unload_ns=None)
+    loaded(core, 0, 1, 1.0)
+    arrive(core, 1, 1, 1.0, 1)
+    loaded_two = of(LoadInstance, arrive(core, 1, 2, 1.0, 2, prev=1.0))
+    assert len(loaded_two) == 1
+    arrive(core, 2, 3, 1.0, 3, prev=1.0)  # blocked: memory is full, nothing is idle
+    assert of(LoadInstance, arrive(core, 200, 4, 0.25, *range(10, 20), prev=1.0)) == []
+
+
+def test_what_is_freed_for_the_oldest_key_is_not_taken_by_a_younger_one() -> None:
+    """Of two victims the first one's memory would fit the younger key; it waits."""
+    sizes = {(s, w): 100 * MB for s in (1, 2, 4) for w in W} | {(3, w): 200 * MB for w in W}
+    core = scheduler(vram_cap_bytes=250 * MB, instance_bytes=sizes, idle_unload_ns=None)
+    first, second = loaded(core, 0, 1, 1.0), loaded(core, 1, 2, 1.0)
+    unloads = arrive(core, 2, 3, 1.0, 1, prev=1.0)
+    assert unloads == [UnloadInstance(1, first), UnloadInstance(1, second)]
+    arrive(core, 3, 4, 1.0, 2, prev=1.0)
+    assert handle(core, InstanceUnloaded(1, first), 4) == []
+    (load,) = handle(core, InstanceUnloaded(1, second), 5)
+    assert load.segment == 3
+
+
+def test_between_death_and_rebirth_everything_is_stale() -> None:
+    """Late answers of the dead process neither fail nor act."""
+    core = scheduler()
+    (load,) = arrive(core, 0, 1, 1.0, 1)
+    handle(core, ServerDown(0, 1, "killed"), 1)
+    assert handle(core, InstanceLoaded(1, load.instance), 2) == []
+    assert arrive(core, 3, 1, 1.0, 5) == []
+    assert sample(core, 4, 0.0) == []
+    assert core.queue_length == 0

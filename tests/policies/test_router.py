@@ -82,7 +82,7 @@ def test_a_request_passes_every_segment_and_completes_once() -> None:
     assert core.widths_of(7) == (0.5,)
     assert core.location_of(7) == 0
     commands = back(core, 20, send(core, 10, 0, 1.0), correct=(True,))
-    assert RequestCompleted(7, (0.5, 1.0), True) in commands
+    assert RequestCompleted(7, (0.5, 1.0), True, 0) in commands
     assert (core.arrived, core.completed, core.failed, core.in_flight) == (1, 1, 0, 0)
 
 
@@ -284,3 +284,40 @@ def test_a_masked_choice_is_our_own_mistake() -> None:
     decide = ask(core, 0)
     with pytest.raises(AssertionError, match="masked width"):
         handle(core, Decided(decide.decision, Choice(0, 0.5, 1)), 0)
+
+
+def test_expired_requests_are_shed_though_no_server_can_take_them() -> None:
+    """With every server down the router wakes at the head's deadline."""
+    core = router(servers=1, shed_expired=True)
+    handle(core, ServerDown(0, 1, "killed"), 0)
+    handle(core, RequestArrived(1, deadline_ns=50), 1)
+    assert handle(core, RouterTimer(), 1) == []
+    assert core.next_wake_ns == 50
+    assert handle(core, RouterTimer(), 50) == [RequestFailed(1, "deadline", 0)]
+
+
+def test_a_head_that_no_free_server_can_hold_does_not_block_the_others() -> None:
+    """Its turn comes with the server that can; meanwhile the oldest key that is servable is asked about."""
+    holds = (((True, True), (True, True)), ((True, True), (False, False)))  # server 1 can't hold segment 2
+    core = router(holds=holds, outstanding_blocks=1)
+    arrive(core, 0, 1, 2)
+    back(core, 1, send(core, 0, 0, group=1))  # request 2 is ahead of request 1's second segment
+    send(core, 1, 0, group=1)  # server 0 is at its cap with request 2
+    arrive(core, 2, 3)
+    view = ask(core, 2).view
+    assert view.head.segment == 1
+    assert [server.valid for server in view.servers] == [False, True]
+
+
+def test_activations_of_a_former_life_are_lost_though_the_server_is_back() -> None:
+    """A transfer from it that fails after its rebirth restarts its requests."""
+    core = router()
+    arrive(core, 0, 1)
+    back(core, 1, send(core, 0, 0))
+    decide = ask(core, 1)
+    (sent,) = handle(core, Decided(decide.decision, Choice(1, 1.0, 1)), 1)
+    handle(core, ServerDown(0, 1, "killed"), 2)
+    handle(core, ServerUp(0, 2), 2)
+    handle(core, TransferFailed(sent.block.block, 0, 1, (1,), "server_down"), 2)
+    assert core.widths_of(1) == ()
+    assert core.location_of(1) == ROUTER

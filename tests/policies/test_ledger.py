@@ -1,0 +1,81 @@
+"""The books: the paper's energy, credits, and what a dead server counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.ledger import Ledger, ReportedPower
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.vocabulary import (
+    BatchFailed,
+    BlockFinished,
+    ClusterView,
+    Decide,
+    HeadKey,
+    RequestArrived,
+    RequestCompleted,
+    RequestsReturned,
+    RouterTimer,
+    RunBatch,
+    ServerDown,
+    ServerReport,
+)
+
+S = 1_000_000_000
+
+
+def report(server: int, now: int, power_w: float, utilization: float) -> ServerReport:
+    return ServerReport(server, 1, now, now, 0, utilization, power_w, 0)
+
+
+def ledger(gamma: float = 0.0, delta: float = 0.0) -> Ledger:
+    weights = RewardWeights(alpha=0.0, beta=0.0, gamma=gamma, delta=delta)
+    return Ledger(2, 2, weights, AccuracyPrior({(1.0, 1.0): 0.8}))
+
+
+def test_reported_power_is_a_step_function_with_an_exact_integral() -> None:
+    """Several reports at one instant make one step; any past time can be asked for."""
+    power = ReportedPower(2)
+    power.report(0, 100.0, 0)
+    power.report(1, 50.0, 0)
+    power.report(0, 200.0, 2 * S)
+    assert power.energy_j(2 * S) == pytest.approx(150.0)
+    assert power.energy_j(3 * S) == pytest.approx(275.0)
+    assert power.energy_j(S) == pytest.approx(75.0)
+
+
+def test_a_requests_energy_is_mean_reported_power_over_its_life() -> None:
+    """The paper's E of one image; retries are told."""
+    books = ledger()
+    books.observe_router(report(0, 0, 100.0, 0.0), (), 0)
+    books.observe_router(report(1, 0, 200.0, 0.0), (), 0)
+    books.observe_router(RequestArrived(1), (), S)
+    returned = RequestsReturned(0, 1, (1,), 2, 1.0, (True,))
+    books.observe_router(returned, (RequestCompleted(1, (1.0, 1.0), True, 2),), 3 * S)
+    (record,) = books.requests
+    assert record.energy_j == pytest.approx(300.0)
+    assert record.retries == 2
+
+
+def test_a_dead_server_reports_nothing() -> None:
+    """Its last reading ends with it: neither its power nor its utilization stays in later credits."""
+    books = ledger(gamma=1.0, delta=1.0)
+    books.observe_router(report(0, 0, 100.0, 1.0), (), 0)
+    books.observe_router(report(1, 0, 100.0, 0.0), (), 0)
+    books.observe_router(ServerDown(0, 1, "killed"), (), S)
+    view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
+    books.observe_router(RouterTimer(), (Decide(1, view),), S)
+    ended = BlockFinished(1, 1, 1, (5,), (S,), (2 * S,), ((1.0,),), (False,), (False,))
+    books.observe_router(RouterTimer(), (ended,), 2 * S)
+    ((decision, terms),) = books.take_credits()
+    assert decision == 1
+    assert terms.energy == pytest.approx(-50.0)
+    assert terms.imbalance == 0.0
+
+
+def test_a_failed_batch_passes_no_image() -> None:
+    """It is in no count and leaves no batch record."""
+    books = ledger()
+    books.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0, 0)  # type: ignore[arg-type]
+    books.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5, 0)
+    assert (books.counts[0].images, books.counts[0].batches, books.batches) == (0, 0, [])
