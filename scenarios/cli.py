@@ -131,6 +131,11 @@ def _run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
 
 
+def _picture(parser: argparse.ArgumentParser) -> None:
+    text = "also write the latency distributions of both worlds there (.png or .svg)"
+    parser.add_argument("--picture", type=_path, metavar="FILE", help=text)
+
+
 def _profile_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", type=Path, metavar="PROFILE", help="a profile's file (YAML)")
     parser.add_argument("--plot", type=_path, metavar="FILE.html", help="write its curves and Figures 1-3 there")
@@ -161,7 +166,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "capacity": ("the largest stable rate with a router", (_scenario, _router, _engine)),
     "bound": ("what no router can beat: the fluid model's bound", (_scenario, _bound)),
     "replay": ("replay a run's event logs through fresh cores", (_run_folder,)),
-    "report": ("write a run folder's report.html again", (_run_folder,)),
+    "report": ("write a run folder's report.html again", (_run_folder, _picture)),
 }
 _GROUPS = {"profile": "show, make or describe profiles", "model": "train or evaluate the slimmable network"}
 

@@ -331,9 +331,13 @@ def replay(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """The page again."""
-    from scenarios.report import build_report
+    from scenarios.report import build_report, save_picture
 
     path = build_report(arguments.run)
+    if arguments.picture is not None:
+        if arguments.picture.suffix not in (".png", ".svg"):
+            raise InputError("--picture", "", f"{arguments.picture}: name a .png or .svg file")
+        save_picture(arguments.run, _output_file("--picture", arguments.picture))
     return Output(arguments).result(f"report: {path}", {"report": str(path)})
 
 

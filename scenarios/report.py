@@ -280,21 +280,40 @@ def _compared(material: Material) -> list[str]:
     return [row["router"] for row in material.comparison["rows"]] if material.comparison else []
 
 
+def _latency_curves(material: Material) -> list[figures.Latencies]:
+    runs = [(run.result["router"], run.result["mode"], _latencies_s(run)) for run in _first_seeds(material)]
+    return [figures.Latencies(router, mode, latencies_s) for router, mode, latencies_s in runs if latencies_s]
+
+
+def _in_both_worlds(curves: Sequence[figures.Latencies]) -> list[figures.Latencies]:
+    """The curves of the routers that ran in simulation and on real executors."""
+    worlds = {(curve.router, curve.world) for curve in curves}
+    return [c for c in curves if {(c.router, "simulation"), (c.router, "hardware")} <= worlds]
+
+
+def save_picture(run_folder: os.PathLike[str] | str, picture: Path) -> None:
+    """The latency distributions of both worlds as a picture (PNG or SVG, by the file's ending).
+
+    Raises:
+        InputError: no router of this run folder ran in both worlds.
+    """
+    material = gather(RunFolder(Path(run_folder)))
+    curves = _in_both_worlds(_latency_curves(material))
+    if not curves:
+        raise InputError(str(run_folder), "", "no router ran both in simulation and on real executors")
+    figures.latency_distributions(curves, _colors(material)).savefig(picture, dpi=110)
+
+
 def _latency(material: Material) -> Iterator[str]:
-    curves, colors = [], _colors(material)
-    for run in _first_seeds(material):
-        latencies_s = _latencies_s(run)
-        if latencies_s:
-            curves.append(figures.Latencies(run.result["router"], run.result["mode"], latencies_s))
+    curves, colors = _latency_curves(material), _colors(material)
     simulated = [curve for curve in curves if curve.world == "simulation"]
-    both = {c.router for c in simulated} & {c.router for c in curves if c.world == "hardware"}
     yield '<div class="grid">' if curves else ""
     if simulated:
         yield _drawn(
             figures.latency_distributions(simulated, colors), "Latency distributions in simulation, one seed a router."
         )
-    if both:
-        overlaid = [curve for curve in curves if curve.router in both]
+    overlaid = _in_both_worlds(curves)
+    if overlaid:
         yield _drawn(
             figures.latency_distributions(overlaid, colors), "Simulated (solid) and on real executors (dashed)."
         )
