@@ -7,6 +7,7 @@ failure becomes an answer; none ends the process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import threading
@@ -221,6 +222,8 @@ class Executor:
 
     def loop(self) -> None:
         """Obey until `Close`, or until the driver's end of the pipe is gone."""
+        gc.collect()
+        gc.freeze()  # torch's objects live as long as the process: no collection has to look at them again
         self.reply(Ready(os.getpid(), self._context_bytes, self._device.execution()))
         while True:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import threading
@@ -189,3 +190,17 @@ def test_a_late_arrival_keeps_its_time() -> None:
     assert clock.due_ns(400) == 500
     clock.start()
     assert clock.now_ns() >= 500
+
+
+def test_no_garbage_collection_stops_the_router_during_a_run(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """A collection over a heap with torch in it takes up to 0.25 s: none in a run, and they go on after it."""
+    enabled: list[bool] = []
+    policy, rng = Wanderer(WIDTHS), np.random.default_rng(1)
+
+    def tell(_: Progress) -> None:
+        enabled.append(gc.isenabled())
+
+    cluster.run(_run(model, seconds=0.5), router(2), RewardWeights(), PRIOR, policy, rng, tell)
+    assert enabled
+    assert not any(enabled)
+    assert gc.isenabled()
