@@ -23,7 +23,7 @@ from policies.vocabulary import NS_PER_S, Provenance
 
 SAMPLE_PERIOD_S = 0.05
 RISE_S = 1.0  # the first second under load says what was before
-# A served batch finds its thread asleep and its caches used by others; a loop without a pause is up to 3x faster.
+# A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.
 PAUSE_S = 500e-6
 PEER = 1  # the second worker's index among linked ones
 

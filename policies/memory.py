@@ -29,10 +29,6 @@ class MemoryBook:
         """Whether it could when the unloads under way have ended."""
         return self.used_bytes - self.freeing_bytes + vram_bytes <= self.cap_bytes
 
-    def fits_empty(self, vram_bytes: int) -> bool:
-        """Whether it could on the server with nothing loaded."""
-        return self.context_bytes + vram_bytes <= self.cap_bytes
-
     def charge(self, vram_bytes: int) -> None:
         """A load starts."""
         assert self.fits(vram_bytes), "charged beyond the cap"

@@ -42,7 +42,6 @@ from scenarios.result import Result
 from scenarios.serving import measure_serving, with_overheads
 from scenarios.spec import Scenario, ServerSection, TraceWorkload
 from scenarios.store import RunFolder, environment, inputs_hash, read_json, write_json, write_run, write_text
-from scenarios.tables import format_comparison, format_validation
 from scenarios.train import train_world
 from scenarios.validate import device_of, validate_pairs
 
@@ -460,15 +459,3 @@ def vars_of(description: Any) -> dict[str, Any]:
     """A description's fields as plain data."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(description), default=str))
     return plain
-
-
-def run_scenario(scenario: Scenario, path: Path, *, quiet: bool = False, say: Say) -> Outcome:
-    """The main job; `say` also gets the tables at the end."""
-    outcome = ScenarioRun(scenario, path, say=say, quiet=quiet).carry_out()
-    say("")
-    say(format_comparison(outcome.comparison))
-    if outcome.validation is not None:
-        say("")
-        say(format_validation(outcome.validation))
-    say(f"\nreport: {outcome.report}")
-    return outcome

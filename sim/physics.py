@@ -13,8 +13,6 @@ from policies.vocabulary import NS_PER_S
 from sim.device import clock_ratio, contention
 from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable
 
-MILLI = 1000.0
-
 
 @dataclass(slots=True)
 class RunningBatch:
