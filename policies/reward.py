@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+DIGITS: Final = 9  # of a distance between width tuples; beyond lies rounding noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,18 @@ class AccuracyPrior:
         top1: accuracy in [0, 1] for complete width tuples; every tuple has the same length S.
 
     A partial tuple has the mean of all complete tuples that begin with it. A tuple that is missing has the value of
-    its nearest neighbour (least sum of absolute width differences; ties go to the smallest tuple).
+    its nearest neighbour (least sum of absolute width differences; ties go to the smallest tuple). So has a partial one
+    that no tuple begins with, among the partial ones of its length.
+
+    Raises:
+        ValueError: no tuples, or tuples of several lengths; when asked, a tuple that is empty or longer than S.
     """
 
     def __init__(self, top1: Mapping[tuple[float, ...], float]) -> None:
         if not top1:
             raise ValueError("an accuracy table needs at least one width tuple")
+        if len({len(widths) for widths in top1}) > 1:
+            raise ValueError("the width tuples of an accuracy table must have one length")
         self.top1 = dict(sorted(top1.items()))
         self.mean_top1 = sum(self.top1.values()) / len(self.top1)
         groups: dict[tuple[float, ...], list[float]] = {}
@@ -87,4 +96,9 @@ class AccuracyPrior:
         same_length = sorted(known for known in self._prior if len(known) == len(widths))
         if not same_length:
             raise ValueError(f"no width tuple of length {len(widths)} in the accuracy table")
-        return min(same_length, key=lambda known: sum(abs(a - b) for a, b in zip(known, widths, strict=True)))
+        return min(same_length, key=lambda known: _distance(known, widths))
+
+
+def _distance(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Sum of absolute differences, rounded: 0.3 - 0.2 and 0.2 - 0.1 are a tie."""
+    return round(sum(abs(a - b) for a, b in zip(one, other, strict=True)), DIGITS)

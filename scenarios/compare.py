@@ -38,6 +38,7 @@ def run_simulation(
         mode="simulation",
         engine="simpy",
         provenance=world.provenance,
+        accuracy_provenance=world.accuracy.provenance,
         warmup_s=scenario.warmup_s if warmup_s is None else warmup_s,
         horizon_s=duration_s or scenario.duration_s,
         deadline_s=scenario.deadline_s,

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 import numpy as np
 from scipy import stats
 
+from hw.accuracy import MEASURED, PAPER, AccuracyProvenance
 from policies.vocabulary import Provenance
 from scenarios.result import Result
 
@@ -44,6 +45,7 @@ class Comparison(TypedDict):
     schema: str
     scenario: str
     provenance: str
+    accuracy_provenance: AccuracyProvenance
     baseline: str | None
     rows: list[dict[str, Any]]
 
@@ -90,9 +92,15 @@ def compare_results(results: Sequence[Result], baseline: str = BASELINE) -> Comp
         schema="slimsched.comparison/1",
         scenario=results[0]["scenario"],
         provenance=str(Provenance.weakest(*(Provenance(result["provenance"]) for result in results))),
+        accuracy_provenance=_weakest_accuracy(results),
         baseline=baseline if base else None,
         rows=[_row(router, runs, base) for router, runs in by_router.items()],
     )
+
+
+def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
+    """`paper` if any is; a stored result without the key is older than tables of the paper."""
+    return PAPER if any(result.get("accuracy_provenance", MEASURED) == PAPER for result in results) else MEASURED
 
 
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
 from policies.baselines import RouterContext, make_router
 from policies.chance import derived_seed, stream
 from policies.errors import InputError
@@ -46,7 +47,6 @@ from sim.tables import DeviceTables, compile_tables, nanoseconds
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
-    from hw.evaluation import Evaluation
 
 ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
 DRAIN_LIMIT_S = 60.0
@@ -55,15 +55,23 @@ MOST_IMAGES = 1e8
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What is known of the network's accuracy: the prior, and the images it got right where it was evaluated."""
+    """What is known of the network's accuracy: the prior, and the images it got right where it was evaluated.
+
+    Without an evaluation the prior is the paper's table, and labels are drawn from it.
+    """
 
     prior: AccuracyPrior
     evaluation: Evaluation | None = None
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> Accuracy:
-        """Of an evaluated network."""
-        return cls(AccuracyPrior(evaluation.top1()), evaluation)
+    def of(cls, table: AccuracyTable) -> Accuracy:
+        """From a table's file."""
+        return cls(AccuracyPrior(table.top1()), table if isinstance(table, Evaluation) else None)
+
+    @property
+    def provenance(self) -> AccuracyProvenance:
+        """Whether labels are those of a network, or drawn from the paper's table."""
+        return PAPER if self.evaluation is None else MEASURED
 
     @property
     def image_count(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from hw.accuracy import load_accuracy
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.compose import Accuracy, World, build_world, with_local_servers
@@ -61,9 +62,7 @@ def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
     if not path.is_file():
         problem = f"not evaluated yet (no {path.name} in {folder}); `slimsched run` or `slimsched model evaluate` does"
         raise InputError(scenario.name, "model.accuracy", problem)
-    from hw.evaluation import load_evaluation
-
-    return Accuracy.of(load_evaluation(path))
+    return Accuracy.of(load_accuracy(path))
 
 
 def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
@@ -104,18 +103,20 @@ def load_world(path: Path, folder: Path | None = None) -> World:
 def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> None:
     """A profile must be of the network whose accuracy is used.
 
-    A `datasheet` profile was made for a network's shape, not for its weights: its widths and segments must fit.
+    A `datasheet` profile was made for a network's shape, not for its weights: its widths and segments must fit. The
+    same holds for any profile beside the paper's table, which is of no weights either.
 
     Raises:
         InputError: it is of another one.
     """
-    shapes = next(iter(accuracy.prior.top1))
+    segments, widths = len(next(iter(accuracy.prior.top1))), sorted({w for row in accuracy.prior.top1 for w in row})
     for name, profile in profiles.items():
         model = profile.model
-        if len(shapes) != model.segments or any(width not in model.widths for width in shapes):
-            problem = f"the profile of {name!r} has {model.segments} segments at widths {list(model.widths)}; "
-            raise InputError(scenario.name, "model", problem + f"the accuracy table has tuples like {list(shapes)}")
-        measured = profile.provenance != Provenance.DATASHEET and accuracy.evaluation is not None
-        if measured and accuracy.evaluation is not None and model.hash != accuracy.evaluation.hash:
+        if (model.segments, sorted(model.widths)) != (segments, widths):
+            problem = f"the profile of {name!r} has {model.segments} segments at widths {sorted(model.widths)}; "
+            problem += f"the accuracy table has {segments} segments at widths {widths}; take those of one network"
+            raise InputError(scenario.name, "model", problem)
+        of_weights = profile.provenance != Provenance.DATASHEET and accuracy.evaluation is not None
+        if of_weights and accuracy.evaluation is not None and model.hash != accuracy.evaluation.hash:
             problem = f"the profile of {name!r} is of another model ({model.name}, {model.hash[:12]}); calibrate again"
             raise InputError(scenario.name, "cluster.servers", problem)

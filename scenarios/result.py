@@ -13,6 +13,7 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
+from hw.accuracy import AccuracyProvenance
 from policies.records import DeviceTotals, RequestRecord, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S, Provenance
 
@@ -78,6 +79,7 @@ class Result(TypedDict):
     mode: Mode
     engine: Engine
     provenance: str
+    accuracy_provenance: AccuracyProvenance
     images: Images
     accuracy: float | None
     latency_s: LatencyFigures
@@ -103,6 +105,7 @@ def summarise(
     mode: Mode,
     engine: Engine,
     provenance: Provenance,
+    accuracy_provenance: AccuracyProvenance,
     warmup_s: float,
     horizon_s: float,
     deadline_s: float | None,
@@ -123,6 +126,7 @@ def summarise(
         mode=mode,
         engine=engine,
         provenance=str(provenance),
+        accuracy_provenance=accuracy_provenance,
         images=images,
         accuracy=sum(request.correct for request in done) / len(done) if done else None,
         latency_s=_latency([latency_of_s(request) for request in done]),

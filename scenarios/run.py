@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hw.accuracy import save_accuracy
 from hw.device import DeviceSpec
-from hw.evaluation import evaluate, save_evaluation
+from hw.evaluation import evaluate
 from hw.slimresnet import load_model, preset, save_model
 from hw.telemetry import available_devices
 from hw.training import RECIPES, Dataset, TrainingKnobs, load_dataset, train
@@ -363,7 +364,7 @@ def evaluate_model(model: Path, dataset: str, folder: Path, *, quiet: bool = Fal
     with Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress:
         evaluation = evaluate(network, data, on_progress=lambda done, _: progress.set(done))
     path = folder / ACCURACY_FILE
-    save_evaluation(path, evaluation)
+    save_accuracy(path, evaluation)
     return path
 
 

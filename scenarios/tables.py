@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import floor, log10
 from typing import Any
 
+from hw.accuracy import MEASURED
 from scenarios.comparison import Comparison, Estimate, Validation
 from scenarios.result import Result
 
@@ -26,7 +27,7 @@ def format_result(result: Result) -> str:
         ("throughput", f"{number(result['throughput_img_s'], 1)} images/s"),
         ("energy", f"{number(joules['total'], 4)} J/image ({parts})"),
         ("paper's E", f"{number(result['energy_j']['mean'], 4)} J (mean power x latency)"),
-        ("provenance", result["provenance"]),
+        ("provenance", _provenance(result)),
     ]  # fmt: skip
     if result["goodput_img_s"] is not None:
         lines.insert(4, ("goodput", f"{number(result['goodput_img_s'], 1)} images/s within the deadline"))
@@ -66,7 +67,13 @@ def format_comparison(comparison: Comparison) -> str:
     of = f"{seeds} seed{'s' if seeds > 1 else ''}"
     note = f"Mean and 95 % interval over {of}; E is the paper's (mean power x latency)."
     against = f" Changes are against {baseline!r}." if baseline else " No baseline, so no changes."
-    return f"{comparison['scenario']} ({comparison['provenance']})\n{table(head, rows)}\n{note}{against}"
+    return f"{comparison['scenario']} ({_provenance(comparison)})\n{table(head, rows)}\n{note}{against}"
+
+
+def _provenance(of: Result | Comparison) -> str:
+    """The weakest origin of the figures, and the accuracy's where no network was measured."""
+    accuracy = of.get("accuracy_provenance", MEASURED)
+    return of["provenance"] if accuracy == MEASURED else f"{of['provenance']}; accuracy: {accuracy}"
 
 
 def format_validation(validation: Validation) -> str:

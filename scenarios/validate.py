@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hw.accuracy import MEASURED
 from hw.cluster import HardwareCluster, HardwareRun, Progress
 from hw.device import DeviceSpec
 from hw.server import HardwareServer
@@ -110,6 +111,7 @@ def run_on_hardware(
         mode="hardware",
         engine="torch",
         provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
+        accuracy_provenance=MEASURED,
         warmup_s=warmup_s,
         horizon_s=duration_s,
         deadline_s=scenario.deadline_s,

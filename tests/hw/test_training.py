@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hw.evaluation import Evaluation, evaluate, load_evaluation, save_evaluation
+from hw.evaluation import evaluate
 from hw.slimresnet import PRESETS, SlimResNetConfig, model_hash
 from hw.training import RECIPES, Dataset, EpochReport, TrainingKnobs, learning_rate, load_dataset, train
 from policies.errors import InputError
@@ -125,24 +124,6 @@ def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
                 labels = model(torch.from_numpy(few.test_images[part]), widths).argmax(1).numpy()
                 assert np.array_equal(found.correct[part, column], labels == few.test_labels[part])
     assert found.top1()[found.tuples[0]] == found.correct[:, 0].mean()
-
-
-def test_evaluations_come_back_from_their_file(tmp_path: Path) -> None:
-    """Bits, tuples and names survive; broken files are the user's error."""
-    rng = np.random.default_rng(0)
-    made = Evaluation(tuple(TINY.tuples()), rng.random((37, 8)) < 0.5, "0123", "digits")
-    path = tmp_path / "accuracy.json"
-    save_evaluation(path, made)
-    found = load_evaluation(path)
-    assert np.array_equal(found.correct, made.correct)
-    assert (found.tuples, found.hash, found.dataset, found.provenance) == (made.tuples, "0123", "digits", "measured")
-    for key, value in (("schema", "x/1"), ("images", 99), ("correct", "!"), ("tuples", 3)):
-        (tmp_path / "bad.json").write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-        with pytest.raises(InputError, match="bad"):
-            load_evaluation(tmp_path / "bad.json")
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_evaluation(tmp_path / "bad.json")
 
 
 @pytest.mark.slow

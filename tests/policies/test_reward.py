@@ -65,9 +65,45 @@ def test_prior_does_not_depend_on_what_was_asked_before(order: list[tuple[float,
     assert answers == {widths: AccuracyPrior(table)(widths) for widths in order}
 
 
+WIDTHS = (0.1, 0.2, 0.3, 0.6, 1.0)  # most are no binary fractions: 0.3 - 0.2 is not 0.2 - 0.1
+TABLES = st.dictionaries(st.tuples(*[st.sampled_from(WIDTHS)] * 3), SHARES, min_size=1, max_size=12)
+ASKED = st.lists(st.sampled_from((*WIDTHS, 0.4, 0.8)), min_size=1, max_size=3).map(tuple)
+
+
+@given(TABLES, ASKED)
+def test_any_prior_is_the_mean_of_the_nearest_beginning(
+    table: dict[tuple[float, ...], float], asked: tuple[float, ...]
+) -> None:
+    """By hand, in whole tenths: the nearest beginning of that length, the smallest of equals; then its tuples' mean."""
+    tenths = [round(10 * width) for width in asked]
+
+    def distance(known: tuple[float, ...]) -> int:
+        return sum(abs(round(10 * a) - b) for a, b in zip(known, tenths, strict=True))
+
+    beginnings = sorted({known[: len(asked)] for known in table})
+    least = min(map(distance, beginnings))
+    nearest = next(known for known in beginnings if distance(known) == least)
+    values = [value for known, value in table.items() if known[: len(asked)] == nearest]
+    assert AccuracyPrior(table)(asked) == pytest.approx(sum(values) / len(values))
+
+
+@given(TABLES)
+def test_means_of_prefixes_keep_within_what_they_are_means_of(table: dict[tuple[float, ...], float]) -> None:
+    """A complete tuple has its own value; a prefix is between its tuples' least and most; order is nothing."""
+    prior, reverse = AccuracyPrior(table), AccuracyPrior(dict(reversed(table.items())))
+    for widths, value in table.items():
+        assert prior(widths) == value
+        for length in (1, 2):
+            values = [v for known, v in table.items() if known[:length] == widths[:length]]
+            assert min(values) - 1e-12 <= prior(widths[:length]) <= max(values) + 1e-12
+            assert reverse(widths[:length]) == prior(widths[:length])
+
+
 def test_prior_refuses_what_it_cannot_answer() -> None:
-    """An empty table, and a tuple longer than the table's, are errors."""
+    """An empty table, one of two lengths, and a tuple longer than the table's, are errors."""
     with pytest.raises(ValueError, match="at least one"):
         AccuracyPrior({})
+    with pytest.raises(ValueError, match="one length"):
+        AccuracyPrior({(1.0,): 0.5, (1.0, 1.0): 0.6})
     with pytest.raises(ValueError, match="length 3"):
         AccuracyPrior({(1.0, 1.0): 0.5})((1.0, 1.0, 1.0))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.evaluation import Evaluation, save_evaluation
+from hw.accuracy import Evaluation, save_accuracy
 from tests import worlds
 
 SCENARIO = """\
@@ -41,8 +41,8 @@ def write_scenario(folder: Path, old: str = "", new: str = "") -> Path:
         (folder / f"{name}.yaml").write_text(profile_text(name, speed))
     tuples = tuple(product(WIDTHS, repeat=SEGMENTS))
     shares = [0.5 + 0.2 * sum(widths) for widths in tuples]
-    correct = np.arange(50)[:, None] < 50 * np.array(shares)
-    save_evaluation(folder / "accuracy.json", Evaluation(tuples, correct, "0", "toy"))
+    correct = np.arange(100)[:, None] < 100 * np.array(shares)
+    save_accuracy(folder / "accuracy.json", Evaluation(tuples, correct, "0", "toy"))
     path = folder / "tiny.yaml"
     path.write_text(SCENARIO.replace(old, new, 1) if old else SCENARIO)
     return path

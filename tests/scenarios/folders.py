@@ -47,6 +47,7 @@ def summary(record: RunRecord, **changes: Any) -> Result:
         "mode": "simulation",
         "engine": "simpy",
         "provenance": Provenance.DATASHEET,
+        "accuracy_provenance": "measured",
         "warmup_s": WARMUP_S,
         "horizon_s": HORIZON_S,
         "deadline_s": None,

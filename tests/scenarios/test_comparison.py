@@ -52,6 +52,18 @@ def test_the_weakest_provenance_counts() -> None:
     assert compare_results(runs)["provenance"] == "modelled"
 
 
+def test_an_accuracy_that_nobody_measured_is_said() -> None:
+    """One result on the paper's table marks the comparison and its print; one stored without the key is measured."""
+    runs = [result("a", 0, 1), result("b", 0, 1, accuracy_provenance="paper")]
+    found = compare_results(runs)
+    assert found["accuracy_provenance"] == "paper"
+    assert "accuracy: paper" in format_comparison(found).splitlines()[0]
+    old: Any = {key: value for key, value in runs[0].items() if key != "accuracy_provenance"}
+    measured = compare_results([old])
+    assert measured["accuracy_provenance"] == "measured"
+    assert "accuracy:" not in format_comparison(measured)
+
+
 def pair(router: str, simulated_s: float, hardware_s: float) -> tuple[Result, Result]:
     """The two worlds' results."""
     return result(router, 0, simulated_s), result(router, 0, hardware_s, mode="hardware", engine="torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from hw.evaluation import Evaluation, save_evaluation
+from hw.accuracy import Evaluation, PaperTable, save_accuracy
 from policies.errors import InputError
 from scenarios.capacity import bound, capacity
 from scenarios.compare import compare_world, run_simulation, simulate_world
@@ -19,6 +20,7 @@ from scenarios.compose import Accuracy, World, build_world
 from scenarios.gym import ID, world_env
 from scenarios.loading import load_scenario
 from scenarios.materials import load_world
+from scenarios.paper_table import FILE
 from tests import worlds
 
 SCENARIO = """
@@ -43,8 +45,8 @@ def write(folder: Path, text: str = SCENARIO, **changes: Any) -> Path:
     """A scenario of two servers, twice as fast the one as the other, with an accuracy file."""
     tuples = list(worlds.prior().top1)
     rng = np.random.default_rng(0)
-    correct = rng.random((50, len(tuples))) < np.array([sum(t) / 4 for t in tuples])
-    save_evaluation(folder / "accuracy.json", Evaluation(tuple(tuples), correct, "0", "digits"))
+    correct = rng.random((100, len(tuples))) < np.array([sum(t) / 4 for t in tuples])
+    save_accuracy(folder / "accuracy.json", Evaluation(tuple(tuples), correct, "0", "digits"))
     for name, speed in (("a", 1.0), ("b", 0.5)):
         (folder / f"{name}.yaml").write_text(worlds.profile(name, speed=speed, **changes).to_yaml())
     (folder / "tiny.yaml").write_text(text)
@@ -155,6 +157,33 @@ def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, provenance="measured", errors=errors, model=model)
     with pytest.raises(InputError, match="is of another model"):
         load_world(path)
+
+
+def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
+    """Every width that a server may be asked for has its accuracy, and no other."""
+    path = write(tmp_path)
+    for widths in ((0.25, 1.0), (0.2, 0.25, 0.5, 0.75, 1.0)):
+        tuples = tuple(itertools.product(widths, repeat=4))
+        save_accuracy(tmp_path / "accuracy.json", PaperTable(tuples, (0.5,) * len(tuples), "toy"))
+        with pytest.raises(InputError, match="take those of one network"):
+            load_world(path)
+
+
+def test_the_papers_table_simulates_end_to_end(tmp_path: Path) -> None:
+    """Labels are drawn from it: every tuple that ran is right as often as it says, and the result says whose it is."""
+    text = SCENARIO.replace("accuracy.json", str(FILE)).replace("duration_s: 4", "duration_s: 20")
+    world = load_world(write(tmp_path, text, provenance="datasheet"))
+    result, record = run_simulation(world, world.router("random"), "random", 0)
+    assert (result["accuracy_provenance"], result["mode"]) == ("paper", "simulation")
+    done = [request for request in record.requests if request.status == "completed"]
+    expected = np.array([world.accuracy.prior(request.widths) for request in done])
+    spread = np.sqrt(np.sum(expected * (1 - expected)))
+    assert len(done) > 2000
+    assert len({request.widths for request in done}) > 200
+    assert abs(sum(request.correct for request in done) - expected.sum()) < 4 * spread
+    narrow = simulate_world(world, "fixed:0.25,0.25,0.25,0.25", 0)["accuracy"]
+    assert narrow == pytest.approx(0.7030, abs=0.04)
+    assert compare_world(world, ["random", "sticky"], [0, 1])["accuracy_provenance"] == "paper"
 
 
 def test_a_router_that_is_not_trained_yet_is_refused(world: World) -> None:

@@ -100,6 +100,15 @@ def test_nothing_completed_is_null() -> None:
     assert "mean -" in format_result(found)
 
 
+def test_a_result_says_where_its_accuracy_is_from() -> None:
+    """In the document always, in print where no network was measured."""
+    run = record(request(0, 3, 1))
+    measured, paper = summary(run, **WINDOW), summary(run, **WINDOW, accuracy_provenance="paper")
+    assert (measured["accuracy_provenance"], paper["accuracy_provenance"]) == ("measured", "paper")
+    assert "datasheet; accuracy: paper" in format_result(paper)
+    assert "accuracy:" not in format_result(measured)
+
+
 def test_two_records_of_a_request_are_refused() -> None:
     """Each request counts exactly once."""
     with pytest.raises(AssertionError, match="two records"):

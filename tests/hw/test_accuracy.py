@@ -1,0 +1,203 @@
+"""Accuracy tables as files: what comes back, how small it is, and what is refused, always with one clear error."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tracemalloc
+import zlib
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hw.accuracy import AccuracyTable, Evaluation, PaperTable, accuracy_text, load_accuracy, save_accuracy
+from policies.errors import InputError
+
+TUPLES = tuple(product((0.5, 1.0), repeat=2))
+PAPER = PaperTable(TUPLES, (0.5, 0.625, 0.7, 0.8), "cifar100")
+
+
+def evaluation(images: int = 101) -> Evaluation:
+    """Random bits; 101 x 4 of them end within a byte."""
+    return Evaluation(TUPLES, np.random.default_rng(0).random((images, 4)) < 0.5, "0123", "digits")
+
+
+def text(table: AccuracyTable, **changes: Any) -> str:
+    """A table's file with some keys changed."""
+    return json.dumps({**json.loads(accuracy_text(table)), **changes})
+
+
+def refusal(path: Path, text: str) -> InputError:
+    """The error that a file of this text is refused with."""
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_accuracy(path)
+    assert caught.value.source == str(path)
+    for leaked in ("KeyError", "TypeError", "ValueError", "Traceback"):
+        assert leaked not in str(caught.value)
+    return caught.value
+
+
+def packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def test_a_measured_table_comes_back(tmp_path: Path) -> None:
+    """Bits, tuples and names survive, and so do shares to the last digit."""
+    made = evaluation()
+    save_accuracy(tmp_path / "new" / "accuracy.json", made)
+    found = load_accuracy(tmp_path / "new" / "accuracy.json")
+    assert isinstance(found, Evaluation)
+    assert np.array_equal(found.correct, made.correct)
+    assert (found.tuples, found.hash, found.dataset) == (TUPLES, "0123", "digits")
+    assert found.top1() == made.top1()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["accuracy.json"]
+
+
+def test_a_table_of_the_paper_comes_back(tmp_path: Path) -> None:
+    """Without bits, model or images."""
+    save_accuracy(tmp_path / "paper.json", PAPER)
+    assert load_accuracy(tmp_path / "paper.json") == PAPER
+    document = json.loads((tmp_path / "paper.json").read_text())
+    assert [document[key] for key in ("provenance", "model", "images", "correct")] == ["paper", None, None, None]
+
+
+def test_every_tuple_has_its_line_and_bits_that_agree_are_small() -> None:
+    """10,000 images x 256 tuples that mostly agree within an image: under 400 KB, which the raw bits are not."""
+    rng = np.random.default_rng(0)
+    tuples = tuple(product((0.25, 0.5, 0.75, 1.0), repeat=4))
+    ease = rng.normal(1.0, 1.6, 10_000)[:, None]
+    gain = np.array([0.5 * sum(widths) - 1.0 for widths in tuples])
+    written = accuracy_text(Evaluation(tuples, ease + gain + rng.normal(0, 0.5, (10_000, 256)) > 0, "0", "cifar100"))
+    assert len(written) < 400_000 < 10_000 * 256 // 8 * 4 / 3
+    assert "\n  [0.25, 0.25, 0.25, 0.25],\n  [0.25, 0.25, 0.25, 0.5],\n" in written
+    assert len(written.splitlines()) == 2 * 256 + 12
+
+
+@pytest.mark.parametrize(
+    "changes, key, problem",
+    [
+        ({"schema": "slimsched.accuracy/1"}, "schema", "'slimsched.accuracy/2' is wanted; delete .* model evaluate"),
+        ({"image": 3}, "image", "did you mean 'images'"),
+        ({"provenance": "guessed"}, "provenance", "'guessed'; allowed are 'measured' and 'paper'"),
+        ({"provenance": ["paper"]}, "provenance", "allowed are"),
+        ({"model": None}, "model", "is None; a name"),
+        ({"dataset": ""}, "dataset", "a name is wanted"),
+        ({"tuples": 3}, "tuples", "is 3; a list"),
+        ({"tuples": []}, "tuples", "a list is wanted"),
+        ({"tuples": [3]}, "tuples.0", "is 3"),
+        ({"tuples": [[]]}, "tuples.0", "1 to 32 widths"),
+        ({"tuples": [[0.5], [1.0, 1.0]]}, "tuples.1", "has 2 widths, the first tuple has 1"),
+        ({"tuples": [[0.5], [1], [1.0]]}, "tuples.2", "stands at tuples.1 already"),
+        ({"tuples": [[0.5, 1.5]]}, "tuples.0", "width 1.5; allowed is above 0, up to 1"),
+        ({"tuples": [[0.5, 0]]}, "tuples.0", "width 0;"),
+        ({"tuples": [[0.5, True]]}, "tuples.0", "width True"),
+        ({"tuples": [["0.5", 1]]}, "tuples.0", "width '0.5'"),
+        ({"tuples": [[float("nan"), 1]]}, "tuples.0", "width nan"),
+        ({"tuples": [list(TUPLES[0]), list(TUPLES[3])]}, "tuples", r"2 of the 2\^2 .* missing, first \[0.5, 1.0\]"),
+        ({"tuples": [[i / 64 for i in range(1, 33)]]}, "tuples", r"of the 32\^32 .* are missing"),
+        ({"top1": None}, "top1", "a list is wanted"),
+        ({"top1": [0.5]}, "top1", "1 values for 4 tuples"),
+        ({"top1": [0.5, 0.5, 1.5, 0.5]}, "top1.2", r"is 1.5 for \[1.0, 0.5\]; allowed is 0 to 1"),
+        ({"top1": [0.5, float("nan"), 0.5, 0.5]}, "top1.1", r"is nan for \[0.5, 1.0\]"),
+        ({"top1": [0.5, 10**400, 0.5, 0.5]}, "top1.1", "allowed is 0 to 1"),
+        ({"top1": [0.5, 0.5, 0.5, "1"]}, "top1.3", "is '1'"),
+        ({"top1": [0.1, 0.1, 0.1, 0.1]}, "top1.0", r"is 0.1 for \[0.5, 0.5\], but the bits say 0.4"),
+        ({"images": None}, "images", "number of its test images"),
+        ({"images": 99}, "images", "at least 100 .* standard error of 5 points"),
+        ({"images": True}, "images", "is True"),
+        ({"images": 101.0}, "images", "is 101.0"),
+        ({"images": 10**12}, "images", "may be 1e"),
+        ({"images": 102, "correct": packed(bytes(50))}, "correct", "cut off after 50 of 51 bytes"),
+        ({"correct": None}, "correct", "measured table has the correctness bits"),
+        ({"correct": "!"}, "correct", "broken bits of 101 images x 4 tuples"),
+        ({"correct": "é"}, "correct", "broken bits"),
+        ({"correct": base64.b64encode(b"no zlib").decode()}, "correct", "broken bits"),
+        ({"correct": packed(bytes(52))}, "correct", "more than the 51 bytes"),
+        ({"correct": base64.b64encode(zlib.compress(bytes(51))[:-1]).decode()}, "correct", "cut off"),
+        ({"correct": base64.b64encode(zlib.compress(bytes(51)) + b"x").decode()}, "correct", "1 bytes behind"),
+    ],
+)
+def test_a_broken_table_is_refused(tmp_path: Path, changes: dict[str, Any], key: str, problem: str) -> None:
+    """One error names the file, the key, what was found and the remedy."""
+    error = refusal(tmp_path / "bad.json", text(evaluation(), **changes))
+    assert error.key == key
+    assert error.problem.endswith("write it anew with `slimsched model evaluate`")
+    with pytest.raises(InputError, match=problem):
+        raise error
+
+
+@pytest.mark.parametrize("key", ["provenance", "model", "dataset", "images", "tuples", "top1", "correct"])
+def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
+    """Nothing is taken for granted."""
+    document = json.loads(accuracy_text(evaluation()))
+    del document[key]
+    assert refusal(tmp_path / "bad.json", json.dumps(document)).key == key
+
+
+@pytest.mark.parametrize("changes", [{"correct": ""}, {"images": 100}, {"model": "0123"}])
+def test_a_table_of_the_paper_has_nothing_measured(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """No bits, images or weights; the remedy is the paper's file."""
+    error = refusal(tmp_path / "bad.json", text(PAPER, **changes))
+    assert error.key == next(iter(changes))
+    assert "null is wanted; correct the file, or write the paper's" in error.problem
+
+
+@pytest.mark.parametrize("content", ["", "{", "\x00", "[" * 100_000, "9" * 5000])
+def test_what_is_no_json_is_refused(tmp_path: Path, content: str) -> None:
+    """Cut off, empty, nested beyond all measure."""
+    assert "cannot be read as JSON" in refusal(tmp_path / "bad.json", content).problem
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", "{}", '{"schema": {}}'])
+def test_json_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
+    """It has no schema, or not this one."""
+    assert refusal(tmp_path / "bad.json", content).key == "schema"
+
+
+def test_what_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    """A folder, nothing at all, bytes that are no text."""
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x80")
+    for path in (tmp_path, tmp_path / "none.json", tmp_path / "bytes.json"):
+        with pytest.raises(InputError, match="cannot be read"):
+            load_accuracy(path)
+
+
+def test_a_zip_bomb_is_not_inflated(tmp_path: Path) -> None:
+    """64 MB behind 64 KB: refused without making them."""
+    path = tmp_path / "bomb.json"
+    path.write_text(text(evaluation(), correct=packed(bytes(64_000_000))))
+    tracemalloc.start()
+    with pytest.raises(InputError, match="more than the 51 bytes"):
+        load_accuracy(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4_000_000
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+ROWS = st.lists(st.lists(st.sampled_from([0.5, 1.0, 0, 2, None]), max_size=3), max_size=5)
+KEYS = st.sampled_from(["provenance", "model", "dataset", "images", "tuples", "top1", "correct"])
+
+
+@given(st.dictionaries(KEYS, ANY | ROWS, min_size=1, max_size=3), st.sampled_from(["paper", "measured"]))
+def test_whatever_stands_there_one_kind_of_error_comes(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], kind: str
+) -> None:
+    """A table or an `InputError`, and nothing else."""
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    path.write_text(text(PAPER if kind == "paper" else evaluation(), **changes))
+    try:
+        found = load_accuracy(path)
+    except InputError:
+        return
+    assert set(found.top1()) == set(product({w for row in found.tuples for w in row}, repeat=len(found.tuples[0])))
