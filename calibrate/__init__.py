@@ -1,7 +1,7 @@
 """Measures devices through `hw` and fits the simulator's own formulas to what it saw."""
 
 from calibrate.check import CheckedPoint, CheckReport
-from calibrate.costs import ModelCosts, resnet_costs
+from calibrate.costs import ModelCosts, costs_of
 from calibrate.datasheet import GPUS, find_gpu, synthesize
 from calibrate.measure import Progress
 from calibrate.session import calibrate, check_profile, model_costs
@@ -14,8 +14,8 @@ __all__ = [
     "Progress",
     "calibrate",
     "check_profile",
+    "costs_of",
     "find_gpu",
     "model_costs",
-    "resnet_costs",
     "synthesize",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from hw.slimresnet import SlimResNetConfig, activation_shape, cost, instance_bytes, tensor_shapes
+from hw.slimmable import SegmentCost, SlimmableModel
 from sim.profile import ModelInfo
 
 Key = tuple[int, float, float]  # (segment, width, previous width)
@@ -48,45 +48,35 @@ class ModelCosts:
     instance_bytes: Mapping[tuple[int, float], int]
 
 
-def resnet_costs(config: SlimResNetConfig, name: str, model_hash: str) -> ModelCosts:
-    """The costs of a slimmable ResNet in float32."""
+def costs_of(model: SlimmableModel, name: str, model_hash: str) -> ModelCosts:
+    """The costs of a network in float32."""
+    spec = model.spec
     return ModelCosts(
-        info=_model_info(config, name, model_hash),
-        keys={key: _key_cost(config, *key) for key in config.work_keys()},
+        info=_model_info(model, name, model_hash),
+        keys={key: _key_cost(model.cost(*key)) for key in spec.work_keys()},
         instance_bytes={
-            (segment, width): instance_bytes(config, segment, width)
-            for segment in range(1, config.segments + 1)
-            for width in config.widths
+            (segment, width): model.instance_bytes(segment, width)
+            for segment in range(1, spec.segments + 1)
+            for width in spec.widths
         },
     )
 
 
-def _model_info(config: SlimResNetConfig, name: str, model_hash: str) -> ModelInfo:
+def _model_info(model: SlimmableModel, name: str, model_hash: str) -> ModelInfo:
+    spec = model.spec
     rows = [
-        tuple(ELEMENT_BYTES * prod(activation_shape(config, segment, width)) for width in config.widths)
-        for segment in range(1, config.segments + 1)
+        tuple(ELEMENT_BYTES * prod(model.activation_shape(segment, width)) for width in spec.widths)
+        for segment in range(1, spec.segments + 1)
     ]
     return ModelInfo(
         name=name,
         hash=model_hash,
-        segments=config.segments,
-        widths=config.widths,
-        input_bytes=ELEMENT_BYTES * prod(activation_shape(config, 0, 1.0)),
+        segments=spec.segments,
+        widths=spec.widths,
+        input_bytes=ELEMENT_BYTES * prod(spec.input_shape),
         activation_bytes=tuple(rows),
     )
 
 
-def _key_cost(config: SlimResNetConfig, segment: int, width: float, previous_width: float) -> KeyCost:
-    """A convolution reads its input and writes its output; its norm and activation read and write that once more."""
-    shapes = tensor_shapes(config, segment, width, previous_width)
-    convolutions = sum(len(shape) == 4 for shape in shapes.values())
-    before, after = config.size(segment - 1) ** 2, config.size(segment) ** 2
-    read = config.input_channels(segment, previous_width) * before * 2  # by the first convolution and the projection
-    written = config.channels(segment, width) * after * convolutions * 4
-    plain = cost(config, segment, width, previous_width)
-    return KeyCost(
-        macs=plain.macs,
-        weight_bytes=plain.params * ELEMENT_BYTES,
-        moved_bytes=(read + written) * ELEMENT_BYTES,
-        kernels=3 * convolutions + config.blocks_per_segment,
-    )
+def _key_cost(cost: SegmentCost) -> KeyCost:
+    return KeyCost(cost.macs, cost.params * ELEMENT_BYTES, cost.moved_bytes, cost.kernels)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate.check import CheckReport, check
-from calibrate.costs import ModelCosts, resnet_costs
+from calibrate.costs import ModelCosts, costs_of
 from calibrate.fit import DeviceFacts, fit
 from calibrate.log import Log
 from calibrate.measure import Progress, measure, scout
@@ -17,7 +17,7 @@ from calibrate.plan import Extras, make_plan
 from calibrate.probe import Probe, idle_w, open_sensor, power_model, probe, sensor_model
 from calibrate.workers import WorkerBench
 from hw.device import DeviceSpec
-from hw.slimresnet import load_model
+from hw.networks import ModelFile
 from hw.worker import WorkerSpec, start_workers
 from policies.chance import stream
 from policies.errors import InputError
@@ -39,7 +39,7 @@ class Opened:
 
 
 def calibrate(
-    model_path: Path,
+    file: ModelFile,
     device: DeviceSpec,
     *,
     budget_s: float,
@@ -54,7 +54,7 @@ def calibrate(
     """Measure a device running a model, and fit the simulator's model of it.
 
     Args:
-        model_path: the slimmable network (safetensors).
+        file: the slimmable network.
         budget_s: wall time; a small one leaves things out and says so (`Profile.omitted`), never a key.
         batch_limit: the largest batch measured; the simulator refuses larger ones.
         log_path: finished measurements; an interrupted calibration goes on from there.
@@ -70,11 +70,11 @@ def calibrate(
     """
     _require(budget_s, batch_limit)
     begin_ns = time.monotonic_ns()
-    costs = model_costs(model_path)
+    costs = model_costs(file)
     keys = sorted(costs.keys)
     idle_s = min(max(IDLE_S[0], IDLE_SHARE * budget_s), IDLE_S[1])
     with (
-        _opened(model_path, device, peer, batch_limit, sensor_period_s, idle_s) as opened,
+        _opened(file, device, peer, batch_limit, sensor_period_s, idle_s) as opened,
         Log(log_path, _stamp(opened.found, costs, device, batch_limit)) as log,
     ):
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
@@ -90,7 +90,7 @@ def calibrate(
 
 
 def check_profile(
-    model_path: Path, device: DeviceSpec, profile: Profile, *, seed: int = 0, points: int = 12
+    file: ModelFile, device: DeviceSpec, profile: Profile, *, seed: int = 0, points: int = 12
 ) -> CheckReport:
     """Whether a profile still holds for a device here; see `calibrate.check`.
 
@@ -98,18 +98,18 @@ def check_profile(
         InputError: the profile is of another model.
         WorkError: the device failed.
     """
-    costs = model_costs(model_path)
+    costs = model_costs(file)
     if costs.info.hash != profile.model.hash:
         problem = f"the profile is of model {profile.model.hash}, this is {costs.info.hash}; calibrate this model"
         raise InputError(f"profile {profile.name}", "model.hash", problem)
-    with _bench(model_path, device, None, 0) as bench:
+    with _bench(file, device, None, 0) as bench:
         return check(bench, profile, stream(seed, "check"), points=points)
 
 
-def model_costs(model_path: Path) -> ModelCosts:
+def model_costs(file: ModelFile) -> ModelCosts:
     """The costs of a model's file; raises `InputError` where it is none."""
-    model, metadata = load_model(model_path)
-    return resnet_costs(model.config, metadata.get("name", model_path.stem), metadata["hash"])
+    model, metadata = file.load()
+    return costs_of(model, metadata.get("network") or file.path.stem, metadata["hash"])
 
 
 def _require(budget_s: float, batch_limit: int) -> None:
@@ -121,7 +121,7 @@ def _require(budget_s: float, batch_limit: int) -> None:
 
 @contextmanager
 def _opened(
-    model_path: Path,
+    file: ModelFile,
     device: DeviceSpec,
     peer: DeviceSpec | None,
     batch_limit: int,
@@ -130,7 +130,7 @@ def _opened(
 ) -> Iterator[Opened]:
     """Bare idle first, then the worker, then context idle."""
     bare = idle_w(device, device_probe := probe(device), idle_s)
-    with _bench(model_path, device, peer, batch_limit) as bench:
+    with _bench(file, device, peer, batch_limit) as bench:
         context = idle_w(device, device_probe, idle_s)
         facts = DeviceFacts(
             info=device_probe.info,
@@ -145,9 +145,9 @@ def _opened(
 
 
 @contextmanager
-def _bench(model_path: Path, device: DeviceSpec, peer: DeviceSpec | None, batch_limit: int) -> Iterator[WorkerBench]:
-    specs = [WorkerSpec("calibrated", device, model_path)]
-    specs += [WorkerSpec("peer", peer, model_path)] if peer else []
+def _bench(file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, batch_limit: int) -> Iterator[WorkerBench]:
+    specs = [WorkerSpec("calibrated", device, file)]
+    specs += [WorkerSpec("peer", peer, file)] if peer else []
     with start_workers(specs) as workers:
         sensor = open_sensor(device, (workers[0].pid,))
         probe_batch = batch_limit if device.kind == "cuda" else 0

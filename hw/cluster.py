@@ -14,15 +14,14 @@ import selectors
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hw.messages import Arrived, FromWorker, Move, MoveBroken, Release, Store
+from hw.networks import ModelFile
 from hw.server import HardwareServer, RealServer, RunClock
-from hw.slimresnet import load_model
 from hw.telemetry import AbsentSensor, NvmlSensor, Reading, Sensor, cpu_sensor, load_nvml, nvml_handle
 from hw.worker import Worker, WorkerDiedError, WorkerSpec, start_workers
 from policies.errors import InputError, WorkError
@@ -97,7 +96,7 @@ class HardwareCluster:
     """Real servers on this machine; a context manager that starts the workers once, for any number of runs.
 
     Args:
-        model_path: the model that all serve.
+        file: the model that all serve.
         servers: several may share a device.
         sensor_period_s: how often each device's sensor is read.
         warm_batches: batch sizes that every worker runs once for every work key before the first run.
@@ -109,14 +108,14 @@ class HardwareCluster:
 
     def __init__(
         self,
-        model_path: Path,
+        file: ModelFile,
         servers: Sequence[HardwareServer],
         sensor_period_s: float = 0.1,
         warm_batches: Sequence[int] = (),
     ) -> None:
-        model, _ = load_model(model_path)
-        self.config = model.config
-        self.model_path = model_path
+        model, _ = file.load()
+        self.spec = model.spec
+        self.file = file
         self.servers = tuple(servers)
         self.sensor_period_ns = round(sensor_period_s * NS_PER_S)
         self._warm_batches = tuple(warm_batches)
@@ -125,12 +124,12 @@ class HardwareCluster:
         self._workers: list[Worker] = []
         self._devices: list[_Device] = []
         for server in self.servers:
-            if server.knobs.widths != self.config.widths:
-                found, known = list(server.knobs.widths), list(self.config.widths)
-                raise InputError(str(model_path), "widths", f"server {server.name} has {found}, the model {known}")
+            if server.knobs.widths != self.spec.widths:
+                found, known = list(server.knobs.widths), list(self.spec.widths)
+                raise InputError(str(file.path), "widths", f"server {server.name} has {found}, the model {known}")
 
     def __enter__(self) -> HardwareCluster:
-        specs = [WorkerSpec(server.name, server.device, self.model_path) for server in self.servers]
+        specs = [WorkerSpec(server.name, server.device, self.file) for server in self.servers]
         with contextlib.ExitStack() as stack:
             self._workers = stack.enter_context(start_workers(specs))
             for worker in self._workers:
@@ -167,17 +166,17 @@ class HardwareCluster:
         self._require_fit(run, router_config)
         for worker in self._workers:
             worker.reset()
-        ledger = Ledger(len(self.servers), self.config.segments, weights, prior, keep_log=run.keep_log)
+        ledger = Ledger(len(self.servers), self.spec.segments, weights, prior, keep_log=run.keep_log)
         return _Run(self, run, router_config, ledger, policy, rng, on_progress).carry_out()
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
-        image = (self.config.in_channels, self.config.image_size, self.config.image_size)
+        image = self.spec.input_shape
         if run.images.shape[1:] != image:
             raise InputError("images", "", f"have the shape {run.images.shape[1:]}, the model takes {image}")
         if (router.servers, router.segments, router.widths) != (
             len(self.servers),
-            self.config.segments,
-            self.config.widths,
+            self.spec.segments,
+            self.spec.widths,
         ):
             raise InputError("router", "", "its servers, segments or widths are not those of the cluster and its model")
 
@@ -305,7 +304,7 @@ class _Run:
         self._next_tick_ns = self._period_ns
         self._next_progress_ns = 0
         labels = run.labels[np.arange(len(run.arrivals_ns)) % len(run.labels)]
-        segments = cluster.config.segments
+        segments = cluster.spec.segments
         self._servers = [
             RealServer(index, spec, worker, labels, segments, self._clock, ledger, self._events.append)
             for index, (spec, worker) in enumerate(zip(cluster.servers, cluster._workers, strict=True))

@@ -13,21 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hw.accuracy import Evaluation
-from hw.slimresnet import SlimResNet, model_hash
-from hw.training import Dataset
+from hw.datasets import Dataset
+from hw.networks import model_hash
+from hw.slimmable import SlimmableModel
 from policies.vocabulary import IMAGE
 
 
 def evaluate(
-    model: SlimResNet,
+    model: SlimmableModel,
     dataset: Dataset,
     on_progress: Callable[[int, int], None] | None = None,
     batch: int = 500,
     device: str = "cpu",
 ) -> Evaluation:
     """Every test image at every width tuple; `on_progress(images done, images)` is called after each batch."""
-    config = model.config
-    tuples = config.tuples()
+    spec = model.spec
+    tuples = spec.tuples()
     images = len(dataset.test_labels)
     correct = np.zeros((images, len(tuples)), bool)
     placed = model.to(device)
@@ -42,12 +43,12 @@ def evaluate(
     return Evaluation(tuple(tuples), correct, model_hash(model.state_dict()), dataset.name)
 
 
-def _predictions(model: SlimResNet, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
+def _predictions(model: SlimmableModel, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
     """Labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
     found: list[NDArray[np.int64]] = []
-    for width in model.config.widths:
+    for width in model.spec.widths:
         y = model.forward_segment(x, segment, width, previous_width)
-        if segment == model.config.segments:
+        if segment == model.spec.segments:
             found.append(y.argmax(dim=1).cpu().numpy())
         else:
             found += _predictions(model, y, segment + 1, width)

@@ -53,15 +53,8 @@ from hw.messages import (
     Unloaded,
     Warm,
 )
-from hw.slimresnet import (
-    SegmentInstance,
-    SlimResNet,
-    activation_shape,
-    instance_bytes,
-    load_model,
-    tensor_shapes,
-    widest_input,
-)
+from hw.networks import ModelFile
+from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import NvmlSensor, load_nvml, nvml_handle
 
 _WARM_PASSES_TOGETHER = 3
@@ -94,7 +87,7 @@ def serve(
     """One batch, from single activations to its outputs on an idle device: what is timed is what serves.
 
     Args:
-        inputs: n tensors of (C, H, W).
+        inputs: n images, or activations of one shape.
         padded: the batch size that the device sees, zeros beyond n.
 
     Returns:
@@ -102,11 +95,16 @@ def serve(
     """
     x = torch.stack(tuple(inputs))
     if padded > len(inputs):
-        x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, padded - len(inputs)))
-    y = instance.run(x.contiguous(memory_format=memory_format), width, previous_width)
+        x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - len(inputs)))
+    y = instance.run(in_format(x, memory_format), width, previous_width)
     if y.is_cuda:
         torch.cuda.current_stream(y.device).synchronize()
     return y[: len(inputs)]
+
+
+def in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A contiguous batch; only images and feature maps (B, C, H, W) have more than one order."""
+    return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x.contiguous()
 
 
 class Lane:
@@ -139,8 +137,7 @@ class Lane:
 class Weights:
     """The model's weights in host memory, and instances made from them within the device's budget."""
 
-    def __init__(self, model: SlimResNet, path: Path, device: DeviceSpec, place: torch.device) -> None:
-        self.config = model.config
+    def __init__(self, model: SlimmableModel, path: Path, device: DeviceSpec, place: torch.device) -> None:
         self._model = model
         self._path = path
         self._device = device
@@ -150,8 +147,7 @@ class Weights:
 
     def make(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
         """An instance on the device; raises `MemoryError` beyond the budget."""
-        self.config.require(segment, width, widest_input(self.config, segment))
-        needed = instance_bytes(self.config, segment, width, self._device.torch_dtype.itemsize)
+        needed = self._model.instance_bytes(segment, width, self._device.torch_dtype.itemsize)
         with self._lock:
             if self.used_bytes + needed > self._device.vram_bytes:
                 raise MemoryError(f"{needed} bytes more than {self.used_bytes} exceed {self._device.vram_bytes}")
@@ -173,13 +169,13 @@ class Weights:
             self.used_bytes -= instance.weight_bytes
 
     def _from_disk(self, segment: int, width: float) -> SegmentInstance:
-        shapes = tensor_shapes(self.config, segment, width, widest_input(self.config, segment))
+        shapes = self._model.instance_shapes(segment, width)
         with safe_open(self._path, framework="pt") as file:
             weights = {
-                name: file.get_slice(f"segments.{segment - 1}.{name}")[tuple(slice(0, n) for n in shape)].contiguous()
+                name: file.get_slice(name)[tuple(slice(0, n) for n in shape)].contiguous()
                 for name, shape in shapes.items()
             }
-        return SegmentInstance(self.config, segment, width, weights)
+        return SegmentInstance(self._model, segment, width, weights)
 
 
 class Executor:
@@ -187,7 +183,7 @@ class Executor:
 
     Args:
         device: how to run.
-        path: the model's file.
+        file: the model's.
         control: to and from the driver.
         outgoing: one-way links to the other workers, by their index.
         incoming: one-way links from them.
@@ -196,7 +192,7 @@ class Executor:
     def __init__(
         self,
         device: DeviceSpec,
-        path: Path,
+        file: ModelFile,
         control: Connection,
         outgoing: Mapping[int, Connection],
         incoming: Sequence[Connection],
@@ -205,9 +201,10 @@ class Executor:
         used_bytes = _used_vram_bytes(device)
         self._place = open_device(device)
         self._context_bytes = max(0, _used_vram_bytes(device) - used_bytes)
-        model, _ = load_model(path)
-        self._weights = Weights(model, path, device, self._place)
-        self._config = model.config
+        model, _ = file.load()
+        self._weights = Weights(model, file.path, device, self._place)
+        self._model = model
+        self._spec = model.spec
         self._control = control
         self._control_lock = threading.Lock()
         self._store: dict[int, Tensor] = {}
@@ -309,7 +306,7 @@ class Executor:
         """Device memory that one batch takes beside weights and inputs; on a CPU it comes from the host's heap."""
         if not batch or self._place.type != "cuda":
             return 0
-        previous = widest_input(self._config, instance.segment)
+        previous = self._spec.widest_input(instance.segment)
         inputs = self._inputs(BenchmarkPoint(instance.segment, instance.width, previous, batch))
         torch.cuda.reset_peak_memory_stats(self._place)
         before = torch.cuda.memory_allocated(self._place)
@@ -331,7 +328,7 @@ class Executor:
         begin_ns = time.monotonic_ns()
         try:
             y = self._forward(message)
-            is_last = message.segment == self._config.segments
+            is_last = message.segment == self._spec.segments
             labels = tuple(y.argmax(dim=1).tolist()) if is_last else ()
             forward_s = _seconds_since(begin_ns)
             self._keep_outputs(message, y)
@@ -347,7 +344,7 @@ class Executor:
         if instance.segment != message.segment:
             raise ValueError(f"instance {message.instance} is of segment {instance.segment}, not {message.segment}")
         inputs = [self._store[request] for request in message.requests]
-        shape = activation_shape(self._config, message.segment - 1, message.previous_width)
+        shape = self._model.activation_shape(message.segment - 1, message.previous_width)
         for request, tensor in zip(message.requests, inputs, strict=True):
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"request {request} has activations of {tuple(tensor.shape)}, expected {shape}")
@@ -355,7 +352,7 @@ class Executor:
         return serve(instance, inputs, width, previous, padded, self._device.memory_format)
 
     def _keep_outputs(self, message: Run, y: Tensor) -> None:
-        if message.segment == self._config.segments:
+        if message.segment == self._spec.segments:
             for request in message.requests:
                 self._store.pop(request, None)
         else:
@@ -440,9 +437,9 @@ class Executor:
 
     def _inputs(self, point: BenchmarkPoint) -> list[Tensor]:
         """Activations like those of a real batch: (C, H, W) each, as a segment leaves them (none below zero)."""
-        shape = activation_shape(self._config, point.segment - 1, point.previous_width)
+        shape = self._model.activation_shape(point.segment - 1, point.previous_width)
         batch = torch.randn(point.batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
-        placed = batch.to(self._place, self._device.torch_dtype).contiguous(memory_format=self._device.memory_format)
+        placed = in_format(batch.to(self._place, self._device.torch_dtype), self._device.memory_format)
         return list(placed.unbind(0))
 
     def _passes(self, point: BenchmarkPoint) -> Generator[None]:
@@ -452,7 +449,7 @@ class Executor:
             inputs = self._inputs(point)
             while True:
                 y = serve(instance, inputs, point.width, point.previous_width, point.batch, self._device.memory_format)
-                if point.segment == self._config.segments:
+                if point.segment == self._spec.segments:
                     y.argmax(dim=1).tolist()
                 yield
         finally:
@@ -481,7 +478,7 @@ class Executor:
 
     def _warm(self, batches: Sequence[int]) -> None:
         def job() -> None:
-            for segment, width, previous in self._config.work_keys():
+            for segment, width, previous in self._spec.work_keys():
                 for batch in batches:
                     with contextlib.closing(self._passes(BenchmarkPoint(segment, width, previous, batch))) as passes:
                         next(passes)

@@ -1,4 +1,4 @@
-"""How a slimmable network learns: the data, the sandwich rule with in-place distillation, and exact resume.
+"""How a slimmable network learns: the sandwich rule with in-place distillation, and exact resume.
 
 It decides nothing about serving. Each step trains the widest network, the narrowest, and two whose widths are drawn
 for each segment on its own (else mixed width tuples stay untrained); all but the widest learn from the widest's
@@ -11,93 +11,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hw.slimresnet import SlimResNet, SlimResNetConfig, load_tensors, save_tensors
+from hw.datasets import Dataset, Images
+from hw.networks import Network, load_tensors, save_tensors
+from hw.slimmable import SlimmableModel
 from policies.chance import derived_seed, stream
-from policies.errors import InputError, nearest
+from policies.errors import InputError
 
 CHECKPOINT_SCHEMA = "slimsched.checkpoint/1"
-DATASETS = ("digits", "cifar100")
-TEST_SHARE_OF_DIGITS = 4  # one image in four
 
-Images = NDArray[np.float32]
-Labels = NDArray[np.int64]
-
-
-# ---------------------------------------------------------------------------------------------------------------- data
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,)."""
-
-    name: str
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
-    classes: int
-
-
-def load_dataset(name: str, root: Path | None = None) -> Dataset:
-    """A data set by name; `root` (else the environment's SLIMSCHED_DATA) is where CIFAR-100 lies.
-
-    Raises:
-        InputError: the name is unknown, or the files are not there.
-    """
-    if name == "digits":
-        return _digits()
-    if name == "cifar100":
-        return _cifar100(root)
-    raise InputError("dataset", "name", f"unknown data set {name!r}; {nearest(name, DATASETS)}")
-
-
-def _digits() -> Dataset:
-    """Scikit-learn's 8x8 digits; within each class every fourth image is for the test: fixed and stratified."""
-    from sklearn.datasets import load_digits
-
-    raw = load_digits()
-    images, labels = raw.images[:, None].astype(np.float32), raw.target.astype(np.int64)
-    rank_in_class = np.zeros(len(labels), np.int64)
-    for label in range(10):
-        members = np.flatnonzero(labels == label)
-        rank_in_class[members] = np.arange(len(members))
-    test = rank_in_class % TEST_SHARE_OF_DIGITS == TEST_SHARE_OF_DIGITS - 1
-    return _normalised("digits", images[~test], labels[~test], images[test], labels[test], 10)
-
-
-def _cifar100(root: Path | None) -> Dataset:
-    from torchvision.datasets import CIFAR100
-
-    folder = root if root is not None else Path(os.environ.get("SLIMSCHED_DATA", "data"))
-    try:
-        parts = [CIFAR100(root=str(folder), train=train, download=False) for train in (True, False)]
-    except RuntimeError:
-        remedy = "put torchvision's cifar-100-python folder there, or set SLIMSCHED_DATA"
-        raise InputError(str(folder), "", f"no CIFAR-100 here; {remedy}") from None
-    pixels = [np.moveaxis(part.data, -1, 1).astype(np.float32) for part in parts]
-    labels = [np.asarray(part.targets, np.int64) for part in parts]
-    return _normalised("cifar100", pixels[0], labels[0], pixels[1], labels[1], 100)
-
-
-def _normalised(name: str, train: Images, train_labels: Labels, test: Images, labels: Labels, classes: int) -> Dataset:
-    mean = train.mean(axis=(0, 2, 3), keepdims=True)
-    deviation = train.std(axis=(0, 2, 3), keepdims=True)
-    scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
-    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes)
-
-
-# ------------------------------------------------------------------------------------------------------------ training
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +41,14 @@ class TrainingKnobs:
         warmup_epochs: linear rise of the rate; a cosine to zero follows.
         label_smoothing: of the widest network's labels.
         random_tuples: width tuples drawn for each step beside the widest and the narrowest.
+        label_share: how much of what narrower networks learn from is the image's label (smoothed alike); the rest is
+            what the widest says. With none of it they pull towards what the widest knows so far, which early is little.
         shift: random crops after padding by so many pixels; flip: mirror half of the images.
         seed: of everything random.
         checkpoint_epochs: write a checkpoint each so many epochs (and at the end).
-        device: where to train, as torch names it; bfloat16: autocast there.
+        probe_epochs: measure the uniform widths on the test images each so many epochs (and at the end); 0 never.
+        device: where to train, as torch names it.
+        precision: of the forward passes; `auto` is bfloat16 or float16 on a GPU that has it, else float32.
     """
 
     epochs: int = 25
@@ -123,30 +59,50 @@ class TrainingKnobs:
     warmup_epochs: float = 2.0
     label_smoothing: float = 0.1
     random_tuples: int = 2
+    label_share: float = 0.5
     shift: int = 0
     flip: bool = False
     seed: int = 0
-    checkpoint_epochs: int = 5
+    checkpoint_epochs: int = 1
+    probe_epochs: int = 5
     device: str = "cpu"
-    bfloat16: bool = False
+    precision: Precision = "auto"
 
+
+_NOT_OF_THE_RESULT = ("checkpoint_epochs", "probe_epochs")  # pace of writing and looking
 
 RECIPES: dict[str, TrainingKnobs] = {
     # 8x8 strokes fill their frame: shifting them costs more than it teaches
-    "digits": TrainingKnobs(epochs=12, learning_rate=0.06, warmup_epochs=1.0),
+    "digits": TrainingKnobs(epochs=12, learning_rate=0.06, warmup_epochs=1.0, probe_epochs=0),
     "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
+    # two cores train it in about 80 minutes; so small a network underfits, and is smoothed less
+    "cifar100 slimresnet-tiny": TrainingKnobs(
+        epochs=36, batch=128, learning_rate=0.2, warmup_epochs=1.0, label_smoothing=0.05, shift=4, flip=True
+    ),
 }
+
+
+def recipe(dataset: str, network: str) -> TrainingKnobs:
+    """How a network is trained on a data set where nobody says otherwise."""
+    return RECIPES.get(f"{dataset} {network}", RECIPES[dataset])
 
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """One epoch behind us: mean loss of the widest and the narrowest network, and the last step's learning rate."""
+    """One epoch behind us.
+
+    Attributes:
+        loss_widest, loss_narrowest: means over the epoch.
+        learning_rate: of the last step.
+        top1: by uniform width, on the test images; empty where this epoch was not looked at.
+    """
 
     epoch: int
     epochs: int
     loss_widest: float
     loss_narrowest: float
     learning_rate: float
+    top1: Mapping[float, float] = field(default_factory=dict)
 
 
 def learning_rate(knobs: TrainingKnobs, epoch: float) -> float:
@@ -158,14 +114,20 @@ def learning_rate(knobs: TrainingKnobs, epoch: float) -> float:
 
 
 def train(
-    config: SlimResNetConfig,
+    network: Network,
     dataset: Dataset,
     knobs: TrainingKnobs,
     on_epoch: Callable[[EpochReport], None] | None = None,
     checkpoint: Path | None = None,
     tensorboard: Path | None = None,
-) -> SlimResNet:
+    on_step: Callable[[int, int], None] | None = None,
+) -> SlimmableModel:
     """Train a network, from `checkpoint` on if that file is there (and finished epochs are not repeated).
+
+    Args:
+        on_epoch: called after each epoch, when its checkpoint is written.
+        tensorboard: a folder for losses, learning rate and accuracy by epoch.
+        on_step: called with (steps done, steps in all), steps of an earlier start included.
 
     Returns:
         The trained network, on the CPU.
@@ -173,54 +135,160 @@ def train(
     Raises:
         InputError: the data does not fit the network, or the checkpoint is of another configuration or other knobs.
     """
-    _require_fit(config, dataset)
-    torch.manual_seed(derived_seed(knobs.seed, "model"))
-    model = SlimResNet(config)
-    model.to(knobs.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(
-        model.parameters(), knobs.learning_rate, knobs.momentum, weight_decay=knobs.weight_decay, nesterov=True
-    )
-    run = _run_hash(config, dataset, knobs)
-    done = _resume(checkpoint, run, model, optimizer) if checkpoint is not None and checkpoint.exists() else 0
-    with _Board(tensorboard) as board:
+    run = _Training(network, dataset, knobs)
+    done = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
+    with _Board(tensorboard, done) as board:
         for epoch in range(done, knobs.epochs):
-            report = _train_epoch(model, optimizer, dataset, knobs, epoch)
+            report = run.epoch(epoch, on_step or (lambda *_: None))
             board.add(report)
             finished = epoch + 1
             if checkpoint is not None and (finished % knobs.checkpoint_epochs == 0 or finished == knobs.epochs):
-                _save_checkpoint(checkpoint, run, model, optimizer, finished)
+                run.save(checkpoint, finished)
             if on_epoch is not None:
                 on_epoch(report)
-    model.to("cpu")
-    return model
+    run.model.to("cpu")
+    return run.model
 
 
-def _require_fit(config: SlimResNetConfig, dataset: Dataset) -> None:
-    image = (config.in_channels, config.image_size, config.image_size)
-    if dataset.train_images.shape[1:] != image or dataset.classes != config.classes:
+def _require_fit(model: SlimmableModel, dataset: Dataset, knobs: TrainingKnobs) -> None:
+    image, classes = model.spec.input_shape, model.spec.classes
+    if dataset.train_images.shape[1:] != image or dataset.classes != classes:
         raise InputError(
             "model",
             "dataset",
             f"{dataset.name} has images of {dataset.train_images.shape[1:]} in {dataset.classes} classes, "
-            f"the model takes {image} in {config.classes}; choose a model and a data set that fit",
+            f"the model takes {image} in {classes}; choose a model and a data set that fit",
         )
+    images = len(dataset.train_labels)
+    if images < knobs.batch:
+        problem = f"{dataset.name} has too few images: {images} for batches of {knobs.batch}; make the batch smaller"
+        raise InputError("model", "training.batch", problem)
 
 
-def _train_epoch(
-    model: SlimResNet, optimizer: torch.optim.Optimizer, dataset: Dataset, knobs: TrainingKnobs, epoch: int
-) -> EpochReport:
-    model.train()
-    rng = stream(knobs.seed, f"training:{epoch}")
-    steps = -(-len(dataset.train_labels) // knobs.batch)
-    losses = np.zeros(2)
-    rate = 0.0
-    for step, (images, labels) in enumerate(_batches(dataset, knobs, rng)):
-        rate = learning_rate(knobs, epoch + (step + 1) / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        losses += _sandwich_step(model, optimizer, images, labels, knobs, rng)
-    widest, narrowest = losses / steps
-    return EpochReport(epoch + 1, knobs.epochs, float(widest), float(narrowest), rate)
+def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
+    """What forward passes are computed in; None for plain float32."""
+    if precision == "auto":
+        if torch.device(device).type != "cuda":
+            return None  # measured on CPUs: GroupNorm in bfloat16 costs more than convolutions gain
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+
+
+class _Training:
+    """A network that learns, and all of its state: what a checkpoint keeps."""
+
+    def __init__(self, network: Network, dataset: Dataset, knobs: TrainingKnobs) -> None:
+        torch.manual_seed(derived_seed(knobs.seed, "model"))
+        self.model = network.build()
+        _require_fit(self.model, dataset, knobs)
+        self.model.to(knobs.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network, self._dataset, self._knobs = network, dataset, knobs
+        self._optimizer = torch.optim.SGD(
+            self.model.parameters(), knobs.learning_rate, knobs.momentum, weight_decay=knobs.weight_decay, nesterov=True
+        )
+        self._dtype = autocast_dtype(knobs.precision, knobs.device)
+        kind = torch.device(knobs.device).type
+        self._scaler = torch.amp.GradScaler(kind, enabled=self._dtype == torch.float16)
+
+    def epoch(self, epoch: int, on_step: Callable[[int, int], None]) -> EpochReport:
+        """One pass over the training images."""
+        knobs = self._knobs
+        self.model.train()
+        rng = stream(knobs.seed, f"training:{epoch}")
+        steps = -(-len(self._dataset.train_labels) // knobs.batch)
+        losses = torch.zeros(2, dtype=torch.float64, device=knobs.device)  # read once an epoch: reading waits for a GPU
+        rate = 0.0
+        for step, (images, labels) in enumerate(_batches(self._dataset, knobs, rng)):
+            rate = learning_rate(knobs, epoch + (step + 1) / steps)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            losses += self._sandwich_step(images, labels, rng)
+            on_step(epoch * steps + step + 1, knobs.epochs * steps)
+        widest, narrowest = (losses / steps).tolist()
+        is_probed = knobs.probe_epochs and ((epoch + 1) % knobs.probe_epochs == 0 or epoch + 1 == knobs.epochs)
+        top1 = self._uniform_top1() if is_probed else {}
+        return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, top1)
+
+    def _sandwich_step(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Tensor:
+        """One step over {widest, narrowest, random ...}; returns the losses of the first two, (2,)."""
+        spec, knobs = self.model.spec, self._knobs
+        self._optimizer.zero_grad(set_to_none=True)
+        logits = self._logits(images, (spec.widths[-1],) * spec.segments)
+        widest = F.cross_entropy(logits, labels, label_smoothing=knobs.label_smoothing)
+        self._scaler.scale(widest).backward()  # type: ignore[no-untyped-call]
+        target = self._target(logits.detach(), labels)
+        tuples = [(spec.widths[0],) * spec.segments]
+        tuples += [tuple(rng.choice(spec.widths, spec.segments).tolist()) for _ in range(knobs.random_tuples)]
+        losses = [widest.detach()]
+        for widths in tuples:
+            loss = F.cross_entropy(self._logits(images, widths), target)
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return torch.stack(losses[:2]).double()
+
+    def _target(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(B, classes) what narrower networks learn from, given the widest's logits."""
+        knobs, classes = self._knobs, logits.shape[1]
+        hard = F.one_hot(labels, classes) * (1 - knobs.label_smoothing) + knobs.label_smoothing / classes
+        return knobs.label_share * hard + (1 - knobs.label_share) * logits.softmax(dim=1)
+
+    def _logits(self, images: Tensor, widths: tuple[float, ...]) -> Tensor:
+        with torch.autocast(images.device.type, self._dtype, enabled=self._dtype is not None):
+            logits: Tensor = self.model(images, widths)
+        return logits.float()
+
+    def _uniform_top1(self, batch: int = 500) -> dict[float, float]:
+        """Share of test images that each uniform width gets right."""
+        spec, data = self.model.spec, self._dataset
+        right = dict.fromkeys(spec.widths, 0)
+        self.model.eval()
+        with torch.inference_mode():
+            for start in range(0, len(data.test_labels), batch):
+                images = torch.from_numpy(data.test_images[start : start + batch])
+                images = images.to(self._knobs.device, memory_format=torch.channels_last)
+                labels = torch.from_numpy(data.test_labels[start : start + batch]).to(self._knobs.device)
+                for width in spec.widths:
+                    found = self._logits(images, (width,) * spec.segments).argmax(dim=1)
+                    right[width] += int((found == labels).sum())
+        return {width: count / len(data.test_labels) for width, count in right.items()}
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def _hash(self) -> str:
+        """What a checkpoint must have been made with to be resumed."""
+        settings = {name: value for name, value in asdict(self._knobs).items() if name not in _NOT_OF_THE_RESULT}
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in sorted(self.model.state_dict().items())]
+        data = (self._dataset.name, len(self._dataset.train_labels))
+        text = json.dumps([self._network.label, self.model.spec.widths, shapes, settings, data], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def save(self, path: Path, finished_epochs: int) -> None:
+        """Write everything that the next epoch depends on."""
+        tensors = {f"weights.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            if "momentum_buffer" in self._optimizer.state[parameter]:
+                tensors[f"momentum.{name}"] = self._optimizer.state[parameter]["momentum_buffer"]
+        scaler = json.dumps(self._scaler.state_dict())
+        metadata = {"schema": CHECKPOINT_SCHEMA, "run": self._hash(), "epochs": str(finished_epochs), "scaler": scaler}
+        save_tensors(path, tensors, metadata)
+
+    def resume(self, path: Path) -> int:
+        """Put a checkpoint's state in place; returns the epochs that are done."""
+        tensors, metadata = load_tensors(path, CHECKPOINT_SCHEMA)
+        if metadata.get("run") != self._hash():
+            remedy = "remove the file, or train with the settings it was begun with"
+            raise InputError(str(path), "", f"is a checkpoint of another model, data set or training; {remedy}")
+        prefix = "weights."
+        weights = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+        self.model.load_state_dict(weights)
+        for name, parameter in self.model.named_parameters():
+            if (momentum := tensors.get(f"momentum.{name}")) is not None:
+                buffer = torch.empty_like(parameter).copy_(momentum.to(parameter.device))
+                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        self._scaler.load_state_dict(json.loads(metadata["scaler"]))
+        return int(metadata["epochs"])
 
 
 def _batches(dataset: Dataset, knobs: TrainingKnobs, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -252,82 +320,15 @@ def _augment(images: Images, knobs: TrainingKnobs, rng: np.random.Generator) -> 
     return np.ascontiguousarray(np.moveaxis(cropped, -1, 1))
 
 
-def _sandwich_step(
-    model: SlimResNet,
-    optimizer: torch.optim.Optimizer,
-    images: Tensor,
-    labels: Tensor,
-    knobs: TrainingKnobs,
-    rng: np.random.Generator,
-) -> tuple[float, float]:
-    """One step over {widest, narrowest, random ...}; returns the losses of the first two."""
-    config = model.config
-    optimizer.zero_grad(set_to_none=True)
-    logits = _logits(model, images, (config.widths[-1],) * config.segments, knobs)
-    widest = F.cross_entropy(logits, labels, label_smoothing=knobs.label_smoothing)
-    widest.backward()  # type: ignore[no-untyped-call]
-    soft = logits.detach().softmax(dim=1)
-    tuples = [(config.widths[0],) * config.segments]
-    tuples += [tuple(rng.choice(config.widths, config.segments).tolist()) for _ in range(knobs.random_tuples)]
-    losses = []
-    for widths in tuples:
-        loss = F.cross_entropy(_logits(model, images, widths, knobs), soft)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
-    optimizer.step()
-    return float(widest.detach()), float(losses[0])
-
-
-def _logits(model: SlimResNet, images: Tensor, widths: tuple[float, ...], knobs: TrainingKnobs) -> Tensor:
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=knobs.bfloat16):
-        logits: Tensor = model(images, widths)
-    return logits.float()
-
-
-# --------------------------------------------------------------------------------------------------------- checkpoints
-
-
-def _run_hash(config: SlimResNetConfig, dataset: Dataset, knobs: TrainingKnobs) -> str:
-    """What a checkpoint must have been made with to be resumed; the place and pace of writing do not matter."""
-    settings = asdict(knobs)
-    del settings["checkpoint_epochs"]
-    text = json.dumps([asdict(config), settings, dataset.name, len(dataset.train_labels)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _save_checkpoint(
-    path: Path, run: str, model: SlimResNet, optimizer: torch.optim.Optimizer, finished_epochs: int
-) -> None:
-    tensors = {f"weights.{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        tensors[f"momentum.{name}"] = optimizer.state[parameter]["momentum_buffer"]
-    metadata = {"schema": CHECKPOINT_SCHEMA, "run": run, "epochs": str(finished_epochs), **model.config.to_metadata()}
-    save_tensors(path, tensors, metadata)
-
-
-def _resume(path: Path, run: str, model: SlimResNet, optimizer: torch.optim.Optimizer) -> int:
-    """Put a checkpoint's state in place; returns the epochs that are done."""
-    tensors, metadata = load_tensors(path, CHECKPOINT_SCHEMA)
-    if metadata.get("run") != run:
-        remedy = "remove the file, or train with the settings it was begun with"
-        raise InputError(str(path), "", f"is a checkpoint of another model, data set or training; {remedy}")
-    prefix = "weights."
-    model.load_state_dict({name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)})
-    for name, parameter in model.named_parameters():
-        momentum = tensors[f"momentum.{name}"].to(parameter.device)
-        optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(momentum)
-    return int(metadata["epochs"])
-
-
 class _Board:
     """A TensorBoard log, or nothing where no folder was given."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, done: int) -> None:
         self._writer = None
         if folder is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder))
+            self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
 
     def __enter__(self) -> _Board:
         return self
@@ -341,3 +342,6 @@ class _Board:
             return
         for name in ("loss_widest", "loss_narrowest", "learning_rate"):
             self._writer.add_scalar(f"training/{name}", getattr(report, name), report.epoch)
+        for width, share in report.top1.items():
+            self._writer.add_scalar(f"top1/width {width:g}", share, report.epoch)
+        self._writer.flush()  # an interrupted training has shown what it knows

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TypeVar
 
 from hw.device import DeviceSpec
@@ -49,7 +48,7 @@ from hw.messages import (
     Unloaded,
     Warm,
 )
-from hw.slimresnet import SlimResNetConfig, activation_shape, load_model
+from hw.networks import ModelFile
 from policies.errors import WorkError
 
 START_TIMEOUT_S = 300.0
@@ -66,11 +65,11 @@ class WorkerDiedError(WorkError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is: its name, its device and the file of the model it serves."""
+    """What a worker is: its name, its device and the model it serves."""
 
     name: str
     device: DeviceSpec
-    model_path: Path
+    model: ModelFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def _main(spec: WorkerSpec, control: Connection, links: Links) -> None:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16384"  # every key at every batch size is a kernel of its own
     try:
-        executor = Executor(spec.device, spec.model_path, control, links.outgoing, links.incoming)
+        executor = Executor(spec.device, spec.model, control, links.outgoing, links.incoming)
     except Exception as error:
         control.send(Refused("internal_error", f"{type(error).__name__}: {error}"))
         return
@@ -248,8 +247,8 @@ class Worker:
         """For each of `count` real batches: command sent to result received, less the forward pass, in seconds."""
         requests = tuple(range(_SYNCHRONOUS - point.batch, _SYNCHRONOUS))
         self.load(_SYNCHRONOUS, point.segment, point.width)
-        config = _config_of(self.spec.model_path)
-        shape = activation_shape(config, point.segment - 1, point.previous_width)
+        model, _ = self.spec.model.load()
+        shape = model.activation_shape(point.segment - 1, point.previous_width)
         found = []
         for _ in range(warmup + count):
             self._store_zeros(requests, shape)
@@ -343,7 +342,3 @@ def transfer_round(
     for worker in (source, destination):
         worker.send(Release((_SYNCHRONOUS,)))
     return tuple(found)
-
-
-def _config_of(path: Path) -> SlimResNetConfig:
-    return load_model(path)[0].config

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the work failed, 2 the input was wrong (one message, no tr
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -41,6 +42,16 @@ def _duration_s(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object, such as {{"classes": 10}}')
+    return value
 
 
 def _share(text: str) -> float:
@@ -108,8 +119,24 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_whole, metavar="N", help="the scenario's by default")
 
 
+def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
+    told = f" ({default})" if default else "; needed for a file of an own class"
+    parser.add_argument("--network", default=default, metavar="NAME", help=f"by name, or module:Class{told}")
+    parser.add_argument(
+        "--options", type=_options, default={}, metavar="JSON", help="what an own network's class is called with"
+    )
+
+
+def _named_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("network", metavar="NETWORK", help="by name, or module:Class")
+    parser.add_argument(
+        "--options", type=_options, default={}, metavar="JSON", help="what an own network's class is called with"
+    )
+
+
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a trained network (safetensors)")
+    _network(parser, None)
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; all local ones by default")
     parser.add_argument(
         "--budget", type=_duration_s, default=300.0, metavar="TIME", help="for each device; 5m by default"
@@ -143,7 +170,7 @@ def _profile_show(parser: argparse.ArgumentParser) -> None:
 
 def _profile_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gpu", metavar="GPU", help="such as rtx-2080-ti")
-    parser.add_argument("--preset", default="slimresnet18", metavar="NAME", help="the network (slimresnet18)")
+    _network(parser, "slimresnet18")
     parser.add_argument("--batch-limit", type=_positive, default=128, metavar="N", help="largest batch (128)")
     parser.add_argument("--out", type=_path, metavar="FILE", help="where to write it; standard output by default")
 
@@ -157,8 +184,9 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "profile show": ("print, check and plot a profile", (_profile_show,)),
     "profile synth": ("a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
     "profile schema": ("print the JSON Schema of profiles", ()),
-    "model train": ("train the scenario's network", (_scenario,)),
+    "model train": ("train the scenario's network, and fill its accuracy table", (_scenario,)),
     "model evaluate": ("fill the accuracy table of the scenario's network", (_scenario,)),
+    "model check": ("check that a network keeps the rules of segmented slimmable networks", (_named_network,)),
     "train": ("train the PPO router in simulation", (_scenario, _train)),
     "simulate": ("one simulated run with one router", (_scenario, _router, _engine)),
     "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine)),
@@ -168,7 +196,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "replay": ("replay a run's event logs through fresh cores", (_run_folder,)),
     "report": ("write a run folder's report.html again", (_run_folder, _picture)),
 }
-_GROUPS = {"profile": "show, make or describe profiles", "model": "train or evaluate the slimmable network"}
+_GROUPS = {"profile": "show, make or describe profiles", "model": "train, evaluate or check a slimmable network"}
 
 
 def build_parser() -> argparse.ArgumentParser:

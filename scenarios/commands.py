@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
 from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_scenario, read_profile
+from scenarios.materials import ACCURACY_FILE, read_accuracy
 from scenarios.spec import Scenario, unique
 from scenarios.store import LOG_FILE, RunFolder, json_text, read_log, write_json, write_run, write_text
 from scenarios.tables import format_comparison, format_result, format_validation, number, table
@@ -181,14 +182,17 @@ def devices(arguments: Namespace) -> int:
 
 def calibrate(arguments: Namespace) -> int:
     """Measure local devices; each gets a profile."""
+    from hw.networks import ModelFile, Network
     from scenarios.run import calibrate_device
 
     output = Output(arguments)
+    named = arguments.network
+    network = Network(named, arguments.options, "--network", "") if named is not None else None
     written = []
     for name, device in _chosen_devices(arguments.device):
         file_name = name.replace(":", "")
         profile = calibrate_device(
-            arguments.model,
+            ModelFile(arguments.model, network),
             device,
             peer=device,
             budget_s=arguments.budget,
@@ -250,12 +254,13 @@ def profile_show(arguments: Namespace) -> int:
 
 def profile_synth(arguments: Namespace) -> int:
     """A profile from published figures."""
-    from calibrate.costs import resnet_costs
+    from calibrate.costs import costs_of
     from calibrate.datasheet import synthesize
-    from hw.slimresnet import preset
+    from hw.networks import Network
 
     output = Output(arguments)
-    costs = resnet_costs(preset(arguments.preset), arguments.preset, arguments.preset)
+    network = Network(arguments.network, arguments.options, "--network", "")
+    costs = costs_of(network.build(), network.label, network.label)
     profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
     document = profile.model_dump(mode="json", by_alias=True)
     if arguments.out is None:
@@ -276,33 +281,55 @@ def profile_schema(arguments: Namespace) -> int:
 
 
 def model_train(arguments: Namespace) -> int:
-    """Train the scenario's network."""
+    """Train the scenario's network and evaluate it."""
     from scenarios.run import ScenarioRun
 
     output = Output(arguments)
     scenario, folder = _opened(arguments)
-    if scenario.model.preset is None:
-        raise InputError(str(arguments.scenario), "model.preset", "missing; it names the network to train")
+    given = scenario.model
+    if given.network is None or given.checkpoint is not None:
+        found = "missing; it names the network to train" if given.network is None else "its checkpoint is trained"
+        raise InputError(str(arguments.scenario), "model.network", f"{found}; give network and no checkpoint")
     job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
     job.make_model()
-    return output.result(f"model: {job.model}", {"model": str(job.model)})
+    job.make_accuracy()
+    path = job.model.path
+    uniform = {w: v for w, v in read_accuracy(scenario, folder).prior.top1.items() if len(set(w)) == 1}
+    rows = [[f"{widths[0]:g}", f"{100 * value:.2f}"] for widths, value in uniform.items()]
+    text = f"{table(['uniform width', 'top-1 %'], rows)}\nmodel: {path}\naccuracy: {folder / ACCURACY_FILE}"
+    document = [{"widths": list(widths), "top1": value} for widths, value in uniform.items()]
+    return output.result(text, {"model": str(path), "accuracy": str(folder / ACCURACY_FILE), "uniform": document})
 
 
 def model_evaluate(arguments: Namespace) -> int:
     """Every width tuple on every test image."""
-    from scenarios.materials import read_accuracy
     from scenarios.run import ScenarioRun
 
     output = Output(arguments)
     scenario, folder = _opened(arguments)
     job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
-    if not job.model.is_file():
-        raise InputError(str(arguments.scenario), "model", f"no {job.model} yet; `slimsched model train` makes it")
+    if not job.model.path.is_file():
+        problem = f"no {job.model.path} yet; `slimsched model train` makes it"
+        raise InputError(str(arguments.scenario), "model", problem)
     job.make_accuracy()
     top1 = read_accuracy(scenario, folder).prior.top1
     rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
     document = [{"widths": list(widths), "top1": value} for widths, value in top1.items()]
     return output.result(table(["widths", "top-1 %"], rows), {"schema": "slimsched.top1/1", "tuples": document})
+
+
+def model_check(arguments: Namespace) -> int:
+    """The rules of segmented slimmable networks; exit code 1 where one is broken."""
+    from hw.conformance import RULES, broken_rules
+    from hw.networks import Network
+
+    output = Output(arguments)
+    network = Network(arguments.network, arguments.options, "NETWORK", "")
+    broken = broken_rules(network)
+    lines = [f"{'broken' if name in broken else 'kept  '}  {rule}" for name, rule in RULES.items()]
+    lines += [f"{name}: {problem}" for name, problem in broken.items()]
+    output.result("\n".join(lines), {"schema": "slimsched.conformance/1", "network": network.label, "broken": broken})
+    return 1 if broken else 0
 
 
 # ------------------------------------------------------------------------------------------------------- finished runs

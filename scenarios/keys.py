@@ -100,6 +100,8 @@ def _type(annotation: Any) -> str:
     if origin is tuple:
         items = [part for part in arguments if part is not Ellipsis]
         return f"list of: {_type(items[0])}" if Ellipsis in arguments else f"[{', '.join(map(_type, items))}]"
+    if origin is dict:
+        return "section with keys of its own"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
     return {str: "text", float: "number", int: "whole number", bool: "true, false", type(None): "null"}[annotation]

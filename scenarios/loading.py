@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from policies.baselines import parse_router_name
 from policies.errors import InputError, nearest
-from scenarios.spec import GreedySection, Scenario, ServerSection, TraceWorkload
+from scenarios.spec import NETWORKS, GreedySection, Scenario, ServerSection, TraceWorkload
 from sim import strict
 from sim.network import PRESETS
 from sim.profile import Profile
@@ -63,6 +63,7 @@ def load_scenario(path: Path | str) -> Scenario:
     scenario = _with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
     if scenario.model.accuracy is not None:
         read_text(Path(scenario.model.accuracy), source, "model.accuracy")
+    _check_network(scenario, source)
     _check_servers(scenario, source)
     _check_profiles(scenario, source)
     _check_faults(scenario, source)
@@ -153,6 +154,17 @@ def _router_paths(scenario: Scenario, rename: Callable[[str], str]) -> dict[str,
     return changed
 
 
+def _check_network(scenario: Scenario, source: str) -> None:
+    """Its name only: a user's own class is imported when it is needed."""
+    name = scenario.model.network
+    if name is None or name in NETWORKS:
+        return
+    module, colon, own = name.partition(":")
+    if not (colon and own.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
+        raise InputError(source, "model.network", problem)
+
+
 def _check_servers(scenario: Scenario, source: str) -> None:
     servers = scenario.cluster.named_servers
     names = [server.name for server in servers]
@@ -162,10 +174,10 @@ def _check_servers(scenario: Scenario, source: str) -> None:
             raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
         _check_device(server, servers, source, key)
         if server.profile is None and not scenario.model.is_runnable:
-            problem = "missing; without a network (model.preset or model.checkpoint) nothing can be calibrated"
+            problem = "missing; without a network (model.network or model.checkpoint) nothing can be calibrated"
             raise InputError(source, f"{key}.profile", problem)
     if scenario.cluster.servers == "auto" and not scenario.model.is_runnable:
-        raise InputError(source, "cluster.servers", "`auto` needs a network: model.preset or model.checkpoint")
+        raise InputError(source, "cluster.servers", "`auto` needs a network: model.network or model.checkpoint")
 
 
 def _check_device(server: ServerSection, servers: Iterable[ServerSection], source: str, key: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hw.accuracy import load_accuracy
 from policies.errors import InputError
@@ -16,6 +17,9 @@ from scenarios.compose import Accuracy, World, build_world, with_local_servers
 from scenarios.loading import load_scenario, read_profile
 from scenarios.spec import Scenario
 from sim.profile import Profile
+
+if TYPE_CHECKING:
+    from hw.networks import ModelFile, Network
 
 MODEL_FILE = "model.safetensors"
 ACCURACY_FILE = "accuracy.json"
@@ -40,6 +44,21 @@ def named(scenario: Scenario) -> Scenario:
 def model_path(scenario: Scenario, folder: Path) -> Path:
     """Where the network is, or will be."""
     return Path(scenario.model.checkpoint) if scenario.model.checkpoint else folder / MODEL_FILE
+
+
+def model_file(scenario: Scenario, folder: Path) -> ModelFile:
+    """The network's file, and which network the scenario says it is."""
+    from hw.networks import ModelFile  # opens torch, which a simulation does not need
+
+    return ModelFile(model_path(scenario, folder), network_of(scenario))
+
+
+def network_of(scenario: Scenario) -> Network | None:
+    """The network that the scenario names; raises `InputError` for a name that is none."""
+    from hw.networks import Network
+
+    given = scenario.model
+    return Network(given.network, given.options, scenario.name, "model.network") if given.network else None
 
 
 def profile_path(folder: Path, server: str) -> Path:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from hw.accuracy import save_accuracy
+from hw.conformance import require_conformance
+from hw.datasets import Dataset, load_dataset
 from hw.device import DeviceSpec
 from hw.evaluation import evaluate
-from hw.slimresnet import load_model, preset, save_model
+from hw.networks import ModelFile, save_model
 from hw.telemetry import available_devices
-from hw.training import RECIPES, Dataset, TrainingKnobs, load_dataset, train
+from hw.training import TrainingKnobs, recipe, train
 from policies.chance import derived_seed
 from policies.errors import InputError
 from policies.ppo.router import PPORouter
@@ -33,8 +35,9 @@ from scenarios.materials import (
     SCENARIO_FILE,
     calibrated_path,
     make_world,
-    model_path,
+    model_file,
     named,
+    network_of,
     profile_path,
 )
 from scenarios.progress import Progress
@@ -97,18 +100,18 @@ class ScenarioRun:
     # ----------------------------------------------------------------------------------------------------- the model
 
     @property
-    def model(self) -> Path:
-        """Where the network is."""
-        return model_path(self.scenario, self.folder.path)
+    def model(self) -> ModelFile:
+        """Where the network is, and which it is."""
+        return model_file(self.scenario, self.folder.path)
 
     def make_model(self) -> None:
         """Train the network, unless the scenario brings one."""
-        given = self.scenario.model
-        if given.preset is None:
-            load_model(self.model)  # refuses what is no model, before anything else runs
+        given, network = self.scenario.model, network_of(self.scenario)
+        if given.checkpoint is not None or network is None:
+            self.model.load()  # refuses what is no model, before anything else runs
             return
         knobs = training_knobs(self.scenario)
-        fingerprint = inputs_hash(given.preset, given.dataset, repr(knobs))
+        fingerprint = inputs_hash(network.label, given.dataset, repr(knobs))
 
         def work() -> Sequence[Path]:
             return train_model(self.scenario, self.folder.path, fingerprint, quiet=self._quiet)
@@ -119,9 +122,11 @@ class ScenarioRun:
         """Every width tuple on every test image."""
 
         def work() -> Sequence[Path]:
-            return [evaluate_model(self.model, self.scenario.model.dataset, self.folder.path, quiet=self._quiet)]
+            given = self.scenario.model
+            device = given.training.device
+            return [evaluate_model(self.model, given.dataset, self.folder.path, device=device, quiet=self._quiet)]
 
-        fingerprint = inputs_hash(self.scenario.model.dataset, self.model)
+        fingerprint = inputs_hash(self.scenario.model.dataset, self.model.path)
         if self.scenario.model.accuracy is None:
             self.folder.run_stage("accuracy", fingerprint, work, self._say)
 
@@ -149,7 +154,7 @@ class ScenarioRun:
             if server.name in (s.name, s.shares_device_with)
         )
         budget_s = scenario.calibration.budget
-        fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, self.model)
+        fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, self.model.path)
 
         def work() -> Sequence[Path]:
             log = self.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
@@ -197,7 +202,7 @@ class ScenarioRun:
                 write_text(path, profile.to_yaml())
             return paths
 
-        self.folder.run_stage("serving", inputs_hash(self.model, *sources, *self._rate_parts()), work, self._say)
+        self.folder.run_stage("serving", inputs_hash(self.model.path, *sources, *self._rate_parts()), work, self._say)
 
     def _rate_parts(self) -> list[Any]:
         dumped = self.scenario.model_dump(mode="json")
@@ -309,12 +314,12 @@ class ScenarioRun:
             InputError: the scenario has no network, a server without a real device, or planned faults.
         """
         if not self._can_validate():
-            problem = "real executors need a network (model.preset or checkpoint), a device for each server, no faults"
+            problem = "real executors need a network (model.network or checkpoint), a device for each server, no faults"
             raise InputError(self.scenario.name, "validate", problem)
         given = self.scenario.validate_
         own = given.model_dump(mode="json")
         shape = (own, self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
-        fingerprint = self._world_hash(shape, self.model, *self._router_file(given.routers))
+        fingerprint = self._world_hash(shape, self.model.path, *self._router_file(given.routers))
         target = self.folder / "validation.json"
 
         def work() -> Sequence[Path]:
@@ -336,40 +341,45 @@ class ScenarioRun:
 def training_knobs(scenario: Scenario) -> TrainingKnobs:
     """The data set's recipe, with what the scenario changes."""
     given = scenario.model.training.model_dump(exclude_none=True)
-    return replace(RECIPES[scenario.model.dataset], seed=scenario.seed, **given)
+    return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **given)
 
 
 def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bool = False) -> list[Path]:
-    """Train the scenario's preset; goes on from the checkpoint of an interrupted training with the same settings."""
-    assert scenario.model.preset is not None, "asked for by the caller"
+    """Train the scenario's network; goes on from the checkpoint of an interrupted training with the same settings."""
+    network = network_of(scenario)
+    assert network is not None, "asked for by the caller"
     knobs = training_knobs(scenario)
-    checkpoint = folder / "training" / f"model-{fingerprint[:12]}.safetensors"
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    with Progress("train the network", knobs.epochs, unit="epoch", quiet=quiet) as progress:
-        network = train(
-            preset(scenario.model.preset),
+    if network.is_own:
+        require_conformance(network)  # a broken rule shows now, not after hours of training
+    work = folder / "training" / f"model-{fingerprint[:12]}"
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with Progress("train the network", None, unit="step", quiet=quiet) as progress:
+        model = train(
+            network,
             load_dataset(scenario.model.dataset),
             knobs,
-            on_epoch=lambda report: progress.set(report.epoch),
-            checkpoint=checkpoint,
+            checkpoint=work.with_suffix(".safetensors"),
+            tensorboard=work,
+            on_step=progress.set,
         )
-    save_model(folder / MODEL_FILE, network, {"dataset": scenario.model.dataset})
+    metadata = {"dataset": scenario.model.dataset, "training": json.dumps(asdict(knobs), sort_keys=True)}
+    save_model(folder / MODEL_FILE, model, network.label, metadata)
     return [folder / MODEL_FILE]
 
 
-def evaluate_model(model: Path, dataset: str, folder: Path, *, quiet: bool = False) -> Path:
+def evaluate_model(file: ModelFile, dataset: str, folder: Path, *, device: str = "cpu", quiet: bool = False) -> Path:
     """Fill the accuracy table and the correctness matrix of a network; returns their file."""
-    network, _ = load_model(model)
+    model, _ = file.load()
     data = load_dataset(dataset)
     with Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress:
-        evaluation = evaluate(network, data, on_progress=lambda done, _: progress.set(done))
+        evaluation = evaluate(model, data, on_progress=lambda done, _: progress.set(done), device=device)
     path = folder / ACCURACY_FILE
     save_accuracy(path, evaluation)
     return path
 
 
 def calibrate_device(
-    model: Path,
+    model: ModelFile,
     device: DeviceSpec,
     *,
     peer: DeviceSpec | None,
@@ -423,7 +433,7 @@ def train_router(
 def validate_world(
     world: World,
     folder: RunFolder,
-    model: Path,
+    model: ModelFile,
     *,
     routers: Sequence[str],
     seeds: Sequence[int],

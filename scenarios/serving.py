@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from hw.training import Dataset
+from hw.datasets import Dataset
+from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.records import BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S
@@ -37,7 +37,7 @@ class ServingOverheads:
     transfer_s: tuple[float | None, ...]
 
 
-def measure_serving(world: World, model: Path, dataset: Dataset, seed: int) -> ServingOverheads:
+def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int) -> ServingOverheads:
     """Serve the scenario's workload for a few seconds and look at every stage of every block."""
     with real_cluster(world, model) as cluster:
         _, record = run_on_hardware(

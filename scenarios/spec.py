@@ -51,6 +51,9 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 # -------------------------------------------------------------------------------------------------------------- model
 
 
+NETWORKS = ("digits", "slimresnet-tiny", "slimresnet18")  # those of hw.slimresnet, named here without opening torch
+
+
 class ModelTraining(StrictModel):
     """How the network is trained. What is left out has the data set's own recipe."""
 
@@ -60,38 +63,55 @@ class ModelTraining(StrictModel):
     weight_decay: NonNegative | None = Field(None, description="L2 penalty")
     warmup_epochs: NonNegative | None = Field(None, description="epochs of linear rise of the rate")
     label_smoothing: Share | None = Field(None, description="of the widest network's labels")
+    label_share: Share | None = Field(
+        None, description="how much narrower networks learn from labels; the rest is what the widest says"
+    )
+    shift: Whole | None = Field(None, description="random crops after padding by so many pixels")
+    flip: bool | None = Field(None, description="mirror half of the images")
     random_tuples: Whole | None = Field(None, description="width tuples drawn each step beside the two extremes")
+    checkpoint_epochs: Count | None = Field(None, description="write a checkpoint each so many epochs")
+    probe_epochs: Whole | None = Field(
+        None, description="test the uniform widths each so many epochs, for TensorBoard; 0 never"
+    )
     device: str = Field("cpu", description="where to train, as torch names it: `cpu`, `cuda:0`")
+    precision: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
+        None, description="of forward passes in training; `auto`: mixed where the device has it"
+    )
 
 
 class ModelSection(StrictModel):
-    """The slimmable network: one to train (`preset`), one that is trained (`checkpoint`), or none.
+    """The slimmable network: one to train (`network`), one that is trained (`checkpoint`), or none.
 
     Without either, only `accuracy` is known and every server needs a profile: enough to simulate.
     """
 
-    preset: Literal["digits", "slimresnet-tiny", "slimresnet18"] | None = Field(
-        None, description="a network to train before all else"
+    network: str | None = Field(
+        None,
+        description="`digits`, `slimresnet-tiny`, `slimresnet18`, or `module:Class` for an own one (a subclass of "
+        "hw.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
     )
+    options: dict[str, Any] = Field(default_factory=dict, description="what an own network's class is called with")
     dataset: Literal["digits", "cifar100"] = Field("digits", description="the images it is trained and tested on")
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
-    checkpoint: str | None = Field(None, description="a trained network's file (safetensors)")
+    checkpoint: str | None = Field(
+        None, description="a trained network's file (safetensors); of an own class, `network` must name it as well"
+    )
     accuracy: str | None = Field(
         None, description="a file of accuracy by width tuple; made from the network where there is one"
     )
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:
-        if self.preset and self.checkpoint:
-            raise ValueError("give preset (to train one) or checkpoint (a trained one), not both")
-        if not (self.preset or self.checkpoint or self.accuracy):
-            raise ValueError("give one of preset, checkpoint, accuracy")
+        if not (self.network or self.checkpoint or self.accuracy):
+            raise ValueError("give one of network, checkpoint, accuracy")
+        if self.options and not (self.network and ":" in self.network):
+            raise ValueError("options are for an own network, named `module:Class`")
         return self
 
     @property
     def is_runnable(self) -> bool:
         """Whether there is (or will be) a network, and not only a table of its accuracy."""
-        return bool(self.preset or self.checkpoint)
+        return bool(self.network or self.checkpoint)
 
 
 # ------------------------------------------------------------------------------------------------------------ cluster

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from hw.accuracy import MEASURED
 from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.datasets import Dataset
 from hw.device import DeviceSpec
+from hw.networks import ModelFile
 from hw.server import HardwareServer
-from hw.training import Dataset
 from policies.chance import stream
 from policies.errors import InputError
 from policies.records import RunRecord
@@ -54,7 +55,7 @@ def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> Device
 
 
 @contextmanager
-def real_cluster(world: World, model: Path) -> Iterator[HardwareCluster]:
+def real_cluster(world: World, model: ModelFile) -> Iterator[HardwareCluster]:
     """The scenario's servers as executor processes on this machine; gone when the block ends."""
     sections = world.scenario.cluster.named_servers
     servers = [
@@ -122,7 +123,7 @@ def run_on_hardware(
 
 def validate_pairs(
     world: World,
-    model: Path,
+    model: ModelFile,
     dataset: Dataset,
     routers: Sequence[str],
     seeds: Sequence[int],

@@ -6,14 +6,14 @@ from itertools import pairwise, product
 
 import pytest
 
-from calibrate.costs import resnet_costs
+from calibrate.costs import costs_of
 from calibrate.datasheet import GPUS, find_gpu, synthesize
-from hw.slimresnet import preset
+from hw.networks import Network
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from sim.profile import Profile
 
-COSTS = resnet_costs(preset("slimresnet18"), "slimresnet18", "0")
+COSTS = costs_of(Network("slimresnet18").build(), "slimresnet18", "0")
 PROFILES = {name: synthesize(name, COSTS, 128) for name in GPUS}
 
 

@@ -15,7 +15,8 @@ from calibrate.measure import Progress
 from calibrate.probe import Probe, power_model, probe, sensor_model
 from calibrate.workers import Watched, mean_power, sampled
 from hw.device import DeviceSpec
-from hw.slimresnet import SlimResNet, SlimResNetConfig, save_model
+from hw.networks import ModelFile, save_model
+from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import AbsentSensor, Reading, usable_cores
 from policies.errors import InputError, WorkError
 from policies.vocabulary import Provenance
@@ -75,7 +76,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = SlimResNetConfig(1, 8, 10, 8, 1, 2, widths=(0.5, 1.0), strides=(1, 2))
     path = tmp_path_factory.mktemp("model") / "two.safetensors"
-    save_model(path, SlimResNet(config), {"name": "two"})
+    save_model(path, SlimResNet(config), "two", {})
     return path
 
 
@@ -86,7 +87,9 @@ def test_a_real_worker_is_calibrated_and_resumes(model: Path, tmp_path: Path) ->
     seen: list[Progress] = []
 
     def run(device: DeviceSpec) -> Profile:
-        return calibrate(model, device, budget_s=7.0, batch_limit=8, log_path=log, peer=device, on_progress=seen.append)
+        return calibrate(
+            ModelFile(model), device, budget_s=7.0, batch_limit=8, log_path=log, peer=device, on_progress=seen.append
+        )
 
     profile = run(device)
     assert {SOLO_ERROR, CONCURRENCY_ERROR} <= {error.figure for error in profile.errors}
@@ -102,7 +105,7 @@ def test_a_real_worker_is_calibrated_and_resumes(model: Path, tmp_path: Path) ->
     steps = [json.loads(line)["step"] for line in later[1:]]
     assert len(set(steps)) == len(steps)  # nothing that was finished is measured again
     assert again.memory == profile.memory
-    assert len(check_profile(model, device, profile, points=3).points) == 3
+    assert len(check_profile(ModelFile(model), device, profile, points=3).points) == 3
     with pytest.raises(InputError, match=r"stamp\.execution\.onednn"):
         run(DeviceSpec(cores=device.cores, onednn=False))
 
@@ -111,8 +114,8 @@ def test_senseless_requests_are_refused(model: Path, tmp_path: Path) -> None:
     """Before anything is started."""
     for budget_s, limit, key in ((0.0, 8, "budget"), (float("nan"), 8, "budget"), (10.0, 0, "batch_limit")):
         with pytest.raises(InputError) as refused:
-            calibrate(model, DeviceSpec(), budget_s=budget_s, batch_limit=limit, log_path=tmp_path / "log")
+            calibrate(ModelFile(model), DeviceSpec(), budget_s=budget_s, batch_limit=limit, log_path=tmp_path / "log")
         assert refused.value.key == key
     with pytest.raises(InputError):
-        calibrate(tmp_path / "none", DeviceSpec(), budget_s=1.0, batch_limit=1, log_path=tmp_path / "log")
+        calibrate(ModelFile(tmp_path / "none"), DeviceSpec(), budget_s=1.0, batch_limit=1, log_path=tmp_path / "log")
     assert not (tmp_path / "log").exists()

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.networks import ModelFile, save_model
 from hw.server import HardwareServer, RunClock
-from hw.slimresnet import SlimResNet, save_model
+from hw.slimresnet import SlimResNet
 from policies.errors import InputError
 from policies.greedy import GreedyScheduler
 from policies.records import RunRecord
@@ -38,7 +39,7 @@ def model() -> SlimResNet:
 @pytest.fixture(scope="module")
 def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(file, model, {})
+    save_model(file, model, "tiny", {})
     return file
 
 
@@ -48,7 +49,7 @@ def _servers(count: int = 2) -> list[HardwareServer]:
 
 @pytest.fixture(scope="module")
 def cluster(path: Path) -> Iterator[HardwareCluster]:
-    with HardwareCluster(path, _servers(), sensor_period_s=0.05, warm_batches=(1, 4)) as running:
+    with HardwareCluster(ModelFile(path), _servers(), sensor_period_s=0.05, warm_batches=(1, 4)) as running:
         yield running
 
 
@@ -146,7 +147,7 @@ def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: Sl
 
 def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> None:
     """A server killed in mid-run: the router hears of it, the others finish everything, the record says so."""
-    with HardwareCluster(path, _servers(), sensor_period_s=0.05) as running:
+    with HardwareCluster(ModelFile(path), _servers(), sensor_period_s=0.05) as running:
         victim = running._workers[1].pid
         # it hangs first, so that transfers from it and to it are certainly under way when it dies
         timers = [
@@ -171,7 +172,7 @@ def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, mode
     """Widths, images and routers of another model are the user's error, before anything runs."""
     other = dataclasses.replace(_servers()[0], knobs=dataclasses.replace(knobs(False), widths=(0.25, 1.0)))
     with pytest.raises(InputError, match="widths"):
-        HardwareCluster(path, [other])
+        HardwareCluster(ModelFile(path), [other])
     run = _run(model)
     with pytest.raises(InputError, match="shape"):
         _carry_out(cluster, dataclasses.replace(run, images=np.zeros((50, 3, 8, 8), np.float32)))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 
+from hw.datasets import Dataset, load_dataset
 from hw.evaluation import evaluate
-from hw.slimresnet import PRESETS, SlimResNetConfig, model_hash
-from hw.training import RECIPES, Dataset, EpochReport, TrainingKnobs, learning_rate, load_dataset, train
+from hw.networks import Network, model_hash
+from hw.training import EpochReport, TrainingKnobs, autocast_dtype, learning_rate, recipe, train
 from policies.errors import InputError
-from tests.hw.worlds import TINY, tiny_model
+from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
 SMALL = TrainingKnobs(epochs=2, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
 
@@ -36,7 +38,7 @@ def few(digits: Dataset) -> Dataset:
 
 def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
     """Two epochs at once and one epoch plus a resumed one give the same weights, bit for bit."""
-    whole = train(TINY, few, SMALL)
+    whole = train(TINY_NETWORK, few, SMALL)
 
     class StoppedError(Exception):
         pass
@@ -47,29 +49,31 @@ def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
 
     checkpoint = tmp_path / "checkpoint.safetensors"
     with pytest.raises(StoppedError):
-        train(TINY, few, SMALL, on_epoch=stop, checkpoint=checkpoint)
+        train(TINY_NETWORK, few, SMALL, on_epoch=stop, checkpoint=checkpoint)
     epochs: list[int] = []
-    resumed = train(TINY, few, SMALL, on_epoch=lambda report: epochs.append(report.epoch), checkpoint=checkpoint)
+    resumed = train(
+        TINY_NETWORK, few, SMALL, on_epoch=lambda report: epochs.append(report.epoch), checkpoint=checkpoint
+    )
     assert epochs == [2]
     assert model_hash(resumed.state_dict()) == model_hash(whole.state_dict())
     assert model_hash(resumed.state_dict()) != model_hash(
-        train(TINY, few, dataclasses.replace(SMALL, seed=4)).state_dict()
+        train(TINY_NETWORK, few, dataclasses.replace(SMALL, seed=4)).state_dict()
     )
 
 
 def test_a_foreign_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:
     """A checkpoint of other settings is not trained on in silence."""
     checkpoint = tmp_path / "checkpoint.safetensors"
-    train(TINY, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
+    train(TINY_NETWORK, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
     with pytest.raises(InputError, match="another model"):
-        train(TINY, few, SMALL, checkpoint=checkpoint)
+        train(TINY_NETWORK, few, SMALL, checkpoint=checkpoint)
 
 
 def test_training_learns_every_width(few: Dataset) -> None:
     """After some epochs the widest and the narrowest network know their training images better than chance."""
     reports: list[EpochReport] = []
     knobs = dataclasses.replace(SMALL, epochs=80, learning_rate=0.05, flip=False, shift=0)
-    model = train(TINY, few, knobs, on_epoch=reports.append)
+    model = train(TINY_NETWORK, few, knobs, on_epoch=reports.append)
     assert reports[-1].loss_widest < reports[0].loss_widest
     with torch.inference_mode():
         for widths in ((0.5,) * 3, (1.0,) * 3, (0.5, 1.0, 0.5)):
@@ -96,18 +100,95 @@ def test_the_digits_split_is_fixed_and_stratified(digits: Dataset) -> None:
 
 
 def test_unknown_and_missing_data_are_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong name is answered with the nearest one, a missing folder with what to do."""
+    """A wrong name is answered with the nearest one, a missing folder that can't be fetched with what to do."""
     with pytest.raises(InputError, match="did you mean 'digits'"):
         load_dataset("digit")
+
+    def no_network(*_: object, **__: object) -> None:
+        raise URLError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", no_network)
     monkeypatch.setenv("SLIMSCHED_DATA", str(tmp_path))
-    with pytest.raises(InputError, match="SLIMSCHED_DATA"):
+    with pytest.raises(InputError, match=r"can't be downloaded .*no network.*SLIMSCHED_DATA"):
         load_dataset("cifar100")
+
+
+def test_damaged_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder whose files are not the published ones is not opened (they are pickles), nor downloaded over."""
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("what the user has is not overwritten")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", forbidden)
+    for name in ("train", "test", "meta"):
+        (folder / name).write_bytes(b"cos\nsystem\n(S'true'\ntR.")  # a pickle that would run a command
+    with pytest.raises(InputError, match="damaged or incomplete; remove the folder"):
+        load_dataset("cifar100", tmp_path)
+
+
+def test_a_missing_folder_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a network, torchvision fetches the files to the folder that SLIMSCHED_DATA names."""
+    asked: list[str | Path] = []
+    monkeypatch.setattr(
+        "torchvision.datasets.cifar.download_and_extract_archive", lambda url, root, **_: asked.append(root)
+    )
+    with pytest.raises(InputError):  # it is as missing as before: nothing was really fetched
+        load_dataset("cifar100", tmp_path)
+    assert list(map(Path, asked)) == [tmp_path]
+
+
+def test_too_few_images_are_refused(few: Dataset) -> None:
+    """Less than one batch teaches nothing."""
+    with pytest.raises(InputError, match="too few images: 48 for batches of 64"):
+        train(TINY_NETWORK, few, dataclasses.replace(SMALL, batch=64))
+
+
+def test_a_resumed_training_logs_the_same_losses(few: Dataset, tmp_path: Path) -> None:
+    """Epoch reports after a kill are those of the training that was not killed; steps are counted on."""
+    whole: list[EpochReport] = []
+    knobs = dataclasses.replace(SMALL, epochs=3, probe_epochs=1)
+    train(TINY_NETWORK, few, knobs, on_epoch=whole.append)
+    assert all(set(report.top1) == set(TINY_SPEC.widths) for report in whole)
+
+    def kill(report: EpochReport) -> None:
+        raise KeyboardInterrupt
+
+    checkpoint, parts, steps = tmp_path / "checkpoint.safetensors", list[EpochReport](), list[tuple[int, int]]()
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY_NETWORK, few, knobs, on_epoch=kill, checkpoint=checkpoint)
+    train(
+        TINY_NETWORK, few, knobs, on_epoch=parts.append, checkpoint=checkpoint,
+        tensorboard=tmp_path / "board", on_step=lambda *step: steps.append(step),
+    )  # fmt: skip
+    assert parts == whole[1:]
+    assert steps == [(step, 9) for step in range(4, 10)]
+    assert list((tmp_path / "board").glob("events*"))
+
+
+def test_half_precision_trains_and_resumes(few: Dataset, tmp_path: Path) -> None:
+    """float16 needs a scaler whose state is part of the checkpoint; `auto` is float32 on a CPU."""
+    assert autocast_dtype("auto", "cpu") is None
+    knobs = dataclasses.replace(SMALL, precision="float16")
+    whole = train(TINY_NETWORK, few, knobs)
+
+    def kill(report: EpochReport) -> None:
+        raise KeyboardInterrupt
+
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY_NETWORK, few, knobs, on_epoch=kill, checkpoint=checkpoint)
+    resumed = train(TINY_NETWORK, few, knobs, checkpoint=checkpoint)
+    assert model_hash(resumed.state_dict()) == model_hash(whole.state_dict())
+    plain = train(TINY_NETWORK, few, SMALL)
+    assert model_hash(plain.state_dict()) != model_hash(whole.state_dict())
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused(few: Dataset) -> None:
     """Images and classes must be those that the model takes."""
     with pytest.raises(InputError, match="fit"):
-        train(PRESETS["slimresnet-tiny"], few, SMALL)
+        train(Network("slimresnet-tiny"), few, SMALL)
 
 
 def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
@@ -116,7 +197,7 @@ def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
     progress: list[tuple[int, int]] = []
     found = evaluate(model, few, on_progress=lambda done, all_: progress.append((done, all_)), batch=16)
     assert progress == [(16, 40), (32, 40), (40, 40)]
-    assert found.tuples == tuple(TINY.tuples())
+    assert found.tuples == tuple(TINY_SPEC.tuples())
     with torch.inference_mode():
         for column, widths in enumerate(found.tuples):
             for start in range(0, 40, 16):
@@ -129,14 +210,8 @@ def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
 @pytest.mark.slow
 def test_the_digits_recipe_reaches_its_mark(digits: Dataset) -> None:
     """The recipe gets more than 93 % at full width, and wider networks know more."""
-    top1 = evaluate(train(PRESETS["digits"], digits, RECIPES["digits"]), digits).top1()
+    top1 = evaluate(train(Network("digits"), digits, recipe("digits", "digits")), digits).top1()
     full, quarter = top1[(1.0,) * 4], top1[(0.25,) * 4]
     assert full > 0.93
     assert quarter > 0.8
     assert full > quarter + 0.01
-
-
-def test_presets_are_what_their_data_needs() -> None:
-    """Each preset's configuration survives its text form."""
-    for config in PRESETS.values():
-        assert SlimResNetConfig.from_metadata(config.to_metadata()) == config

@@ -27,7 +27,8 @@ from hw.messages import (
     Run,
     Store,
 )
-from hw.slimresnet import SlimResNet, instance_bytes, save_model
+from hw.networks import ModelFile, save_model
+from hw.slimresnet import SlimResNet
 from hw.worker import Worker, WorkerDiedError, WorkerSpec, start_workers, transfer_round
 from policies.errors import WorkError
 from tests.hw.worlds import TINY, device, tiny_model
@@ -43,13 +44,13 @@ def model() -> SlimResNet:
 @pytest.fixture(scope="module")
 def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(file, model, {})
+    save_model(file, model, "tiny", {})
     return file
 
 
 @pytest.fixture(scope="module")
 def pair(path: Path) -> Iterator[list[Worker]]:
-    with start_workers([WorkerSpec(f"server{i}", device(i), path) for i in range(2)]) as workers:
+    with start_workers([WorkerSpec(f"server{i}", device(i), ModelFile(path)) for i in range(2)]) as workers:
         yield workers
 
 
@@ -154,10 +155,10 @@ def test_what_is_wrong_is_answered_and_kills_nothing(pair: list[Worker]) -> None
     assert _run(worker, Run(6, 1, (1,), 1, 0.0, 0.5, 1)).labels == ()
 
 
-def test_memory_is_counted_in_real_bytes(path: Path) -> None:
+def test_memory_is_counted_in_real_bytes(model: SlimResNet, path: Path) -> None:
     """Loads take the bytes of their weights; one beyond the budget fails, and unloading makes room."""
-    sizes = {width: instance_bytes(TINY, 3, width) for width in TINY.widths}
-    spec = WorkerSpec("small", DeviceSpec(vram_bytes=sizes[1.0] + sizes[0.5] - 1), path)
+    sizes = {width: model.instance_bytes(3, width) for width in TINY.widths}
+    spec = WorkerSpec("small", DeviceSpec(vram_bytes=sizes[1.0] + sizes[0.5] - 1), ModelFile(path))
     with Worker(spec) as worker:
         assert worker.load(0, 3, 1.0).vram_bytes == sizes[1.0]
         worker.send(Load(1, 3, 0.5))
@@ -249,13 +250,15 @@ def _gone(pid: int) -> bool:
 
 def test_no_process_is_left_behind(path: Path) -> None:
     """After a normal end, after an error inside the context, and when the worker is stuck in a long job."""
-    with Worker(WorkerSpec("normal", device(), path)) as worker:
+    with Worker(WorkerSpec("normal", device(), ModelFile(path))) as worker:
         pid = worker.pid
         assert worker.alive
     assert _gone(pid)
 
     def fail() -> None:
-        with start_workers([WorkerSpec("one", device(0), path), WorkerSpec("two", device(1), path)]) as workers:
+        with start_workers(
+            [WorkerSpec("one", device(0), ModelFile(path)), WorkerSpec("two", device(1), ModelFile(path))]
+        ) as workers:
             pids.extend(worker.pid for worker in workers)
             raise KeyboardInterrupt
 
@@ -268,7 +271,7 @@ def test_no_process_is_left_behind(path: Path) -> None:
 
 def test_ctrl_c_is_the_drivers_business(path: Path) -> None:
     """SIGINT does not end a worker; the end of its pipe does."""
-    worker = Worker(WorkerSpec("steady", device(), path))
+    worker = Worker(WorkerSpec("steady", device(), ModelFile(path)))
     os.kill(worker.pid, signal.SIGINT)
     assert worker.load(0, 1, 1.0).vram_bytes > 0
     process = psutil.Process(worker.pid)
@@ -279,7 +282,7 @@ def test_ctrl_c_is_the_drivers_business(path: Path) -> None:
 
 def test_a_dead_worker_is_noticed(path: Path) -> None:
     """A killed worker raises when it is heard and when it is spoken to."""
-    with Worker(WorkerSpec("mortal", device(), path)) as worker:
+    with Worker(WorkerSpec("mortal", device(), ModelFile(path))) as worker:
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="died"):
             worker.receive(WAIT_S)
@@ -290,7 +293,7 @@ def test_a_dead_worker_is_noticed(path: Path) -> None:
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     """No model, no worker: the error names the file."""
     with pytest.raises(WorkError, match="nowhere"):
-        Worker(WorkerSpec("lost", device(), tmp_path / "nowhere.safetensors"))
+        Worker(WorkerSpec("lost", device(), ModelFile(tmp_path / "nowhere.safetensors")))
 
 
 def test_local_devices_are_unequal_on_a_cpu() -> None:
@@ -309,11 +312,11 @@ def test_a_gpu_serves_what_the_cpu_computes(model: SlimResNet, path: Path) -> No
     """On a GPU: labels as on the CPU, memory counted, instances concurrent, benchmarks timed."""
     gpu = local_devices()[0]
     requests, images = tuple(range(16)), _images(16)
-    with Worker(WorkerSpec("gpu", gpu, path)) as worker:
+    with Worker(WorkerSpec("gpu", gpu, ModelFile(path))) as worker:
         assert worker.wait_until_ready().execution["device"] == "cuda:0"
         for segment in (1, 2, 3):
             timing = worker.load(segment, segment, 1.0, probe_batch=16)
-            assert timing.vram_bytes >= instance_bytes(TINY, segment, 1.0)
+            assert timing.vram_bytes >= model.instance_bytes(segment, 1.0)
         _store(worker, requests, images)
         for segment in (1, 2, 3):
             answer = _run(worker, Run(segment, segment, requests, segment, 1.0 if segment > 1 else 0.0, 1.0, 16))

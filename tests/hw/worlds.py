@@ -6,13 +6,27 @@ import numpy as np
 import torch
 
 from hw.device import DeviceSpec
-from hw.slimresnet import SlimResNet, SlimResNetConfig, instance_bytes, run_segment, slice_weights, tensor_shapes
+from hw.networks import Network
+from hw.slimmable import slice_weights
+from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
 from policies.greedy import GreedyKnobs
 from policies.routing import RouterConfig
 from policies.vocabulary import Choice, ClusterView
 
 TINY = SlimResNetConfig(1, 8, 10, 8, 1, 4, widths=(0.5, 1.0), strides=(1, 2, 1))
+TINY_SPEC = TINY.spec
+
+
+class TinyNet(SlimResNet):
+    """The tiny network as a user's own class would be."""
+
+    def __init__(self, shape: str = "tiny") -> None:
+        super().__init__({"tiny": TINY}[shape])
+
+
+TINY_NETWORK = Network("tests.hw.worlds:TinyNet")
+_HEAD = f"segments.{TINY.segments - 1}.head"
 
 
 def tiny_model(seed: int = 0) -> SlimResNet:
@@ -26,24 +40,23 @@ def tiny_model(seed: int = 0) -> SlimResNet:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-        last = model.segment_weights(TINY.segments)
+        head = model.get_parameter(_HEAD)
         means = _mean_features(model)  # (tuples, channels)
-        last["head"] -= last["head"] @ torch.linalg.pinv(means) @ means
-        last["head_bias"].zero_()
+        head.sub_(head @ torch.linalg.pinv(means) @ means)
+        model.get_parameter(f"{_HEAD}_bias").zero_()
     return model
 
 
 def _mean_features(model: SlimResNet) -> torch.Tensor:
     """(tuples, channels) what reaches the head, by width tuple that ends at full width, over some images."""
-    last = model.segment_weights(TINY.segments)
-    channels = last["head"].shape[1]
-    bare = {**last, "head": torch.eye(channels), "head_bias": torch.zeros(channels)}
+    channels = model.get_parameter(_HEAD).shape[1]
+    bare = {_HEAD: torch.eye(channels), f"{_HEAD}_bias": torch.zeros(channels)}
     rows = []
-    for first, second, _ in (widths for widths in TINY.tuples() if widths[-1] == 1.0):
+    for first, second, _ in (widths for widths in TINY_SPEC.tuples() if widths[-1] == 1.0):
         x = model.forward_segment(torch.randn(64, 1, 8, 8), 1, first, 0.0)
         x = model.forward_segment(x, 2, second, first)
-        shapes = {**tensor_shapes(TINY, 3, 1.0, second), "head": (channels, channels), "head_bias": (channels,)}
-        rows.append(run_segment(TINY, 3, slice_weights(bare, shapes), x).mean(0))
+        weights = slice_weights(dict(model.named_parameters()), model.weight_shapes(3, 1.0, second))
+        rows.append(model.run_segment(3, {**weights, **bare}, x).mean(0))
     return torch.stack(rows)
 
 
@@ -55,7 +68,8 @@ def device(number: int = 0) -> DeviceSpec:
 
 def knobs(preload: bool = True) -> GreedyKnobs:
     """Room for everything."""
-    sizes = {(s, w): instance_bytes(TINY, s, w) for s in range(1, TINY.segments + 1) for w in TINY.widths}
+    model = SlimResNet(TINY)
+    sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, TINY.segments + 1) for w in TINY.widths}
     loaded = tuple((segment, 1.0) for segment in range(1, TINY.segments + 1)) if preload else ()
     return GreedyKnobs(TINY.widths, sizes, 0, 8, 1 << 24, preload=loaded)
 

@@ -136,7 +136,7 @@ def test_the_fluid_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`profile synth` writes what `profile show` reads, plots and calls a datasheet's."""
     path, plot = tmp_path / "gpu.yaml", tmp_path / "gpu.html"
-    flags = ["--preset", "slimresnet-tiny", "--batch-limit", "16"]
+    flags = ["--network", "slimresnet-tiny", "--batch-limit", "16"]
     assert main(["profile", "synth", "RTX 2080 Ti", *flags, "--out", str(path)]) == 0
     capsys.readouterr()
     assert main(["profile", "show", str(path), "--plot", str(plot), "--json", "-"]) == 0

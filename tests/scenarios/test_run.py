@@ -21,7 +21,7 @@ from tests import worlds
 SCENARIO = """
 schema: slimsched.scenario/1
 name: small
-model: {preset: digits, dataset: digits, training: {epochs: 1}}
+model: {network: digits, dataset: digits, training: {epochs: 1}}
 cluster: {servers: auto, greedy: {batch_limit: 8, preload: all}}
 router: {groups: [1, 4]}
 workload: {kind: poisson, rate_img_s: 30}

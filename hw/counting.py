@@ -1,0 +1,61 @@
+"""Operations and bytes of a computation, counted as torch runs it: on real tensors, or on `meta` ones at no cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a computation did.
+
+    Attributes:
+        macs: multiply-accumulates of matrix products and convolutions: half of torch's counted operations.
+        moved_bytes: tensors read and written by its operations, weights not among them.
+        kernels: operations that computed something (views do not).
+    """
+
+    macs: int
+    moved_bytes: int
+    kernels: int
+
+
+def counted(computation: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> tuple[Counts, Tensor]:
+    """Run a computation and count it; `weights` are the tensors whose bytes are not feature maps."""
+    flops, traffic = FlopCounterMode(display=False), _Traffic(weights)
+    with flops, traffic:
+        result = computation()
+    return Counts(flops.get_total_flops() // 2, traffic.moved_bytes, traffic.kernels), result
+
+
+class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what each operation reads and writes."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {id(tensor) for tensor in weights}
+        self.moved_bytes = 0
+        self.kernels = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not func.is_view:
+            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            self.kernels += 1
+            self.moved_bytes += sum(_bytes(tensor) for tensor in (*read, *written) if id(tensor) not in self._weights)
+        return result
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

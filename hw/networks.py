@@ -1,0 +1,193 @@
+"""Networks by name, and their files: which one is meant, how it is built, and what of it lies on disk.
+
+A network is one of `PRESETS`, or a user's own class, named `module:Class`. A file holds weights and the name, never
+code: what runs is chosen by whoever names the network, and a file of a user's class is opened only under that name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hw.slimmable import SlimmableModel
+from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
+from policies.errors import InputError, nearest
+
+SCHEMA = "slimsched.model/1"
+OWN_CLASS = "module:Class"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Which network is meant.
+
+    Attributes:
+        name: one of `PRESETS`, or `module:Class`: a subclass of `SlimmableModel`.
+        options: what a user's class is called with.
+        source, key: where the name stands, for messages.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "model"
+    key: str = "network"
+
+    def __post_init__(self) -> None:
+        if self.name not in PRESETS and not self.is_own:
+            problem = f"unknown network {self.name!r}; {nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for an own one"
+            raise InputError(self.source, self.key, problem)
+        if self.options and not self.is_own:
+            raise InputError(self.source, "options", f"only an own network takes options; {self.name!r} has none")
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a user's class is named."""
+        module, colon, name = self.name.partition(":")
+        return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+    @property
+    def label(self) -> str:
+        """Its name and options in one line: two networks are the same where these are."""
+        return f"{self.name} {json.dumps(dict(self.options), sort_keys=True)}" if self.options else self.name
+
+    def build(self) -> SlimmableModel:
+        """A fresh one, its weights drawn from torch's generator; raises `InputError` where it can't be made."""
+        if not self.is_own:
+            return SlimResNet(PRESETS[self.name])
+        module, _, name = self.name.partition(":")
+        try:
+            model = getattr(_import(module), name)(**self.options)
+        except Exception as error:
+            problem = f"{self.name!r} could not be made: {type(error).__name__}: {error}"
+            raise InputError(self.source, self.key, problem) from error
+        if not isinstance(model, SlimmableModel):
+            raise InputError(self.source, self.key, f"{self.name!r} is no hw.slimmable.SlimmableModel: subclass it")
+        return model
+
+
+def _import(module: str) -> Any:
+    """From where Python looks, else from the folder the user is in (an installed command does not look there)."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(module)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A network's weights on disk; `network` must be named where it is a user's own class, and is checked if it is."""
+
+    path: Path
+    network: Network | None = None
+
+    def load(self) -> tuple[SlimmableModel, dict[str, str]]:
+        """The model, on the CPU, and the file's metadata (`hash` among it).
+
+        Raises:
+            InputError: the file is foreign or corrupt, of another network, or does not fit its configuration or hash.
+        """
+        tensors, metadata = load_tensors(self.path, SCHEMA)
+        model = self._structure(metadata)
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            problem = f"the weights do not fit the network ({' '.join(str(error).split())[:300]})"
+            raise InputError(str(self.path), "", problem) from None
+        found = model_hash(model.state_dict())
+        if found != metadata.get("hash"):
+            problem = f"the weights hash to {found}, the header says {metadata.get('hash')!r}: the file was damaged"
+            raise InputError(str(self.path), "hash", problem)
+        return model, metadata
+
+    def _structure(self, metadata: Mapping[str, str]) -> SlimmableModel:
+        """The network without its weights."""
+        config, label = metadata.get("config"), metadata.get("network", "")
+        if config is None:
+            return self._own(label)
+        try:
+            found = SlimResNetConfig.from_json(config)
+        except ValueError as error:
+            raise InputError(str(self.path), "config", f"not a model configuration ({error})") from None
+        if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != found):
+            raise self._other(label or "another slimmable ResNet")
+        return SlimResNet(found)
+
+    def _own(self, label: str) -> SlimmableModel:
+        """A user's class: under the name that the caller gives, never the file's alone."""
+        if not label:
+            raise InputError(str(self.path), "network", "the header does not say which network this is; train it again")
+        if self.network is None:
+            remedy = "name it as well (model.network in a scenario, --network): a file never chooses what code runs"
+            raise InputError(str(self.path), "network", f"holds weights of {label!r}; {remedy}")
+        if self.network.label != label:
+            raise self._other(label)
+        return self.network.build()
+
+    def _other(self, label: str) -> InputError:
+        assert self.network is not None
+        remedy = "name the file or the network that you mean"
+        problem = f"holds weights of {label!r}, not of {self.network.label!r}; {remedy}"
+        return InputError(str(self.path), "network", problem)
+
+
+def save_model(path: Path, model: SlimmableModel, network: str, metadata: Mapping[str, str]) -> None:
+    """Write weights and what they are of: a network's `label`, or what a ResNet of no preset is to be called.
+
+    `metadata` is kept beside them as text.
+    """
+    state = model.state_dict()
+    header = {**metadata, "schema": SCHEMA, "network": network, "hash": model_hash(state)}
+    if type(model) is SlimResNet:  # a subclass is a user's own, and may compute something else
+        header["config"] = model.config.to_json()
+    save_tensors(path, state, header)
+
+
+def model_hash(state: Mapping[str, Tensor]) -> str:
+    """16 hex digits that name these weights: names, shapes, types and values."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(plain, temporary, dict(metadata))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file.
+
+    Raises:
+        InputError: there is no such file, it is no safetensors file, or not of this schema.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError) as error:
+        raise InputError(str(path), "", f"cannot be read as safetensors ({error}); train a model first") from None
+    if metadata.get("schema") != schema:
+        raise InputError(str(path), "schema", f"found {metadata.get('schema')!r}, this needs {schema!r}")
+    return tensors, metadata

@@ -1,0 +1,185 @@
+"""Networks by name and their files; whoever breaks a rule of slimmable networks is found out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hw.conformance import RULES, broken_rules, require_conformance
+from hw.networks import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
+from hw.slimmable import ModelSpec, Shape, SlimmableModel, Weights
+from hw.slimresnet import PRESETS, SlimResNet
+from policies.errors import InputError
+from scenarios.spec import NETWORKS
+from tests.hw.worlds import TINY, TINY_NETWORK, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model() -> SlimResNet:
+    return tiny_model()
+
+
+def test_unknown_names_are_refused() -> None:
+    """With the nearest name, and with what a user's own class must be."""
+    with pytest.raises(InputError, match="did you mean 'digits'"):
+        Network("digit")
+    with pytest.raises(InputError, match="only an own network takes options"):
+        Network("digits", {"classes": 3})
+    for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.worlds:TINY", "not callable")):
+        with pytest.raises(InputError, match=problem):
+            Network(name).build()
+    with pytest.raises(InputError, match="SlimmableModel: subclass it"):
+        Network("pathlib:Path").build()
+
+
+def test_files_come_back_and_foreign_ones_are_refused(model: SlimResNet, tmp_path: Path) -> None:
+    """A saved model is loaded bit for bit; truncated, foreign and tampered files are the user's error."""
+    path = tmp_path / "folder" / "model.safetensors"
+    save_model(path, model, "tiny", {"note": "kept"})
+    loaded, metadata = ModelFile(path).load()
+    assert loaded.spec == model.spec
+    assert metadata["note"] == "kept"
+    assert metadata["hash"] == model_hash(model.state_dict()) == model_hash(loaded.state_dict())
+    assert list(path.parent.iterdir()) == [path]
+
+    with pytest.raises(InputError, match="missing"):
+        ModelFile(tmp_path / "missing.safetensors").load()
+    (tmp_path / "cut.safetensors").write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="safetensors"):
+        ModelFile(tmp_path / "cut.safetensors").load()
+    save_tensors(tmp_path / "foreign.safetensors", {"x": torch.zeros(1)}, {"schema": "other/1"})
+    with pytest.raises(InputError, match="schema"):
+        ModelFile(tmp_path / "foreign.safetensors").load()
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    (tmp_path / "flipped.safetensors").write_bytes(raw)
+    with pytest.raises(InputError, match="hash"):
+        ModelFile(tmp_path / "flipped.safetensors").load()
+
+
+def test_the_hash_tells_weights_apart(model: SlimResNet) -> None:
+    """One changed number changes the hash; memory layout does not."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first = model_hash(state)
+    name = next(name for name, tensor in state.items() if tensor.dim() == 4)
+    state[name] = state[name].contiguous(memory_format=torch.channels_last)
+    assert model_hash(state) == first
+    state[name][0, 0, 0, 0] += 1
+    assert model_hash(state) != first
+
+
+def test_a_file_never_chooses_what_code_runs(tmp_path: Path) -> None:
+    """A file of a user's class is opened only under the name that the user gives, with the same options."""
+    path = tmp_path / "own.safetensors"
+    network = Network(TINY_NETWORK.name, {"shape": "tiny"})
+    save_model(path, network.build(), network.label, {})
+    assert "config" not in load_tensors(path, "slimsched.model/1")[1]
+    loaded, _ = ModelFile(path, network).load()
+    assert type(loaded).__name__ == "TinyNet"
+    with pytest.raises(InputError, match="never chooses what code runs"):
+        ModelFile(path).load()
+    for other in (TINY_NETWORK, Network("digits")):
+        with pytest.raises(InputError, match="holds weights of"):
+            ModelFile(path, other).load()
+
+
+def test_a_file_of_another_configuration_is_refused(model: SlimResNet, tmp_path: Path) -> None:
+    """Where the scenario names a network, the file must be of that one."""
+    path = tmp_path / "digits.safetensors"
+    save_model(path, Network("digits").build(), "digits", {})
+    ModelFile(path, Network("digits")).load()
+    for other in (Network("slimresnet18"), TINY_NETWORK):
+        with pytest.raises(InputError, match="holds weights of 'digits', not of"):
+            ModelFile(path, other).load()
+    tensors, metadata = load_tensors(path, "slimsched.model/1")
+    save_tensors(tmp_path / "less.safetensors", dict(list(tensors.items())[1:]), metadata)
+    with pytest.raises(InputError, match="do not fit"):
+        ModelFile(tmp_path / "less.safetensors").load()
+
+
+# ------------------------------------------------------------------------------------------------ conformance
+
+
+class Pooled(SlimmableModel):
+    """A user's network at its shortest: one linear map a segment, on mean pixels; `fault` names a rule to break."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+        self.first = nn.Parameter(torch.randn(8, 3))
+        self.second = nn.Parameter(torch.randn(5, 8))
+        if fault == "gradients":
+            self.idle = nn.Parameter(torch.zeros(1))
+        self.calls = 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(2, (0.25, 1.0), (3, 4, 4), 5)
+
+    def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
+        if segment == 2:
+            return {"second": (5, 9 if self.fault == "slices" else round(8 * previous_width))}
+        return {"first": (round(8 * width), 3)}
+
+    def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
+        self.calls += 1
+        if segment == 2:
+            own = self.second[:, : x.shape[1]] if self.fault == "instances" else weights["second"]
+            return x @ own.T
+        if self.fault == "input":
+            x.add_(1)
+        if self.fault == "no neighbours":
+            x = x - x.mean(0)
+        y = x.mean((2, 3)) @ weights["first"].T
+        if self.fault == "order" and len(weights["first"]) < 8:
+            for _ in range(2):
+                y = y @ weights["first"] @ weights["first"].T
+        return y + self.calls if self.fault == "no state" else y
+
+    def cost(self, segment, width, previous_width):  # type: ignore[no-untyped-def]
+        found = super().cost(segment, width, previous_width)
+        if self.fault == "cost":
+            return type(found)(found.macs + 1, found.params, found.activation_bytes, 1, 1)
+        return found
+
+
+POOLED = "tests.hw.test_networks:Pooled"
+
+
+def test_a_users_network_needs_three_methods(tmp_path: Path) -> None:
+    """Widths, costs, instances and files follow; its second segment costs the same at every width, and may."""
+    network = Network(POOLED)
+    assert broken_rules(network) == {}
+    model = network.build()
+    assert model.cost(1, 0.25, 0.0).macs == 6
+    assert model.cost(2, 1.0, 0.25).macs == 10
+    assert model.activation_shape(1, 0.25) == (2,)
+    assert model.instance_bytes(1, 0.25) == 24
+    save_model(tmp_path / "pooled.safetensors", model, network.label, {})
+    loaded, _ = ModelFile(tmp_path / "pooled.safetensors", network).load()
+    assert model_hash(loaded.state_dict()) == model_hash(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "fault, rule",
+    [(fault, fault) for fault in ("slices", "no state", "no neighbours", "instances", "cost", "gradients")]
+    + [("input", "no state"), ("order", "order")],
+)
+def test_a_broken_rule_is_found(fault: str, rule: str) -> None:
+    """A network that breaks a rule on purpose is told which, and where."""
+    network = Network(POOLED, {"fault": fault})
+    assert rule in broken_rules(network)
+    with pytest.raises(InputError, match="breaks a rule"):
+        require_conformance(network)
+
+
+def test_every_preset_is_described() -> None:
+    """Each preset's configuration survives its text form, and the scenario file knows its name."""
+    assert set(NETWORKS) == set(PRESETS)
+    for config in PRESETS.values():
+        assert type(config).from_json(config.to_json()) == config
+    assert TINY.spec == TINY_NETWORK.build().spec
+    assert RULES
