@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hw.datasets import Dataset, Images
+from hw.datasets import Dataset
 from hw.networks import Network, load_tensors, save_tensors
 from hw.slimmable import SlimmableModel
 from policies.chance import derived_seed, stream
@@ -165,6 +165,14 @@ def _require_fit(model: SlimmableModel, dataset: Dataset, knobs: TrainingKnobs) 
         raise InputError("model", "training.batch", problem)
 
 
+def _require_device(name: str) -> None:
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        problem = f"{name!r} can't be used ({' '.join(str(error).split())[:200]}); allowed are cpu, cuda:0 ..."
+        raise InputError("model", "training.device", problem) from None
+
+
 def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
     """What forward passes are computed in; None for plain float32."""
     if precision == "auto":
@@ -178,6 +186,7 @@ class _Training:
     """A network that learns, and all of its state: what a checkpoint keeps."""
 
     def __init__(self, network: Network, dataset: Dataset, knobs: TrainingKnobs) -> None:
+        _require_device(knobs.device)
         torch.manual_seed(derived_seed(knobs.seed, "model"))
         self.model = network.build()
         _require_fit(self.model, dataset, knobs)
@@ -186,6 +195,8 @@ class _Training:
         self._optimizer = torch.optim.SGD(
             self.model.parameters(), knobs.learning_rate, knobs.momentum, weight_decay=knobs.weight_decay, nesterov=True
         )
+        self._images = torch.from_numpy(dataset.train_images).to(knobs.device)
+        self._labels = torch.from_numpy(dataset.train_labels).to(knobs.device)
         self._dtype = autocast_dtype(knobs.precision, knobs.device)
         kind = torch.device(knobs.device).type
         self._scaler = torch.amp.GradScaler(kind, enabled=self._dtype == torch.float16)
@@ -198,7 +209,7 @@ class _Training:
         steps = -(-len(self._dataset.train_labels) // knobs.batch)
         losses = torch.zeros(2, dtype=torch.float64, device=knobs.device)  # read once an epoch: reading waits for a GPU
         rate = 0.0
-        for step, (images, labels) in enumerate(_batches(self._dataset, knobs, rng)):
+        for step, (images, labels) in enumerate(self._batches(rng)):
             rate = learning_rate(knobs, epoch + (step + 1) / steps)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
@@ -208,6 +219,13 @@ class _Training:
         is_probed = knobs.probe_epochs and ((epoch + 1) % knobs.probe_epochs == 0 or epoch + 1 == knobs.epochs)
         top1 = self._uniform_top1() if is_probed else {}
         return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, top1)
+
+    def _batches(self, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled, augmented batches: (B, C, H, W) images and (B,) labels."""
+        order = torch.from_numpy(rng.permutation(len(self._labels))).to(self._labels.device)
+        for chosen in order.split(self._knobs.batch):
+            images = _augment(self._images[chosen], self._knobs, rng)
+            yield images.contiguous(memory_format=torch.channels_last), self._labels[chosen]
 
     def _sandwich_step(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Tensor:
         """One step over {widest, narrowest, random ...}; returns the losses of the first two, (2,)."""
@@ -291,33 +309,20 @@ class _Training:
         return int(metadata["epochs"])
 
 
-def _batches(dataset: Dataset, knobs: TrainingKnobs, rng: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled, augmented batches: (B, C, H, W) images and (B,) labels."""
-    order = rng.permutation(len(dataset.train_labels))
-    for start in range(0, len(order), knobs.batch):
-        chosen = order[start : start + knobs.batch]
-        images = _augment(dataset.train_images[chosen], knobs, rng)
-        yield (
-            torch.from_numpy(images).to(knobs.device, memory_format=torch.channels_last),
-            torch.from_numpy(dataset.train_labels[chosen]).to(knobs.device),
-        )
-
-
-def _augment(images: Images, knobs: TrainingKnobs, rng: np.random.Generator) -> Images:
-    """Random crop and flip, for each image on its own; (B, C, H, W) in and out."""
-    count, _, height, width = images.shape
+def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> Tensor:
+    """Random crop and flip, for each image on its own; (B, C, H, W) in and out. Chance is drawn on the host."""
+    count, channels, height, width = images.shape
     if knobs.flip:
-        mirrored = np.less(rng.random((count, 1, 1, 1)), 0.5)
-        images = np.where(mirrored, images[..., ::-1], images)
+        mirrored = torch.from_numpy(np.less(rng.random((count, 1, 1, 1)), 0.5)).to(images.device)
+        images = torch.where(mirrored, images.flip(-1), images)
     if not knobs.shift:
-        return np.ascontiguousarray(images)
-    pad = knobs.shift
-    padded = np.pad(images, ((0, 0), (0, 0), (pad, pad), (pad, pad)), mode="edge")
-    offsets = rng.integers(0, 2 * pad + 1, (2, count))
-    rows = offsets[0][:, None] + np.arange(height)  # (B, H)
-    columns = offsets[1][:, None] + np.arange(width)  # (B, W)
-    cropped = padded[np.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (B, H, W, C)
-    return np.ascontiguousarray(np.moveaxis(cropped, -1, 1))
+        return images
+    padded = F.pad(images, (knobs.shift,) * 4, mode="replicate")
+    offsets = torch.from_numpy(rng.integers(0, 2 * knobs.shift + 1, (2, count))).to(images.device)
+    each, channel = torch.arange(count, device=images.device), torch.arange(channels, device=images.device)
+    rows = offsets[0][:, None] + torch.arange(height, device=images.device)  # (B, H)
+    columns = offsets[1][:, None] + torch.arange(width, device=images.device)  # (B, W)
+    return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
 class _Board:

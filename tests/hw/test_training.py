@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from urllib.error import URLError
 
@@ -13,7 +14,7 @@ import torch
 from hw.datasets import Dataset, load_dataset
 from hw.evaluation import evaluate
 from hw.networks import Network, model_hash
-from hw.training import EpochReport, TrainingKnobs, autocast_dtype, learning_rate, recipe, train
+from hw.training import EpochReport, TrainingKnobs, _augment, autocast_dtype, learning_rate, recipe, train
 from policies.errors import InputError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
@@ -137,6 +138,31 @@ def test_a_missing_folder_is_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(InputError):  # it is as missing as before: nothing was really fetched
         load_dataset("cifar100", tmp_path)
     assert list(map(Path, asked)) == [tmp_path]
+
+
+def test_a_device_that_is_not_there_is_refused(few: Dataset) -> None:
+    """Before anything is trained, in one line."""
+    for device in ("cuda:77", "no such device"):
+        with pytest.raises(InputError, match=r"can't be used .*allowed are cpu"):
+            train(TINY_NETWORK, few, dataclasses.replace(SMALL, device=device))
+
+
+def test_augmentation_moves_and_mirrors_and_invents_nothing(few: Dataset) -> None:
+    """Each image is a window of its padded, perhaps mirrored self; every shift and both mirrorings occur."""
+    images = torch.arange(400 * 1 * 4 * 4, dtype=torch.float32).reshape(400, 1, 4, 4)
+    knobs = dataclasses.replace(SMALL, shift=1, flip=True)
+    found = _augment(images, knobs, np.random.default_rng(0))
+    seen = set()
+    for before, after in zip(images, found, strict=True):
+        views = {}
+        for mirrored in (False, True):
+            padded = np.pad(np.asarray(before.flip(-1) if mirrored else before), ((0, 0), (1, 1), (1, 1)), mode="edge")
+            for row, column in itertools.product(range(3), range(3)):
+                views[mirrored, row, column] = padded[:, row : row + 4, column : column + 4]
+        match = [view for view, pixels in views.items() if np.array_equal(pixels, after)]
+        assert len(match) == 1
+        seen.update(match)
+    assert len(seen) == 18
 
 
 def test_too_few_images_are_refused(few: Dataset) -> None:
