@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
 from hw.accuracy import save_accuracy
 from hw.conformance import require_conformance
 from hw.datasets import Dataset, load_dataset
@@ -126,7 +127,7 @@ class ScenarioRun:
             device = given.training.device
             return [evaluate_model(self.model, given.dataset, self.folder.path, device=device, quiet=self._quiet)]
 
-        fingerprint = inputs_hash(self.scenario.model.dataset, self.model.path)
+        fingerprint = inputs_hash(ACCURACY_SCHEMA, self.scenario.model.dataset, self.model.path)
         if self.scenario.model.accuracy is None:
             self.folder.run_stage("accuracy", fingerprint, work, self._say)
 

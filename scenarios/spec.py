@@ -69,6 +69,11 @@ class ModelTraining(StrictModel):
     shift: Whole | None = Field(None, description="random crops after padding by so many pixels")
     flip: bool | None = Field(None, description="mirror half of the images")
     random_tuples: Whole | None = Field(None, description="width tuples drawn each step beside the two extremes")
+    growth: tuple[tuple[Share, Count], ...] | None = Field(
+        None,
+        description="pairs [share of the epochs, pixels]: until then images are shrunk to so many pixels; only for "
+        "networks that take any size",
+    )
     checkpoint_epochs: Count | None = Field(None, description="write a checkpoint each so many epochs")
     probe_epochs: Whole | None = Field(
         None, description="test the uniform widths each so many epochs, for TensorBoard; 0 never"

@@ -14,6 +14,8 @@ import torch
 from hw.datasets import Dataset, load_dataset
 from hw.evaluation import evaluate
 from hw.networks import Network, model_hash
+from hw.slimmable import Weights
+from hw.slimresnet import SlimResNet
 from hw.training import EpochReport, TrainingKnobs, _augment, autocast_dtype, learning_rate, recipe, train
 from policies.errors import InputError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
@@ -163,6 +165,23 @@ def test_augmentation_moves_and_mirrors_and_invents_nothing(few: Dataset) -> Non
         assert len(match) == 1
         seen.update(match)
     assert len(seen) == 18
+
+
+def test_images_grow_with_the_epochs(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its share of the epochs is over a size holds; then the next, and the images' own at last."""
+    seen: list[int] = []
+    run_segment = SlimResNet.run_segment
+
+    def spy(self: SlimResNet, segment: int, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        if segment == 1:
+            seen.append(x.shape[-1])
+        return run_segment(self, segment, weights, x)
+
+    monkeypatch.setattr(SlimResNet, "run_segment", spy)
+    knobs = dataclasses.replace(SMALL, epochs=4, batch=48, growth=((0.25, 4), (0.75, 6)), probe_epochs=0)
+    train(TINY_NETWORK, few, knobs)
+    passes = 2 + knobs.random_tuples
+    assert seen == [4] * passes + [6] * 2 * passes + [8] * passes
 
 
 def test_too_few_images_are_refused(few: Dataset) -> None:

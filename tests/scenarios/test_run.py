@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import scenarios.run as run_module
+from hw.accuracy import load_accuracy
 from policies.records import BatchRecord, BlockRecord, RunRecord
 from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
@@ -74,6 +75,23 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
     capsys.readouterr()
     assert main(["replay", str(folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
+
+
+@pytest.mark.slow
+def test_a_users_network_goes_through_the_whole_job(tmp_path: Path) -> None:
+    """Named `module:Class` in the scenario: trained, evaluated, calibrated, simulated, and served by real workers."""
+    own = "{network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits}"
+    text = SCENARIO.replace("{network: digits, dataset: digits, training: {epochs: 1}}", own)
+    (tmp_path / "own.yaml").write_text(text.replace("ppo", "jsq"))
+    folder = tmp_path / "run"
+    scenario = load_scenario(tmp_path / "own.yaml")
+    ScenarioRun(scenario, folder, say=lambda _: None, quiet=True).carry_out()
+    table = load_accuracy(folder / "accuracy.json")
+    assert len(table.tuples) == 4
+    assert min(table.top1().values()) > 0.5
+    for pair in read_json(folder / "validation.json")["pairs"]:
+        assert pair["hardware"]["images"]["completed"] > 30
+        assert pair["hardware"]["accuracy"] > 0.5  # served labels are those of the trained network
 
 
 def block(sent_ns: int, arrived_ns: int, server: int, location: int) -> BlockRecord:
