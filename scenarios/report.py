@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from hw.accuracy import MEASURED
 from policies.errors import InputError
 from scenarios import figures
 from scenarios.comparison import Comparison, Validation, estimate
@@ -154,6 +155,9 @@ def _head(material: Material, name: str) -> Iterator[str]:
     yield f"<h1>{escape(name)}</h1>"
     words = dict.fromkeys(str(profile.provenance) for profile in material.profiles.values())
     badges = "".join(f'<span class="badge {word}">profiles: {word}</span>' for word in words)
+    accuracy = (material.comparison or {}).get("accuracy_provenance", MEASURED)
+    if accuracy != MEASURED:
+        badges += f'<span class="badge datasheet">accuracy: {escape(accuracy)}</span>'
     worlds = dict.fromkeys(run.result["mode"] for run in material.runs)
     yield f"<p>{badges}{''.join(f'<span class=badge>{world}</span>' for world in worlds)}</p>"
     yield from (f'<p class="lead">{sentence}</p>' for sentence in _headlines(material))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from policies.errors import InputError
 from scenarios.figures import Point, pareto_front
 from scenarios.report import build_report, profile_page
-from scenarios.store import RunFolder, write_text
+from scenarios.store import RunFolder, read_json, write_json, write_text
 from tests import worlds
 from tests.scenarios.folders import run_folder
 
@@ -94,6 +94,15 @@ def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:
     page = build_report(tmp_path).read_text(encoding="utf-8")
     assert "Not in this run folder: routers compared in simulation; simulation against hardware" in page
     assert "Figure 3" in page
+
+
+def test_an_accuracy_that_was_not_measured_is_said(folder: RunFolder, page: str, tmp_path: Path) -> None:
+    """A page whose labels were drawn from the paper's table says so at its head."""
+    assert "accuracy: paper" not in page
+    shutil.copytree(folder.path, tmp_path / "run")
+    comparison = read_json(tmp_path / "run" / "comparison.json")
+    write_json(tmp_path / "run" / "comparison.json", {**comparison, "accuracy_provenance": "paper"})
+    assert "accuracy: paper" in build_report(tmp_path / "run").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("segments", [1, 3])
