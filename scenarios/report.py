@@ -155,7 +155,7 @@ def _head(material: Material, name: str) -> Iterator[str]:
     yield f"<h1>{escape(name)}</h1>"
     words = dict.fromkeys(str(profile.provenance) for profile in material.profiles.values())
     badges = "".join(f'<span class="badge {word}">profiles: {word}</span>' for word in words)
-    accuracy = (material.comparison or {}).get("accuracy_provenance", MEASURED)
+    accuracy = material.comparison.get("accuracy_provenance", MEASURED) if material.comparison else MEASURED
     if accuracy != MEASURED:
         badges += f'<span class="badge datasheet">accuracy: {escape(accuracy)}</span>'
     worlds = dict.fromkeys(run.result["mode"] for run in material.runs)
