@@ -345,6 +345,11 @@ def training_knobs(scenario: Scenario) -> TrainingKnobs:
     return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **given)
 
 
+def training_text(knobs: TrainingKnobs) -> str:
+    """How a network was trained, as its file keeps it."""
+    return json.dumps(asdict(knobs), sort_keys=True)
+
+
 def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bool = False) -> list[Path]:
     """Train the scenario's network; goes on from the checkpoint of an interrupted training with the same settings."""
     network = network_of(scenario)
@@ -363,7 +368,7 @@ def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bo
             tensorboard=work,
             on_step=progress.set,
         )
-    metadata = {"dataset": scenario.model.dataset, "training": json.dumps(asdict(knobs), sort_keys=True)}
+    metadata = {"dataset": scenario.model.dataset, "training": training_text(knobs)}
     save_model(folder / MODEL_FILE, model, network.label, metadata)
     return [folder / MODEL_FILE]
 

@@ -1,0 +1,110 @@
+"""`slimsched model ...`: training, evaluation and checking from the command line, and what a user can get wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hw.accuracy import PaperTable, load_accuracy, save_accuracy
+from hw.networks import Network, save_model
+from scenarios.cli import main
+
+SCENARIO = """
+schema: slimsched.scenario/1
+name: small
+model: {model}
+cluster: {{servers: auto}}
+workload: {{kind: poisson, rate_img_s: 30}}
+duration_s: 10
+"""
+
+
+def scenario(folder: Path, model: str) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(SCENARIO.format(model=model))
+    return path
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a user's mistake is answered with."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.slow
+def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training ends with the table of uniform widths; evaluation prints every tuple, and does not repeat itself."""
+    path = scenario(tmp_path, "{network: digits, dataset: digits, training: {epochs: 1}}")
+    flags = [str(path), "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(["model", "train", *flags, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["widths"][0] for row in found["uniform"]] == [0.25, 0.5, 0.75, 1.0]
+    table = load_accuracy(Path(found["accuracy"]))
+    assert table.top1()[(1.0,) * 4] == found["uniform"][-1]["top1"] > 0.3
+    assert list((tmp_path / "run" / "training").glob("model-*/events*"))  # TensorBoard
+    assert main(["model", "evaluate", *flags]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 256
+
+
+def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    """A good one is told so; one that breaks a rule has exit code 1 and says where."""
+    assert main(["model", "check", "tests.scenarios.own_network:DigitsPerceptron", "--options", '{"features": 8}']) == 0
+    assert capsys.readouterr().out.count("kept") == 10
+    broken = ["model", "check", "tests.hw.test_networks:Pooled", "--options", '{"fault": "cost"}']
+    assert main(broken) == 1
+    assert "counted are" in capsys.readouterr().out
+    assert "no JSON object" in refused([*broken[:3], "--options", "[1]"], capsys)
+    assert "did you mean 'digits'" in refused(["model", "check", "digit"], capsys)
+
+
+def test_a_network_that_breaks_a_rule_is_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is found out before hours are spent, and before the data is opened."""
+    own = "{network: 'tests.hw.test_networks:Pooled', options: {fault: no neighbours}, dataset: cifar100}"
+    error = refused(["model", "train", str(scenario(tmp_path, own)), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+    assert "model.network" in error
+    assert "depends on the others of its batch" in error
+
+
+@pytest.mark.parametrize(
+    "model, wanted",
+    [
+        ("{network: slimresnet-tinny}", "model.network: unknown network 'slimresnet-tinny'; did you mean"),
+        ("{network: digits, options: {classes: 3}}", "options are for an own network"),
+        ("{dataset: digits}", "give one of network, checkpoint, accuracy"),
+        ("{network: digits, checkpoint: model.safetensors}", "its checkpoint is trained"),
+        ("{network: digits, training: {device: 'cuda:99'}}", "training.device"),
+        ("{network: digits, dataset: cifar100}", "damaged or incomplete"),
+        ("{network: 'no_module:Net'}", "No module named 'no_module'"),
+    ],
+)
+def test_what_cannot_be_trained(
+    model: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each mistake in one line that names the key; exit code 2."""
+    (tmp_path / "cifar-100-python").mkdir()
+    monkeypatch.setenv("SLIMSCHED_DATA", str(tmp_path))
+    path = scenario(tmp_path, model)
+    assert wanted in refused(["model", "train", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+
+
+def test_a_checkpoint_of_another_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file's network and the scenario's must be one."""
+    save_model(tmp_path / "model.safetensors", Network("digits").build(), "digits", {})
+    path = scenario(tmp_path, "{network: slimresnet18, checkpoint: model.safetensors}")
+    error = refused(["model", "evaluate", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+    assert "holds weights of 'digits', not of 'slimresnet18'" in error
+
+
+def test_an_incomplete_accuracy_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused by name, whatever the command."""
+    save_accuracy(tmp_path / "a.json", PaperTable(((0.5, 0.5), (0.5, 1.0), (1.0, 0.5)), (0.1, 0.2, 0.3), "digits"))
+    save_model(tmp_path / "model.safetensors", Network("digits").build(), "digits", {})
+    path = scenario(tmp_path, "{checkpoint: model.safetensors, accuracy: a.json}")
+    error = refused(["model", "evaluate", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+    assert "a.json" in error
+    assert "missing" in error
