@@ -87,7 +87,7 @@ RECIPES: dict[str, TrainingKnobs] = {
         label_smoothing=0.05,
         shift=4,
         flip=True,
-        growth=((0.4, 16), (0.7, 24)),
+        growth=((0.25, 16), (0.65, 24)),
     ),
 }
 
@@ -137,7 +137,7 @@ def train(
     Args:
         on_epoch: called after each epoch, when its checkpoint is written.
         tensorboard: a folder for losses, learning rate and accuracy by epoch.
-        on_step: called with (steps done, steps in all), steps of an earlier start included.
+        on_step: called with (steps done, steps in all) at the start and after each step; an earlier start's count.
 
     Returns:
         The trained network, on the CPU.
@@ -147,9 +147,11 @@ def train(
     """
     run = _Training(network, dataset, knobs)
     done = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
+    tell = on_step or (lambda *_: None)
+    tell(done * run.steps, knobs.epochs * run.steps)
     with _Board(tensorboard, done) as board:
         for epoch in range(done, knobs.epochs):
-            report = run.epoch(epoch, on_step or (lambda *_: None))
+            report = run.epoch(epoch, tell)
             board.add(report)
             finished = epoch + 1
             if checkpoint is not None and (finished % knobs.checkpoint_epochs == 0 or finished == knobs.epochs):
@@ -211,12 +213,17 @@ class _Training:
         kind = torch.device(knobs.device).type
         self._scaler = torch.amp.GradScaler(kind, enabled=self._dtype == torch.float16)
 
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return -(-len(self._labels) // self._knobs.batch)
+
     def epoch(self, epoch: int, on_step: Callable[[int, int], None]) -> EpochReport:
         """One pass over the training images."""
         knobs = self._knobs
         self.model.train()
         rng = stream(knobs.seed, f"training:{epoch}")
-        steps = -(-len(self._dataset.train_labels) // knobs.batch)
+        steps = self.steps
         losses = torch.zeros(2, dtype=torch.float64, device=knobs.device)  # read once an epoch: reading waits for a GPU
         rate = 0.0
         pixels = next((pixels for share, pixels in knobs.growth if epoch < share * knobs.epochs), None)

@@ -34,6 +34,7 @@ class Progress:
         self._stream: TextIO = stream or sys.stderr
         self._bar: tqdm[Any] | None = None
         self._done = 0
+        self._pace_from: tuple[int, float] | None = None  # what was done when; before that an earlier start did it
         self._started_s = self._told_s = 0.0
 
     def __enter__(self) -> Progress:
@@ -62,11 +63,15 @@ class Progress:
             self._say(f"{self._amount()}{self._left()}")
 
     def set(self, done: int, total: int | None = None) -> None:
-        """This many steps are done (of so many, where that is known only now)."""
+        """This many steps are done (of so many, where that is known only now); the first call says where work began."""
         if total is not None:
             self._total = total
             if self._bar is not None:
                 self._bar.total = total
+        if self._pace_from is None:
+            self._pace_from = (done, _now_s())
+            if self._bar is not None:
+                self._bar.initial = done
         self.update(done - self._done)
 
     def _say(self, text: str) -> None:
@@ -79,9 +84,10 @@ class Progress:
         return f"{self._done}{of} {self._unit}{'' if (self._total or self._done) == 1 else 's'}"
 
     def _left(self) -> str:
-        if not self._total or not self._done:
+        begun, since_s = self._pace_from or (0, self._started_s)
+        if not self._total or self._done <= begun:
             return ""
-        left_s = (_now_s() - self._started_s) * (self._total - self._done) / self._done
+        left_s = (_now_s() - since_s) * (self._total - self._done) / (self._done - begun)
         return f", {max(0.0, left_s):.0f} s left"
 
 
