@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.files import whole_file
 from policies.errors import InputError, nearest
 
 SCHEMA: Final = "slimsched.accuracy/2"
@@ -110,13 +110,8 @@ def _packed(correct: NDArray[np.bool_]) -> str:
 
 def save_accuracy(path: Path, table: AccuracyTable) -> None:
     """Write the file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with whole_file(path) as temporary:
         temporary.write_text(accuracy_text(table), encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

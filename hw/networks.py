@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hw.files import whole_file
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from policies.errors import InputError, nearest
@@ -166,14 +166,9 @@ def model_hash(state: Mapping[str, Tensor]) -> str:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """A safetensors file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
+    with whole_file(path) as temporary:
         save_file(plain, temporary, dict(metadata))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, str]]:
