@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.files import whole_file
+from hw.files import atomic_path
 from policies.errors import InputError, nearest
 
 SCHEMA: Final = "slimsched.accuracy/2"
@@ -110,7 +110,7 @@ def _packed(correct: NDArray[np.bool_]) -> str:
 
 def save_accuracy(path: Path, table: AccuracyTable) -> None:
     """Write the file, whole or not at all."""
-    with whole_file(path) as temporary:
+    with atomic_path(path) as temporary:
         temporary.write_text(accuracy_text(table), encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hw.files import whole_file
+from hw.files import atomic_path
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from policies.errors import InputError, nearest
@@ -167,7 +167,7 @@ def model_hash(state: Mapping[str, Tensor]) -> str:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """A safetensors file, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with whole_file(path) as temporary:
+    with atomic_path(path) as temporary:
         save_file(plain, temporary, dict(metadata))
 
 

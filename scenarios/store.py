@@ -13,12 +13,12 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hw.files import atomic_path
 from policies.codec import from_jsonable, to_jsonable
 from policies.errors import InputError
 from policies.records import LoggedStep, RunRecord
@@ -28,18 +28,6 @@ PACKAGES = ("slim-scheduler", "torch", "numpy", "scipy", "simpy", "pydantic", "p
 Value = TypeVar("Value")
 
 # ------------------------------------------------------------------------------------------------------- atomic writes
-
-
-@contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well, and is gone when it does not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)  # noqa: PTH105 - named as what it is
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from hw.files import atomic_path
 from policies.errors import InputError
 from policies.records import RunRecord
 from policies.replay import replay
 from scenarios.store import (
     LOG_FILE,
     RunFolder,
-    atomic_path,
     environment,
     inputs_hash,
     read_log,
