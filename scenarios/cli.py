@@ -134,6 +134,14 @@ def _named_network(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _model_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu:1 ...; the first one here by default")
+    parser.add_argument(
+        "--batch", type=_positive, action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
+    )
+    parser.add_argument("--compile", action="store_true", help="time torch.compile, too: a minute a batch size")
+
+
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a trained network (safetensors)")
     _network(parser, None)
@@ -187,6 +195,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "model train": ("train the scenario's network, and fill its accuracy table", (_scenario,)),
     "model evaluate": ("fill the accuracy table of the scenario's network", (_scenario,)),
     "model check": ("check that a network keeps the rules of segmented slimmable networks", (_named_network,)),
+    "model bench": ("does slimming pay on a device? times every segment and width", (_named_network, _model_bench)),
     "train": ("train the PPO router in simulation", (_scenario, _train)),
     "simulate": ("one simulated run with one router", (_scenario, _router, _engine)),
     "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine)),
@@ -196,7 +205,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "replay": ("replay a run's event logs through fresh cores", (_run_folder,)),
     "report": ("write a run folder's report.html again", (_run_folder, _picture)),
 }
-_GROUPS = {"profile": "show, make or describe profiles", "model": "train, evaluate or check a slimmable network"}
+_GROUPS = {"profile": "show, make or describe profiles", "model": "train, evaluate, check or time a slimmable network"}
 
 
 def build_parser() -> argparse.ArgumentParser:

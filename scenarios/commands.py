@@ -332,6 +332,32 @@ def model_check(arguments: Namespace) -> int:
     return 1 if broken else 0
 
 
+def model_bench(arguments: Namespace) -> int:
+    """Every segment and the whole network at every uniform width, on one device."""
+    from calibrate.slimming import BATCHES, measure_slimming
+    from hw.conformance import require_conformance
+    from hw.networks import Network
+    from scenarios.progress import Progress
+    from scenarios.slimming import format_slimming
+
+    output = Output(arguments)
+    network = Network(arguments.network, arguments.options, "NETWORK", "")
+    batches = _unique("--batch", tuple(arguments.batch or BATCHES))
+    name, device = _chosen_devices(arguments.device)[0]
+    if network.is_own:
+        require_conformance(network)
+    with Progress(f"time {network.label} on {name}", unit="round", quiet=output.quiet) as progress:
+        found = measure_slimming(
+            network.build(),
+            network.label,
+            device,
+            batches=batches,
+            compiled=arguments.compile,
+            on_progress=progress.set,
+        )
+    return output.result(format_slimming(found), found.document())
+
+
 # ------------------------------------------------------------------------------------------------------- finished runs
 
 
