@@ -439,7 +439,9 @@ def measure_slimming(
     if not batches or min(batches) < 1 or max(batches) > LARGEST_BATCH:
         raise InputError("batch", "", f"found {list(batches)}; give one or more sizes, each from 1 to {LARGEST_BATCH}")
     place = open_device(device)
-    session = _Session(Stand(model, device, place), effort or Effort(), compiled, on_progress, len(batches))
+    with _memory_told(max(batches)):
+        stand = Stand(model, device, place)
+    session = _Session(stand, effort or Effort(), compiled, on_progress, len(batches))
     with torch.inference_mode():
         for batch in batches:
             with _memory_told(batch):

@@ -40,7 +40,7 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._weights = {id(tensor) for tensor in weights}
+        self._weights = {id(tensor): tensor for tensor in weights}  # kept, so that no other tensor gets such an id
         self.moved_bytes = 0
         self.kernels = 0
 
@@ -49,9 +49,12 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not func.is_view:
-            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        if func.is_view:
+            if any(id(tensor) in self._weights for tensor in read):
+                self._weights.update((id(tensor), tensor) for tensor in written)  # a weight seen another way
+        else:
             self.kernels += 1
             self.moved_bytes += sum(_bytes(tensor) for tensor in (*read, *written) if id(tensor) not in self._weights)
         return result

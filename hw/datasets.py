@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.slimmable import ModelSpec
 from policies.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -49,6 +50,15 @@ def load_dataset(name: str, root: Path | None = None) -> Dataset:
     if name == "cifar100":
         return _cifar100(root if root is not None else Path(os.environ.get(DATA_VARIABLE, DATA_FOLDER)))
     raise InputError("dataset", "name", f"unknown data set {name!r}; {nearest(name, DATASETS)}")
+
+
+def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
+    """Raise `InputError` unless a network takes these images and knows these classes."""
+    found, classes = dataset.train_images.shape[1:], dataset.classes
+    if (found, classes) != (spec.input_shape, spec.classes):
+        problem = f"{dataset.name} has images of {found} in {classes} classes, "
+        problem += f"the model takes {spec.input_shape} in {spec.classes}; choose a model and a data set that fit"
+        raise InputError("model", "dataset", problem)
 
 
 def _digits() -> Dataset:

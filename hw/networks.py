@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -66,15 +67,33 @@ class Network:
         """A fresh one, its weights drawn from torch's generator; raises `InputError` where it can't be made."""
         if not self.is_own:
             return SlimResNet(PRESETS[self.name])
+        found = self._own_class()
+        try:
+            return found(**self.options)
+        except Exception as error:
+            raise self._unmakeable(error) from error
+
+    def code_hash(self) -> str:
+        """Of the file that a user's class stands in: what was made with other code is made anew; empty for ours."""
+        if not self.is_own:
+            return ""
+        source = inspect.getsourcefile(self._own_class())
+        return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source else ""
+
+    def _own_class(self) -> type[SlimmableModel]:
+        """What the name stands for; nothing but a network's class is ever called."""
         module, _, name = self.name.partition(":")
         try:
-            model = getattr(_import(module), name)(**self.options)
+            found = getattr(_import(module), name)
         except Exception as error:
-            problem = f"{self.name!r} could not be made: {type(error).__name__}: {error}"
-            raise InputError(self.source, self.key, problem) from error
-        if not isinstance(model, SlimmableModel):
+            raise self._unmakeable(error) from error
+        if not (isinstance(found, type) and issubclass(found, SlimmableModel)):
             raise InputError(self.source, self.key, f"{self.name!r} is no hw.slimmable.SlimmableModel: subclass it")
-        return model
+        return found
+
+    def _unmakeable(self, error: Exception) -> InputError:
+        problem = f"{self.name!r} could not be made: {type(error).__name__}: {error}"
+        return InputError(self.source, self.key, problem)
 
 
 def _import(module: str) -> Any:
@@ -166,7 +185,7 @@ def model_hash(state: Mapping[str, Tensor]) -> str:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """A safetensors file, whole or not at all."""
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # none share memory
     with atomic_path(path) as temporary:
         save_file(plain, temporary, dict(metadata))
 

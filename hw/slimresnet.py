@@ -93,11 +93,15 @@ class SlimResNetConfig:
         fields: dict[str, Any] = json.loads(text)
         try:
             widths, strides = tuple(fields.pop("widths")), tuple(fields.pop("strides"))
+            counts = [*fields.values(), *strides]
+            if not all(type(count) is int and count <= LARGEST for count in counts) or len(strides) > LARGEST_SEGMENTS:
+                raise TypeError(f"sizes must be whole numbers up to {LARGEST}, found {counts}")
             return cls(**fields, widths=widths, strides=strides)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a model configuration: {error}") from None
 
 
+LARGEST, LARGEST_SEGMENTS = 4096, 16  # of what a file may ask for: it is built before its weights are looked at
 PRESETS: dict[str, SlimResNetConfig] = {
     # 8x8 pixels: a stride in the last segment would leave GroupNorm two numbers a group, of which only the sign stays
     # (and 32 channels, so that a forward pass on a CPU outweighs what it costs to ask for one)

@@ -14,18 +14,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hw.datasets import Dataset
+from hw.datasets import Dataset, require_fit
+from hw.device import require_torch_device
 from hw.networks import Network, load_tensors, save_tensors
 from hw.slimmable import SlimmableModel
 from policies.chance import derived_seed, stream
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 
 CHECKPOINT_SCHEMA = "slimsched.checkpoint/1"
 
@@ -71,8 +72,12 @@ class TrainingKnobs:
     device: str = "cpu"
     precision: Precision = "auto"
 
+    def of_the_result(self) -> dict[str, Any]:
+        """Those that the trained weights depend on: not how often it is written down or looked at."""
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("checkpoint_epochs", "probe_epochs")
+        }
 
-_NOT_OF_THE_RESULT = ("checkpoint_epochs", "probe_epochs")  # pace of writing and looking
 
 RECIPES: dict[str, TrainingKnobs] = {
     # 8x8 strokes fill their frame: shifting them costs more than it teaches
@@ -144,6 +149,7 @@ def train(
 
     Raises:
         InputError: the data does not fit the network, or the checkpoint is of another configuration or other knobs.
+        WorkError: training diverged.
     """
     run = _Training(network, dataset, knobs)
     done = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
@@ -162,27 +168,27 @@ def train(
     return run.model
 
 
-def _require_fit(model: SlimmableModel, dataset: Dataset, knobs: TrainingKnobs) -> None:
-    image, classes = model.spec.input_shape, model.spec.classes
-    if dataset.train_images.shape[1:] != image or dataset.classes != classes:
-        raise InputError(
-            "model",
-            "dataset",
-            f"{dataset.name} has images of {dataset.train_images.shape[1:]} in {dataset.classes} classes, "
-            f"the model takes {image} in {classes}; choose a model and a data set that fit",
-        )
+def _require_batch(dataset: Dataset, knobs: TrainingKnobs) -> None:
     images = len(dataset.train_labels)
     if images < knobs.batch:
         problem = f"{dataset.name} has too few images: {images} for batches of {knobs.batch}; make the batch smaller"
         raise InputError("model", "training.batch", problem)
 
 
-def _require_device(name: str) -> None:
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        problem = f"{name!r} can't be used ({' '.join(str(error).split())[:200]}); allowed are cpu, cuda:0 ..."
-        raise InputError("model", "training.device", problem) from None
+def _require_growth(model: SlimmableModel, knobs: TrainingKnobs) -> None:
+    """Sizes must grow up to the images' own, and the network must take each of them."""
+    channels, *own = model.spec.input_shape
+    shares, sizes = [share for share, _ in knobs.growth], [pixels for _, pixels in knobs.growth]
+    if shares != sorted(set(shares)) or any(not 0 < share < 1 for share in shares) or max(sizes, default=1) > min(own):
+        problem = f"found {[list(pair) for pair in knobs.growth]}; shares must ascend between 0 and 1 (the last epochs "
+        raise InputError("model", "training.growth", problem + f"have whole images), pixels be at most {min(own)}")
+    for pixels in sizes:
+        try:
+            with torch.no_grad():
+                model(torch.zeros(2, channels, pixels, pixels, device=knobs.device), (1.0,) * model.spec.segments)
+        except Exception as error:
+            problem = f"the network takes no images of {pixels} pixels ({type(error).__name__}: {error}); leave it out"
+            raise InputError("model", "training.growth", problem) from None
 
 
 def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
@@ -198,11 +204,15 @@ class _Training:
     """A network that learns, and all of its state: what a checkpoint keeps."""
 
     def __init__(self, network: Network, dataset: Dataset, knobs: TrainingKnobs) -> None:
-        _require_device(knobs.device)
+        require_torch_device(knobs.device)
+        if torch.device(knobs.device).type == "cuda":
+            torch.backends.cudnn.deterministic = True  # else what is resumed is not what would have been
         torch.manual_seed(derived_seed(knobs.seed, "model"))
         self.model = network.build()
-        _require_fit(self.model, dataset, knobs)
+        require_fit(self.model.spec, dataset)
+        _require_batch(dataset, knobs)
         self.model.to(knobs.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        _require_growth(self.model, knobs)
         self._network, self._dataset, self._knobs = network, dataset, knobs
         self._optimizer = torch.optim.SGD(
             self.model.parameters(), knobs.learning_rate, knobs.momentum, weight_decay=knobs.weight_decay, nesterov=True
@@ -234,6 +244,9 @@ class _Training:
             losses += self._sandwich_step(images, labels, rng)
             on_step(epoch * steps + step + 1, knobs.epochs * steps)
         widest, narrowest = (losses / steps).tolist()
+        if not math.isfinite(widest + narrowest):
+            remedy = "lower training.learning_rate; what was learned before this epoch is in the checkpoint"
+            raise WorkError(f"training diverged in epoch {epoch + 1}: the loss is {widest} and {narrowest}; {remedy}")
         is_probed = knobs.probe_epochs and ((epoch + 1) % knobs.probe_epochs == 0 or epoch + 1 == knobs.epochs)
         top1 = self._uniform_top1() if is_probed else {}
         return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, top1)
@@ -297,7 +310,7 @@ class _Training:
 
     def _hash(self) -> str:
         """What a checkpoint must have been made with to be resumed."""
-        settings = {name: value for name, value in asdict(self._knobs).items() if name not in _NOT_OF_THE_RESULT}
+        settings = self._knobs.of_the_result()
         shapes = [(name, tuple(tensor.shape)) for name, tensor in sorted(self.model.state_dict().items())]
         data = (self._dataset.name, len(self._dataset.train_labels))
         text = json.dumps([self._network.label, self.model.spec.widths, shapes, settings, data], sort_keys=True)

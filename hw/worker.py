@@ -17,6 +17,7 @@ from math import prod
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from hw import ENVIRONMENT
 from hw.device import DeviceSpec
 from hw.executor import Executor
 from hw.messages import (
@@ -108,8 +109,7 @@ def full_mesh(workers: int) -> list[Links]:
 def _main(spec: WorkerSpec, control: Connection, links: Links) -> None:
     """The worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts
-    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16384"  # every key at every batch size is a kernel of its own
+    os.environ.update(ENVIRONMENT)
     try:
         executor = Executor(spec.device, spec.model, control, links.outgoing, links.incoming)
     except Exception as error:

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hw import ENVIRONMENT
 from policies.errors import InputError, WorkError, nearest
 
 _INVALID_CHOICE = re.compile(r"argument ([^:]*): invalid choice: '(.*)' \(choose from (.*)\)")
@@ -241,6 +242,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    for name, value in ENVIRONMENT.items():  # before torch is opened: a worker's process has the same
+        os.environ.setdefault(name, value)
     try:
         arguments = parse(argv)
         commands = import_module("scenarios.commands")  # what it imports is not needed for --help

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
-from hw.accuracy import save_accuracy
+from hw.accuracy import PaperTable, load_accuracy, save_accuracy
 from hw.conformance import require_conformance
-from hw.datasets import Dataset, load_dataset
-from hw.device import DeviceSpec
+from hw.datasets import Dataset, load_dataset, require_fit
+from hw.device import DeviceSpec, require_torch_device
 from hw.evaluation import evaluate
 from hw.networks import ModelFile, save_model
 from hw.telemetry import available_devices
@@ -80,6 +80,7 @@ class ScenarioRun:
         """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
         self.describe()
         if self.scenario.model.is_runnable:
+            self.require_accuracy()
             self.make_model()
             self.make_accuracy()
         self.make_profiles()
@@ -105,19 +106,47 @@ class ScenarioRun:
         """Where the network is, and which it is."""
         return model_file(self.scenario, self.folder.path)
 
+    def require_accuracy(self) -> None:
+        """An accuracy table that the scenario brings must be of the network that it runs; before anything is measured.
+
+        Raises:
+            InputError: it is not, or the images that it was measured on can't be opened.
+        """
+        given = self.scenario.model
+        if given.accuracy is None:
+            return
+        table, key = load_accuracy(Path(given.accuracy)), "model.accuracy"
+        if isinstance(table, PaperTable):
+            problem = "is no measurement of the network that this scenario runs; leave one of the two out"
+            raise InputError(self.scenario.name, key, f"{given.accuracy} {problem}")
+        if given.checkpoint is None:
+            problem = f"{given.accuracy} can't be of a network that is yet to be trained; leave it out"
+            raise InputError(self.scenario.name, key, problem)
+        _, metadata = self.model.load()
+        if table.hash != metadata["hash"]:
+            problem = f"{given.accuracy} is of the network {table.hash}, the checkpoint is {metadata['hash']}"
+            raise InputError(self.scenario.name, key, f"{problem}; leave it out, or name the one that belongs to it")
+        load_dataset(table.dataset)  # a missing folder shows now, not after the calibration
+
     def make_model(self) -> None:
         """Train the network, unless the scenario brings one."""
         given, network = self.scenario.model, network_of(self.scenario)
+        if network is not None and network.is_own:
+            require_conformance(network)  # a broken rule shows now, not after hours
         if given.checkpoint is not None or network is None:
             self.model.load()  # refuses what is no model, before anything else runs
             return
         knobs = training_knobs(self.scenario)
-        fingerprint = inputs_hash(network.label, given.dataset, repr(knobs))
+        fingerprint = inputs_hash(network.label, network.code_hash(), given.dataset, knobs.of_the_result())
 
         def work() -> Sequence[Path]:
             return train_model(self.scenario, self.folder.path, fingerprint, quiet=self._quiet)
 
         self.folder.run_stage("model", fingerprint, work, self._say)
+
+    def _code_hash(self) -> str:
+        network = network_of(self.scenario)
+        return network.code_hash() if network is not None else ""
 
     def make_accuracy(self) -> None:
         """Every width tuple on every test image."""
@@ -127,7 +156,7 @@ class ScenarioRun:
             device = given.training.device
             return [evaluate_model(self.model, given.dataset, self.folder.path, device=device, quiet=self._quiet)]
 
-        fingerprint = inputs_hash(ACCURACY_SCHEMA, self.scenario.model.dataset, self.model.path)
+        fingerprint = inputs_hash(ACCURACY_SCHEMA, self.scenario.model.dataset, self.model.path, self._code_hash())
         if self.scenario.model.accuracy is None:
             self.folder.run_stage("accuracy", fingerprint, work, self._say)
 
@@ -155,7 +184,7 @@ class ScenarioRun:
             if server.name in (s.name, s.shares_device_with)
         )
         budget_s = scenario.calibration.budget
-        fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, self.model.path)
+        fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, self.model.path, self._code_hash())
 
         def work() -> Sequence[Path]:
             log = self.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
@@ -355,8 +384,6 @@ def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bo
     network = network_of(scenario)
     assert network is not None, "asked for by the caller"
     knobs = training_knobs(scenario)
-    if network.is_own:
-        require_conformance(network)  # a broken rule shows now, not after hours of training
     work = folder / "training" / f"model-{fingerprint[:12]}"
     work.parent.mkdir(parents=True, exist_ok=True)
     with Progress("train the network", None, unit="step", quiet=quiet) as progress:
@@ -375,8 +402,10 @@ def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bo
 
 def evaluate_model(file: ModelFile, dataset: str, folder: Path, *, device: str = "cpu", quiet: bool = False) -> Path:
     """Fill the accuracy table and the correctness matrix of a network; returns their file."""
+    require_torch_device(device)
     model, _ = file.load()
     data = load_dataset(dataset)
+    require_fit(model.spec, data)
     with Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress:
         evaluation = evaluate(model, data, on_progress=lambda done, _: progress.set(done), device=device)
     path = folder / ACCURACY_FILE

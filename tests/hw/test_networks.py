@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hw.conformance import RULES, broken_rules, require_conformance
+from hw.conformance import RULES, broken_rules, require_conformance, unchecked_rules
 from hw.networks import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
 from hw.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from hw.slimresnet import PRESETS, SlimResNet
@@ -28,7 +29,7 @@ def test_unknown_names_are_refused() -> None:
         Network("digit")
     with pytest.raises(InputError, match="only an own network takes options"):
         Network("digits", {"classes": 3})
-    for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.worlds:TINY", "not callable")):
+    for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.worlds:TINY", "subclass it")):
         with pytest.raises(InputError, match=problem):
             Network(name).build()
     with pytest.raises(InputError, match="SlimmableModel: subclass it"):
@@ -121,27 +122,27 @@ class Pooled(SlimmableModel):
 
     def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
         if segment == 2:
-            return {"second": (5, 9 if self.fault == "slices" else round(8 * previous_width))}
+            return {"second": (5, 9 if "slices" in self.fault else round(8 * previous_width))}
         return {"first": (round(8 * width), 3)}
 
     def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
         self.calls += 1
         if segment == 2:
-            own = self.second[:, : x.shape[1]] if self.fault == "instances" else weights["second"]
+            own = self.second[:, : x.shape[1]] if "instances" in self.fault else weights["second"]
             return x @ own.T
-        if self.fault == "input":
+        if "input" in self.fault:
             x.add_(1)
-        if self.fault == "no neighbours":
+        if "no neighbours" in self.fault:
             x = x - x.mean(0)
         y = x.mean((2, 3)) @ weights["first"].T
         if self.fault == "order" and len(weights["first"]) < 8:
             for _ in range(2):
                 y = y @ weights["first"] @ weights["first"].T
-        return y + self.calls if self.fault == "no state" else y
+        return y + self.calls if "no state" in self.fault else y
 
     def cost(self, segment, width, previous_width):  # type: ignore[no-untyped-def]
         found = super().cost(segment, width, previous_width)
-        if self.fault == "cost":
+        if "cost" in self.fault:
             return type(found)(found.macs + 1, found.params, found.activation_bytes, 1, 1)
         return found
 
@@ -174,6 +175,66 @@ def test_a_broken_rule_is_found(fault: str, rule: str) -> None:
     assert rule in broken_rules(network)
     with pytest.raises(InputError, match="breaks a rule"):
         require_conformance(network)
+
+
+def test_nothing_but_a_networks_class_is_called(tmp_path: Path) -> None:
+    """A name that stands for something else is refused before it is called: a scenario runs no command."""
+    proof = tmp_path / "proof"
+    with pytest.raises(InputError, match="subclass it"):
+        Network("os:system", {"command": f"touch {proof}"}).build()
+    assert not proof.exists()
+
+
+def test_every_broken_rule_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two faults, both named; where a basic rule is broken the rest is unchecked, never called kept."""
+    assert set(broken_rules(Network(POOLED, {"fault": "no neighbours, cost"}))) == {"no neighbours", "cost"}
+    assert unchecked_rules({"cost": "wrong"}) == []
+    assert set(unchecked_rules({"slices": "wrong"})) == set(RULES) - {"spec", "slices", "shapes"}
+
+
+def test_code_is_part_of_what_was_made() -> None:
+    """The file of a user's class has a hash; our own networks come with the project's version."""
+    assert len(TINY_NETWORK.code_hash()) == 16
+    assert TINY_NETWORK.code_hash() != Network(POOLED).code_hash()
+    assert Network("digits").code_hash() == ""
+
+
+def test_weights_are_no_feature_maps() -> None:
+    """Bytes that move, exactly: a transposed weight is still a weight."""
+    model = Network(POOLED).build()
+    pixels, features, classes = 3 * 16, 8, 5
+    mean = 4 * (pixels + 3)
+    first, second = 4 * (3 + features), 4 * (features + classes)
+    assert model.cost(1, 1.0, 0.0).moved_bytes == mean + first
+    assert model.cost(2, 1.0, 1.0).moved_bytes == second
+
+
+class Tied(Pooled):
+    """Two names for one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = self.second
+
+
+def test_tied_weights_survive_a_file(tmp_path: Path) -> None:
+    """They are written as two tensors, and come back as one."""
+    network = Network("tests.hw.test_networks:Tied")
+    save_model(tmp_path / "tied.safetensors", network.build(), network.label, {})
+    loaded, _ = ModelFile(tmp_path / "tied.safetensors", network).load()
+    assert isinstance(loaded, Tied)
+    assert loaded.third is loaded.second
+
+
+@pytest.mark.parametrize("value", [32.0, 1.5, 10**9, "16", True])
+def test_a_header_that_asks_for_nonsense_is_refused(value: object, tmp_path: Path) -> None:
+    """Sizes in a file are whole numbers within reason; nothing is built before that is known."""
+    save_model(tmp_path / "good.safetensors", Network("digits").build(), "digits", {})
+    tensors, metadata = load_tensors(tmp_path / "good.safetensors", "slimsched.model/1")
+    config = {**json.loads(metadata["config"]), "base_channels": value}
+    save_tensors(tmp_path / "bad.safetensors", tensors, {**metadata, "config": json.dumps(config)})
+    with pytest.raises(InputError, match="whole numbers"):
+        ModelFile(tmp_path / "bad.safetensors").load()
 
 
 def test_every_preset_is_described() -> None:

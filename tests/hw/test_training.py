@@ -16,8 +16,8 @@ from hw.evaluation import evaluate
 from hw.networks import Network, model_hash
 from hw.slimmable import Weights
 from hw.slimresnet import SlimResNet
-from hw.training import EpochReport, TrainingKnobs, _augment, autocast_dtype, learning_rate, recipe, train
-from policies.errors import InputError
+from hw.training import EpochReport, TrainingKnobs, _augment, _Training, autocast_dtype, learning_rate, recipe, train
+from policies.errors import InputError, WorkError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
 SMALL = TrainingKnobs(epochs=2, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
@@ -144,7 +144,7 @@ def test_a_missing_folder_is_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_device_that_is_not_there_is_refused(few: Dataset) -> None:
     """Before anything is trained, in one line."""
-    for device in ("cuda:77", "no such device"):
+    for device in ("cuda:77", "no such device", "meta"):
         with pytest.raises(InputError, match=r"can't be used .*allowed are cpu"):
             train(TINY_NETWORK, few, dataclasses.replace(SMALL, device=device))
 
@@ -181,7 +181,37 @@ def test_images_grow_with_the_epochs(few: Dataset, monkeypatch: pytest.MonkeyPat
     knobs = dataclasses.replace(SMALL, epochs=4, batch=48, growth=((0.25, 4), (0.75, 6)), probe_epochs=0)
     train(TINY_NETWORK, few, knobs)
     passes = 2 + knobs.random_tuples
-    assert seen == [4] * passes + [6] * 2 * passes + [8] * passes
+    tried = [4, 6]  # once each, before the first epoch
+    assert seen == tried + [4] * passes + [6] * 2 * passes + [8] * passes
+
+
+@pytest.mark.parametrize("growth", [((0.9, 4), (0.1, 6)), ((1.0, 4),), ((0.5, 16),), ((0.0, 4),)])
+def test_senseless_growth_is_refused(growth: tuple[tuple[float, int], ...], few: Dataset) -> None:
+    """Shares ascend, and leave epochs for whole images; nothing is enlarged."""
+    with pytest.raises(InputError, match="shares must ascend"):
+        train(TINY_NETWORK, few, dataclasses.replace(SMALL, growth=growth))
+
+
+def test_a_network_of_one_size_does_not_grow(few: Dataset) -> None:
+    """Found out before the first epoch."""
+    own = Network("tests.scenarios.own_network:DigitsPerceptron", {"features": 8})
+    with pytest.raises(InputError, match="takes no images of 4 pixels"):
+        train(own, few, dataclasses.replace(SMALL, growth=((0.5, 4),)))
+
+
+def test_divergence_is_said(few: Dataset, tmp_path: Path) -> None:
+    """Weights that are no numbers are not saved as trained."""
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    with pytest.raises(WorkError, match="diverged in epoch 1"):
+        train(TINY_NETWORK, few, dataclasses.replace(SMALL, learning_rate=1e30), checkpoint=checkpoint)
+    assert not checkpoint.exists()
+
+
+def test_looking_more_often_changes_no_result() -> None:
+    """Of two trainings that differ in that alone one goes on where the other stopped."""
+    often = dataclasses.replace(SMALL, probe_epochs=1, checkpoint_epochs=7)
+    assert often.of_the_result() == SMALL.of_the_result()
+    assert dataclasses.replace(SMALL, growth=((0.5, 4),)).of_the_result() != SMALL.of_the_result()
 
 
 def test_too_few_images_are_refused(few: Dataset) -> None:
@@ -216,18 +246,21 @@ def test_half_precision_trains_and_resumes(few: Dataset, tmp_path: Path) -> None
     """float16 needs a scaler whose state is part of the checkpoint; `auto` is float32 on a CPU."""
     assert autocast_dtype("auto", "cpu") is None
     knobs = dataclasses.replace(SMALL, precision="float16")
-    whole = train(TINY_NETWORK, few, knobs)
-
-    def kill(report: EpochReport) -> None:
-        raise KeyboardInterrupt
-
-    checkpoint = tmp_path / "checkpoint.safetensors"
-    with pytest.raises(KeyboardInterrupt):
-        train(TINY_NETWORK, few, knobs, on_epoch=kill, checkpoint=checkpoint)
-    resumed = train(TINY_NETWORK, few, knobs, checkpoint=checkpoint)
-    assert model_hash(resumed.state_dict()) == model_hash(whole.state_dict())
-    plain = train(TINY_NETWORK, few, SMALL)
-    assert model_hash(plain.state_dict()) != model_hash(whole.state_dict())
+    trained, plain = train(TINY_NETWORK, few, knobs), train(TINY_NETWORK, few, SMALL)
+    assert model_hash(plain.state_dict()) != model_hash(trained.state_dict())
+    first = _Training(TINY_NETWORK, few, knobs)
+    first.epoch(0, lambda *_: None)
+    first.save(tmp_path / "checkpoint.safetensors", 1)
+    second = _Training(TINY_NETWORK, few, knobs)
+    assert second.resume(tmp_path / "checkpoint.safetensors") == 1
+    assert (
+        second._scaler.state_dict()
+        == first._scaler.state_dict()
+        != _Training(TINY_NETWORK, few, knobs)._scaler.state_dict()
+    )
+    for run in (first, second):
+        run.epoch(1, lambda *_: None)
+    assert model_hash(second.model.state_dict()) == model_hash(first.model.state_dict())
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused(few: Dataset) -> None:

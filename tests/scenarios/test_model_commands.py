@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from hw.accuracy import PaperTable, load_accuracy, save_accuracy
+from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
 from hw.networks import Network, save_model
 from scenarios.cli import main
+from scenarios.paper_table import paper_table
 
 SCENARIO = """
 schema: slimsched.scenario/1
@@ -100,11 +102,60 @@ def test_a_checkpoint_of_another_network(tmp_path: Path, capsys: pytest.CaptureF
     assert "holds weights of 'digits', not of 'slimresnet18'" in error
 
 
+def digits_scenario(folder: Path, more: str = "") -> Path:
+    """An untrained digits network as a checkpoint."""
+    save_model(folder / "model.safetensors", Network("digits").build(), "digits", {})
+    return scenario(folder, f"{{network: digits, dataset: digits, checkpoint: model.safetensors{more}}}")
+
+
+def test_evaluation_looks_at_the_network_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever table the scenario brings, what is printed was computed."""
+    save_accuracy(tmp_path / "a.json", paper_table())
+    path = digits_scenario(tmp_path, ", accuracy: a.json")
+    flags = [str(path), "--out", str(tmp_path / "run"), "--quiet", "--json", "-"]
+    assert main(["model", "evaluate", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)["tuples"]
+    assert max(row["top1"] for row in found) < 0.5  # the paper's are above 0.7
+
+
+@pytest.mark.parametrize(
+    "more, wanted",
+    [
+        (", training: {device: 'cuda:99'}", "training.device"),
+        (", training: {device: meta}", "training.device"),
+    ],
+)
+def test_what_cannot_be_evaluated(more: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device that is not there, in one line."""
+    path = digits_scenario(tmp_path, more)
+    assert wanted in refused(["model", "evaluate", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+
+
+def test_a_network_for_other_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint whose images are not those of the data set."""
+    save_model(tmp_path / "model.safetensors", Network("slimresnet-tiny").build(), "slimresnet-tiny", {})
+    path = scenario(tmp_path, "{checkpoint: model.safetensors, dataset: digits}")
+    error = refused(["model", "evaluate", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+    assert "choose a model and a data set that fit" in error
+
+
+def test_a_table_of_another_network_stops_the_run_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is trained or calibrated: the paper's table, another network's, one for a network yet to be."""
+    save_accuracy(tmp_path / "a.json", paper_table())
+    flags = ["--out", str(tmp_path / "run"), "--quiet"]
+    path = digits_scenario(tmp_path, ", accuracy: a.json")
+    assert "no measurement of the network" in refused(["run", str(path), *flags], capsys)
+    tuples = Network("digits").build().spec.tuples()
+    save_accuracy(tmp_path / "a.json", Evaluation(tuple(tuples), np.ones((100, 256), bool), "feed", "digits"))
+    assert "is of the network feed, the checkpoint is" in refused(["run", str(path), *flags], capsys)
+    path = scenario(tmp_path, "{network: digits, dataset: digits, accuracy: a.json}")
+    assert "yet to be trained" in refused(["run", str(path), *flags], capsys)
+
+
 def test_an_incomplete_accuracy_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused by name, whatever the command."""
     save_accuracy(tmp_path / "a.json", PaperTable(((0.5, 0.5), (0.5, 1.0), (1.0, 0.5)), (0.1, 0.2, 0.3), "digits"))
-    save_model(tmp_path / "model.safetensors", Network("digits").build(), "digits", {})
-    path = scenario(tmp_path, "{checkpoint: model.safetensors, accuracy: a.json}")
-    error = refused(["model", "evaluate", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+    path = digits_scenario(tmp_path, ", accuracy: a.json")
+    error = refused(["run", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
     assert "a.json" in error
     assert "missing" in error
