@@ -1,0 +1,100 @@
+"""What ships with the project: a trained network, its accuracy table, and the scenario that serves it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hw.accuracy import Evaluation, load_accuracy
+from hw.datasets import Dataset, load_dataset
+from hw.evaluation import evaluate
+from hw.networks import ModelFile, Network
+from scenarios.loading import load_scenario
+from scenarios.run import training_knobs, training_text
+
+ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "scenarios" / "models"
+NETWORK = MODELS / "slimresnet-tiny.safetensors"
+TABLE = MODELS / "slimresnet-tiny.accuracy.json"
+
+
+def _table() -> Evaluation:
+    table = load_accuracy(TABLE)
+    assert isinstance(table, Evaluation)
+    return table
+
+
+def test_the_network_and_its_table_belong_together() -> None:
+    """The table is of these weights, of every tuple and test image; both are small."""
+    model, metadata = ModelFile(NETWORK, Network("slimresnet-tiny")).load()
+    table = _table()
+    assert table.hash == metadata["hash"]
+    assert table.tuples == tuple(model.spec.tuples())
+    assert table.correct.shape == (10_000, 256)
+    assert NETWORK.stat().st_size < 2_000_000
+    assert TABLE.stat().st_size < 400_000
+
+
+def test_wider_networks_know_more() -> None:
+    """Uniform widths are strictly ordered, and far above chance (1 %)."""
+    top1 = _table().top1()
+    uniform = [top1[(width,) * 4] for width in (0.25, 0.5, 0.75, 1.0)]
+    assert uniform == sorted(set(uniform))
+    assert uniform[0] > 0.36
+    assert uniform[-1] > 0.55
+
+
+def test_images_are_hard_at_every_width_alike() -> None:
+    """Bits of two tuples agree far more often than independent draws of the same accuracies would."""
+    table = _table()
+    first, last = table.correct[:, 0], table.correct[:, -1]
+    independent = first.mean() * last.mean() + (1 - first.mean()) * (1 - last.mean())
+    assert (first == last).mean() > independent + 0.1
+
+
+def test_the_table_is_made_by_the_settings_beside_it() -> None:
+    """The file keeps the knobs it was trained with, and the scenario beside it asks for the same."""
+    _, metadata = ModelFile(NETWORK, Network("slimresnet-tiny")).load()
+    assert metadata["training"] == training_text(training_knobs(load_scenario(MODELS / "slimresnet-tiny.yaml")))
+
+
+def test_the_scenario_reads() -> None:
+    """It names the shipped files."""
+    model = load_scenario(ROOT / "scenarios" / "cifar100.yaml").model
+    assert Path(model.checkpoint or "").samefile(NETWORK)
+    assert Path(model.accuracy or "").samefile(TABLE)
+
+
+@pytest.fixture(scope="module")
+def cifar100(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The real images: from SLIMSCHED_DATA, or unpacked from a folder beside the project where there is one."""
+    if "SLIMSCHED_DATA" in os.environ:
+        return load_dataset("cifar100")
+    unpack = ROOT.parent / "shared" / "data" / "unpack.py"
+    if not unpack.is_file():
+        pytest.skip("needs CIFAR-100: let SLIMSCHED_DATA name the folder that holds cifar-100-python")
+    folder = tmp_path_factory.mktemp("cifar100")
+    subprocess.run([sys.executable, unpack, "--out", folder], check=True, capture_output=True)
+    return load_dataset("cifar100", folder)
+
+
+@pytest.mark.slow
+def test_the_bits_are_what_the_network_computes(cifar100: Dataset) -> None:
+    """On the first test images; kernels of another machine add in another order, which may turn a close call."""
+    count = 250
+    few = Dataset(
+        cifar100.name,
+        cifar100.train_images[:1],
+        cifar100.train_labels[:1],
+        cifar100.test_images[:count],
+        cifar100.test_labels[:count],
+        cifar100.classes,
+    )
+    model, _ = ModelFile(NETWORK).load()
+    found = evaluate(model, few, batch=count)
+    assert np.mean(found.correct == _table().correct[:count]) > 0.999
