@@ -117,6 +117,22 @@ def _serves_from_instances(subject: Subject) -> None:
                     found = instance.run(subject.inputs[key], key[1], key[2])
                     if not torch.allclose(found, wanted[key], RELATIVE, ABSOLUTE):
                         raise _BrokenError(f"an instance of width {own} gives other numbers at {key} than the network")
+    _serves_in_channels_last(subject)
+
+
+def _serves_in_channels_last(subject: Subject) -> None:
+    """As executors hold instances and training lays out images; `view` of a feature map fails there, `flatten` not."""
+    order = torch.channels_last
+    for (segment, width, previous), x in subject.inputs.items():
+        instance = subject.model.instance(segment, width).to(x.device, x.dtype, order)
+        laid_out = x.contiguous(memory_format=order) if x.dim() == 4 else x
+        wanted = subject.model.forward_segment(x, segment, width, previous)
+        try:
+            found = instance.run(laid_out, width, previous)
+        except RuntimeError as error:
+            raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory: {error}") from None
+        if not torch.allclose(found, wanted, RELATIVE, ABSOLUTE):
+            raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory it gives other numbers")
 
 
 @contextmanager
@@ -182,7 +198,9 @@ def _can_learn(subject: Subject) -> None:
     with torch.inference_mode(False), torch.enable_grad():
         loss = model(images.clone(), (1.0,) * model.spec.segments).square().mean()
         loss.backward()
-    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    missing = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
+    ]
     model.zero_grad(set_to_none=True)
     if missing:
         raise _BrokenError(f"no gradient reaches {', '.join(missing)} at full width")
@@ -220,16 +238,21 @@ def broken_rules(network: Network) -> dict[str, str]:
     torch.manual_seed(0)
     model = network.build()
     with torch.no_grad():
-        for parameter in model.parameters():  # a fresh network may have zeros that hide mistakes
-            parameter.add_(torch.randn_like(parameter), alpha=0.05)
-        broken: dict[str, str] = {}
+        broken = _found("spec", lambda: _stir(model))
         subject = Subject(network, model, {})
         for name, check in _CHECKS.items():
             if name == "shapes":
                 broken |= _found("shapes", lambda: subject.inputs.update(_inputs(model)))
-            if name not in unchecked_rules(broken):
+            if name not in (*broken, *unchecked_rules(broken)):
                 broken |= _found(name, lambda check=check: check(subject))  # type: ignore[misc]
     return broken
+
+
+def _stir(model: SlimmableModel) -> None:
+    """As it is served, not trained; and a fresh network may have zeros that hide mistakes."""
+    model.eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.05)
 
 
 def unchecked_rules(broken: Mapping[str, str]) -> list[str]:

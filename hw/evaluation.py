@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hw.accuracy import Evaluation
+from hw.accuracy import MOST_BITS, Evaluation
 from hw.datasets import Dataset
 from hw.networks import model_hash
 from hw.slimmable import SlimmableModel
+from policies.errors import InputError
 from policies.vocabulary import IMAGE
 
 
@@ -30,6 +31,9 @@ def evaluate(
     spec = model.spec
     tuples = spec.tuples()
     images = len(dataset.test_labels)
+    if images * len(tuples) > MOST_BITS:
+        problem = f"{len(tuples)} width tuples of {images} images are too many; group its blocks into fewer segments"
+        raise InputError("model", "segments", problem)
     correct = np.zeros((images, len(tuples)), bool)
     placed = model.to(device)
     with torch.inference_mode():

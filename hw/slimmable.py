@@ -47,6 +47,8 @@ class ModelSpec:
     classes: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "widths", tuple(float(width) for width in self.widths))  # a list is as good
+        object.__setattr__(self, "input_shape", tuple(self.input_shape))
         if min(self.segments, self.classes, *self.input_shape) < 1 or len(self.input_shape) != 3:
             raise ValueError("segments, classes and the three sizes of input_shape (C, H, W) must be at least 1")
         ascending = list(self.widths) == sorted(set(self.widths))

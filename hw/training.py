@@ -211,7 +211,10 @@ class _Training:
         self.model = network.build()
         require_fit(self.model.spec, dataset)
         _require_batch(dataset, knobs)
-        self.model.to(knobs.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model.to(knobs.device)
+        for parameter in self.model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         _require_growth(self.model, knobs)
         self._network, self._dataset, self._knobs = network, dataset, knobs
         self._optimizer = torch.optim.SGD(

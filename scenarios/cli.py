@@ -206,7 +206,10 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "replay": ("replay a run's event logs through fresh cores", (_run_folder,)),
     "report": ("write a run folder's report.html again", (_run_folder, _picture)),
 }
-_GROUPS = {"profile": "show, make or describe profiles", "model": "train, evaluate, check or time a slimmable network"}
+_GROUPS = {
+    "profile": "show profiles, synthesize them, print their schema",
+    "model": "train, evaluate, check or time a slimmable network",
+}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -289,7 +289,7 @@ def model_train(arguments: Namespace) -> int:
     scenario = _without_table(scenario)
     given = scenario.model
     if given.network is None or given.checkpoint is not None:
-        found = "missing; it names the network to train" if given.network is None else "its checkpoint is trained"
+        found = "missing; it names the network to train" if given.network is None else "a checkpoint is named as well"
         raise InputError(str(arguments.scenario), "model.network", f"{found}; give network and no checkpoint")
     job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
     job.make_model()
@@ -316,13 +316,14 @@ def model_evaluate(arguments: Namespace) -> int:
     scenario = _without_table(scenario)
     job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
     if not job.model.path.is_file():
-        problem = f"no {job.model.path} yet; `slimsched model train` makes it"
-        raise InputError(str(arguments.scenario), "model", problem)
+        remedy = "name the file that you mean" if scenario.model.checkpoint else "`slimsched model train` makes it"
+        raise InputError(str(arguments.scenario), "model", f"no {job.model.path} yet; {remedy}")
     job.make_accuracy()
     top1 = read_accuracy(scenario, folder).prior.top1
     rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
     document = [{"widths": list(widths), "top1": value} for widths, value in top1.items()]
-    return output.result(table(["widths", "top-1 %"], rows), {"schema": "slimsched.top1/1", "tuples": document})
+    text = f"{table(['widths', 'top-1 %'], rows)}\naccuracy: {folder / ACCURACY_FILE}"
+    return output.result(text, {"schema": "slimsched.top1/1", "tuples": document})
 
 
 def model_check(arguments: Namespace) -> int:

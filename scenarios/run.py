@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from hw.conformance import require_conformance
 from hw.datasets import Dataset, load_dataset, require_fit
 from hw.device import DeviceSpec, require_torch_device
 from hw.evaluation import evaluate
-from hw.networks import ModelFile, save_model
+from hw.networks import ModelFile, Network, save_model
 from hw.telemetry import available_devices
 from hw.training import TrainingKnobs, recipe, train
 from policies.chance import derived_seed
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 from policies.ppo.router import PPORouter
 from scenarios.compare import compare_world, display_name, run_simulation
 from scenarios.comparison import Comparison, Validation, validate_results
@@ -131,11 +132,11 @@ class ScenarioRun:
     def make_model(self) -> None:
         """Train the network, unless the scenario brings one."""
         given, network = self.scenario.model, network_of(self.scenario)
-        if network is not None and network.is_own:
-            require_conformance(network)  # a broken rule shows now, not after hours
         if given.checkpoint is not None or network is None:
             self.model.load()  # refuses what is no model, before anything else runs
             return
+        if network.is_own:
+            require_conformance(network)  # a broken rule shows now, not after hours
         knobs = training_knobs(self.scenario)
         fingerprint = inputs_hash(network.label, network.code_hash(), given.dataset, knobs.of_the_result())
 
@@ -156,6 +157,9 @@ class ScenarioRun:
             device = given.training.device
             return [evaluate_model(self.model, given.dataset, self.folder.path, device=device, quiet=self._quiet)]
 
+        network = network_of(self.scenario)
+        if network is not None and network.is_own:
+            require_conformance(network)
         fingerprint = inputs_hash(ACCURACY_SCHEMA, self.scenario.model.dataset, self.model.path, self._code_hash())
         if self.scenario.model.accuracy is None:
             self.folder.run_stage("accuracy", fingerprint, work, self._say)
@@ -374,6 +378,19 @@ def training_knobs(scenario: Scenario) -> TrainingKnobs:
     return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **given)
 
 
+@contextmanager
+def own_code(network: Network | None) -> Iterator[None]:
+    """Whatever goes wrong inside a user's network is the user's to know, in one line."""
+    try:
+        yield
+    except (InputError, WorkError):
+        raise
+    except Exception as error:
+        if network is None or not network.is_own:
+            raise
+        raise WorkError(f"{network.name}: {type(error).__name__}: {error}") from error
+
+
 def training_text(knobs: TrainingKnobs) -> str:
     """How a network was trained, as its file keeps it."""
     return json.dumps(asdict(knobs), sort_keys=True)
@@ -386,7 +403,7 @@ def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bo
     knobs = training_knobs(scenario)
     work = folder / "training" / f"model-{fingerprint[:12]}"
     work.parent.mkdir(parents=True, exist_ok=True)
-    with Progress("train the network", None, unit="step", quiet=quiet) as progress:
+    with own_code(network), Progress("train the network", None, unit="step", quiet=quiet) as progress:
         model = train(
             network,
             load_dataset(scenario.model.dataset),
@@ -406,7 +423,10 @@ def evaluate_model(file: ModelFile, dataset: str, folder: Path, *, device: str =
     model, _ = file.load()
     data = load_dataset(dataset)
     require_fit(model.spec, data)
-    with Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress:
+    with (
+        own_code(file.network),
+        Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress,
+    ):
         evaluation = evaluate(model, data, on_progress=lambda done, _: progress.set(done), device=device)
     path = folder / ACCURACY_FILE
     save_accuracy(path, evaluation)

@@ -209,6 +209,46 @@ def test_weights_are_no_feature_maps() -> None:
     assert model.cost(2, 1.0, 1.0).moved_bytes == second
 
 
+class Flat(Pooled):
+    """`view` where `flatten` belongs: contiguous images alone can be seen so."""
+
+    def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
+        return super().run_segment(segment, weights, x.view(len(x), -1).view(x.shape) if segment == 1 else x)
+
+
+class Forgetful(Pooled):
+    """No call of the class above it."""
+
+    def __init__(self) -> None:
+        self.fault = ""
+
+
+class Listed(Pooled):
+    """Lists where tuples are meant."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(2, [0.25, 1], [3, 4, 4], 5)  # type: ignore[arg-type]
+
+
+def test_what_executors_do_is_tried() -> None:
+    """Feature maps with channels last; and a class that is not even whole is told so."""
+    assert "channels last" in broken_rules(Network("tests.hw.test_networks:Flat"))["instances"]
+    assert "has no attribute" in broken_rules(Network("tests.hw.test_networks:Forgetful"))["spec"]
+
+
+def test_lists_are_as_good_as_tuples() -> None:
+    """What is compared with a profile is a tuple of floats."""
+    spec = Network("tests.hw.test_networks:Listed").build().spec
+    assert (spec.widths, spec.input_shape) == ((0.25, 1.0), (3, 4, 4))
+
+
+def test_a_loaded_network_is_ready_to_serve(tmp_path: Path) -> None:
+    """Not in training mode: dropout would be served."""
+    save_model(tmp_path / "m.safetensors", Network("digits").build().train(), "digits", {})
+    assert not ModelFile(tmp_path / "m.safetensors").load()[0].training
+
+
 class Tied(Pooled):
     """Two names for one parameter."""
 

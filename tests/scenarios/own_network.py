@@ -32,3 +32,15 @@ class DigitsPerceptron(SlimmableModel):
         if segment == 1:
             return torch.relu(x.flatten(1) @ weights["hidden"].T + weights["shift"])
         return x @ weights["head"].T
+
+
+class Fragile(DigitsPerceptron):
+    """Keeps every rule, and fails on more than a few images."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+
+    def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
+        if len(x) > 10:
+            raise RuntimeError("too large a batch")
+        return super().run_segment(segment, weights, x)

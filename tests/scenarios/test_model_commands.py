@@ -50,7 +50,7 @@ def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert table.top1()[(1.0,) * 4] == found["uniform"][-1]["top1"] > 0.3
     assert list((tmp_path / "run" / "training").glob("model-*/events*"))  # TensorBoard
     assert main(["model", "evaluate", *flags]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 256
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 256
 
 
 def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +78,7 @@ def test_a_network_that_breaks_a_rule_is_not_trained(tmp_path: Path, capsys: pyt
         ("{network: slimresnet-tinny}", "model.network: unknown network 'slimresnet-tinny'; did you mean"),
         ("{network: digits, options: {classes: 3}}", "options are for an own network"),
         ("{dataset: digits}", "give one of network, checkpoint, accuracy"),
-        ("{network: digits, checkpoint: model.safetensors}", "its checkpoint is trained"),
+        ("{network: digits, checkpoint: model.safetensors}", "a checkpoint is named as well"),
         ("{network: digits, training: {device: 'cuda:99'}}", "training.device"),
         ("{network: digits, dataset: cifar100}", "damaged or incomplete"),
         ("{network: 'no_module:Net'}", "No module named 'no_module'"),
@@ -129,6 +129,15 @@ def test_what_cannot_be_evaluated(more: str, wanted: str, tmp_path: Path, capsys
     """A device that is not there, in one line."""
     path = digits_scenario(tmp_path, more)
     assert wanted in refused(["model", "evaluate", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
+
+
+def test_an_error_in_a_users_network_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, with the network's name; no traceback."""
+    network = Network("tests.scenarios.own_network:Fragile")
+    save_model(tmp_path / "model.safetensors", network.build(), network.label, {})
+    path = scenario(tmp_path, f"{{network: '{network.name}', dataset: digits, checkpoint: model.safetensors}}")
+    assert main(["model", "evaluate", str(path), "--out", str(tmp_path / "run"), "--quiet"]) == 1
+    assert capsys.readouterr().err == f"slimsched: {network.name}: RuntimeError: too large a batch\n"
 
 
 def test_a_network_for_other_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
