@@ -287,9 +287,9 @@ def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
 
 @pytest.mark.slow
 def test_the_digits_recipe_reaches_its_mark(digits: Dataset) -> None:
-    """The recipe gets more than 93 % at full width, and wider networks know more."""
+    """The recipe gets more than 97 % at full width, and wider networks know more."""
     top1 = evaluate(train(Network("digits"), digits, recipe("digits", "digits")), digits).top1()
     full, quarter = top1[(1.0,) * 4], top1[(0.25,) * 4]
-    assert full > 0.93
-    assert quarter > 0.8
-    assert full > quarter + 0.01
+    assert full > 0.97
+    assert quarter > 0.94
+    assert full > quarter
