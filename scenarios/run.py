@@ -141,7 +141,8 @@ class ScenarioRun:
         fingerprint = inputs_hash(network.label, network.code_hash(), given.dataset, knobs.of_the_result())
 
         def work() -> Sequence[Path]:
-            return train_model(self.scenario, self.folder.path, fingerprint, quiet=self._quiet)
+            with blamed_on(self.scenario):
+                return train_model(self.scenario, self.folder.path, fingerprint, quiet=self._quiet)
 
         self.folder.run_stage("model", fingerprint, work, self._say)
 
@@ -155,7 +156,8 @@ class ScenarioRun:
         def work() -> Sequence[Path]:
             given = self.scenario.model
             device = given.training.device
-            return [evaluate_model(self.model, given.dataset, self.folder.path, device=device, quiet=self._quiet)]
+            with blamed_on(self.scenario):
+                return [evaluate_model(self.model, given.dataset, self.folder.path, device=device, quiet=self._quiet)]
 
         network = network_of(self.scenario)
         if network is not None and network.is_own:
@@ -389,6 +391,17 @@ def own_code(network: Network | None) -> Iterator[None]:
         if network is None or not network.is_own:
             raise
         raise WorkError(f"{network.name}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def blamed_on(scenario: Scenario) -> Iterator[None]:
+    """What is wrong with the `model` that the work was given stands under `model` in the scenario."""
+    try:
+        yield
+    except InputError as error:
+        if error.source != "model":
+            raise
+        raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
 
 
 def training_text(knobs: TrainingKnobs) -> str:
