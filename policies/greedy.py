@@ -180,8 +180,8 @@ class GreedyScheduler:
         match event:
             case BlockArrived(block):
                 self._enqueue(block, commands)
-            case BatchFinished(batch=batch):
-                self._finish_batch(batch, now_ns, commands)
+            case BatchFinished():
+                self._finish_batch(event, now_ns, commands)
             case BatchFailed(batch=batch, reason=reason):
                 self._fail_batch(batch, reason, now_ns, commands)
             case InstanceLoaded(instance=instance):
@@ -238,9 +238,13 @@ class GreedyScheduler:
         else:
             commands.append(RejectRequests(self._epoch, block.requests, "instance_too_large"))
 
-    def _finish_batch(self, batch_id: int, now_ns: int, commands: list[ServerCommand]) -> None:
-        batch = self._release_batch(batch_id, now_ns)
-        commands.append(ReturnRequests(self._epoch, batch.requests, batch.segment, batch.width))
+    def _finish_batch(self, event: BatchFinished, now_ns: int, commands: list[ServerCommand]) -> None:
+        batch = self._release_batch(event.batch, now_ns)
+        passed = tuple(request for request in batch.requests if request not in event.failed)
+        if passed:
+            commands.append(ReturnRequests(self._epoch, passed, batch.segment, batch.width))
+        if event.failed:
+            commands.append(RejectRequests(self._epoch, event.failed, event.reason))
 
     def _fail_batch(self, batch_id: int, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
         batch = self._release_batch(batch_id, now_ns)

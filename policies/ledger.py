@@ -253,8 +253,8 @@ class Ledger:
                     self._open[block.block].arrived_ns = now_ns
             case BatchStarted(epoch, batch, started_ns):
                 self._note_start(server, epoch, batch, started_ns)
-            case BatchFinished(epoch, batch):
-                self._note_end(server, epoch, batch, now_ns)
+            case BatchFinished():
+                self._note_end(server, event, now_ns)
             case BatchFailed(epoch, batch):
                 self._running.pop((server, epoch, batch), None)  # no image of it has passed its segment
             case TelemetrySampled() if self._detail:
@@ -273,13 +273,14 @@ class Ledger:
         if running is not None:
             self._running[server, epoch, batch] = (running[0], running[1], started_ns)
 
-    def _note_end(self, server: int, epoch: int, batch: int, now_ns: int) -> None:
-        running = self._running.pop((server, epoch, batch), None)
+    def _note_end(self, server: int, event: BatchFinished, now_ns: int) -> None:
+        batch = event.batch
+        running = self._running.pop((server, event.epoch, batch), None)
         if running is None:
             return
         command, commanded_ns, started_ns = running
         self.counts[server].batches += 1
-        self.counts[server].images += len(command.requests)
+        self.counts[server].images += len(command.requests) - len(event.failed)
         if self._detail:
             self.batches.append(
                 BatchRecord(

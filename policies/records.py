@@ -121,7 +121,14 @@ class LoggedStep:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Everything a run leaves behind. `log` is empty unless the run was asked to keep it."""
+    """Everything a run leaves behind.
+
+    Attributes:
+        log: empty unless the run was asked to keep it.
+        arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from
+            the time at which it was due); empty in simulation, where nothing is late.
+        restarts_ns: (server, down, up again) for each death after which a server came back.
+    """
 
     ended_ns: int
     requests: tuple[RequestRecord, ...]
@@ -133,3 +140,5 @@ class RunRecord:
     gpu_var: tuple[float, ...]
     decisions: int
     log: tuple[LoggedStep, ...] = ()
+    arrival_lags_ns: tuple[int, ...] = ()
+    restarts_ns: tuple[tuple[int, int, int], ...] = ()

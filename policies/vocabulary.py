@@ -305,10 +305,15 @@ class BatchStarted:
 
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """The forward pass of a batch ended and its outputs stand at the server."""
+    """The forward pass of a batch ended and its outputs stand at the server.
+
+    `failed` lists members that broke it, for `reason`: the others ran without them, and their inputs are still there.
+    """
 
     epoch: int
     batch: int
+    failed: tuple[int, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from sim import workload
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
-from sim.faults import Fault, Outage, Slowness
+from policies.faults import Fault, Outage, Slowness
 from sim.network import PRESETS, SHARED_PRESETS, Attachment
 from sim.profile import Link, Profile
 from sim.server import ServerSpec

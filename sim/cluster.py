@@ -34,7 +34,7 @@ from policies.vocabulary import (
 from sim.accuracy import Correctness
 from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
 from sim.costs import input_bytes
-from sim.faults import Fault, Outage
+from policies.faults import Fault, Outage
 from sim.network import Network
 from sim.physics import SimulatedDevice
 from sim.server import ServerSpec, SharedDevice, SimulatedServer

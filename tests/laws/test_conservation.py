@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.vocabulary import NS_PER_S, RouterEvent
 from sim.cluster import ClusterSpec, RunSpec, Simulation
-from sim.faults import Outage, Slowness
+from policies.faults import Outage, Slowness
 from tests import worlds
 
 
