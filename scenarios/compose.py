@@ -17,6 +17,7 @@ from hw.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Eval
 from policies.baselines import RouterContext, make_router
 from policies.chance import derived_seed, stream
 from policies.errors import InputError
+from policies.faults import Fault, Outage, Slowness
 from policies.greedy import GreedyKnobs
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig, RoutingPolicy
@@ -39,7 +40,6 @@ from sim import workload
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
-from policies.faults import Fault, Outage, Slowness
 from sim.network import PRESETS, SHARED_PRESETS, Attachment
 from sim.profile import Link, Profile
 from sim.server import ServerSpec

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.chance import derived_seed
+from policies.faults import Fault, Outage, Slowness
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, RunRecord, ServerTotals
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
@@ -34,7 +35,6 @@ from policies.vocabulary import (
 from sim.accuracy import Correctness
 from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
 from sim.costs import input_bytes
-from policies.faults import Fault, Outage
 from sim.network import Network
 from sim.physics import SimulatedDevice
 from sim.server import ServerSpec, SharedDevice, SimulatedServer
@@ -292,15 +292,18 @@ class Simulation:
     # --------------------------------------------------------------------------------------------- faults, telemetry
 
     def _plan_fault(self, fault: Fault) -> None:
-        order = rank(fault.server, Kind.FAULT)
-        server = self.servers[fault.server]
-        if isinstance(fault, Outage):
-            self._agenda.at(fault.start_ns, order, self._kill, server)
-            if fault.end_ns is not None:
-                self._agenda.at(fault.end_ns, order, server.come_up)
-        else:
-            self._agenda.at(fault.start_ns, order, server.straggle, fault.factor)
-            self._agenda.at(fault.end_ns, order, server.straggle, 1.0)
+        match fault:
+            case Outage(index, start_ns, end_ns):
+                server, order = self.servers[index], rank(index, Kind.FAULT)
+                self._agenda.at(start_ns, order, self._kill, server)
+                if end_ns is not None:
+                    self._agenda.at(end_ns, order, server.come_up)
+            case Slowness(index, start_ns, end_ns, factor):
+                server, order = self.servers[index], rank(index, Kind.FAULT)
+                self._agenda.at(start_ns, order, server.straggle, factor)
+                self._agenda.at(end_ns, order, server.straggle, 1.0)
+            case _:
+                raise NotImplementedError(f"no simulated {fault}")
 
     def _kill(self, server: SimulatedServer) -> None:
         server.go_down("planned")

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies.faults import Outage, Slowness
 from policies.vocabulary import NS_PER_S, RouterEvent
 from sim.cluster import ClusterSpec, RunSpec, Simulation
-from policies.faults import Outage, Slowness
 from tests import worlds
 
 
