@@ -88,7 +88,6 @@ class KeyedFifo(Generic[Key]):
         else:
             self._queues.pop(key, None)
         self._length -= len(removed)
-        self._order = deque(sorted((entry[0], k) for k, entries in self._queues.items() for entry in entries))
         return removed
 
     def by_age(self) -> list[Key]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Literal
 
+from policies.faults import OUT_OF_MEMORY
 from policies.fifo import KeyedFifo
 from policies.memory import MemoryBook
 from policies.vocabulary import (
@@ -58,7 +59,8 @@ class GreedyKnobs:
         served_width: a batch runs at the requested width, or at its instance's own.
         padded_sizes: the batch sizes the device is given (`padding: grid`), ascending; empty for no padding.
         preload: (segment, width) instances to load when the server comes up.
-        load_retries: after so many failed loads in a row, what waits for that instance is rejected.
+        load_retries: after so many failures in a row (loads that failed, batches that memory was lacking for), what
+            waits for that instance is rejected.
         load_backoff_ns: the wait before the second try; it doubles with each.
     """
 
@@ -112,6 +114,11 @@ class Instance:
     state: InstanceState
     last_used_ns: int
 
+    @property
+    def spec(self) -> Spec:
+        """What it is an instance of."""
+        return self.segment, self.width
+
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
@@ -140,7 +147,7 @@ class GreedyScheduler:
         self._batches: dict[int, _Batch] = {}
         self._blocked_since_ns: dict[WorkKey, int] = {}
         self._loads_for_key: dict[WorkKey, int] = {}
-        self._failed_loads: dict[Spec, int] = {}
+        self._failures: dict[Spec, int] = {}  # in a row: a batch that ends is the end of the row
         self._retry_at_ns: dict[Spec, int] = {}
         self._utilization = 0.0
         self._next_instance = 0
@@ -185,7 +192,7 @@ class GreedyScheduler:
             case BatchFailed(batch=batch, reason=reason):
                 self._fail_batch(batch, reason, now_ns, commands)
             case InstanceLoaded(instance=instance):
-                self._finish_load(self._instances[instance], now_ns)
+                self._set_free(self._instances[instance], now_ns)
             case LoadFailed(instance=instance, reason=reason):
                 self._fail_load(self._instances[instance], reason, now_ns, commands)
             case InstanceUnloaded(instance=instance):
@@ -224,7 +231,7 @@ class GreedyScheduler:
             self._batches,
             self._blocked_since_ns,
             self._loads_for_key,
-            self._failed_loads,
+            self._failures,
             self._retry_at_ns,
         ):
             state.clear()
@@ -240,6 +247,7 @@ class GreedyScheduler:
 
     def _finish_batch(self, event: BatchFinished, now_ns: int, commands: list[ServerCommand]) -> None:
         batch = self._release_batch(event.batch, now_ns)
+        self._failures.pop(batch.instance.spec, None)
         passed = tuple(request for request in batch.requests if request not in event.failed)
         if passed:
             commands.append(ReturnRequests(self._epoch, passed, batch.segment, batch.width))
@@ -247,8 +255,12 @@ class GreedyScheduler:
             commands.append(RejectRequests(self._epoch, event.failed, event.reason))
 
     def _fail_batch(self, batch_id: int, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
+        """The batch goes back. Where memory was lacking its instance goes, too: the next batch would fail alike."""
         batch = self._release_batch(batch_id, now_ns)
         commands.append(RejectRequests(self._epoch, batch.requests, reason))
+        if reason == OUT_OF_MEMORY:
+            commands.append(self._unload(batch.instance))
+            self._back_off(batch.instance.spec, reason, now_ns, commands)
 
     def _release_batch(self, batch_id: int, now_ns: int) -> _Batch:
         batch = self._batches.pop(batch_id)
@@ -264,21 +276,20 @@ class GreedyScheduler:
         instance.state = state
         del self._idle[instance.id]
 
-    def _finish_load(self, instance: Instance, now_ns: int) -> None:
-        self._set_free(instance, now_ns)
-        self._failed_loads.pop((instance.segment, instance.width), None)
-
     def _fail_load(self, instance: Instance, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
-        spec = (instance.segment, instance.width)
-        self.memory.release(self.knobs.instance_bytes[spec])
+        self.memory.release(self.knobs.instance_bytes[instance.spec])
         self._remove(instance)
+        self._back_off(instance.spec, reason, now_ns, commands)
+
+    def _back_off(self, spec: Spec, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
+        """A load failed, or a batch lacked memory: the next load waits, and after the last try nobody waits for it."""
         if now_ns < self._retry_at_ns.get(spec, 0):
-            return  # one of several loads that failed together: one failure
-        failures = self._failed_loads[spec] = self._failed_loads.get(spec, 0) + 1
+            return  # one of several that failed together: one failure
+        failures = self._failures[spec] = self._failures.get(spec, 0) + 1
         if failures < self.knobs.load_retries:
             self._retry_at_ns[spec] = now_ns + self.knobs.load_backoff_ns * 2 ** (failures - 1)
             return
-        del self._failed_loads[spec]
+        del self._failures[spec]
         self._retry_at_ns.pop(spec, None)
         for key in self._queue.by_age():
             if (key.segment, key.width) == spec and not self._has_instance_for(key):

@@ -9,8 +9,9 @@ or done; its segment is one more than the widths it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from policies.fifo import KeyedFifo
 from policies.routing import RouterConfig
@@ -43,6 +44,17 @@ from policies.vocabulary import (
     TransferFinished,
     WorkKey,
 )
+
+_TOGETHER: Final = -1
+ALONE_AFTER: Final = 2  # retries after which a request shares no block: what it breaks, it breaks alone
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Who may share a block: those with one head, but for a request that goes `alone`."""
+
+    head: HeadKey
+    alone: int = _TOGETHER
 
 
 @dataclass(slots=True)
@@ -114,11 +126,11 @@ class RouterCore:
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
         self._requests: dict[int, _Request] = {}
-        self._fifo: KeyedFifo[HeadKey] = KeyedFifo()
+        self._fifo: KeyedFifo[_Line] = KeyedFifo()
         self._blocks: dict[int, _OpenBlock] = {}
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
-        self._candidates: tuple[HeadKey, tuple[int, ...]] | None = None
+        self._candidates: tuple[_Line, tuple[int, ...]] | None = None
         self._decision = 0
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
 
@@ -183,12 +195,12 @@ class RouterCore:
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
         """Now, if a decision can be asked for; at the head's deadline, if all that can be done is to shed it."""
-        head = self._fifo.head()
-        if self._candidates is not None or head is None:
+        line = self._fifo.head()
+        if self._candidates is not None or line is None:
             return None
         if not self._all_at_cap:
             return now_ns
-        return self._requests[self._fifo.peek(head, 1)[0]].deadline_ns if self.config.shed_expired else None
+        return self._requests[self._fifo.peek(line, 1)[0]].deadline_ns if self.config.shed_expired else None
 
     def _is_current(self, server: int, epoch: int) -> bool:
         state = self._servers[server]
@@ -201,11 +213,13 @@ class RouterCore:
         books = self._requests[request]
         books.entered_ns = now_ns
         books.block = None
-        self._fifo.push(self._head_key(books), (request,))
+        self._fifo.push(self._line(request), (request,))
 
-    def _head_key(self, books: _Request) -> HeadKey:
+    def _line(self, request: int) -> _Line:
+        books = self._requests[request]
         location = books.location if self.config.block_key == "location" else ANYWHERE
-        return HeadKey(len(books.widths) + 1, books.widths[-1] if books.widths else IMAGE, location)
+        head = HeadKey(len(books.widths) + 1, books.widths[-1] if books.widths else IMAGE, location)
+        return _Line(head, request if books.retries >= ALONE_AFTER else _TOGETHER)
 
     def _ask(self, now_ns: int, commands: list[RouterCommand]) -> None:
         """Ask for a decision if none is under way, somebody waits, and a server can take a block."""
@@ -217,24 +231,31 @@ class RouterCore:
         if found is None:
             self._all_at_cap = True
             return
-        head, servers = found
-        requests = self._fifo.peek(head, self.config.groups[-1])
-        self._candidates = (head, requests)
+        line, servers = found
+        requests = self._fifo.peek(line, self.config.groups[-1])
+        self._candidates = (line, requests)
         self._decision += 1
         entered_ns = self._requests[requests[0]].entered_ns
-        view = ClusterView(now_ns, head, len(requests), entered_ns, len(self._fifo), self.completed, servers)
+        view = ClusterView(now_ns, line.head, len(requests), entered_ns, len(self._fifo), self.completed, servers)
         commands.append(Decide(self._decision, view))
 
-    def _oldest_servable(self) -> tuple[HeadKey, tuple[ServerView, ...]] | None:
-        """The head's key; where no free server can hold its segment, the oldest key that one can."""
-        head = self._fifo.head()
-        if head is None or all(state.blocks >= self.config.outstanding_blocks for state in self._servers if state.up):
+    def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
+        """The head's line; where no free server can hold its segment, the oldest line that one can."""
+        if all(state.blocks >= self.config.outstanding_blocks for state in self._servers if state.up):
             return None
-        for key in (head, *self._fifo.by_age()):
-            servers = tuple(self._server_view(state, masks[key.segment - 1]) for state, masks in self._with_masks())
+        for line in self._lines():
+            segment = line.head.segment - 1
+            servers = tuple(self._server_view(state, masks[segment]) for state, masks in self._with_masks())
             if any(server.valid for server in servers):
-                return key, servers
+                return line, servers
         return None
+
+    def _lines(self) -> Iterator[_Line]:
+        """By age; they are sorted only if the head's own does not do."""
+        head = self._fifo.head()
+        if head is not None:
+            yield head
+            yield from self._fifo.by_age()
 
     def _with_masks(self) -> Iterable[tuple[_Server, list[tuple[bool, ...]]]]:
         return zip(self._servers, self._masks, strict=True)
@@ -256,12 +277,12 @@ class RouterCore:
 
     def _shed(self, now_ns: int, commands: list[RouterCommand]) -> None:
         """Give up those at the FIFO's head whose deadline has passed."""
-        while (head := self._fifo.head()) is not None:
-            request = self._fifo.peek(head, 1)[0]
+        while (line := self._fifo.head()) is not None:
+            request = self._fifo.peek(line, 1)[0]
             deadline_ns = self._requests[request].deadline_ns
             if deadline_ns is None or deadline_ns > now_ns:
                 return
-            self._fifo.take(head, 1)
+            self._fifo.take(line, 1)
             self._give_up(request, "deadline", commands)
 
     def _send(self, decision: int, choice: Choice, commands: list[RouterCommand]) -> None:
@@ -271,14 +292,15 @@ class RouterCore:
         """
         assert self._candidates is not None, "an answer to no question"
         assert decision == self._decision, "an answer to another question"
-        head, candidates = self._candidates
+        line, candidates = self._candidates
+        head = line.head
         self._candidates = None
         server = self._servers[choice.server]
-        still_there = self._fifo.peek(head, len(candidates)) == candidates
+        still_there = self._fifo.peek(line, len(candidates)) == candidates
         if not server.up or not still_there:
             return
         self._require_legal(choice, head)
-        requests = self._fifo.take(head, min(choice.group, len(candidates)))
+        requests = self._fifo.take(line, min(choice.group, len(candidates)))
         key = WorkKey(head.segment, choice.width, head.previous_width)
         block = Block(decision, choice.server, server.epoch, key, requests)
         self._blocks[decision] = _OpenBlock(block)
@@ -384,8 +406,9 @@ class RouterCore:
         waiting = [
             request for request, books in self._requests.items() if books.block is None and books.location == server
         ]
-        for key in {self._head_key(self._requests[request]): None for request in waiting}:
-            self._fifo.remove(key, set(waiting))
+        doomed = set(waiting)
+        for line in {self._line(request): None for request in waiting}:
+            self._fifo.remove(line, doomed)
         self._retry((*members, *waiting), "server_down", now_ns, commands)
         state.reset(state.epoch, up=False)
         self._all_at_cap = False  # the head may be another one now

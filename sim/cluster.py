@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.chance import derived_seed
-from policies.faults import Fault, Outage, Slowness
+from policies.faults import Fault, Supervision
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, RunRecord, ServerTotals
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
 from policies.router import RouterCore
 from policies.routing import RouterConfig, RoutingPolicy
 from policies.vocabulary import (
+    ROUTER,
     BlockArrived,
     Choice,
     Decide,
@@ -35,7 +36,8 @@ from policies.vocabulary import (
 from sim.accuracy import Correctness
 from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
 from sim.costs import input_bytes
-from sim.network import Network
+from sim.faults import FaultDriver, poisoned_requests
+from sim.network import LINKS, Network
 from sim.physics import SimulatedDevice
 from sim.server import ServerSpec, SharedDevice, SimulatedServer
 from sim.tables import DeviceTables
@@ -43,7 +45,12 @@ from sim.tables import DeviceTables
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What is simulated: `decision_ns` is how long a routing decision takes."""
+    """What is simulated.
+
+    Attributes:
+        decision_ns: how long a routing decision takes.
+        supervision: how a hung server is noticed, and when a dead one is started again.
+    """
 
     devices: tuple[DeviceTables, ...]
     servers: tuple[ServerSpec, ...]
@@ -51,6 +58,7 @@ class ClusterSpec:
     decision_ns: int
     weights: RewardWeights
     prior: AccuracyPrior
+    supervision: Supervision = field(default_factory=Supervision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class RunSpec:
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
         deadline_ns: after its arrival, for every request; None for no deadlines.
-        seed: of the jitter.
+        seed: of the jitter and of lost packets.
         detail, keep_log: what the ledger keeps.
     """
 
@@ -102,26 +110,38 @@ class Simulation:
             detail=run.detail,
             keep_log=run.keep_log,
         )
-        self._network = Network(tuple(server.attachment for server in cluster.servers))
+        attachments = tuple(server.attachment for server in cluster.servers)
+        self._network = Network(attachments, derived_seed(run.seed, LINKS))
         self._devices = [SharedDevice(SimulatedDevice(tables), self._agenda) for tables in cluster.devices]
         self._deliveries: dict[int, _Delivery] = {}
         self._asked: Decide | None = None
         self._arrived = 0
         self._ended_ns: int | None = None
         salt = derived_seed(run.seed, "jitter")
-        self.servers = tuple(self._server(index, spec, salt) for index, spec in enumerate(cluster.servers))
+        poisoned = poisoned_requests(run.faults)
+        self.servers = tuple(self._server(index, spec, salt, poisoned) for index, spec in enumerate(cluster.servers))
+        self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)
         self._set_off()
 
-    def _server(self, index: int, spec: ServerSpec, salt: int) -> SimulatedServer:
-        device = self._devices[spec.device]
-        return SimulatedServer(index, spec, device, self._agenda, self._ledger, self._labels, self._tell_router, salt)
+    def _server(self, index: int, spec: ServerSpec, salt: int, poisoned: frozenset[int]) -> SimulatedServer:
+        return SimulatedServer(
+            index,
+            spec,
+            self._devices[spec.device],
+            self._agenda,
+            self._ledger,
+            self._labels,
+            self._tell_router,
+            jitter_salt=salt,
+            poisoned=poisoned,
+        )
 
     def _set_off(self) -> None:
         for server in self.servers:
-            server.come_up()
+            self._faults.come_up(server.index)
             self._sample(server)
         for fault in self.spec.faults:
-            self._plan_fault(fault)
+            self._faults.plan(fault)
         self._plan_arrival()
 
     # ------------------------------------------------------------------------------------------------ the caller's
@@ -181,6 +201,7 @@ class Simulation:
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),
+            restarts_ns=tuple(self._faults.restarts_ns),
         )
 
     def _server_totals(self, server: SimulatedServer, ended_ns: int) -> ServerTotals:
@@ -267,10 +288,15 @@ class Simulation:
         block = delivery.command.block
         if source not in delivery.moving or block.block not in self._deliveries:
             return  # it failed meanwhile
+        if self._is_hung(source) or self._is_hung(block.server):
+            return  # a stopped process neither sends nor takes: it stays on its way until the death is noticed
         delivery.moving.discard(source)
         self._tell_router(TransferFinished(block.block, source, block.server, requests))
         if not delivery.moving:
             self._hand_over(delivery)
+
+    def _is_hung(self, place: int) -> bool:
+        return place != ROUTER and self.servers[place].is_hung
 
     def _hand_over(self, delivery: _Delivery) -> None:
         block = delivery.command.block
@@ -289,25 +315,7 @@ class Simulation:
                 del self._deliveries[block]
                 self._tell_router(TransferFailed(block, server, sent.server, sent.requests, "server_down"))
 
-    # --------------------------------------------------------------------------------------------- faults, telemetry
-
-    def _plan_fault(self, fault: Fault) -> None:
-        match fault:
-            case Outage(index, start_ns, end_ns):
-                server, order = self.servers[index], rank(index, Kind.FAULT)
-                self._agenda.at(start_ns, order, self._kill, server)
-                if end_ns is not None:
-                    self._agenda.at(end_ns, order, server.come_up)
-            case Slowness(index, start_ns, end_ns, factor):
-                server, order = self.servers[index], rank(index, Kind.FAULT)
-                self._agenda.at(start_ns, order, server.straggle, factor)
-                self._agenda.at(end_ns, order, server.straggle, 1.0)
-            case _:
-                raise NotImplementedError(f"no simulated {fault}")
-
-    def _kill(self, server: SimulatedServer) -> None:
-        server.go_down("planned")
-        self._fail_transfers(server.index)
+    # ----------------------------------------------------------------------------------------------------- telemetry
 
     def _sample(self, server: SimulatedServer) -> None:
         server.sample()

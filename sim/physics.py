@@ -16,7 +16,10 @@ from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable
 
 @dataclass(slots=True)
 class RunningBatch:
-    """One batch on the device: `work_ns` is what is left of its solo time, `end_ns` when it will end as things are."""
+    """One batch on the device: `work_ns` is what is left of its solo time, `end_ns` when it will end as things are.
+
+    A `frozen` one makes no progress and has no end, but occupies the device and draws power as if it ran.
+    """
 
     server: int
     batch: int
@@ -26,6 +29,7 @@ class RunningBatch:
     factor: float = 1.0
     slow_down: float = 1.0
     end_ns: int = 0
+    frozen: bool = False
 
 
 class SimulatedDevice:
@@ -48,7 +52,8 @@ class SimulatedDevice:
         self._energy_mw_ns += self.power_mw * elapsed_ns
         self._busy_permille_ns += self.busy_permille * elapsed_ns
         for running in self.running.values():
-            running.work_ns -= elapsed_ns / running.slow_down
+            if not running.frozen:
+                running.work_ns -= elapsed_ns / running.slow_down
         self._updated_ns = now_ns
 
     def energy_mj(self, now_ns: int) -> float:
@@ -77,6 +82,12 @@ class SimulatedDevice:
         self.running = {key: running for key, running in self.running.items() if key[0] != server}
         self._rerate(now_ns)
 
+    def freeze(self, server: int, now_ns: int) -> None:
+        """A server hangs: its batches stop where they are."""
+        self.advance(now_ns)
+        for running in self.running.values():
+            running.frozen = running.frozen or running.server == server
+
     def straggle(self, server: int, factor: float, now_ns: int) -> None:
         """A server's batches run `factor` times slower than the model says."""
         self.advance(now_ns)
@@ -87,7 +98,8 @@ class SimulatedDevice:
 
     def next_end(self) -> RunningBatch | None:
         """The batch that ends first; ties go to the lower server, then the lower batch."""
-        return min(self.running.values(), key=lambda r: (r.end_ns, r.server, r.batch), default=None)
+        moving = (running for running in self.running.values() if not running.frozen)
+        return min(moving, key=lambda r: (r.end_ns, r.server, r.batch), default=None)
 
     def _rerate(self, now_ns: int) -> None:
         """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""

@@ -22,6 +22,7 @@ JITTER_QUANTILES = 33
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -172,10 +173,14 @@ class Sensor(StrictModel):
 
 
 class Link(StrictModel):
-    """What carries activations: a fixed latency, and a bandwidth shared by all that use the same medium."""
+    """What carries activations: a fixed latency, and a bandwidth shared by all that use the same medium.
+
+    `loss` is the share of packets (of 1500 bytes) that get lost and are sent again.
+    """
 
     latency_s: NonNegative
     bandwidth_bytes_s: Positive
+    loss: ShareBelowOne = 0.0
 
 
 class HeldOutError(StrictModel):

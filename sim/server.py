@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from policies.chance import hashed
+from policies.faults import NO_LABEL, OUT_OF_MEMORY
 from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.ledger import Ledger
 from policies.vocabulary import (
+    BatchFailed,
     BatchFinished,
     BatchStarted,
     InstanceLoaded,
@@ -75,8 +77,20 @@ class SharedDevice:
             return
         self.physics.finish(batch.server, batch.batch, self._agenda.now_ns)
         self.replan()
-        server = self._servers[batch.server]
-        server.deliver(BatchFinished(server.epoch, batch.batch))
+        self._servers[batch.server].finish(batch.batch)
+
+
+def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
+    """The sizes that a batch runs in where `room` images fit at once: halves of halves, as the hardware tries them.
+
+    Empty where nothing fits.
+    """
+    if room < 1:
+        return ()
+    if size <= room:
+        return (size,)
+    larger = ceil(size / 2)
+    return (*parts_that_fit(larger, room), *parts_that_fit(size - larger, room))
 
 
 class SimulatedServer:
@@ -86,6 +100,7 @@ class SimulatedServer:
         is_correct: (requests, width) -> for each whether its label is right, asked at the last segment.
         to_router: takes what the server tells the router.
         jitter_salt: of the hash that draws each batch's jitter.
+        poisoned: requests for which the last segment finds no label.
     """
 
     def __init__(
@@ -97,12 +112,15 @@ class SimulatedServer:
         ledger: Ledger,
         is_correct: Callable[[tuple[int, ...], float], tuple[bool, ...]],
         to_router: Callable[[RouterEvent], None],
+        *,
         jitter_salt: int,
+        poisoned: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.spec = spec
         self.epoch = 0
         self.is_up = False
+        self.is_hung = False
         self.scheduler = GreedyScheduler(spec.knobs, index)
         self._tables = device.physics.tables
         self._device = device
@@ -111,11 +129,14 @@ class SimulatedServer:
         self._is_correct = is_correct
         self._to_router = to_router
         self._jitter_salt = jitter_salt
+        self._poisoned = poisoned
         self._sensor = WindowedSensor(device.physics)
         self._in_host_memory: set[tuple[int, float]] = set()
         self._instances: dict[int, tuple[int, float]] = {}
         self._armed_ns: int | None = None
+        self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
+        self._room: int | None = None  # images that fit at once; None for as many as come
         device.attach(self)
 
     # ------------------------------------------------------------------------------------------------ events in
@@ -143,11 +164,12 @@ class SimulatedServer:
         """Die: batches, instances, queue and activations are gone; nothing happens if it is down."""
         if not self.is_up:
             return
-        self.is_up = False
+        self.is_up = self.is_hung = False
         self._device.physics.kill(self.index, self._agenda.now_ns)
         self._device.replan()
         self._in_host_memory.clear()
         self._instances.clear()
+        self._running.clear()
         self._sensor.restart()
         self.deliver(ServerDown(self.index, self.epoch, reason))
         self._to_router(ServerDown(self.index, self.epoch, reason))
@@ -160,6 +182,34 @@ class SimulatedServer:
         event = StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index)
         self.deliver(event)
         self._to_router(event)
+
+    def hang(self) -> bool:
+        """Stop without dying: nothing more comes from here until somebody kills it; False if there is nothing to stop.
+
+        Its scheduler is not in the process that hangs: it goes on giving commands, which nobody carries out.
+        """
+        if not self.is_up or self.is_hung:
+            return False
+        self.is_hung = True
+        self._device.physics.freeze(self.index, self._agenda.now_ns)
+        self._device.replan()
+        return True
+
+    def squeeze(self, room: int | None) -> None:
+        """Batches that start from now on run in parts of `room` images at most; None for whole."""
+        self._room = room
+
+    def finish(self, batch: int) -> None:
+        """A batch's work is done; the last segment finds no label for what is poisoned."""
+        command = self._running.pop(batch)
+        failed: tuple[int, ...] = ()
+        if self._poisoned and command.segment == self._tables.profile.model.segments:
+            failed = tuple(request for request in command.requests if request in self._poisoned)
+        self.deliver(BatchFinished(self.epoch, batch, failed, NO_LABEL if failed else ""))
+
+    def _is_working(self, epoch: int) -> bool:
+        """Whether that life still goes on and makes progress."""
+        return self.is_up and not self.is_hung and epoch == self.epoch
 
     # --------------------------------------------------------------------------------------------- commands out
 
@@ -189,7 +239,7 @@ class SimulatedServer:
         self._agenda.at(self._agenda.now_ns + delay_ns, rank(self.index, kind, number), self._deliver_alive, event)
 
     def _deliver_alive(self, event: InstanceLoaded | InstanceUnloaded) -> None:
-        if self.is_up and event.epoch == self.epoch:
+        if self._is_working(event.epoch):
             if isinstance(event, InstanceLoaded):
                 self._in_host_memory.add(self._instances[event.instance])
             self.deliver(event)
@@ -202,14 +252,33 @@ class SimulatedServer:
         self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command)
 
     def _begin(self, command: RunBatch) -> None:
-        if not self.is_up or command.epoch != self.epoch:
+        if not self._is_working(command.epoch):
             return
-        self.deliver(BatchStarted(command.epoch, command.batch, self._agenda.now_ns))
+        now_ns = self._agenda.now_ns
+        self.deliver(BatchStarted(command.epoch, command.batch, now_ns))
+        sizes = self._sizes(command)
+        if not sizes:
+            self._agenda.at(now_ns, rank(self.index, Kind.BATCH_END, command.batch), self._fail, command)
+            return
         table = self._tables.keys[command.segment, command.served_width, command.previous_width]
-        work_ns = self._solo_ns(table, command.padded, command.batch)
-        batch = RunningBatch(self.index, command.batch, table, command.padded, work_ns, self._factor)
-        self._device.physics.start(batch, self._agenda.now_ns)
+        work_ns = sum(self._solo_ns(table, size, command.batch) for size in sizes)
+        self._running[command.batch] = command
+        batch = RunningBatch(self.index, command.batch, table, sizes[0], work_ns, self._factor)
+        self._device.physics.start(batch, now_ns)
         self._device.replan()
+
+    def _sizes(self, command: RunBatch) -> tuple[int, ...]:
+        """The batch sizes that the device sees, one after the other: one, unless its memory is squeezed."""
+        if self._room is None or len(command.requests) <= self._room:
+            return (command.padded,)
+        return tuple(self._padded(part) for part in parts_that_fit(len(command.requests), self._room))
+
+    def _padded(self, size: int) -> int:
+        return next((padded for padded in self._tables.padded_sizes if padded >= size), size)
+
+    def _fail(self, command: RunBatch) -> None:
+        if self._is_working(command.epoch):
+            self.deliver(BatchFailed(command.epoch, command.batch, OUT_OF_MEMORY))
 
     def _solo_ns(self, table: KeyTable, size: int, batch: int) -> float:
         """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""
@@ -239,7 +308,7 @@ class SimulatedServer:
 
     def sample(self) -> None:
         """Read the sensor; the reading arrives after its lag, here and at the router."""
-        if not self.is_up:
+        if not self._is_working(self.epoch):
             return
         now_ns = self._agenda.now_ns
         power_w, utilization = self._sensor.read(now_ns)
@@ -252,7 +321,7 @@ class SimulatedServer:
             self._agenda.at(received_ns, rank(self.index, Kind.TELEMETRY), self._report, event)
 
     def _report(self, event: TelemetrySampled) -> None:
-        if not self.is_up or event.epoch != self.epoch:
+        if not self._is_working(event.epoch):
             return
         self.deliver(event)
         waiting = self.scheduler.queue_length + self.scheduler.running_requests

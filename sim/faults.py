@@ -1,0 +1,125 @@
+"""Brings a run's faults about in simulated time, and brings dead servers back when their supervision says so.
+
+At one instant what ends comes before what begins: a server that is back may die at once, but never the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import Final
+
+from policies.faults import (
+    WORKER_DIED,
+    WORKER_HUNG,
+    Crash,
+    Fault,
+    Hang,
+    Outage,
+    Poison,
+    RestartPlan,
+    Slowness,
+    Squeeze,
+    Supervision,
+)
+from sim.agenda import Agenda, Kind, rank
+from sim.server import SimulatedServer
+
+_ENDS: Final = 0
+_BEGINS: Final = 1
+
+
+def poisoned_requests(faults: Iterable[Fault]) -> frozenset[int]:
+    """Every request whose image is broken."""
+    return frozenset().union(*(fault.requests for fault in faults if isinstance(fault, Poison)))
+
+
+class FaultDriver:
+    """Plans faults on the agenda, and decides when a dead server is up again.
+
+    Args:
+        drop_transfers: told of a server's death, for what was on its way to it or from it.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[SimulatedServer],
+        agenda: Agenda,
+        supervision: Supervision,
+        drop_transfers: Callable[[int], None],
+    ) -> None:
+        self.restarts_ns: list[tuple[int, int, int]] = []
+        self._servers = servers
+        self._agenda = agenda
+        self._supervision = supervision
+        self._drop_transfers = drop_transfers
+        self._plans = [RestartPlan(supervision) for _ in servers]
+        self._down_since_ns: dict[int, int] = {}
+        self._out_until_ns: list[float] = [0.0] * len(servers)
+
+    def come_up(self, server: int) -> None:
+        """Into service, unless it is there already or a planned outage keeps it out."""
+        now_ns = self._agenda.now_ns
+        if self._servers[server].is_up or now_ns < self._out_until_ns[server]:
+            return
+        if server in self._down_since_ns:
+            self.restarts_ns.append((server, self._down_since_ns.pop(server), now_ns))
+        self._plans[server].came_up(now_ns)
+        self._servers[server].come_up()
+
+    def plan(self, fault: Fault) -> None:
+        """Put one fault on the agenda. A crash or hang of a server that is down then is nothing."""
+        match fault:
+            case Outage(server, start_ns, end_ns):
+                self._at(start_ns, server, _BEGINS, self._take_out, server, inf if end_ns is None else end_ns)
+                if end_ns is not None:
+                    self._at(end_ns, server, _ENDS, self.come_up, server)
+            case Slowness(server, start_ns, end_ns, factor):
+                self._at(start_ns, server, _BEGINS, self._servers[server].straggle, factor)
+                self._at(end_ns, server, _ENDS, self._servers[server].straggle, 1.0)
+            case Squeeze(server, start_ns, end_ns, batch):
+                self._at(start_ns, server, _BEGINS, self._servers[server].squeeze, batch)
+                self._at(end_ns, server, _ENDS, self._servers[server].squeeze, None)
+            case Crash(server, at_ns):
+                self._at(at_ns, server, _BEGINS, self._crash, server, WORKER_DIED)
+            case Hang(server, at_ns):
+                self._at(at_ns, server, _BEGINS, self._hang, server)
+            case Poison():
+                pass  # no event: it comes to light where the requests' last batch ends
+
+    def _at(self, when_ns: int, server: int, order: int, act: Callable[..., None], *arguments: object) -> None:
+        self._agenda.at(when_ns, rank(server, Kind.FAULT, order), act, *arguments)
+
+    def _take_out(self, server: int, until_ns: float) -> None:
+        self._out_until_ns[server] = max(self._out_until_ns[server], until_ns)
+        self._kill(server, "planned")
+
+    def _kill(self, server: int, reason: str) -> None:
+        if not self._servers[server].is_up:
+            return
+        self._down_since_ns[server] = self._agenda.now_ns
+        self._servers[server].go_down(reason)
+        self._drop_transfers(server)
+
+    def _crash(self, server: int, reason: str) -> None:
+        """It dies now and is ready again after its back-off and the time that a process needs to start."""
+        if not self._servers[server].is_up:
+            return
+        self._kill(server, reason)
+        ready_ns = self._plans[server].restart_at_ns(self._agenda.now_ns) + self._supervision.start_ns
+        self._at(ready_ns, server, _ENDS, self._restart, server, self._servers[server].epoch)
+
+    def _restart(self, server: int, epoch: int) -> None:
+        """Unless a planned outage has meanwhile ended that life's death in its own way."""
+        if self._servers[server].epoch == epoch:
+            self.come_up(server)
+
+    def _hang(self, server: int) -> None:
+        if self._servers[server].hang():
+            noticed_ns = self._agenda.now_ns + self._supervision.hang_ns
+            self._at(noticed_ns, server, _BEGINS, self._notice_hang, server, self._servers[server].epoch)
+
+    def _notice_hang(self, server: int, epoch: int) -> None:
+        """Nothing to notice if it has died of something else."""
+        if self._servers[server].epoch == epoch:
+            self._crash(server, WORKER_HUNG)
