@@ -5,7 +5,7 @@ It is where spec, profiles and accuracy meet; it opens no file and measures noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,30 +17,38 @@ from hw.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Eval
 from policies.baselines import RouterContext, make_router
 from policies.chance import derived_seed, stream
 from policies.errors import InputError
-from policies.faults import Fault, Outage, Slowness
+from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig, RoutingPolicy
 from policies.vocabulary import IMAGE, Provenance, WorkKey
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, read_trace
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_fault_server, read_trace
 from scenarios.spec import (
     GB,
+    ChaosFault,
     DeviceSection,
     DiurnalWorkload,
     GammaWorkload,
     GreedySection,
     LinkSection,
     MmppWorkload,
+    MomentFault,
+    OutOfMemoryFault,
+    PoisonedFault,
     Scenario,
     ServerDownFault,
     ServerSection,
+    SpanFault,
+    StragglerFault,
     TraceWorkload,
+    WorkerHungFault,
+    WorkerKilledFault,
 )
 from sim import workload
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
-from sim.network import PRESETS, SHARED_PRESETS, Attachment
+from sim.network import FREE, LINKS, PRESETS, SHARED_PRESETS, Attachment, Network
 from sim.profile import Link, Profile
 from sim.server import ServerSpec
 from sim.tables import DeviceTables, compile_tables, nanoseconds
@@ -166,7 +174,7 @@ class World:
             end="cut" if (end or scenario.end) == "cut" else "drain",
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
             deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
-            faults=self._faults(),
+            faults=self._faults(seed, nanoseconds(horizon_s), len(arrivals_ns)),
             seed=seed,
             detail=detail,
             keep_log=keep_log,
@@ -178,17 +186,41 @@ class World:
             return BernoulliCorrectness(self.accuracy.prior, derived_seed(seed, "correct"))
         return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
 
-    def _faults(self) -> tuple[Fault, ...]:
-        index = {server.name: number for number, server in enumerate(self.cluster.servers)}
+    def _faults(self, seed: int, horizon_ns: int, requests: int) -> tuple[Fault, ...]:
+        """What the scenario plans, and what it leaves to chance, for one run."""
+        names = [server.name for server in self.cluster.servers]
+        poison, chaos = stream(seed, "poison"), stream(seed, "chaos")
         faults: list[Fault] = []
-        for fault in self.scenario.faults:
-            start_ns = nanoseconds(fault.start_s)
-            if isinstance(fault, ServerDownFault):
-                end_ns = None if fault.end_s is None else nanoseconds(fault.end_s)
-                faults.append(Outage(index[fault.server], start_ns, end_ns))
-            else:
-                faults.append(Slowness(index[fault.server], start_ns, nanoseconds(fault.end_s), fault.factor))
+        for index, fault in enumerate(self.scenario.faults):
+            match fault:
+                case PoisonedFault(share=share):
+                    drawn = np.flatnonzero(poison.random(requests) < share)
+                    faults.append(Poison(frozenset(drawn.tolist())))
+                case ChaosFault():
+                    faults.extend(_chaos(fault, len(names), horizon_ns, chaos))
+                case _:
+                    check_fault_server(fault.server, names, self.scenario.name, index)
+                    faults.append(_planned(fault, names.index(fault.server)))
         return tuple(faults)
+
+    def emulated_links(self, seed: int) -> Network | None:
+        """A network for real executors that stand closer together than the scenario says; None where none is needed.
+
+        What a server's own link was `measured` to take, its transfers take anyway: there it costs nothing.
+        """
+        links = [server.link for server in self.scenario.cluster.named_servers]
+        if all(link == "measured" for link in links):
+            return None
+        attachments = tuple(
+            replace(server.attachment, link=FREE) if link == "measured" else server.attachment
+            for server, link in zip(self.cluster.servers, links, strict=True)
+        )
+        return Network(attachments, derived_seed(seed, LINKS))
+
+    @property
+    def supervision(self) -> Supervision:
+        """How workers are watched and brought back, in both worlds."""
+        return self.cluster.supervision
 
     def simulation(self, run: RunSpec) -> Simulation:
         """A simulation that is ready to start."""
@@ -250,6 +282,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
         decision_ns=nanoseconds(_decision_s(scenario, of_server)),
         weights=RewardWeights(**scenario.reward.model_dump()),
         prior=accuracy.prior,
+        supervision=_supervision(scenario),
     )
     costs = ProfileCosts(
         [tables[owners[server.name]] for server in servers],
@@ -292,6 +325,41 @@ def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenari
         for number, device in enumerate(devices)
     )
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"servers": sections})})
+
+
+def _planned(fault: SpanFault | MomentFault, server: int) -> Fault:
+    match fault:
+        case WorkerKilledFault(at_s=at_s):
+            return Crash(server, nanoseconds(at_s))
+        case WorkerHungFault(at_s=at_s):
+            return Hang(server, nanoseconds(at_s))
+        case ServerDownFault(start_s=start_s, end_s=end_s):
+            return Outage(server, nanoseconds(start_s), None if end_s is None else nanoseconds(end_s))
+        case StragglerFault(start_s=start_s, end_s=end_s, factor=factor):
+            return Slowness(server, nanoseconds(start_s), nanoseconds(end_s), factor)
+        case OutOfMemoryFault(start_s=start_s, end_s=end_s, batch=batch):
+            return Squeeze(server, nanoseconds(start_s), nanoseconds(end_s), batch)
+
+
+def _chaos(fault: ChaosFault, servers: int, horizon_ns: int, rng: np.random.Generator) -> Iterator[Fault]:
+    """Deaths and hangs with exponential gaps until the horizon."""
+    at_ns = 0
+    while (at_ns := at_ns + nanoseconds(rng.exponential(fault.mean_gap_s))) < horizon_ns:
+        server = int(rng.integers(servers))
+        kind = fault.kinds[int(rng.integers(len(fault.kinds)))]
+        yield Crash(server, at_ns) if kind == "worker_killed" else Hang(server, at_ns)
+
+
+def _supervision(scenario: Scenario) -> Supervision:
+    given = scenario.supervision
+    return Supervision(
+        hang_ns=nanoseconds(given.hang_s),
+        stuck_ns=nanoseconds(given.stuck_s),
+        backoff_ns=nanoseconds(given.backoff_s),
+        backoff_limit_ns=nanoseconds(given.backoff_limit_s),
+        stable_ns=nanoseconds(given.stable_s),
+        start_ns=nanoseconds(given.start_s),
+    )
 
 
 def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...], profiles: tuple[Profile, ...]) -> None:
@@ -359,7 +427,7 @@ def _attachment(server: ServerSection, profile: Profile) -> Attachment:
     own = f"link:{server.name}"
     given = server.link
     if isinstance(given, LinkSection):
-        link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s)
+        link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
         return Attachment(given.medium or own, link)
     if given == "measured":
         assert profile.link is not None, "checked on reading, and calibration measures it"

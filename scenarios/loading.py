@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from policies.baselines import parse_router_name
 from policies.errors import InputError, nearest
-from scenarios.spec import NETWORKS, GreedySection, Scenario, ServerSection, TraceWorkload
+from scenarios.spec import (
+    NETWORKS,
+    GreedySection,
+    MomentFault,
+    Scenario,
+    ServerSection,
+    SpanFault,
+    TraceWorkload,
+)
 from sim import strict
 from sim.network import PRESETS
 from sim.profile import Profile
@@ -225,17 +233,22 @@ def _check_server_against(
 
 def _check_faults(scenario: Scenario, source: str) -> None:
     names = [server.name for server in scenario.cluster.named_servers]
+    for index, fault in enumerate(scenario.faults):
+        if names and isinstance(fault, SpanFault | MomentFault):
+            check_fault_server(fault.server, names, source, index)
     until_s: dict[tuple[str, str], float] = {}
-    order = sorted(range(len(scenario.faults)), key=lambda index: scenario.faults[index].start_s)
-    for index in order:
-        fault = scenario.faults[index]
-        if names and fault.server not in names:
-            problem = f"no server {fault.server!r}; {nearest(fault.server, names)}"
-            raise InputError(source, f"faults.{index}.server", problem)
+    spans = [(index, fault) for index, fault in enumerate(scenario.faults) if isinstance(fault, SpanFault)]
+    for index, fault in sorted(spans, key=lambda item: item[1].start_s):
         if fault.start_s < until_s.get((fault.kind, fault.server), 0.0):
             problem = f"{fault.start_s:g} lies within the previous {fault.kind} of {fault.server!r}"
             raise InputError(source, f"faults.{index}.start_s", problem)
         until_s[fault.kind, fault.server] = float("inf") if fault.end_s is None else fault.end_s
+
+
+def check_fault_server(name: str, names: Sequence[str], source: str, index: int) -> None:
+    """Whether the cluster has the server of the fault with this index; raises `InputError`."""
+    if name not in names:
+        raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
 
 
 def _check_routers(scenario: Scenario, source: str) -> None:

@@ -13,8 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from policies.faults import Supervision
 from policies.routing import GROUPS
-from sim.profile import Count, NonNegative, Positive, Share
+from policies.vocabulary import NS_PER_S
+from sim.profile import Count, Loss, NonNegative, Positive, Share
 from sim.strict import StrictModel
 
 SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
@@ -145,6 +147,7 @@ class LinkSection(StrictModel):
 
     latency_s: SecondsOrZero = Field(description="one way, whatever the size")
     bandwidth_bytes_s: Positive = Field(description="bytes a second")
+    loss: Loss = Field(0.0, description="share of packets (1500 bytes) that get lost and are sent again")
     medium: str | None = Field(
         None, description="servers that name the same medium share it; null: a medium of its own"
     )
@@ -313,38 +316,120 @@ Workload = Annotated[
 ]
 
 
-class ServerDownFault(StrictModel):
-    """A server dies, and comes back empty."""
-
-    kind: Literal["server_down"] = Field(description="")
+class _Span(StrictModel):
     server: str = Field(description="its name")
-    start_s: SecondsOrZero = Field(description="when it dies")
-    end_s: Seconds | None = Field(None, description="when it is back; null: never")
+    start_s: SecondsOrZero = Field(description="from when")
+    end_s: Seconds | None = Field(description="until when")
 
     @model_validator(mode="after")
-    def _ordered(self) -> ServerDownFault:
+    def _ordered(self) -> _Span:
         if self.end_s is not None and self.end_s <= self.start_s:
             raise ValueError(f"end_s ({self.end_s:g}) must be after start_s ({self.start_s:g})")
         return self
 
 
-class StragglerFault(StrictModel):
+class _Moment(StrictModel):
+    server: str = Field(description="its name")
+    at_s: SecondsOrZero = Field(description="when")
+
+
+class ServerDownFault(_Span):
+    """A server dies, and comes back empty at a given time: planned, so nobody starts it again earlier."""
+
+    kind: Literal["server_down"] = Field(description="")
+    end_s: Seconds | None = Field(None, description="when it is back; null: never")
+
+
+class StragglerFault(_Span):
     """A server is slow for a while. Nobody announces it to the router."""
 
     kind: Literal["straggler"] = Field(description="")
-    server: str = Field(description="its name")
-    start_s: SecondsOrZero = Field(description="from when")
     end_s: Seconds = Field(description="until when")
     factor: Annotated[float, Field(ge=1)] = Field(description="how many times slower")
 
+
+class OutOfMemoryFault(_Span):
+    """A server's device has memory for few images at once: larger batches run in halves, one after the other."""
+
+    kind: Literal["out_of_memory"] = Field(description="")
+    end_s: Seconds = Field(description="until when")
+    batch: Whole = Field(description="images that fit at once; 0: none, every batch fails")
+
+
+class WorkerKilledFault(_Moment):
+    """A server's process is killed. It is started again as `supervision` says; nothing happens if it is down."""
+
+    kind: Literal["worker_killed"] = Field(description="")
+
+
+class WorkerHungFault(_Moment):
+    """A server's process stops without dying. It is noticed, killed and started again as `supervision` says."""
+
+    kind: Literal["worker_hung"] = Field(description="")
+
+
+class PoisonedFault(StrictModel):
+    """Some images are broken: the last segment finds no label for them."""
+
+    kind: Literal["poisoned"] = Field(description="")
+    share: Share = Field(description="the probability of that, for each request")
+
+
+def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values; raises `ValueError` where one is given twice."""
+    twice = [value for index, value in enumerate(values) if value in values[:index]]
+    if twice:
+        raise ValueError(f"{twice[0]!r} is given twice; name each once")
+    return values
+
+
+ChaosKind = Literal["worker_killed", "worker_hung"]
+
+
+class ChaosFault(StrictModel):
+    """Workers die at random times, on random servers, for as long as images arrive."""
+
+    kind: Literal["chaos"] = Field(description="")
+    mean_gap_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.01, le=LONGEST_S)] = Field(
+        description="mean time from one to the next (exponential)"
+    )
+    kinds: Annotated[tuple[ChaosKind, ...], Field(min_length=1), AfterValidator(unique)] = Field(
+        ("worker_killed", "worker_hung"), description="what happens, each as likely"
+    )
+
+
+SpanFault = ServerDownFault | StragglerFault | OutOfMemoryFault
+MomentFault = WorkerKilledFault | WorkerHungFault
+FaultSection = Annotated[SpanFault | MomentFault | PoisonedFault | ChaosFault, Field(discriminator="kind")]
+
+_RULES = Supervision()
+
+
+class SupervisionSection(StrictModel):
+    """How a server's process is watched, and how it is brought back when it has died."""
+
+    hang_s: Seconds = Field(_RULES.hang_ns / NS_PER_S, description="without a sign of life for so long it is hung")
+    stuck_s: Seconds = Field(
+        _RULES.stuck_ns / NS_PER_S, description="a batch, load or move that takes longer means the same"
+    )
+    backoff_s: SecondsOrZero = Field(
+        _RULES.backoff_ns / NS_PER_S, description="wait before it is started again; it doubles with each death in a row"
+    )
+    backoff_limit_s: SecondsOrZero = Field(_RULES.backoff_limit_ns / NS_PER_S, description="the longest such wait")
+    stable_s: SecondsOrZero = Field(
+        _RULES.stable_ns / NS_PER_S, description="once up for so long, the next death is the first of a new row"
+    )
+    start_s: SecondsOrZero = Field(
+        _RULES.start_ns / NS_PER_S,
+        description="simulated time from its start until it is ready; a real one takes what it takes",
+    )
+
     @model_validator(mode="after")
-    def _ordered(self) -> StragglerFault:
-        if self.end_s <= self.start_s:
-            raise ValueError(f"end_s ({self.end_s:g}) must be after start_s ({self.start_s:g})")
+    def _ordered(self) -> SupervisionSection:
+        if self.backoff_limit_s < self.backoff_s:
+            problem = f"backoff_limit_s ({self.backoff_limit_s:g}) must not be below backoff_s ({self.backoff_s:g})"
+            raise ValueError(problem)
         return self
-
-
-FaultSection = Annotated[ServerDownFault | StragglerFault, Field(discriminator="kind")]
 
 
 # ------------------------------------------------------------------------------------------- reward, training, reports
@@ -398,14 +483,6 @@ class TrainingSection(StrictModel):
         return self
 
 
-def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values; raises `ValueError` where one is given twice (it would count as two runs that agree)."""
-    twice = [value for index, value in enumerate(values) if value in values[:index]]
-    if twice:
-        raise ValueError(f"{twice[0]!r} is given twice; name each once")
-    return values
-
-
 Routers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(unique)]
 Seeds = Annotated[tuple[Whole, ...], Field(min_length=1), AfterValidator(unique)]
 
@@ -452,6 +529,9 @@ class Scenario(StrictModel):
     router: RouterSection = Field(default_factory=RouterSection, description="the router's core")
     workload: Workload = Field(description="when images arrive")
     faults: tuple[FaultSection, ...] = Field((), description="what goes wrong, and when")
+    supervision: SupervisionSection = Field(
+        default_factory=SupervisionSection, description="how processes that died or hang are brought back"
+    )
     deadline_s: Seconds | None = Field(None, description="a request's time limit, for goodput; null for none")
     shed: bool = Field(False, description="give up requests whose deadline has passed")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")

@@ -22,7 +22,7 @@ JITTER_QUANTILES = 33
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Loss = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -180,7 +180,7 @@ class Link(StrictModel):
 
     latency_s: NonNegative
     bandwidth_bytes_s: Positive
-    loss: ShareBelowOne = 0.0
+    loss: Loss = 0.0
 
 
 class HeldOutError(StrictModel):
