@@ -9,7 +9,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.records import BatchRecord, BlockRecord, LoggedStep, RequestRecord, RequestStatus, TelemetryPoint
+from policies.records import (
+    STAGES,
+    BatchRecord,
+    BlockRecord,
+    LoggedStep,
+    RequestRecord,
+    RequestStatus,
+    TelemetryPoint,
+)
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights, reward_terms, variance
 from policies.vocabulary import (
     NS_PER_S,
@@ -21,10 +29,12 @@ from policies.vocabulary import (
     Decide,
     Decided,
     HeadKey,
+    InstanceLoaded,
     LoadInstance,
     RequestArrived,
     RequestCompleted,
     RequestFailed,
+    RequestsRejected,
     RequestsReturned,
     RouterCommand,
     RouterEvent,
@@ -35,6 +45,7 @@ from policies.vocabulary import (
     ServerEvent,
     ServerReport,
     TelemetrySampled,
+    TransferFailed,
     UnloadInstance,
 )
 
@@ -66,19 +77,87 @@ class ReportedPower:
 
 
 @dataclass(slots=True)
-class _Life:
-    arrived_ns: int
-    servers: list[int] = field(default_factory=list)
-    widths: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _OpenDecision:
+    """A decision, and the block that came of it."""
+
     head: HeadKey
     snapshot_ns: int
     sent_ns: int = 0
     arrived_ns: int = 0
     width: float = 0.0
+    number: int = 0
+    server: int = 0
+    epoch: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch under way; its instance was being loaded from `load_ns[0]` to `load_ns[1]`."""
+
+    command: RunBatch
+    commanded_ns: int
+    started_ns: int
+    load_ns: tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Life:
+    """One request's books.
+
+    Attributes:
+        since_ns: until when its time is accounted for.
+        block, batch: of the try that is under way, None in the FIFO or in a server's queue.
+        stages_ns: for each segment it has passed, the time in each of `STAGES` but the last.
+        lost_ns: in tries that failed, and in segments that had to be run again.
+    """
+
+    arrived_ns: int
+    since_ns: int
+    servers: list[int] = field(default_factory=list)
+    widths: list[float] = field(default_factory=list)
+    block: _OpenDecision | None = None
+    batch: _Batch | None = None
+    stages_ns: list[tuple[int, ...]] = field(default_factory=list)
+    lost_ns: int = 0
+
+    def lose(self, now_ns: int) -> None:
+        """The try that is under way failed."""
+        self.lost_ns += now_ns - self.since_ns
+        self.since_ns = now_ns
+        self.block = self.batch = None
+
+    def pass_segment(self, segment: int, now_ns: int) -> None:
+        """It is back from a segment: divide the time since it entered the FIFO for it."""
+        block, batch = self.block, self.batch
+        if block is None or batch is None:
+            return  # told by an earlier life of its server: the router takes no notice
+        self.lost_ns += sum(sum(again_ns) for again_ns in self.stages_ns[segment - 1 :])
+        entered_ns = self.since_ns
+        snapshot_ns = max(entered_ns, block.snapshot_ns)
+        sent_ns = max(snapshot_ns, block.sent_ns)
+        arrived_ns = max(sent_ns, block.arrived_ns)
+        commanded_ns = max(arrived_ns, batch.commanded_ns)
+        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)  # a real start is told by another process
+        load_began_ns, loaded_ns = batch.load_ns
+        load_ns = max(0, min(loaded_ns, commanded_ns) - max(arrived_ns, load_began_ns))
+        self.stages_ns[segment - 1 :] = [
+            (
+                snapshot_ns - entered_ns,
+                sent_ns - snapshot_ns,
+                arrived_ns - sent_ns,
+                commanded_ns - arrived_ns - load_ns,
+                load_ns,
+                started_ns - commanded_ns,
+                now_ns - started_ns,
+            )
+        ]
+        self.since_ns = now_ns
+        self.block = self.batch = None
+
+    def total_ns(self) -> tuple[int, ...]:
+        """The time in each of `STAGES`."""
+        segments_ns = self.stages_ns or [(0,) * (len(STAGES) - 1)]
+        return (*(sum(stage_ns) for stage_ns in zip(*segments_ns, strict=True)), self.lost_ns)
 
 
 @dataclass(slots=True)
@@ -98,7 +177,7 @@ class Ledger:
         servers: N.
         segments: S.
         weights, prior: of Eq. 7.
-        detail: keep block, batch and telemetry records (off while a router trains).
+        detail: keep block, batch and telemetry records, and each request's stages (off while a router trains).
         keep_log: keep every step for replay.
     """
 
@@ -130,7 +209,8 @@ class Ledger:
         self._credits: list[tuple[int, RewardTerms]] = []
         self._lives: dict[int, _Life] = {}
         self._open: dict[int, _OpenDecision] = {}
-        self._running: dict[tuple[int, int, int], tuple[RunBatch, int, int]] = {}
+        self._running: dict[tuple[int, int, int], _Batch] = {}
+        self._loads: dict[tuple[int, int, int], tuple[int, int]] = {}  # of (server, epoch, instance)
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call, in their order."""
@@ -144,25 +224,43 @@ class Ledger:
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, "router", event, tuple(commands)))
         if isinstance(event, RequestArrived):
-            self._lives[event.request] = _Life(now_ns)
+            self._lives[event.request] = _Life(now_ns, now_ns)
         elif isinstance(event, RequestsReturned):
-            self._note_return(event)
+            self._note_return(event, now_ns)
         elif isinstance(event, ServerReport):
             self._note_report(event, now_ns)
         elif isinstance(event, ServerDown):
             self._note_death(event.server, now_ns)
         elif isinstance(event, Decided) and not any(isinstance(command, SendBlock) for command in commands):
             self._open.pop(event.decision)  # its server died meanwhile; the question is asked anew
+        elif isinstance(event, RequestsRejected | TransferFailed) and self._detail:
+            self._note_failed_try(event, now_ns)
         for command in commands:
             self._note_router_command(command, now_ns)
 
-    def _note_return(self, event: RequestsReturned) -> None:
+    def _note_return(self, event: RequestsReturned, now_ns: int) -> None:
         passed = event.segment - 1
         for request in event.requests:
             life = self._lives.get(request)
             if life is not None:  # what was passed before a restart no longer counts
                 life.servers[passed:] = [event.server]
                 life.widths[passed:] = [event.width]
+                if self._detail:
+                    life.pass_segment(event.segment, now_ns)
+
+    def _note_failed_try(self, event: RequestsRejected | TransferFailed, now_ns: int) -> None:
+        """Stale ones change nothing: they are of another block, or of an earlier life of the server."""
+        for request in event.requests:
+            life = self._lives.get(request)
+            block = life.block if life is not None else None
+            if life is None or block is None:
+                continue
+            if isinstance(event, TransferFailed):
+                is_current = block.number == event.block
+            else:
+                is_current = (block.server, block.epoch) == (event.server, event.epoch)
+            if is_current:
+                life.lose(now_ns)
 
     def _note_report(self, event: ServerReport, now_ns: int) -> None:
         self._power.report(event.server, event.power_w, now_ns)
@@ -176,6 +274,11 @@ class Ledger:
         self._utilization[server] = 0.0
         for key in [key for key in self._running if key[0] == server]:
             del self._running[key]
+        for key in [key for key in self._loads if key[0] == server]:
+            del self._loads[key]
+        for life in self._lives.values():
+            if life.block is not None and life.block.server == server:
+                life.lose(now_ns)
 
     def _note_router_command(self, command: RouterCommand, now_ns: int) -> None:
         match command:
@@ -185,6 +288,11 @@ class Ledger:
             case SendBlock(block):
                 open_decision = self._open[block.block]
                 open_decision.sent_ns, open_decision.width = now_ns, block.key.width
+                if self._detail:
+                    open_decision.number = block.block
+                    open_decision.server, open_decision.epoch = block.server, block.epoch
+                    for request in block.requests:
+                        self._lives[request].block = open_decision
             case RequestCompleted(request, _, correct, retries):
                 self._close_request(request, now_ns, "completed", retries=retries, correct=correct)
             case RequestFailed(request, reason, retries):
@@ -206,9 +314,20 @@ class Ledger:
     ) -> None:
         life = self._lives.pop(request)
         energy_j = self._power.energy_j(now_ns) - self._power.energy_j(life.arrived_ns)
-        servers, widths = tuple(life.servers), tuple(life.widths)
         self.requests.append(
-            RequestRecord(request, life.arrived_ns, now_ns, status, reason, retries, widths, servers, correct, energy_j)
+            RequestRecord(
+                request=request,
+                arrived_ns=life.arrived_ns,
+                finished_ns=now_ns,
+                status=status,
+                reason=reason,
+                retries=retries,
+                widths=tuple(life.widths),
+                servers=tuple(life.servers),
+                correct=correct,
+                energy_j=energy_j,
+                stages_ns=life.total_ns() if self._detail else (),
+            )
         )
 
     def _close_block(self, ended: BlockFinished, now_ns: int) -> None:
@@ -257,6 +376,9 @@ class Ledger:
                 self._note_end(server, event, now_ns)
             case BatchFailed(epoch, batch):
                 self._running.pop((server, epoch, batch), None)  # no image of it has passed its segment
+            case InstanceLoaded(epoch, instance) if self._detail:
+                began_ns, _ = self._loads.get((server, epoch, instance), (now_ns, now_ns))
+                self._loads[server, epoch, instance] = (began_ns, now_ns)
             case TelemetrySampled() if self._detail:
                 self.telemetry.append(
                     TelemetryPoint(
@@ -271,17 +393,20 @@ class Ledger:
     def _note_start(self, server: int, epoch: int, batch: int, started_ns: int) -> None:
         running = self._running.get((server, epoch, batch))
         if running is not None:
-            self._running[server, epoch, batch] = (running[0], running[1], started_ns)
+            running.started_ns = started_ns
 
     def _note_end(self, server: int, event: BatchFinished, now_ns: int) -> None:
         batch = event.batch
         running = self._running.pop((server, event.epoch, batch), None)
         if running is None:
             return
-        command, commanded_ns, started_ns = running
+        command = running.command
         self.counts[server].batches += 1
         self.counts[server].images += len(command.requests) - len(event.failed)
         if self._detail:
+            for request in command.requests:
+                if (life := self._lives.get(request)) is not None:
+                    life.batch = running
             self.batches.append(
                 BatchRecord(
                     server=server,
@@ -291,8 +416,8 @@ class Ledger:
                     width=command.served_width,
                     previous_width=command.previous_width,
                     size=len(command.requests),
-                    commanded_ns=commanded_ns,
-                    started_ns=started_ns,
+                    commanded_ns=running.commanded_ns,
+                    started_ns=running.started_ns,
                     ended_ns=now_ns,
                 )
             )
@@ -300,11 +425,15 @@ class Ledger:
     def _note_server_command(self, server: int, command: ServerCommand, now_ns: int) -> None:
         match command:
             case RunBatch():
-                self._running[server, command.epoch, command.batch] = (command, now_ns, now_ns)
+                load_ns = self._loads.get((server, command.epoch, command.instance), (0, 0))
+                self._running[server, command.epoch, command.batch] = _Batch(command, now_ns, now_ns, load_ns)
             case LoadInstance():
                 self.counts[server].loads += 1
+                if self._detail:
+                    self._loads[server, command.epoch, command.instance] = (now_ns, now_ns)
             case UnloadInstance():
                 self.counts[server].unloads += 1
+                self._loads.pop((server, command.epoch, command.instance), None)
             case _:
                 pass
 

@@ -10,6 +10,18 @@ from policies.vocabulary import HeadKey, RouterCommand, RouterEvent, ServerComma
 
 RequestStatus = Literal["completed", "in_flight", "failed"]
 
+STAGES = ("router_wait", "decision", "transfer", "queue", "load", "dispatch", "run", "lost")
+"""Where an image's time goes, summed over its segments; for a completed one they add up to its latency.
+
+    router_wait   in the router's FIFO, until a decision's snapshot that it is a candidate of
+    decision      from the snapshot until its block is sent
+    transfer      until its block and all inputs are at the server
+    queue, load   until its batch is commanded; `load` is the part in which the instance that then ran it was loading
+    dispatch      from the command to the start of the forward pass
+    run           until the router has it back
+    lost          tries that failed, and segments that had to be run again
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
@@ -21,6 +33,7 @@ class RequestRecord:
         energy_j: the paper's E: server-mean reported power integrated over its life.
         correct: whether the label was right; False unless completed.
         moved: how many segments (after the first) ran elsewhere than where its activations were.
+        stages_ns: the time in each of `STAGES`, as far as it is accounted for; empty where no detail was kept.
     """
 
     request: int
@@ -33,6 +46,7 @@ class RequestRecord:
     servers: tuple[int, ...]
     correct: bool
     energy_j: float
+    stages_ns: tuple[int, ...] = ()
 
     @property
     def moved(self) -> int:

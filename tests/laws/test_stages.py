@@ -1,0 +1,101 @@
+"""Where an image's time goes: the stages of a completed one add up to its latency, after any fault."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from policies.faults import Outage
+from policies.records import STAGES, RequestRecord
+from policies.vocabulary import NS_PER_S
+from tests import worlds
+from tests.laws.test_conservation import Scenario, scenarios
+
+MS = 1_000_000
+
+
+def stages(request: RequestRecord) -> dict[str, int]:
+    return dict(zip(STAGES, request.stages_ns, strict=True))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(scenarios())
+def test_stages_add_up_to_the_latency(scenario: Scenario) -> None:
+    """Nothing is negative or counted twice; only who was tried again has lost time."""
+    _, record = worlds.simulate(scenario.cluster, scenario.run)
+    for request in record.requests:
+        assert min(request.stages_ns) >= 0
+        life_ns = request.finished_ns - request.arrived_ns
+        if request.status == "completed":
+            assert sum(request.stages_ns) == life_ns
+        assert sum(request.stages_ns) <= life_ns
+        assert request.retries or request.status == "in_flight" or not stages(request)["lost"]
+
+
+def test_each_stage_by_hand() -> None:
+    """One image alone on one server: every stage is what the world's constants say."""
+    profile = worlds.profile(dispatch_s=300e-6, load_s=0.05)
+    spec = worlds.cluster([profile], link="loopback", decision_ns=70_000)
+    _, record = worlds.simulate(spec, worlds.run(spec, [0.1], 0.2, keep_log=True))
+    (request,) = record.requests
+    found = stages(request)
+    assert found["decision"] == 4 * 70_000
+    assert found["dispatch"] == 4 * 300_000
+    assert found["load"] == 4 * 50 * MS  # nothing is preloaded: each segment's instance, or its reload, is waited for
+    assert found["queue"] == found["router_wait"] == found["lost"] == 0
+    assert found["run"] == sum(batch.ended_ns - batch.started_ns for batch in record.batches)
+    assert found["transfer"] == sum(block.arrived_ns - block.sent_ns for block in record.blocks)
+
+
+def test_waiting_at_the_server_is_queue_and_at_the_router_router_wait() -> None:
+    """With one block at a time a burst waits at the router; with many, at the server."""
+    waits = []
+    for outstanding_blocks in (1, 1000):
+        profile = worlds.profile()
+        spec = worlds.cluster(
+            [profile], batch_limit=1, router={"groups": (1,), "outstanding_blocks": outstanding_blocks},
+            greedy={"idle_unload_ns": None, "scale_trigger": 1000}, decision_ns=0,
+        )  # fmt: skip
+        _, record = worlds.simulate(spec, worlds.run(spec, [0.1] * 20, 0.2))
+        waits.append([sum(stages(request)[name] for request in record.requests) for name in ("router_wait", "queue")])
+    (router_ns, _), (_, queue_ns) = waits
+    assert router_ns > 10 * waits[1][0]
+    assert queue_ns > 10 * waits[0][1]
+
+
+def test_a_death_loses_the_try_and_what_must_run_again() -> None:
+    """Killed in its second segment, an image starts anew: all until then is lost."""
+    spec = worlds.cluster([worlds.profile()], decision_ns=0)
+    whole = worlds.simulate(spec, worlds.run(spec, [0.0], 0.1))[1]
+    killed_ns = (whole.batches[1].started_ns + whole.batches[1].ended_ns) // 2  # in its second segment
+    outage = Outage(0, killed_ns, killed_ns + 100 * MS)
+    (request,) = worlds.simulate(spec, worlds.run(spec, [0.0], 0.1, faults=(outage,)))[1].requests
+    assert request.retries == 1
+    assert stages(request)["lost"] == killed_ns
+    assert stages(request)["router_wait"] == 100 * MS
+    assert sum(request.stages_ns) == request.finished_ns
+
+
+def test_a_run_without_detail_keeps_none() -> None:
+    """Training pays nothing for them."""
+    spec = worlds.cluster()
+    record = worlds.simulate(spec, worlds.run(spec, [0.1], 0.2, detail=False))[1]
+    assert [request.stages_ns for request in record.requests] == [()]
+
+
+@pytest.mark.parametrize("rate", [100, 900])
+def test_the_boundaries_of_a_segment_are_those_of_its_blocks_and_batches(rate: int) -> None:
+    """Between two books: dispatch and run of all images are those of the batches, weighted by their sizes."""
+    spec = worlds.cluster([worlds.profile(dispatch_s=1e-4)])
+    run = worlds.run(spec, worlds.poisson_s(rate, 0.5), 0.5, drain_limit_ns=60 * NS_PER_S)
+    _, record = worlds.simulate(spec, run)
+    assert {request.status for request in record.requests} == {"completed"}
+    for name, ends in (("dispatch", ("commanded_ns", "started_ns")), ("run", ("started_ns", "ended_ns"))):
+        total_ns = sum(
+            batch.size * (late - early)
+            for batch in record.batches
+            for early, late in pairwise(getattr(batch, end) for end in ends)
+        )
+        assert sum(stages(request)[name] for request in record.requests) == total_ns
