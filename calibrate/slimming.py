@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
+from hw.activations import Row, gather, in_format, rows_of
 from hw.device import DeviceSpec
-from hw.executor import Weights, in_format, open_device, serve
+from hw.executor import Weights, open_device, serve
 from hw.slimmable import SegmentInstance, SlimmableModel, slice_weights
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import cpu_name
@@ -264,7 +265,7 @@ class ServedPass:
     """
 
     instances: tuple[SegmentInstance, ...]
-    rows: tuple[Tensor, ...]
+    rows: tuple[Row, ...]
     width: float
     previous: float
     memory_format: torch.memory_format
@@ -274,7 +275,7 @@ class ServedPass:
         """Run it; the device is idle afterwards."""
         rows, previous, y = self.rows, self.previous, None
         for instance in self.instances:
-            rows = rows if y is None else y.unbind(0)
+            rows = rows if y is None else tuple(rows_of(y))
             y = serve(instance, rows, self.width, previous, len(rows), self.memory_format)
             previous = self.width
         if self.labels and y is not None:
@@ -290,12 +291,12 @@ class OnePiece:
     """
 
     compute: Callable[[Tensor], Tensor]
-    rows: tuple[Tensor, ...]
+    rows: tuple[Row, ...]
     memory_format: torch.memory_format
 
     def __call__(self) -> None:
         """Run it; reading the labels waits for the device."""
-        self.compute(in_format(torch.stack(self.rows), self.memory_format)).argmax(dim=1).tolist()
+        self.compute(in_format(gather(self.rows), self.memory_format)).argmax(dim=1).tolist()
 
 
 class Stand:
@@ -316,12 +317,12 @@ class Stand:
         """The order of feature maps in memory that this device does not serve in."""
         return torch.contiguous_format if self.device.channels_last else torch.channels_last
 
-    def rows(self, segment: int, previous: float, batch: int) -> tuple[Tensor, ...]:
+    def rows(self, segment: int, previous: float, batch: int) -> tuple[Row, ...]:
         """What comes before a segment: images as they arrive, activations as a segment leaves them (none below 0)."""
         shape = self.model.activation_shape(segment - 1, previous)
         values = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
         placed = values.to(self.place, self.device.torch_dtype)
-        return (placed if segment == 1 else in_format(placed, self.device.memory_format)).unbind(0)
+        return tuple(rows_of(placed if segment == 1 else in_format(placed, self.device.memory_format)))
 
     def segment_passes(self, segment: int, batch: int) -> dict[Entry, Pass]:
         """One segment at every width, in the two ways that an executor has."""
@@ -371,7 +372,7 @@ class Stand:
 
     def graph(self, batch: int) -> Pass:
         """`compute`, captured as a CUDA graph for this batch size; raises what the capture raises."""
-        x = in_format(torch.stack(self.rows(1, IMAGE, batch)), self.device.memory_format)
+        x = in_format(gather(self.rows(1, IMAGE, batch)), self.device.memory_format)
         aside = torch.cuda.Stream(self.place)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(self.place))
         with torch.cuda.stream(aside):  # libraries choose and allocate before anything is captured
@@ -396,7 +397,7 @@ class Stand:
         return tuple(self._instances[segment, width] for segment in self.segments)
 
     def _served(
-        self, instances: tuple[SegmentInstance, ...], rows: tuple[Tensor, ...], width: float, previous: float
+        self, instances: tuple[SegmentInstance, ...], rows: tuple[Row, ...], width: float, previous: float
     ) -> ServedPass:
         labels = instances[-1].segment == self.segments[-1]
         return ServedPass(instances, rows, width, previous, self.device.memory_format, labels)

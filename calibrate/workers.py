@@ -25,7 +25,6 @@ SAMPLE_PERIOD_S = 0.05
 RISE_S = 1.0  # the first second under load says what was before
 # A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.
 PAUSE_S = 500e-6
-PEER = 1  # the second worker's index among linked ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class WorkerBench:
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
         """See `Bench`."""
         assert self.peer is not None, "a plan without a peer asks for no transfer"
-        return transfer_round(self.worker, self.peer, PEER, size_bytes, number, PAUSE_S)
+        return transfer_round(self.worker, self.peer, size_bytes, number, PAUSE_S)
 
     def steady(self, point: Point, duration_s: float) -> SteadyLoad:
         """See `Bench`."""

@@ -14,25 +14,32 @@ import selectors
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.messages import Arrived, FromWorker, Move, MoveBroken, Release, Store
+from hw.arena import ALIGNMENT, Arena, Inbox
+from hw.faults import FaultPlan
+from hw.link import LinkModel
+from hw.messages import FromWorker, MoveBroken, Moved, Release
 from hw.networks import ModelFile
 from hw.server import HardwareServer, RealServer, RunClock
-from hw.telemetry import AbsentSensor, NvmlSensor, Reading, Sensor, cpu_sensor, load_nvml, nvml_handle
-from hw.worker import Worker, WorkerDiedError, WorkerSpec, start_workers
+from hw.telemetry import AbsentSensor, NvmlSensor, Pids, Reading, Sensor, cpu_sensor, load_nvml, nvml_handle
+from hw.transfers import ELEMENT_BYTES, Transfers
+from hw.watch import Watch
+from hw.worker import WorkerDiedError, WorkerSlot, WorkerSpec
 from policies.errors import InputError, WorkError
+from policies.faults import WORKER_DIED, Fault, Poison, Supervision
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
-from policies.routing import RouterConfig, RoutingPolicy
+from policies.routing import GROUPS, RouterConfig, RoutingPolicy
 from policies.vocabulary import (
     NS_PER_S,
-    ROUTER,
     Block,
     BlockArrived,
     Decide,
@@ -43,13 +50,12 @@ from policies.vocabulary import (
     RouterEvent,
     RouterTimer,
     SendBlock,
-    TransferFailed,
-    TransferFinished,
-    TransferStarted,
 )
 
 PRELOAD_TIMEOUT_S = 120.0
 _PROGRESS_NS = NS_PER_S // 5
+_FLUSH_NS = 500_000
+ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class HardwareRun:
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
         deadline_ns: after its arrival, for every request; None for no deadlines.
         keep_log: keep every event and command for replay.
+        faults: what is done to the workers, and when.
+        links: an emulated network between the servers; None for what this machine has. Of this run alone.
     """
 
     arrivals_ns: NDArray[np.int64]
@@ -73,6 +81,8 @@ class HardwareRun:
     deadline_ns: int | None = None
     drain_limit_ns: int = 60 * NS_PER_S
     keep_log: bool = False
+    faults: tuple[Fault, ...] = ()
+    links: LinkModel | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.images) or not len(self.images):
@@ -99,7 +109,9 @@ class HardwareCluster:
         file: the model that all serve.
         servers: several may share a device.
         sensor_period_s: how often each device's sensor is read.
-        warm_batches: batch sizes that every worker runs once for every work key before the first run.
+        warm_batches: batch sizes that every worker runs once for every work key before it serves.
+        supervision: how workers are watched and brought back.
+        largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
 
     Raises:
         InputError: the model cannot be read, or a server's knobs do not fit it.
@@ -112,16 +124,23 @@ class HardwareCluster:
         servers: Sequence[HardwareServer],
         sensor_period_s: float = 0.1,
         warm_batches: Sequence[int] = (),
+        *,
+        supervision: Supervision | None = None,
+        largest_block: int = GROUPS[-1],
     ) -> None:
         model, _ = file.load()
+        self.model = model
         self.spec = model.spec
         self.file = file
         self.servers = tuple(servers)
         self.sensor_period_ns = round(sensor_period_s * NS_PER_S)
+        self.supervision = supervision or Supervision()
+        self.largest_block = largest_block
         self._warm_batches = tuple(warm_batches)
         self._stack = contextlib.ExitStack()
         self._transfer_ids = itertools.count()  # over all runs: late answers of an earlier one are known as such
-        self._workers: list[Worker] = []
+        self._arenas: list[Arena] = []
+        self._slots: list[WorkerSlot] = []
         self._devices: list[_Device] = []
         for server in self.servers:
             if server.knobs.widths != self.spec.widths:
@@ -129,19 +148,28 @@ class HardwareCluster:
                 raise InputError(str(file.path), "widths", f"server {server.name} has {found}, the model {known}")
 
     def __enter__(self) -> HardwareCluster:
-        specs = [WorkerSpec(server.name, server.device, self.file) for server in self.servers]
         with contextlib.ExitStack() as stack:
-            self._workers = stack.enter_context(start_workers(specs))
-            for worker in self._workers:
-                if self._warm_batches:
-                    worker.warm(self._warm_batches)
-            self._devices = _devices(self.servers, self._workers)
+            size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
+            self._arenas = [stack.enter_context(contextlib.closing(Arena(size_bytes))) for _ in self.servers]
+            for index, server in enumerate(self.servers):
+                spec = WorkerSpec(server.name, server.device, self.file)
+                slot = WorkerSlot(spec, self._arenas, index, self._warm_batches)
+                stack.callback(slot.close)
+                self._slots.append(slot)
+            for slot in self._slots:
+                slot.make_ready()
+            self._devices = _devices(self.servers, self._slots)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self._workers, self._devices = [], []
+        self._arenas, self._slots, self._devices = [], [], []
+
+    def _largest_input_bytes(self) -> int:
+        shapes = [self.spec.input_shape]
+        shapes += [self.model.activation_shape(segment, 1.0) for segment in range(1, self.spec.segments)]
+        return max(ALIGNMENT, ELEMENT_BYTES * max(prod(shape) for shape in shapes))
 
     def telemetry(self) -> dict[str, dict[str, str]]:
         """For each device by name: where each of its sensor's fields comes from."""
@@ -160,12 +188,12 @@ class HardwareCluster:
         """One run, in real time; workers are emptied before it.
 
         Raises:
-            WorkError: a worker was dead before the run began, or a preload did not come to an end.
+            WorkError: a worker could not be made ready before the run, or a preload did not come to an end.
         """
-        assert self._workers, "enter the cluster first"
+        assert self._slots, "enter the cluster first"
         self._require_fit(run, router_config)
-        for worker in self._workers:
-            worker.reset()
+        for slot in self._slots:
+            slot.make_ready()
         ledger = Ledger(len(self.servers), self.spec.segments, weights, prior, keep_log=run.keep_log)
         return _Run(self, run, router_config, ledger, policy, rng, on_progress).carry_out()
 
@@ -179,6 +207,9 @@ class HardwareCluster:
             self.spec.widths,
         ):
             raise InputError("router", "", "its servers, segments or widths are not those of the cluster and its model")
+        if router.groups[-1] > self.largest_block:
+            problem = f"{router.groups[-1]} is more than the {self.largest_block} that the cluster has room for"
+            raise InputError("router", "groups", f"{problem}; start it with `largest_block` of that size")
 
 
 # -------------------------------------------------------------------------------------------------------------- devices
@@ -227,7 +258,7 @@ class _Device:
         return sum(used() for used in self._vram.values())
 
 
-def _devices(servers: Sequence[HardwareServer], workers: Sequence[Worker]) -> list[_Device]:
+def _devices(servers: Sequence[HardwareServer], slots: Sequence[WorkerSlot]) -> list[_Device]:
     """One for each physical device, in order of its first server."""
     members: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for index, server in enumerate(servers):
@@ -238,12 +269,18 @@ def _devices(servers: Sequence[HardwareServer], workers: Sequence[Worker]) -> li
         first = servers[indexes[0]]
         name = "+".join(servers[index].name for index in indexes)
         device = _Device(name, AbsentSensor(), tuple(indexes), first.bare_idle_w, first.context_idle_w)
-        device.sensor = _sensor(first, [workers[index].pid for index in indexes], nvml, device.vram_used_bytes)
+        own = tuple(slots[index] for index in indexes)
+        device.sensor = _sensor(first, partial(_pids, own), nvml, device.vram_used_bytes)
         found.append(device)
     return found
 
 
-def _sensor(server: HardwareServer, pids: Sequence[int], nvml: object | None, vram: Callable[[], int]) -> Sensor:
+def _pids(slots: Sequence[WorkerSlot]) -> list[int]:
+    """Of the workers that sit there now."""
+    return [slot.worker.pid for slot in slots]
+
+
+def _sensor(server: HardwareServer, pids: Pids, nvml: object | None, vram: Callable[[], int]) -> Sensor:
     spec = server.device
     if spec.kind == "cpu":
         return cpu_sensor(pids, spec.physical[1], spec.modelled_idle_w, spec.modelled_tdp_w, vram)
@@ -266,14 +303,6 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(slots=True)
-class _Delivery:
-    """A block on its way, and the transfers of it that still move: (source, requests) by transfer."""
-
-    block: Block
-    moving: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-
-
 class _Run:
     """The loop, and what it must remember."""
 
@@ -294,35 +323,59 @@ class _Run:
         self._rng = rng
         self._on_progress = on_progress
         self._devices = cluster._devices
-        self._transfer_ids = cluster._transfer_ids
         self._period_ns = cluster.sensor_period_ns
         self._clock = RunClock()
         self._events: deque[RouterEvent] = deque()
-        self._deliveries: dict[int, _Delivery] = {}
-        self._transfers: dict[int, _Delivery] = {}
+        self._selector: selectors.BaseSelector
         self._arrived = 0
+        self._arrival_lags_ns: list[int] = []
         self._next_tick_ns = self._period_ns
+        self._next_look_ns = 0
         self._next_progress_ns = 0
+        self._look_period_ns = Watch(cluster.supervision, 0).period_ns
         labels = run.labels[np.arange(len(run.arrivals_ns)) % len(run.labels)]
-        segments = cluster.spec.segments
         self._servers = [
-            RealServer(index, spec, worker, labels, segments, self._clock, ledger, self._events.append)
-            for index, (spec, worker) in enumerate(zip(cluster.servers, cluster._workers, strict=True))
-        ]
+            RealServer(
+                index, spec, slot, Inbox(arena), labels, cluster.spec.segments, cluster.supervision,
+                self._clock, ledger, self._events.append,
+            )
+            for index, (spec, slot, arena) in enumerate(
+                zip(cluster.servers, cluster._slots, cluster._arenas, strict=True)
+            )
+        ]  # fmt: skip
+        self._transfers = Transfers(
+            self._servers, self._images(run), cluster.model.activation_shape, run.links, self._clock.now_ns,
+            self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster._transfer_ids,
+        )  # fmt: skip
+        self._faults = FaultPlan(run.faults, self._servers, self._take_down)
+
+    @staticmethod
+    def _images(run: HardwareRun) -> Callable[[tuple[int, ...]], NDArray[np.float32]]:
+        """The requests' images; those of poisoned ones hold no number."""
+        poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
+
+        def image_of(requests: tuple[int, ...]) -> NDArray[np.float32]:
+            images: NDArray[np.float32] = run.images[np.asarray(requests) % len(run.images)]
+            for position, request in enumerate(requests):
+                if request in poisoned:
+                    images[position] = np.nan
+            return images
+
+        return image_of
 
     def carry_out(self) -> RunRecord:
         """From the preloads to the record."""
         # select's time-outs are finer than poll's and epoll's millisecond
-        with _no_collections(), selectors.SelectSelector() as selector:
+        with _no_collections(), selectors.SelectSelector() as self._selector:
             for server in self._servers:
-                selector.register(server.worker.connection, selectors.EVENT_READ, server)
-            self._preload(selector)
+                self._selector.register(server.slot.worker.connection, selectors.EVENT_READ, server)
+            self._preload()
             for device in self._devices:
                 device.watch(self._servers)
                 device.start()
             self._clock.start()
             while not self._is_over():
-                self._turn(selector)
+                self._turn()
         ended_ns = self._clock.now_ns()
         for device in self._devices:
             device.read(ended_ns)
@@ -330,36 +383,44 @@ class _Run:
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
-    def _preload(self, selector: selectors.BaseSelector) -> None:
+    def _preload(self) -> None:
         """Bring the servers up and wait for their preloads; the run's clock stands at 0 meanwhile."""
         for server in self._servers:
             server.come_up()
-        self._settle(selector)
+        self._settle()
         while any(server.is_loading for server in self._servers):
-            if not self._listen(selector, PRELOAD_TIMEOUT_S):
+            if not self._listen(PRELOAD_TIMEOUT_S):
                 raise WorkError(f"a preload took more than {PRELOAD_TIMEOUT_S:g} s")
 
-    def _turn(self, selector: selectors.BaseSelector) -> None:
+    def _turn(self) -> None:
         """Everything that is due now, then a wait for whatever comes first."""
         now_ns = self._clock.now_ns()
         self._arrive(now_ns)
+        self._faults.ring(now_ns)
+        self._transfers.ring(now_ns)
         for server in self._servers:
             server.ring()
-        if self._router.next_wake_ns is not None and self._router.next_wake_ns <= now_ns:
-            self._events.append(RouterTimer())
         if now_ns >= self._next_tick_ns:
             self._tick(now_ns)
-        self._settle(selector)
+        if now_ns >= self._next_look_ns:
+            self._look_after(now_ns)
+        if self._router.next_wake_ns is not None and self._router.next_wake_ns <= now_ns:
+            self._events.append(RouterTimer())
+        self._settle()
         if not self._is_over():
-            self._listen(selector, self._wait_s())
+            self._listen(self._wait_s())
 
     def _wait_s(self) -> float:
         """Until the next thing that comes by itself."""
-        times = [self._next_tick_ns, self._limit_ns()]
+        times = [self._next_tick_ns, self._next_look_ns, self._limit_ns()]
         if self._arrived < len(self._spec.arrivals_ns):
             times.append(int(self._spec.arrivals_ns[self._arrived]))
-        wakes_ns = [self._router.next_wake_ns, *(s.scheduler.next_wake_ns for s in self._servers if s.is_up)]
+        wakes_ns = [self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns]
+        wakes_ns += [server.next_ns for server in self._servers]
         times += [wake_ns for wake_ns in wakes_ns if wake_ns is not None]
+        unsent = [server for server in self._servers if not server.flush()]
+        if unsent:
+            times.append(self._clock.now_ns() + _FLUSH_NS)
         return max(0.0, (min(times) - self._clock.now_ns()) / NS_PER_S)
 
     def _limit_ns(self) -> int:
@@ -370,46 +431,67 @@ class _Run:
 
     def _is_over(self) -> bool:
         now_ns = self._clock.now_ns()
-        if not any(server.is_up for server in self._servers):
+        if not any(server.is_up or server.will_return for server in self._servers):
             return True
         if now_ns < self._spec.horizon_ns:
             return False
         drained = self._arrived == len(self._spec.arrivals_ns) and not self._router.in_flight
         return self._spec.end == "cut" or drained or now_ns >= self._limit_ns()
 
-    def _listen(self, selector: selectors.BaseSelector, wait_s: float) -> bool:
+    def _listen(self, wait_s: float) -> bool:
         """Wait for answers and take one of each worker that has some; False when none came in time."""
-        ready = selector.select(wait_s)
+        ready = self._selector.select(wait_s)
         for key, _ in ready:
             server: RealServer = key.data
-            if server.died:
+            if server.died or not server.has_worker:
                 continue
             try:
-                self._hear(server, server.worker.receive())
+                self._hear(server, server.slot.worker.receive())
             except WorkerDiedError:
                 server.died = True
-            self._settle(selector)
+            self._settle()
         return bool(ready)
 
     def _hear(self, server: RealServer, message: FromWorker) -> None:
-        if isinstance(message, Arrived):
-            self._end_transfer(message.transfer)
+        server.hear(message)
+        if isinstance(message, Moved):
+            self._transfers.moved(message)
         elif isinstance(message, MoveBroken):
-            self._break_transfer(message.transfer, message.reason)
+            self._transfers.broken(message.transfer, message.reason)
         else:
-            server.hear(message)
+            self._transfers.freed(server.index)
 
-    def _settle(self, selector: selectors.BaseSelector) -> None:
+    def _settle(self) -> None:
         """Until no event waits for the router and no death is unnoticed."""
         while True:
             for server in self._servers:
-                if server.died and server.is_up:
-                    selector.unregister(server.worker.connection)
-                    server.go_down()
-                    self._bury(server.index)
+                if server.died:
+                    self._take_down(server, WORKER_DIED, 0)
             if not self._events:
                 return
             self._tell_router(self._events.popleft(), self._clock.now_ns())
+
+    # ---------------------------------------------------------------------------------------------- life and death
+
+    def _look_after(self, now_ns: int) -> None:
+        """Ping, notice who hangs, bring back who may return."""
+        self._next_look_ns = now_ns + self._look_period_ns
+        for server in self._servers:
+            reason = server.look_after()
+            if reason is not None:
+                self._take_down(server, reason, 0)
+            server.end_outage_if_due()
+            if server.restart_if_due():
+                self._selector.register(server.slot.worker.connection, selectors.EVENT_READ, server)
+            if server.next_ns is not None and not server.is_up:
+                self._next_look_ns = min(self._next_look_ns, server.next_ns)
+
+    def _take_down(self, server: RealServer, reason: str, until_ns: int | None) -> None:
+        """A server dies, or is found dead: its worker is ended, and what was on its way to or from it is lost."""
+        self._selector.unregister(server.slot.worker.connection)
+        server.go_down(reason, until_ns)
+        self._transfers.bury(server.index)
+        self._next_look_ns = self._clock.now_ns()
 
     # ------------------------------------------------------------------------------------------------------ the router
 
@@ -421,6 +503,7 @@ class _Run:
             deadline_ns = None if relative_ns is None else planned_ns + relative_ns
             event = RequestArrived(self._arrived, deadline_ns)
             self._arrived += 1
+            self._arrival_lags_ns.append(self._clock.now_ns() - planned_ns)
             self._tell_router(event, self._clock.due_ns(planned_ns))
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
@@ -434,84 +517,18 @@ class _Run:
             case Decide(decision, view):
                 self._events.append(Decided(decision, self._policy.choose(view, self._rng)))
             case SendBlock():
-                self._send(command)
-            case ReleaseActivations(server, requests):
+                self._transfers.send(command)
+            case ReleaseActivations(server, requests) if self._servers[server].is_up:
                 self._servers[server].send(Release(requests))
+                self._servers[server].inbox.forget(requests)
+                self._transfers.freed(server)
             case _:  # the ledger has seen what ended
                 pass
 
-    # --------------------------------------------------------------------------------------------------- the transfers
-
-    def _send(self, command: SendBlock) -> None:
-        """Start the block's transfers; it arrives with the last of them."""
-        block = command.block
-        for source, _ in command.moves:
-            if source != ROUTER and not self._servers[source].is_up:  # it died while this was being decided
-                self._events.append(TransferFailed(block.block, source, block.server, block.requests, "server_down"))
-                return
-        delivery = self._deliveries[command.block.block] = _Delivery(command.block)
-        for source, requests in command.moves:
-            transfer = next(self._transfer_ids)
-            delivery.moving[transfer] = (source, requests)
-            self._transfers[transfer] = delivery
-        for transfer, (source, requests) in list(delivery.moving.items()):
-            self._events.append(TransferStarted(command.block.block, source, command.block.server, requests))
-            self._start_transfer(transfer, source, command.block.server, requests)
-        if not command.moves:
-            self._hand_over(delivery)
-
-    def _start_transfer(self, transfer: int, source: int, destination: int, requests: tuple[int, ...]) -> None:
-        if source == ROUTER:
-            images = self._spec.images[np.asarray(requests) % len(self._spec.images)]
-            data = np.ascontiguousarray(images, np.float32).tobytes()
-            self._servers[destination].send(Store(transfer, requests, images.shape[1:], data))
-        else:
-            self._servers[source].send(Move(transfer, destination, requests))
-
-    def _end_transfer(self, transfer: int) -> None:
-        delivery = self._transfers.pop(transfer, None)
-        if delivery is None:
-            return  # it failed meanwhile, or belongs to an earlier run
-        source, requests = delivery.moving.pop(transfer)
-        block = delivery.block
-        self._events.append(TransferFinished(block.block, source, block.server, requests))
-        if source != ROUTER:
-            self._servers[source].send(Release(requests, transfer))
-        if not delivery.moving:
-            self._hand_over(delivery)
-
-    def _hand_over(self, delivery: _Delivery) -> None:
-        del self._deliveries[delivery.block.block]
-        server = self._servers[delivery.block.server]
+    def _hand_over(self, block: Block) -> None:
+        server = self._servers[block.server]
         if server.is_up:
-            server.deliver(BlockArrived(delivery.block))
-
-    def _break_transfer(self, transfer: int, reason: str) -> None:
-        """One of a block's transfers failed: the block is given back whole."""
-        delivery = self._transfers.get(transfer)
-        if delivery is None or not self._servers[delivery.block.server].is_up:
-            return
-        source, _ = delivery.moving[transfer]
-        self._drop(delivery)
-        if source != ROUTER:
-            self._servers[source].send(Release((), transfer))
-        block = delivery.block
-        self._events.append(TransferFailed(block.block, source, block.server, block.requests, reason))
-
-    def _drop(self, delivery: _Delivery) -> None:
-        del self._deliveries[delivery.block.block]
-        for transfer in delivery.moving:
-            del self._transfers[transfer]
-
-    def _bury(self, server: int) -> None:
-        """A server died: what was on its way to it is dropped (the router takes it back), what came from it is lost."""
-        for delivery in list(self._deliveries.values()):
-            block = delivery.block
-            if block.server == server:
-                self._drop(delivery)
-            elif any(source == server for source, _ in delivery.moving.values()):
-                self._drop(delivery)
-                self._events.append(TransferFailed(block.block, server, block.server, block.requests, "server_down"))
+            server.deliver(BlockArrived(block))
 
     # ------------------------------------------------------------------------------------------- telemetry and record
 
@@ -546,4 +563,6 @@ class _Run:
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),
+            arrival_lags_ns=tuple(self._arrival_lags_ns),
+            restarts_ns=tuple(sorted((s.index, *times) for s in self._servers for times in s.restarts_ns)),
         )

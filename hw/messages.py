@@ -1,7 +1,8 @@
 """The words between a server's driver and its worker process. Nouns only: nothing here runs, measures or decides.
 
 Requests to a worker are carried out in order of arrival as far as they touch one instance; different instances work
-at the same time. Every request but `Release` and `Close` is answered. `reason` in an answer is one of `REASONS`.
+at the same time. Every request is answered unless it says that it is not. `reason` in an answer is one of `REASONS`.
+Tensors never travel in a message: they stand in a shared arena, and the driver says who may write where (`hw.arena`).
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Reason = Literal["out_of_memory", "bad_input", "unknown_instance", "link_down", "internal_error"]
+Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_down", "internal_error"]
 REASONS: Final[tuple[Reason, ...]] = (
     "out_of_memory",
     "bad_input",
+    "no_label",
     "unknown_instance",
     "link_down",
     "internal_error",
@@ -67,33 +69,58 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """Keep these float32 tensors, one for each request, all of one shape, as raw bytes in order."""
+class Take:
+    """Keep what stands in your arena from `offset` on: a tensor of `shape` for each request, in order.
 
-    transfer: int
+    `channels_last` says how feature maps lie in memory. Not answered: a batch that needs what could not be kept fails.
+    """
+
     requests: tuple[int, ...]
+    offset: int
     shape: tuple[int, ...]
-    data: bytes
+    dtype: str
+    channels_last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Send stored activations straight to another worker. They stay here until a `Release`."""
+    """Write stored activations into another worker's arena. They stay here until a `Release`."""
 
     transfer: int
     destination: int
+    offset: int
     requests: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Forget these activations, as far as they are here.
-
-    With a `transfer`, only what that move has sent: a request may have come back with new ones in the meantime.
-    """
+    """Forget these activations, as far as they are here. Not answered."""
 
     requests: tuple[int, ...]
-    transfer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Say that you are alive."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """From now on take `factor` times as long for every batch (a fault that is brought about). Not answered."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """From now on have memory for so many images at once (a fault that is brought about); None for as many as fit.
+
+    Not answered.
+    """
+
+    images: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +154,12 @@ class BenchmarkTogether:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Finish what runs, then forget every instance and activation."""
+    """Finish what runs, then forget every instance, activation and fault that was brought about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Leave."""
+    """Leave. Not answered."""
 
 
 # -------------------------------------------------------------------------------------------------------- from a worker
@@ -178,20 +205,26 @@ class Finished:
     """A batch is done; its start is told with its end, for a message more would wake the router's host in between.
 
     Attributes:
-        labels: one for each request after the last segment.
+        labels: after the last segment, one for each request that did not fail, in their order.
         began_ns: when the forward pass began, on this host's monotonic clock.
-        forward_s: how long it took.
+        forward_s: how long it took, all passes together.
+        passes: more than one where memory or a broken member made the batch run in parts.
+        failed: members that could not be run, for `reason`; their inputs are still stored.
     """
 
     batch: int
     labels: tuple[int, ...]
     began_ns: int
     forward_s: float
+    passes: int = 1
+    failed: tuple[int, ...] = ()
+    reason: Reason | Literal[""] = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A batch failed; its inputs are still stored."""
+    """A whole batch failed; its inputs are still stored."""
 
     batch: int
     reason: Reason
@@ -199,15 +232,25 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """Activations are stored here (the answer of the receiving worker)."""
+class Moved:
+    """Activations stand in the other worker's arena, as its `Take` must describe them."""
 
     transfer: int
+    shape: tuple[int, ...]
+    dtype: str
+    channels_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to a `Ping`."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class MoveBroken:
-    """They could not be sent or stored (the answer of the worker that noticed)."""
+    """They could not be written there; they are still here."""
 
     transfer: int
     reason: Reason
@@ -259,7 +302,22 @@ class Refused:
     detail: str
 
 
-ToWorker = Load | Unload | Run | Store | Move | Release | Warm | Benchmark | BenchmarkTogether | Reset | Close
+ToWorker = (
+    Load
+    | Unload
+    | Run
+    | Take
+    | Move
+    | Release
+    | Ping
+    | Slow
+    | Squeeze
+    | Warm
+    | Benchmark
+    | BenchmarkTogether
+    | Reset
+    | Close
+)
 FromWorker = (
     Ready
     | Loaded
@@ -267,7 +325,8 @@ FromWorker = (
     | Unloaded
     | Finished
     | Broken
-    | Arrived
+    | Moved
+    | Pong
     | MoveBroken
     | Done
     | BenchmarkResult

@@ -1,6 +1,7 @@
 """One real server's driver: turns a worker's answers into events for its `GreedyScheduler`, and commands into work.
 
-It decides nothing (the scheduler does) and computes nothing (the worker does). The clock of a run stands here, too.
+It decides nothing (the scheduler does) and computes nothing (the worker does). It watches over its worker and starts
+the next one when that has died: a new life, under a new epoch. The clock of a run stands here, too.
 """
 
 from __future__ import annotations
@@ -12,21 +13,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hw.arena import Inbox
 from hw.device import DeviceSpec
 from hw.messages import (
     Broken,
+    Done,
     Finished,
     FromWorker,
     Load,
     LoadBroken,
     Loaded,
+    MoveBroken,
+    Moved,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
     Run,
+    Slow,
+    Squeeze,
     ToWorker,
     Unload,
     Unloaded,
+    Warm,
 )
 from hw.telemetry import Reading
-from hw.worker import Worker, WorkerDiedError
+from hw.watch import Watch
+from hw.worker import WorkerDiedError, WorkerSlot
+from policies.faults import WORKER_HUNG, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.ledger import Ledger
 from policies.records import ServerTotals
@@ -49,12 +63,12 @@ from policies.vocabulary import (
     ServerEvent,
     ServerReport,
     ServerUp,
+    StragglerEnded,
+    StragglerStarted,
     TelemetrySampled,
     TimerFired,
     UnloadInstance,
 )
-
-EPOCH = 1  # a worker that dies stays dead: every server has one life in a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +117,12 @@ class RealServer:
 
     Args:
         index: of the server in the cluster.
-        spec, worker: of the server.
+        spec: of the server.
+        slot: where its workers sit.
+        inbox: the books of its arena.
         labels: (n,) the right label of every request.
         segments: S.
+        supervision: how its worker is watched and brought back.
         clock, ledger: of the run.
         tell_router: queues an event for the router's core.
     """
@@ -114,30 +131,46 @@ class RealServer:
         self,
         index: int,
         spec: HardwareServer,
-        worker: Worker,
+        slot: WorkerSlot,
+        inbox: Inbox,
         labels: NDArray[np.int64],
         segments: int,
+        supervision: Supervision,
         clock: RunClock,
         ledger: Ledger,
         tell_router: Callable[[RouterEvent], None],
     ) -> None:
         self.index = index
         self.spec = spec
-        self.worker = worker
+        self.slot = slot
+        self.inbox = inbox
+        self.channels_last = spec.device.channels_last
         self.scheduler = GreedyScheduler(spec.knobs, index)
+        self.epoch = 0
         self.is_up = False
         self.died = False
+        self.restarts_ns: list[tuple[int, int]] = []
         self._labels = labels
         self._segments = segments
+        self._supervision = supervision
+        self._restarts = RestartPlan(supervision)
+        self._restart_at_ns: int | None = None  # None: it runs, is starting, or never comes back
+        self._down_ns: int | None = None
+        self._up_from_ns = 0
+        self._is_starting = False
+        self._slow_factor = 1.0
+        self._most_images: int | None = None
+        self._impaired: tuple[float, int | None] = (1.0, None)  # what the worker has been told
         self._clock = clock
         self._ledger = ledger
         self._tell_router = tell_router
+        self._watch = Watch(supervision, 0)
         self._predicted: dict[int, int] = {}
         self._batches: dict[int, RunBatch] = {}
         self._loading: dict[int, tuple[int, float]] = {}
         self._loaded_before: set[tuple[int, float]] = set()
         self._instance_bytes: dict[int, int] = {}
-        self._context_bytes = worker.wait_until_ready().context_bytes
+        self._context_bytes = slot.worker.wait_until_ready().context_bytes
 
     # -------------------------------------------------------------------------------------------------- questions
 
@@ -147,6 +180,16 @@ class RealServer:
         return bool(self._loading) and self.is_up
 
     @property
+    def will_return(self) -> bool:
+        """Whether it is down, and not for good."""
+        return self._is_starting or self._restart_at_ns is not None
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether there is a process whose answers should be listened to."""
+        return self.is_up or self._is_starting
+
+    @property
     def waiting(self) -> int:
         """Requests that wait or run here."""
         return self.scheduler.queue_length + self.scheduler.running_requests
@@ -154,7 +197,14 @@ class RealServer:
     @property
     def vram_used_bytes(self) -> int:
         """Context and instances, as the worker counts them."""
-        return self._context_bytes + sum(self._instance_bytes.values())
+        return self._context_bytes + sum(self._instance_bytes.values()) if self.is_up else 0
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something is due here that no answer will bring about."""
+        if self.is_up:
+            return self.scheduler.next_wake_ns
+        return max(self._restart_at_ns, self._clock.now_ns()) if self._restart_at_ns is not None else None
 
     def totals(self, device: int, busy_s: float) -> ServerTotals:
         """This server's row of the record."""
@@ -170,6 +220,88 @@ class RealServer:
             vram_peak_bytes=self.scheduler.memory.peak_bytes,
         )
 
+    # --------------------------------------------------------------------------------------------- life and death
+
+    def come_up(self) -> None:
+        """Start, empty, in a new life."""
+        now_ns = self._clock.now_ns()
+        self.epoch += 1
+        self.is_up, self._is_starting = True, False
+        self._watch = Watch(self._supervision, now_ns)
+        self._restarts.came_up(now_ns)
+        if self._down_ns is not None:
+            self.restarts_ns.append((self._down_ns, now_ns))
+            self._down_ns = None
+        self._impair()
+        self._tell_router(ServerUp(self.index, self.epoch))
+        self.deliver(ServerUp(self.index, self.epoch))
+
+    def go_down(self, reason: str, until_ns: int | None = 0) -> None:
+        """The worker is gone (or is ended now), and everything with it.
+
+        Args:
+            until_ns: it does not come back before; None: never.
+        """
+        now_ns = self._clock.now_ns()
+        was_up, self.is_up = self.is_up, False
+        self.died = self._is_starting = False
+        self.slot.worker.kill()
+        self._restart_at_ns = None
+        if until_ns is not None:
+            self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
+            self._up_from_ns = until_ns
+        for books in (self._batches, self._loading, self._loaded_before, self._instance_bytes, self._predicted):
+            books.clear()
+        if was_up:
+            self._down_ns = now_ns
+            self.deliver(ServerDown(self.index, self.epoch, reason))
+            self._tell_router(ServerDown(self.index, self.epoch, reason))
+
+    def restart_if_due(self) -> bool:
+        """Start the next worker when its time has come; returns whether one was started."""
+        now_ns = self._clock.now_ns()
+        if self._restart_at_ns is None or now_ns < self._restart_at_ns:
+            return False
+        self._restart_at_ns = None
+        self._is_starting = True
+        self._impaired = (1.0, None)
+        self._watch = Watch(self._supervision, now_ns)
+        self._watch.asked("start", now_ns)
+        self.slot.start()
+        return True
+
+    def look_after(self) -> str | None:
+        """Ping the worker; returns why it must be given up, None while it is well."""
+        now_ns = self._clock.now_ns()
+        if not self.has_worker:
+            return None
+        if self._watch.is_hung(now_ns) and not self.slot.worker.connection.poll(0):  # its answer may lie unread
+            return WORKER_HUNG
+        if self.is_up and (number := self._watch.ping(now_ns)) is not None:
+            self.send(Ping(number))
+        return None
+
+    def _wake_up(self, message: Ready | Done | Refused) -> None:
+        """A new worker's first words: it is there, then warm, then serves (not before an outage has ended)."""
+        worker = self.slot.worker
+        if isinstance(message, Refused):
+            self.died = True
+            return
+        if isinstance(message, Ready):
+            self._context_bytes = message.context_bytes
+            self.send(Warm(self.slot.warm_batches))  # of nothing, too: the answer comes in any case
+            return
+        worker.is_warm = True
+        self._watch.answered("start")
+        if self._clock.now_ns() >= self._up_from_ns:
+            self.come_up()
+
+    def end_outage_if_due(self) -> None:
+        """A worker that was ready before its outage has ended comes up when it has."""
+        is_waiting = self._is_starting and self.slot.worker.is_warm
+        if is_waiting and self._clock.now_ns() >= self._up_from_ns:
+            self.come_up()
+
     # --------------------------------------------------------------------------------------------------- events in
 
     def deliver(self, event: ServerEvent) -> None:
@@ -179,20 +311,6 @@ class RealServer:
         self._ledger.observe_server(self.index, event, commands, now_ns, self.waiting)
         for command in commands:
             self._carry_out(command)
-
-    def come_up(self) -> None:
-        """Start, empty."""
-        self.is_up = True
-        self._tell_router(ServerUp(self.index, EPOCH))
-        self.deliver(ServerUp(self.index, EPOCH))
-
-    def go_down(self) -> None:
-        """The worker is gone, and everything with it."""
-        self.is_up = False
-        self._loading.clear()
-        self._instance_bytes.clear()
-        self.deliver(ServerDown(self.index, EPOCH, "worker_died"))
-        self._tell_router(ServerDown(self.index, EPOCH, "worker_died"))
 
     def ring(self) -> None:
         """Fire the scheduler's timer if it is due."""
@@ -204,42 +322,90 @@ class RealServer:
         """A sample of the device's sensor: to the scheduler, then to the router. What is absent reads as 0."""
         now_ns, vram_bytes = self._clock.now_ns(), self.vram_used_bytes
         utilization, power_w = reading.utilization or 0.0, reading.power_w or 0.0
-        self.deliver(TelemetrySampled(EPOCH, now_ns, now_ns, utilization, power_w, vram_bytes))
+        self.deliver(TelemetrySampled(self.epoch, now_ns, now_ns, utilization, power_w, vram_bytes))
         self._tell_router(
-            ServerReport(self.index, EPOCH, now_ns, now_ns, self.waiting, utilization, power_w, vram_bytes)
+            ServerReport(self.index, self.epoch, now_ns, now_ns, self.waiting, utilization, power_w, vram_bytes)
         )
 
+    def straggle(self, factor: float) -> None:
+        """Be slow from now on, or (1) as fast as ever; recorded in both cores' logs."""
+        self._slow_factor = factor
+        self._impair()
+        event = StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index)
+        self.deliver(event)
+        self._tell_router(event)
+
+    def squeeze(self, images: int | None) -> None:
+        """Have memory for so many images at once; None for as many as there really is."""
+        self._most_images = images
+        self._impair()
+
+    def _impair(self) -> None:
+        """The worker that is there has the faults that are on."""
+        if self.is_up and (self._slow_factor, self._most_images) != self._impaired:
+            self.send(Slow(self._slow_factor))
+            self.send(Squeeze(self._most_images))
+            self._impaired = (self._slow_factor, self._most_images)
+
     def hear(self, message: FromWorker) -> None:
-        """An answer of the worker that concerns an instance or a batch."""
+        """An answer of the worker that concerns an instance, a batch or itself."""
         match message:
-            case Finished(batch, labels, began_ns):
-                self.deliver(BatchStarted(EPOCH, batch, self._clock.of(began_ns)))
-                self._predicted.update(zip(self._batches.pop(batch).requests, labels, strict=False))
-                self.deliver(BatchFinished(EPOCH, batch))
+            case Finished(batch):
+                self._watch.answered(("batch", batch))
+                self._finish(self._batches.pop(batch), message)
             case Broken(batch, reason):
+                self._watch.answered(("batch", batch))
                 del self._batches[batch]
-                self.deliver(BatchFailed(EPOCH, batch, reason))
+                self.deliver(BatchFailed(self.epoch, batch, reason))
             case Loaded(instance, _, vram_bytes):
+                self._watch.answered(("instance", instance))
                 self._loaded_before.add(self._loading.pop(instance))
                 self._instance_bytes[instance] = vram_bytes
-                self.deliver(InstanceLoaded(EPOCH, instance))
+                self.deliver(InstanceLoaded(self.epoch, instance))
             case LoadBroken(instance, reason):
+                self._watch.answered(("instance", instance))
                 del self._loading[instance]
-                self.deliver(LoadFailed(EPOCH, instance, reason))
+                self.deliver(LoadFailed(self.epoch, instance, reason))
             case Unloaded(instance):
+                self._watch.answered(("instance", instance))
                 self._instance_bytes.pop(instance, None)
-                self.deliver(InstanceUnloaded(EPOCH, instance))
+                self.deliver(InstanceUnloaded(self.epoch, instance))
+            case Pong(number):
+                self._watch.ponged(number)
+            case Moved(transfer) | MoveBroken(transfer):
+                self._watch.answered(("transfer", transfer))
+            case Ready() | Done() | Refused():
+                self._wake_up(message)
             case _:
                 raise AssertionError(f"not for a server: {message}")
+
+    def _finish(self, batch: RunBatch, message: Finished) -> None:
+        self.deliver(BatchStarted(self.epoch, batch.batch, self._clock.of(message.began_ns)))
+        passed = [request for request in batch.requests if request not in message.failed]
+        self.inbox.forget(passed)
+        self._predicted.update(zip(passed, message.labels, strict=False))
+        self.deliver(BatchFinished(self.epoch, batch.batch, message.failed, message.reason))
 
     # ------------------------------------------------------------------------------------------------ commands out
 
     def send(self, message: ToWorker) -> None:
         """Ask the worker; if it is gone, `died` says so and the cluster takes the server down."""
         try:
-            self.worker.send(message)
+            self.slot.worker.send(message)
         except WorkerDiedError:
             self.died = True
+
+    def flush(self) -> bool:
+        """Send what the worker's pipe had no room for; returns whether nothing is left."""
+        try:
+            return not self.has_worker or self.slot.worker.flush()
+        except WorkerDiedError:
+            self.died = True
+            return True
+
+    def asked(self, transfer: int) -> None:
+        """The worker was asked to move something."""
+        self._watch.asked(("transfer", transfer), self._clock.now_ns())
 
     def _carry_out(self, command: ServerCommand) -> None:
         match command:
@@ -253,12 +419,15 @@ class RealServer:
             case LoadInstance(_, instance, segment, width):
                 first = (segment, width) not in self._loaded_before
                 self._loading[instance] = (segment, width)
+                self._watch.asked(("instance", instance), self._clock.now_ns())
                 self.send(Load(instance, segment, width, from_disk=first))
             case UnloadInstance(_, instance):
+                self._watch.asked(("instance", instance), self._clock.now_ns())
                 self.send(Unload(instance))
 
     def _run(self, command: RunBatch) -> None:
         self._batches[command.batch] = command
+        self._watch.asked(("batch", command.batch), self._clock.now_ns())
         self.send(
             Run(
                 command.batch,

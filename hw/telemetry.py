@@ -91,25 +91,30 @@ def process_cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
+Pids = Sequence[int] | Callable[[], Sequence[int]]
+
+
 class CpuShare:
     """The share of some cores that some processes used since the last question.
 
     Args:
-        pids: the processes.
+        pids: the processes, or who knows them: one that comes later counts from its start.
         cores: how many cores they are pinned to.
     """
 
-    def __init__(self, pids: Sequence[int], cores: int) -> None:
-        self._pids = tuple(pids)
+    def __init__(self, pids: Pids, cores: int) -> None:
+        self._pids = pids if callable(pids) else lambda: pids
         self._cores = cores
-        self._cpu_s = {pid: process_cpu_s(pid) for pid in self._pids}
+        self._cpu_s = {pid: process_cpu_s(pid) for pid in self._pids()}
         self._at_ns = time.monotonic_ns()
 
     def take(self) -> float:
         """In [0, 1]."""
-        used_s, cpu_s = 0.0, {pid: process_cpu_s(pid) for pid in self._pids}
+        used_s, cpu_s = 0.0, {pid: process_cpu_s(pid) for pid in self._pids()}
         for pid, total_s in cpu_s.items():
-            used_s += max(0.0, total_s - self._cpu_s[pid])  # a clock that vanished with its process adds nothing
+            used_s += max(
+                0.0, total_s - self._cpu_s.get(pid, 0.0)
+            )  # a clock that vanished with its process adds nothing
         now_ns = time.monotonic_ns()
         elapsed_s = (now_ns - self._at_ns) / 1e9
         self._cpu_s, self._at_ns = cpu_s, now_ns
@@ -349,7 +354,7 @@ def cpu_name() -> str:
 
 
 def cpu_sensor(
-    pids: Sequence[int],
+    pids: Pids,
     cores: Sequence[int],
     idle_w: float,
     tdp_w: float,

@@ -9,19 +9,24 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import time  # noqa: TID251 - real commands are timed with a real clock
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+import torch
+from torch import Tensor
+
 from hw import ENVIRONMENT
+from hw.activations import in_format
+from hw.arena import Arena
 from hw.device import DeviceSpec
 from hw.executor import Executor
 from hw.messages import (
-    Arrived,
     Benchmark,
     BenchmarkPoint,
     BenchmarkResult,
@@ -37,12 +42,13 @@ from hw.messages import (
     Loaded,
     Move,
     MoveBroken,
+    Moved,
     Ready,
     Refused,
     Release,
     Reset,
     Run,
-    Store,
+    Take,
     TogetherResult,
     ToWorker,
     Unload,
@@ -50,10 +56,12 @@ from hw.messages import (
     Warm,
 )
 from hw.networks import ModelFile
+from hw.wire import decode, encode
 from policies.errors import WorkError
 
 START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 600.0
+ARENA_BYTES = 1 << 26
 _ENDING_S = 5.0
 _SYNCHRONOUS = -1  # ids of what the synchronous calls ask for; a scheduler's ids count from 0
 
@@ -81,39 +89,15 @@ class LoadTiming:
     vram_bytes: int
 
 
-@dataclass
-class Links:
-    """The ends of the one-way links that belong to one worker: to each other one by its index, and from them."""
-
-    outgoing: dict[int, Connection] = field(default_factory=dict)
-    incoming: list[Connection] = field(default_factory=list)
-
-    def close(self) -> None:
-        """Close this process's copies (the worker has its own)."""
-        for link in (*self.outgoing.values(), *self.incoming):
-            link.close()
-
-
-def full_mesh(workers: int) -> list[Links]:
-    """A link for each ordered pair of workers."""
-    links = [Links() for _ in range(workers)]
-    for source in range(workers):
-        for destination in range(workers):
-            if source != destination:
-                receiving, sending = multiprocessing.Pipe(duplex=False)
-                links[source].outgoing[destination] = sending
-                links[destination].incoming.append(receiving)
-    return links
-
-
-def _main(spec: WorkerSpec, control: Connection, links: Links) -> None:
+def _main(spec: WorkerSpec, control: Connection, arenas: Sequence[Arena], own: int) -> None:
     """The worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(ENVIRONMENT)
     try:
-        executor = Executor(spec.device, spec.model, control, links.outgoing, links.incoming)
+        executor = Executor(spec.device, spec.model, control, arenas, own)
     except Exception as error:
-        control.send(Refused("internal_error", f"{type(error).__name__}: {error}"))
+        refused = Refused("internal_error", f"{type(error).__name__}: {error}")
+        control.send_bytes(encode(refused))
         return
     executor.loop()
     os._exit(0)  # threads may be in the middle of a pass: nothing of it is wanted
@@ -127,27 +111,34 @@ class Worker:
 
     Args:
         spec: what to start.
-        links: its ends of the links to other workers; closed here once it has started.
+        arenas: of all workers that may send each other activations, by index; None for one of its own.
+        own: its index among them.
         wait: whether to return only when it is ready (else call `wait_until_ready`).
 
     Raises:
         WorkError: it could not start, and why.
     """
 
-    def __init__(self, spec: WorkerSpec, links: Links | None = None, *, wait: bool = True) -> None:
+    def __init__(
+        self, spec: WorkerSpec, arenas: Sequence[Arena] | None = None, own: int = 0, *, wait: bool = True
+    ) -> None:
         self.spec = spec
-        links = links or Links()
+        self.arenas = tuple(arenas) if arenas is not None else (Arena(ARENA_BYTES),)
+        self.own = own
         context = multiprocessing.get_context("spawn")
         self.connection, remote = context.Pipe(duplex=True)
+        self._outbox: deque[bytes] = deque()
+        self._writable = select.poll()
+        self._writable.register(self.connection, select.POLLOUT)
         self._process = context.Process(
-            target=_main, args=(spec, remote, links), name=f"slimsched-{spec.name}", daemon=True
+            target=_main, args=(spec, remote, self.arenas, own), name=f"slimsched-{spec.name}", daemon=True
         )
         self._ready: Ready | None = None
+        self.is_warm = False
         try:
             self._process.start()
         finally:
             remote.close()
-            links.close()
         if wait:
             self.wait_until_ready()
 
@@ -175,20 +166,35 @@ class Worker:
     # ------------------------------------------------------------------------------------------------- asynchronous
 
     def send(self, message: ToWorker) -> None:
-        """Ask for something; raises `WorkerDiedError` if nobody is there to ask."""
+        """Ask for something, without ever waiting: what the pipe has no room for goes with a later `flush`.
+
+        Raises:
+            WorkerDiedError: nobody is there to ask.
+        """
+        self._outbox.append(encode(message))
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits as far as the pipe takes it; returns whether all is sent."""
         try:
-            self.connection.send(message)
+            # a pipe that says it is writable has room for many of our small messages: the write never blocks
+            while self._outbox and self._writable.poll(0):
+                self.connection.send_bytes(self._outbox[0])
+                self._outbox.popleft()
         except OSError as error:
             raise WorkerDiedError(f"worker {self.spec.name} is gone ({error})") from None
+        return not self._outbox
 
     def receive(self, timeout_s: float | None = None) -> FromWorker:
         """The next answer; raises `WorkerDiedError` where none will come, `WorkError` where none came in time."""
         try:
             if timeout_s is not None and not self.connection.poll(timeout_s):
                 raise WorkError(f"worker {self.spec.name} did not answer within {timeout_s:g} s")
-            message: FromWorker = self.connection.recv()
+            message: FromWorker = decode(self.connection.recv_bytes())
         except (EOFError, OSError):
             raise WorkerDiedError(f"worker {self.spec.name} died (exit code {self._process.exitcode})") from None
+        if isinstance(message, Ready):
+            self._ready = message
         return message
 
     # -------------------------------------------------------------------------------------------------- synchronous
@@ -210,6 +216,7 @@ class Worker:
         """Run every legal key once at each batch size."""
         self.send(Warm(tuple(batches)))
         self._expect(Done)
+        self.is_warm = True
 
     def reset(self) -> int:
         """Finish what runs, forget all, drop answers on their way; returns how many activations were still stored."""
@@ -241,6 +248,12 @@ class Worker:
         """The second half."""
         return self._expect(TogetherResult)
 
+    def put(self, requests: tuple[int, ...], tensors: Tensor, channels_last: bool = False) -> None:
+        """Give it activations, (n, ...) float32 on the host, at the start of its arena."""
+        view = self.arenas[self.own].tensor(0, tuple(tensors.shape), torch.float32, channels_last)
+        view.copy_(tensors)
+        self.send(Take(requests, 0, tuple(tensors.shape[1:]), "float32", channels_last))
+
     def dispatch_round_trips(
         self, point: BenchmarkPoint, count: int, warmup: int = 5, pause_s: float = 0.0
     ) -> tuple[float, ...]:
@@ -248,32 +261,21 @@ class Worker:
         requests = tuple(range(_SYNCHRONOUS - point.batch, _SYNCHRONOUS))
         self.load(_SYNCHRONOUS, point.segment, point.width)
         model, _ = self.spec.model.load()
-        shape = model.activation_shape(point.segment - 1, point.previous_width)
+        inputs = torch.zeros(point.batch, *model.activation_shape(point.segment - 1, point.previous_width))
+        channels_last = self.spec.device.channels_last and inputs.dim() == 4
+        inputs = in_format(inputs, self.spec.device.memory_format)
+        run = Run(_SYNCHRONOUS, _SYNCHRONOUS, requests, point.segment, point.previous_width, point.width, point.batch)
         found = []
         for _ in range(warmup + count):
-            self._store_zeros(requests, shape)
+            self.put(requests, inputs, channels_last)
             time.sleep(pause_s)
             begin_ns = time.monotonic_ns()
-            self.send(
-                Run(
-                    _SYNCHRONOUS,
-                    _SYNCHRONOUS,
-                    requests,
-                    point.segment,
-                    point.previous_width,
-                    point.width,
-                    point.batch,
-                )
-            )
+            self.send(run)
             forward_s = self._expect(Finished).forward_s
             found.append((time.monotonic_ns() - begin_ns) / 1e9 - forward_s)
         self.unload(_SYNCHRONOUS)
         self.send(Release(requests))
         return tuple(found[warmup:])
-
-    def _store_zeros(self, requests: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        self.send(Store(_SYNCHRONOUS, requests, shape, bytes(prod((len(requests), *shape)) * 4)))
-        self._expect(Arrived)
 
     def _expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
         answer = self.receive(timeout_s)
@@ -285,10 +287,15 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------------ the end
 
+    def kill(self) -> None:
+        """End the process by force, without waiting for it: whatever it was doing, even nothing at all."""
+        self._process.kill()
+        self.connection.close()
+
     def close(self) -> None:
         """End the process, gently, then by force; nothing is left behind. May be called twice."""
-        with contextlib.suppress(OSError):
-            self.connection.send(Close())
+        with contextlib.suppress(OSError, WorkError):
+            self.send(Close())
         self.connection.close()
         if self._process.pid is None:
             return
@@ -306,39 +313,71 @@ class Worker:
 
 
 @contextlib.contextmanager
-def start_workers(specs: Sequence[WorkerSpec]) -> Iterator[list[Worker]]:
-    """Start workers side by side, linked with each other; all have ended when the context ends, however it ends."""
+def start_workers(specs: Sequence[WorkerSpec], arena_bytes: int = ARENA_BYTES) -> Iterator[list[Worker]]:
+    """Start workers side by side, each able to send to every other; all have ended when the context ends."""
     with contextlib.ExitStack() as stack:
-        mesh = full_mesh(len(specs))
-        for links in mesh:
-            stack.callback(links.close)
-        workers = [
-            stack.enter_context(Worker(spec, links, wait=False)) for spec, links in zip(specs, mesh, strict=True)
-        ]
+        arenas = [stack.enter_context(contextlib.closing(Arena(arena_bytes))) for _ in specs]
+        workers = [stack.enter_context(Worker(spec, arenas, index, wait=False)) for index, spec in enumerate(specs)]
         for worker in workers:
             worker.wait_until_ready()
         yield workers
 
 
-def transfer_round(
-    source: Worker, destination: Worker, index: int, payload_bytes: int, count: int, pause_s: float = 0.0
-) -> tuple[float, ...]:
-    """Seconds from the command to the arrival of `payload_bytes`, for each of `count` moves between linked workers.
+class WorkerSlot:
+    """A server's place in a cluster: its worker, and the next one when that has died.
 
     Args:
-        index: of the destination among the linked workers.
+        spec, arenas, index: see `Worker`; the same for every worker that sits here.
+        warm_batches: batch sizes that each runs once for every work key before it serves.
+    """
+
+    def __init__(self, spec: WorkerSpec, arenas: Sequence[Arena], index: int, warm_batches: Sequence[int]) -> None:
+        self._spec = spec
+        self._arenas = tuple(arenas)
+        self._index = index
+        self.warm_batches = tuple(warm_batches)
+        self.worker: Worker
+        self.start()
+
+    def start(self) -> None:
+        """Start a (new) worker, without waiting for it."""
+        self.worker = Worker(self._spec, self._arenas, self._index, wait=False)
+
+    def make_ready(self) -> None:
+        """Wait for a worker that can serve, empty; a dead one is replaced. Raises `WorkError` if none can."""
+        try:
+            self.worker.wait_until_ready()
+            self.worker.reset()
+        except WorkerDiedError:
+            self.worker.close()
+            self.start()
+            self.worker.wait_until_ready()
+        if self.warm_batches and not self.worker.is_warm:
+            self.worker.warm(self.warm_batches)
+
+    def close(self) -> None:
+        """End it."""
+        self.worker.close()
+
+
+def transfer_round(
+    source: Worker, destination: Worker, payload_bytes: int, count: int, pause_s: float = 0.0
+) -> tuple[float, ...]:
+    """Seconds from the command to the arrival of `payload_bytes`, for each of `count` moves between two workers.
+
+    Args:
         payload_bytes: rounded down to whole float32 numbers, at least one.
     """
-    numbers = max(1, payload_bytes // 4)
-    source.send(Store(_SYNCHRONOUS, (_SYNCHRONOUS,), (numbers,), bytes(numbers * 4)))
-    source._expect(Arrived)
+    request = (_SYNCHRONOUS,)
+    source.put(request, torch.zeros(1, max(1, payload_bytes // 4)))
     found = []
     for _ in range(count):
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
-        source.send(Move(_SYNCHRONOUS, index, (_SYNCHRONOUS,)))
-        destination._expect(Arrived)
+        source.send(Move(_SYNCHRONOUS, destination.own, 0, request))
+        moved = source._expect(Moved)
+        destination.send(Take(request, 0, moved.shape, moved.dtype, moved.channels_last))
         found.append((time.monotonic_ns() - begin_ns) / 1e9)
     for worker in (source, destination):
-        worker.send(Release((_SYNCHRONOUS,)))
+        worker.send(Release(request))
     return tuple(found)

@@ -142,13 +142,13 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
 def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: SlimResNet) -> None:
     """Every copy is released when it has moved on or is labelled: the workers' stores are empty at the end."""
     _carry_out(cluster, _run(model, 0.3))
-    assert [worker.reset() for worker in cluster._workers] == [0, 0]
+    assert [slot.worker.reset() for slot in cluster._slots] == [0, 0]
 
 
 def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> None:
     """A server killed in mid-run: the router hears of it, the others finish everything, the record says so."""
     with HardwareCluster(ModelFile(path), _servers(), sensor_period_s=0.05) as running:
-        victim = running._workers[1].pid
+        victim = running._slots[1].worker.pid
         # it hangs first, so that transfers from it and to it are certainly under way when it dies
         timers = [
             threading.Timer(at_s, os.kill, (victim, s)) for at_s, s in ((0.3, signal.SIGSTOP), (0.5, signal.SIGKILL))

@@ -1,0 +1,134 @@
+"""Shared memory that has no name, and the books of who holds which part of it.
+
+Every worker has an arena that all workers and the driver map: activations and images for it are written there by
+whoever has them, and read there in place. It is an anonymous file (`memfd` where there is one), so that the kernel
+frees it with the last process that maps it, however that process ends: nothing can be left behind, and /dev/shm's size
+is no limit. The driver alone decides who may write where (`Inbox`); nothing here locks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64  # a cache line; enough for any element type
+
+
+class Arena:
+    """`size_bytes` of shared memory; travels to a spawned process as one of its arguments."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        fd = _anonymous_file()
+        os.ftruncate(fd, size_bytes)
+        self._open(fd)
+
+    def _open(self, fd: int) -> None:
+        self._fd = fd
+        self._map = mmap.mmap(fd, self.size_bytes)
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False) -> Tensor:
+        """A view of a part, (n, ...) in order; feature maps (n, C, H, W) may have their channels last in memory."""
+        count = prod(shape)
+        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
+        if not channels_last:
+            return flat.reshape(shape)
+        n, channels, height, width = shape
+        return flat.reshape(n, height, width, channels).permute(0, 3, 1, 2)
+
+    def close(self) -> None:
+        """Let go of the file; the mapping goes with the last tensor that looks at it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"size_bytes": self.size_bytes, "fd": DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.size_bytes = state["size_bytes"]
+        self._open(state["fd"].detach())
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("slimsched")
+    with tempfile.TemporaryFile() as file:  # unlinked as soon as it is there
+        return os.dup(file.fileno())
+
+
+@dataclass(slots=True)
+class Slab:
+    """A part of an arena: whose inputs are (or will be) in it, and whether somebody may still be writing there."""
+
+    offset: int
+    size_bytes: int
+    held_for: set[int] = field(default_factory=set)
+    is_written_to: bool = True
+
+
+class Inbox:
+    """One worker's arena as the driver keeps it: first fit over a sorted list of what is free."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._free: list[tuple[int, int]] = [(0, arena.size_bytes)]  # (offset, bytes), never touching each other
+        self._slab_of: dict[int, Slab] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """What no slab takes, in however many pieces."""
+        return sum(size for _, size in self._free)
+
+    def reserve(self, requests: Iterable[int], size_bytes: int) -> Slab | None:
+        """Room for these requests' inputs, written to from now on; None where there is none."""
+        needed = max(ALIGNMENT, -(-size_bytes // ALIGNMENT) * ALIGNMENT)
+        for index, (offset, size) in enumerate(self._free):
+            if size >= needed:
+                self._free[index : index + 1] = [(offset + needed, size - needed)] if size > needed else []
+                return Slab(offset, needed, set(requests))
+        return None
+
+    def fill(self, slab: Slab) -> None:
+        """Its inputs stand there, and stay for each request until `forget`."""
+        slab.is_written_to = False
+        for request in slab.held_for:
+            self._slab_of[request] = slab
+
+    def cancel(self, slab: Slab) -> None:
+        """Nothing will be read from it, and nobody writes to it any more."""
+        slab.is_written_to = False
+        self._release(slab)
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """These requests' inputs are used up, moved on or given up."""
+        for request in requests:
+            slab = self._slab_of.pop(request, None)
+            if slab is not None:
+                slab.held_for.discard(request)
+                if not slab.held_for:
+                    self._release(slab)
+
+    def clear(self) -> None:
+        """The worker forgot everything; slabs that are written to are freed by `cancel`, when that has ended."""
+        self.forget(list(self._slab_of))
+
+    def _release(self, slab: Slab) -> None:
+        insort(self._free, (slab.offset, slab.size_bytes))
+        merged: list[tuple[int, int]] = []
+        for offset, size in self._free:
+            if merged and merged[-1][0] + merged[-1][1] == offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((offset, size))
+        self._free = merged

@@ -1,0 +1,125 @@
+"""What calibration asks of a worker: forward passes timed in the process, and on the path, that serves."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time  # noqa: TID251 - real passes are timed with a real clock
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
+
+from hw.executor import Lane, seconds_since, serve
+from hw.messages import (
+    Benchmark,
+    BenchmarkPoint,
+    BenchmarkResult,
+    BenchmarkTogether,
+    ConcurrentResult,
+    TogetherResult,
+)
+
+if TYPE_CHECKING:
+    from hw.executor import Executor
+
+_WARM_PASSES_TOGETHER = 3
+
+
+def warm(executor: Executor, batches: Sequence[int]) -> None:
+    """Run every work key once at each batch size, so that kernels are chosen before anything is timed."""
+
+    def job() -> None:
+        for segment, width, previous in executor.spec.work_keys():
+            for batch in batches:
+                point = BenchmarkPoint(segment, width, previous, batch)
+                with contextlib.closing(_passes(executor, point)) as passes:
+                    next(passes)
+
+    _in_lanes(executor, [job])
+
+
+def alone(executor: Executor, message: Benchmark) -> BenchmarkResult:
+    """A point by itself: each pass timed."""
+    samples_ns: list[int] = []
+    clocks: list[tuple[int, int]] = []
+
+    def job() -> None:
+        with contextlib.closing(_passes(executor, message.point)) as passes:
+            for _ in range(message.warmup):
+                next(passes)
+            clocks.append((time.monotonic_ns(), time.process_time_ns()))
+            while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
+                if message.pause_s:
+                    time.sleep(message.pause_s)
+                begin_ns = time.monotonic_ns()
+                next(passes)
+                samples_ns.append(time.monotonic_ns() - begin_ns)
+            clocks.append((time.monotonic_ns(), time.process_time_ns()))
+
+    _in_lanes(executor, [job])
+    wall_ns, cpu_ns = (clocks[1][i] - clocks[0][i] for i in range(2))
+    return BenchmarkResult(tuple(sample / 1e9 for sample in samples_ns), wall_ns / 1e9, cpu_ns / 1e9)
+
+
+def together(executor: Executor, message: BenchmarkTogether) -> TogetherResult:
+    """Points at the same time, each in an instance and a thread of its own: how many passes each finished."""
+    results: dict[int, ConcurrentResult] = {}
+    cpu_ns: list[int] = []
+    barrier = threading.Barrier(len(message.points), action=lambda: cpu_ns.append(time.process_time_ns()))
+
+    def job(index: int, point: BenchmarkPoint) -> None:
+        try:
+            with contextlib.closing(_passes(executor, point)) as passes:
+                for _ in range(_WARM_PASSES_TOGETHER):
+                    next(passes)
+                barrier.wait()
+                begin_ns, completed, elapsed_s = time.monotonic_ns(), 0, 0.0
+                while elapsed_s < message.duration_s:
+                    next(passes)
+                    completed += 1
+                    elapsed_s = seconds_since(begin_ns)
+                results[index] = ConcurrentResult(completed, elapsed_s)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    _in_lanes(executor, [lambda i=i, p=p: job(i, p) for i, p in enumerate(message.points)])  # type: ignore[misc]
+    used_s = (time.process_time_ns() - cpu_ns[0]) / 1e9
+    return TogetherResult(tuple(results[index] for index in range(len(message.points))), used_s)
+
+
+def _passes(executor: Executor, point: BenchmarkPoint) -> Generator[None]:
+    """Forward passes of a point without end, each as `Run` does it, label reading included."""
+    instance = executor.weights.make(point.segment, point.width)
+    memory_format = executor.device.memory_format
+    try:
+        inputs = executor.inputs(point.segment, point.previous_width, point.batch)
+        while True:
+            y = serve(instance, inputs, point.width, point.previous_width, point.batch, memory_format)
+            if point.segment == executor.spec.segments:
+                y.isfinite().all(dim=1).tolist()
+                y.argmax(dim=1).tolist()
+            yield
+    finally:
+        executor.weights.free(instance)
+
+
+def _in_lanes(executor: Executor, jobs: Sequence[Callable[[], None]]) -> None:
+    """Run jobs at the same time, a lane each; raises the first one's error."""
+    errors: list[Exception] = []
+
+    def guarded(job: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:
+                errors.append(error)
+
+        return run
+
+    lanes = [Lane(executor.device, executor.place) for _ in jobs]
+    for lane, job in zip(lanes, jobs, strict=True):
+        lane.submit(guarded(job))
+    for lane in lanes:
+        lane.stop()
+    if errors:
+        raise errors[0]

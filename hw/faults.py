@@ -1,0 +1,70 @@
+"""Planned faults brought about on real workers: killed, stopped, slowed, short of memory, at their times."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from hw.server import RealServer
+from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
+
+PLANNED = "planned"
+
+
+class FaultPlan:
+    """The faults of a run.
+
+    Args:
+        take_down: (server, reason, until_ns) ends a server's life in an orderly way; `until_ns` as in
+            `RealServer.go_down`.
+    """
+
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        servers: Sequence[RealServer],
+        take_down: Callable[[RealServer, str, int | None], None],
+    ) -> None:
+        self._servers = servers
+        self._take_down = take_down
+        self._steps: list[tuple[int, int, Callable[[], None]]] = []  # (at_ns, order, what)
+        for fault in faults:
+            self._plan(fault)
+        self._steps.sort(key=lambda step: step[:2])
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next one is due."""
+        return self._steps[0][0] if self._steps else None
+
+    def ring(self, now_ns: int) -> None:
+        """Bring about what is due."""
+        while self._steps and self._steps[0][0] <= now_ns:
+            self._steps.pop(0)[2]()
+
+    def _plan(self, fault: Fault) -> None:
+        if isinstance(fault, Poison):
+            return  # it lies in the images
+        server = self._servers[fault.server]
+        match fault:
+            case Outage(_, start_ns, end_ns):
+                self._at(start_ns, lambda: self._take_down(server, PLANNED, end_ns) if server.is_up else None)
+            case Crash(_, at_ns):
+                self._at(at_ns, lambda: self._signal(server, signal.SIGKILL))
+            case Hang(_, at_ns):
+                self._at(at_ns, lambda: self._signal(server, signal.SIGSTOP))
+            case Slowness(_, start_ns, end_ns, factor):
+                self._at(start_ns, lambda: server.straggle(factor))
+                self._at(end_ns, lambda: server.straggle(1.0))
+            case Squeeze(_, start_ns, end_ns, batch):
+                self._at(start_ns, lambda: server.squeeze(batch))
+                self._at(end_ns, lambda: server.squeeze(None))
+
+    def _at(self, at_ns: int, what: Callable[[], None]) -> None:
+        self._steps.append((at_ns, len(self._steps), what))
+
+    def _signal(self, server: RealServer, number: signal.Signals) -> None:
+        """To the worker, if there is one that serves; what follows is noticed as in any accident."""
+        if server.is_up:
+            os.kill(server.slot.worker.pid, number)

@@ -1,0 +1,291 @@
+"""Blocks on their way: who writes whose activations where, when a transfer has arrived, and what a death does to it.
+
+The driver's side of the arenas. A transfer needs a place in its destination's arena; where there is none it waits for
+one (back-pressure), not for ever. Its data are written there by the source (or here, for images), and the destination
+is told to take them. With emulated links a transfer arrives when both its data are there and the link says so.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hw.arena import Inbox, Slab
+from hw.link import LinkModel
+from hw.messages import Move, Moved, Release, Take, ToWorker
+from policies.vocabulary import (
+    ROUTER,
+    Block,
+    RouterEvent,
+    SendBlock,
+    TransferFailed,
+    TransferFinished,
+    TransferStarted,
+)
+
+ELEMENT_BYTES = 4  # of float32, the largest that activations have
+NO_ROOM = "no_room"
+
+
+class Endpoint(Protocol):
+    """A server as transfers see it."""
+
+    index: int
+    is_up: bool
+    inbox: Inbox
+    channels_last: bool
+
+    def send(self, message: ToWorker) -> None:
+        """Ask its worker."""
+        ...
+
+    def asked(self, transfer: int) -> None:
+        """Its worker was asked to move something."""
+        ...
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A block on its way, and the transfers of it that have not arrived."""
+
+    block: Block
+    moving: dict[int, _Transfer] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """Requests on their way from one source.
+
+    Attributes:
+        slab: their place in the destination's arena; None while there is none.
+        due_ns: when the emulated link lets them arrive.
+        has_data: whether the destination has been told to take them.
+        gives_up_ns: when waiting for a place ends.
+    """
+
+    number: int
+    source: int
+    requests: tuple[int, ...]
+    delivery: _Delivery
+    size_bytes: int
+    due_ns: int
+    gives_up_ns: int
+    slab: Slab | None = None
+    has_data: bool = False
+
+
+class Transfers:
+    """All transfers of a run.
+
+    Args:
+        servers: by index.
+        image_of: the image of each request in flight, float32 (n, C, H, W).
+        shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
+        links: emulated ones, or None.
+        now_ns: the run's clock.
+        tell_router: queues an event for the router's core.
+        hand_over: gives a block whose inputs have all arrived to its server.
+        patience_ns: how long a transfer waits for a place.
+        numbers: of transfers, over all runs: late answers of an earlier one are known as such.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Endpoint],
+        image_of: Callable[[tuple[int, ...]], NDArray[np.float32]],
+        shape_after: Callable[[int, float], tuple[int, ...]],
+        links: LinkModel | None,
+        now_ns: Callable[[], int],
+        tell_router: Callable[[RouterEvent], None],
+        hand_over: Callable[[Block], None],
+        patience_ns: int,
+        numbers: Iterator[int],
+    ) -> None:
+        self._servers = servers
+        self._image_of = image_of
+        self._shape_after = shape_after
+        self._links = links
+        self._now_ns = now_ns
+        self._tell_router = tell_router
+        self._hand_over = hand_over
+        self._patience_ns = patience_ns
+        self._numbers = numbers
+        self._deliveries: dict[int, _Delivery] = {}
+        self._transfers: dict[int, _Transfer] = {}
+        self._writing: dict[int, tuple[int, Inbox, Slab]] = {}  # by transfer: the source, and where it writes
+        self._no_place: list[deque[_Transfer]] = [deque() for _ in servers]
+        self._due: list[tuple[int, int]] = []  # heap of (due_ns, transfer): data are there, the link is not done
+
+    # -------------------------------------------------------------------------------------------------- what happens
+
+    def send(self, command: SendBlock) -> None:
+        """Start a block's transfers; it arrives with the last of them."""
+        block = command.block
+        for source, _ in command.moves:
+            if source != ROUTER and not self._servers[source].is_up:  # it died while this was being decided
+                self._fail(block, source, "server_down")
+                return
+        delivery = self._deliveries[block.block] = _Delivery(block)
+        transfers = [self._plan(delivery, source, requests) for source, requests in command.moves]
+        for transfer in transfers:
+            self._tell_router(TransferStarted(block.block, transfer.source, block.server, transfer.requests))
+        if not transfers:
+            self._arrive(delivery)
+        for transfer in transfers:
+            self._no_place[block.server].append(transfer)
+        self._find_places(block.server)
+
+    def moved(self, message: Moved) -> None:
+        """A worker has written what it was asked to."""
+        place = self._writing.pop(message.transfer, None)
+        if place is None:
+            return  # of an earlier run
+        transfer = self._transfers.get(message.transfer)
+        if transfer is None:
+            place[1].cancel(place[2])
+            return
+        self._take(transfer, message.shape, message.dtype, message.channels_last)
+
+    def broken(self, number: int, reason: str) -> None:
+        """A worker could not write it: the block is given back whole."""
+        place = self._writing.pop(number, None)
+        if place is None:
+            return
+        place[1].cancel(place[2])
+        transfer = self._transfers.get(number)
+        if transfer is not None:
+            self._drop(transfer.delivery)
+            self._fail(transfer.delivery.block, transfer.source, reason)
+
+    def freed(self, server: int) -> None:
+        """There may be room in a server's arena."""
+        if self._no_place[server]:
+            self._find_places(server)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When `ring` should be called."""
+        times = [waiting[0].gives_up_ns for waiting in self._no_place if waiting]
+        if self._due:
+            times.append(self._due[0][0])
+        return min(times, default=None)
+
+    def ring(self, now_ns: int) -> None:
+        """What emulated links let arrive now, and what has waited too long for a place."""
+        while self._due and self._due[0][0] <= now_ns:
+            _, number = heapq.heappop(self._due)
+            if number in self._transfers:
+                self._end(self._transfers[number])
+        for waiting in self._no_place:
+            while waiting and waiting[0].gives_up_ns <= now_ns:
+                transfer = waiting[0]
+                self._drop(transfer.delivery)
+                self._fail(transfer.delivery.block, transfer.source, NO_ROOM)
+
+    def bury(self, server: int) -> None:
+        """A server died: what was on its way to it is dropped (the router takes it back), what came from it is lost."""
+        for number, (source, inbox, slab) in list(self._writing.items()):
+            if source == server:  # nobody writes there any more
+                del self._writing[number]
+                inbox.cancel(slab)
+        for delivery in list(self._deliveries.values()):
+            if delivery.block.server == server:
+                self._drop(delivery)
+            elif any(transfer.source == server for transfer in delivery.moving.values()):
+                self._drop(delivery)
+                self._fail(delivery.block, server, "server_down")
+        self._servers[server].inbox.clear()
+
+    # ------------------------------------------------------------------------------------------------ one transfer
+
+    def _plan(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> _Transfer:
+        now_ns, key = self._now_ns(), delivery.block.key
+        size_bytes = ELEMENT_BYTES * len(requests) * prod(self._shape_after(key.segment - 1, key.previous_width))
+        due_ns = now_ns
+        if self._links is not None:
+            _, due_ns = self._links.transfer(source, delivery.block.server, size_bytes, now_ns)
+        gives_up_ns = now_ns + self._patience_ns
+        number = next(self._numbers)
+        transfer = _Transfer(number, source, requests, delivery, size_bytes, due_ns, gives_up_ns)
+        self._transfers[number] = delivery.moving[number] = transfer
+        return transfer
+
+    def _find_places(self, server: int) -> None:
+        """In order: nothing overtakes a transfer that waits for a place."""
+        waiting, inbox = self._no_place[server], self._servers[server].inbox
+        while waiting:
+            transfer = waiting[0]
+            slab = inbox.reserve(transfer.requests, transfer.size_bytes)
+            if slab is None:
+                return
+            waiting.popleft()
+            transfer.slab = slab
+            if transfer.source == ROUTER:
+                self._write_images(transfer, slab)
+            else:
+                self._writing[transfer.number] = (transfer.source, inbox, slab)
+                source = self._servers[transfer.source]
+                source.asked(transfer.number)
+                source.send(Move(transfer.number, server, slab.offset, transfer.requests))
+
+    def _write_images(self, transfer: _Transfer, slab: Slab) -> None:
+        images = torch.from_numpy(self._image_of(transfer.requests))
+        server = self._servers[transfer.delivery.block.server]
+        view = server.inbox.arena.tensor(slab.offset, tuple(images.shape), torch.float32, server.channels_last)
+        view.copy_(images)
+        self._take(transfer, tuple(images.shape[1:]), "float32", server.channels_last)
+
+    def _take(self, transfer: _Transfer, shape: tuple[int, ...], dtype: str, channels_last: bool) -> None:
+        """The data are there: the destination takes them; they have arrived when the link is done, too."""
+        server, slab = self._servers[transfer.delivery.block.server], transfer.slab
+        assert slab is not None, "written to no place"
+        server.inbox.fill(slab)
+        server.send(Take(transfer.requests, slab.offset, shape, dtype, channels_last))
+        transfer.has_data = True
+        if transfer.due_ns > self._now_ns():
+            heapq.heappush(self._due, (transfer.due_ns, transfer.number))
+        else:
+            self._end(transfer)
+
+    def _end(self, transfer: _Transfer) -> None:
+        delivery = transfer.delivery
+        del self._transfers[transfer.number], delivery.moving[transfer.number]
+        block = delivery.block
+        self._tell_router(TransferFinished(block.block, transfer.source, block.server, transfer.requests))
+        if transfer.source != ROUTER:
+            self._forget_at(transfer.source, transfer.requests)
+        if not delivery.moving:
+            self._arrive(delivery)
+
+    def _arrive(self, delivery: _Delivery) -> None:
+        del self._deliveries[delivery.block.block]
+        self._hand_over(delivery.block)
+
+    def _forget_at(self, server: int, requests: tuple[int, ...]) -> None:
+        self._servers[server].send(Release(requests))
+        self._servers[server].inbox.forget(requests)
+        self.freed(server)
+
+    # -------------------------------------------------------------------------------------------------------- failure
+
+    def _fail(self, block: Block, source: int, reason: str) -> None:
+        self._tell_router(TransferFailed(block.block, source, block.server, block.requests, reason))
+
+    def _drop(self, delivery: _Delivery) -> None:
+        """Nothing of this block will arrive any more: what waits is forgotten, what was taken is taken back."""
+        block = delivery.block
+        del self._deliveries[block.block]
+        for transfer in delivery.moving.values():
+            del self._transfers[transfer.number]
+            if transfer.slab is None:
+                self._no_place[block.server].remove(transfer)
+            elif transfer.has_data and self._servers[block.server].is_up:  # copies; the source keeps its own
+                self._forget_at(block.server, transfer.requests)

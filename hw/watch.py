@@ -1,0 +1,59 @@
+"""Whether a worker is alive: what was asked of it and when, and pings in between. It has no clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from policies.faults import Supervision
+
+PINGS_IN_A_HANG = 6  # so many pings fit into the time after which silence means a hang
+
+
+class Watch:
+    """One life of one worker.
+
+    Args:
+        rules: `hang_ns` for pings, `stuck_ns` for work.
+        now_ns: when this life began.
+    """
+
+    def __init__(self, rules: Supervision, now_ns: int) -> None:
+        self._rules = rules
+        self._asked_ns: dict[Hashable, int] = {}  # in order: the first is the oldest
+        self._ping = 0
+        self._pinged_ns: int | None = None  # of the ping that is not answered yet
+        self._next_ping_ns = now_ns
+
+    @property
+    def period_ns(self) -> int:
+        """How often somebody should look."""
+        return self._rules.hang_ns // PINGS_IN_A_HANG
+
+    def asked(self, what: Hashable, now_ns: int) -> None:
+        """Some work was sent."""
+        self._asked_ns[what] = now_ns
+
+    def answered(self, what: Hashable) -> None:
+        """It was answered."""
+        self._asked_ns.pop(what, None)
+
+    def ping(self, now_ns: int) -> int | None:
+        """The number of a ping to send now; None while one is under way or none is due."""
+        if self._pinged_ns is not None or now_ns < self._next_ping_ns:
+            return None
+        self._ping += 1
+        self._pinged_ns = now_ns
+        self._next_ping_ns = now_ns + self.period_ns
+        return self._ping
+
+    def ponged(self, number: int) -> None:
+        """A ping was answered."""
+        if number == self._ping:
+            self._pinged_ns = None
+
+    def is_hung(self, now_ns: int) -> bool:
+        """Whether a ping or some work has waited for its answer for too long."""
+        if self._pinged_ns is not None and now_ns - self._pinged_ns >= self._rules.hang_ns:
+            return True
+        oldest_ns = next(iter(self._asked_ns.values()), now_ns)
+        return now_ns - oldest_ns >= self._rules.stuck_ns
