@@ -290,6 +290,73 @@ def test_a_failed_batch_goes_back_to_the_router_and_frees_its_instance() -> None
     assert isinstance(arrive(core, 3, 1, 1.0, 2)[0], RunBatch)
 
 
+def run_and_lack_memory(core: GreedyScheduler, load: Any, now: int) -> list[Any]:
+    (run,) = of(RunBatch, handle(core, InstanceLoaded(1, load.instance), now))
+    return handle(core, BatchFailed(1, run.batch, "out_of_memory"), now + 1)
+
+
+def test_a_batch_without_memory_costs_its_instance() -> None:
+    """The batch goes back, the instance is unloaded, and its next load waits as after a failed one."""
+    core = scheduler(load_backoff_ns=100)
+    (load,) = arrive(core, 0, 1, 1.0, 1)
+    assert run_and_lack_memory(core, load, 9) == [
+        RejectRequests(1, (1,), "out_of_memory"),
+        UnloadInstance(1, load.instance),
+    ]
+    assert arrive(core, 20, 1, 1.0, 2) == []
+    handle(core, InstanceUnloaded(1, load.instance), 30)
+    assert core.vram_used_bytes == 50 * MB
+    assert core.next_wake_ns == 110
+    (again,) = handle(core, TimerFired(), 110)
+    assert (again.segment, again.width) == (1, 1.0)
+
+
+def test_batches_that_lack_memory_in_a_row_reject_what_waits() -> None:
+    """Loads that succeed in between do not end the row; the wait doubles; other widths are not concerned."""
+    core = scheduler(load_retries=3, load_backoff_ns=100, batch_limit=1, vram_cap_bytes=150 * MB)  # room for one
+    (load,) = arrive(core, 0, 1, 1.0, 1, 2, 3, 4, 5)
+    for now, wake in ((9, 110), (119, 320)):
+        failed = run_and_lack_memory(core, load, now)
+        assert of(RejectRequests, failed)[0].reason == "out_of_memory"
+        handle(core, InstanceUnloaded(1, load.instance), now + 1)
+        assert core.next_wake_ns == wake
+        (load,) = handle(core, TimerFired(), wake)
+    assert arrive(core, 321, 1, 0.5, 9) == []  # the wider one that is loading will serve it
+    last = run_and_lack_memory(core, load, 330)
+    assert [rejected.requests for rejected in of(RejectRequests, last)] == [(3,), (4, 5)]
+    (narrow,) = handle(core, InstanceUnloaded(1, load.instance), 332)
+    assert (narrow.segment, narrow.width) == (1, 0.5)
+
+
+def test_a_batch_that_ends_is_the_end_of_the_row() -> None:
+    """One failure, one success, one failure: the wait is the first one's again."""
+    core = scheduler(load_retries=2, load_backoff_ns=100, batch_limit=1)
+    (load,) = arrive(core, 0, 1, 1.0, 1)
+    run_and_lack_memory(core, load, 9)
+    handle(core, InstanceUnloaded(1, load.instance), 20)
+    (load,) = arrive(core, 200, 1, 1.0, 2)
+    (run,) = of(RunBatch, handle(core, InstanceLoaded(1, load.instance), 210))
+    handle(core, BatchFinished(1, run.batch), 220)
+    arrive(core, 221, 1, 1.0, 3)
+    arrive(core, 222, 1, 1.0, 4)
+    failed = handle(core, BatchFailed(1, run.batch + 1, "out_of_memory"), 230)
+    assert [rejected.requests for rejected in of(RejectRequests, failed)] == [(3,)]
+    assert core.next_wake_ns == 330
+
+
+def test_instances_that_lack_memory_together_are_one_failure() -> None:
+    """Both go; who waits is not given up at the first lack, and another instance that works serves him."""
+    core = scheduler(load_retries=2, load_backoff_ns=100, batch_limit=1, preload=((1, 1.0), (1, 1.0), (1, 1.0)))
+    for instance in range(3):
+        handle(core, InstanceLoaded(1, instance), 1)
+    runs = of(RunBatch, arrive(core, 2, 1, 1.0, 1, 2, 3, 4))
+    for run in runs[:2]:
+        failed = handle(core, BatchFailed(1, run.batch, "out_of_memory"), 10)
+        assert [rejected.requests for rejected in of(RejectRequests, failed)] == [run.requests]
+    assert core.queue_length == 1
+    assert of(RunBatch, handle(core, BatchFinished(1, runs[2].batch), 20))[0].requests == (4,)
+
+
 def test_what_can_never_fit_is_rejected_at_once() -> None:
     """An instance larger than the cap."""
     core = scheduler(vram_cap_bytes=100 * MB, context_bytes=50 * MB)

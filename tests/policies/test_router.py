@@ -321,3 +321,42 @@ def test_activations_of_a_former_life_are_lost_though_the_server_is_back() -> No
     handle(core, TransferFailed(sent.block.block, 0, 1, (1,), "server_down"), 2)
     assert core.widths_of(1) == ()
     assert core.location_of(1) == ROUTER
+
+
+def reject(core: RouterCore, now: int, block: SendBlock, reason: str = "no_label") -> list[Any]:
+    b = block.block
+    return handle(core, RequestsRejected(b.server, b.epoch, b.requests, reason), now)
+
+
+def test_what_is_tried_a_third_time_goes_alone() -> None:
+    """A request that breaks its block can't take the same companions down each time; before, they stay together."""
+    core = router(outstanding_blocks=9)
+    arrive(core, 0, 1, 2)
+    for now in (0, 1):
+        together = send(core, now, 0)
+        assert together.block.requests == (1, 2)
+        reject(core, now + 1, together)
+    arrive(core, 3, 3, 4)
+    view = ask(core, 3).view
+    assert (view.candidates, view.fifo_length) == (1, 4)
+    (first,) = handle(core, Decided(3, Choice(0, 1.0, 4)), 3)
+    assert first.block.requests == (1,)
+    assert send(core, 3, 1).block.requests == (2,)
+    assert send(core, 3, 1).block.requests == (3, 4)
+    back(core, 4, first)
+    assert send(core, 4, 0).block.requests == (1,)  # at the next segment, too
+
+
+def test_a_death_takes_those_that_go_alone_from_the_fifo_as_well() -> None:
+    """Their activations were at the dead server; their lines are their own."""
+    core = router(outstanding_blocks=9, max_retries=9)
+    arrive(core, 0, 1, 2)
+    blocks = [send(core, 0, 0)]
+    back(core, 1, blocks[0])
+    for now in (1, 2):
+        reject(core, now + 1, send(core, now, 0))
+    assert core.fifo_length == 2
+    handle(core, ServerDown(0, 1, "worker_died"), 5)
+    assert core.fifo_length == 2
+    assert core.widths_of(1) == core.widths_of(2) == ()
+    assert [send(core, 6, 1).block.requests for _ in range(2)] == [(1,), (2,)]
