@@ -32,6 +32,7 @@ from calibrate.slimming import (
     race,
     saved_share,
 )
+from hw.activations import Row, gather
 from hw.counting import counted
 from hw.device import DeviceSpec
 from hw.executor import serve
@@ -210,7 +211,7 @@ class Served:
     def __call__(
         self,
         instance: SegmentInstance,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[Row],
         width: float,
         previous_width: float,
         padded: int,
@@ -250,7 +251,7 @@ def test_every_way_through_the_network_gives_its_numbers(served: Served) -> None
     """All go through `serve` segment by segment and end in the logits of the whole network at that width."""
     model = tiny_model()
     bench = stand(model)
-    images = torch.stack(bench.rows(1, 0.0, 3))
+    images = gather(bench.rows(1, 0.0, 3))
     passes = bench.network_passes(batch=3)
     half = [(SERVED, 0.5), (VIEWS, 0.5), (PACKED, 0.5), ("contiguous", 0.5)]
     assert list(passes) == [*half, (SERVED, FULL), ("contiguous", FULL)]
@@ -279,7 +280,7 @@ def test_the_rivals_compute_the_full_width() -> None:
     """The one piece gives the network's logits, the plain stack logits of the same shape, from the same images."""
     model = SlimResNet(replace(TINY, in_channels=3))  # one channel would have every order in memory at once
     bench = stand(model)
-    images = torch.stack(bench.rows(1, 0.0, 3))
+    images = gather(bench.rows(1, 0.0, 3))
     torch.testing.assert_close(bench.compute(images), model(images, (FULL,) * 3))
     seen: list[Tensor] = []
 
