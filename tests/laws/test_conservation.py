@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.faults import Outage, Slowness
+from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
+from policies.replay import replay
 from policies.vocabulary import NS_PER_S, RouterEvent
 from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.faults import poisoned_requests
+from sim.profile import Link
 from tests import worlds
+
+MS = 1_000_000
+RULES = Supervision(hang_ns=30 * MS, backoff_ns=10 * MS, backoff_limit_ns=60 * MS, stable_ns=200 * MS, start_ns=15 * MS)
+REASONS = {"server_down", "no_label", "out_of_memory", "deadline", "instance_too_large"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +32,38 @@ class Scenario:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def fault_of(kind: str, server: int, start_ns: int) -> Fault:
+    """One fault of a kind; those that span some time do so for a while."""
+    match kind:
+        case "crash":
+            return Crash(server, start_ns)
+        case "hang":
+            return Hang(server, start_ns)
+        case "outage":
+            return Outage(server, start_ns, start_ns + 100 * MS)
+        case "death":
+            return Outage(server, start_ns, None)
+        case "squeeze":
+            return Squeeze(server, start_ns, start_ns + 200 * MS, 2)
+        case "no memory":
+            return Squeeze(server, start_ns, start_ns + 200 * MS, 0)
+        case "slow":
+            return Slowness(server, start_ns, start_ns + 200 * MS, 3.0)
+    raise AssertionError(kind)
+
+
+@st.composite
+def fault_plans(draw: st.DrawFn, servers: int, *, for_ever: bool = True) -> tuple[Fault, ...]:
+    """Up to four faults a server, of any kinds, and poison; `for_ever`: a server may die for good."""
+    kinds = ["crash", "hang", "outage", "squeeze", "no memory", "slow", *(["death"] if for_ever else [])]
+    event = st.tuples(
+        st.sampled_from(kinds), st.integers(0, servers - 1), st.integers(0, 50).map(lambda t: t * 10 * MS)
+    )
+    faults = [fault_of(*planned) for planned in draw(st.lists(event, max_size=4 * servers))]
+    poisoned = draw(st.frozensets(st.integers(0, 60), max_size=8))
+    return (*faults, Poison(poisoned)) if poisoned else tuple(faults)
 
 
 @st.composite
@@ -59,30 +98,37 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     spec = worlds.cluster(
         profiles, greedy=greedy, router=router, link=link, decision_ns=draw(st.sampled_from([0, 100_000]))
     )
+    spec = with_loss(replace(spec, supervision=RULES), draw(st.sampled_from([0.0, 0.2])))
     horizon_s = 0.6
     arrivals = worlds.poisson_s(draw(st.sampled_from([20, 150, 600])), horizon_s, draw(st.integers(0, 99)))
     if draw(st.booleans()):
         arrivals = np.round(arrivals, 2)  # many arrivals at one instant
-    faults: list[Any] = []
-    for server in range(count):
-        kind = draw(st.sampled_from(["none", "none", "outage", "death", "slow"]))
-        start = draw(st.integers(0, 500)) * 1_000_000
-        if kind == "slow":
-            faults.append(Slowness(server, start, start + 200_000_000, 3.0))
-        elif kind != "none":
-            faults.append(Outage(server, start, start + 100_000_000 if kind == "outage" else None))
+    faults = draw(fault_plans(count))
     run = worlds.run(
         spec,
         arrivals,
         horizon_s,
         end=draw(st.sampled_from(["drain", "cut"])),
         drain_limit_ns=2 * NS_PER_S,
-        faults=tuple(faults),
+        faults=faults,
         deadline_ns=draw(st.sampled_from([None, 300_000_000])),
         keep_log=True,
     )
     text = f"Scenario({count=}, {greedy=}, {router=}, {link=}, {arrivals=}, {faults=}, {run.end=}, {run.deadline_ns=})"
     return Scenario(spec, run, text)
+
+
+def with_loss(spec: ClusterSpec, loss: float) -> ClusterSpec:
+    """The same cluster on links that lose packets."""
+
+    def lossy(link: Link) -> Link:
+        return link.model_copy(update={"loss": loss})
+
+    servers = tuple(
+        replace(server, attachment=replace(server.attachment, link=lossy(server.attachment.link)))
+        for server in spec.servers
+    )
+    return replace(spec, servers=servers)
 
 
 class Watched(Simulation):
@@ -121,7 +167,13 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
     for r in record.requests:
         assert r.arrived_ns == run.arrivals_ns[r.request] <= r.finished_ns <= record.ended_ns
         assert (len(r.widths) == len(r.servers) == 4) or r.status != "completed"
-        assert r.status == "failed" or not r.reason
+        assert r.reason in REASONS if r.status == "failed" else not r.reason
+    poisoned = poisoned_requests(run.faults)
+    assert not poisoned & {r.request for r in record.requests if r.status == "completed"}
+    assert {r.request for r in record.requests if r.reason == "no_label"} <= poisoned
+    for server, down_ns, up_ns in record.restarts_ns:
+        assert 0 <= server < len(spec.servers)
+        assert down_ns <= up_ns <= record.ended_ns
 
     # Little's law, between two independent books: the router's count over time, and the ledger's lives.
     lives_ns = sum(r.finished_ns - r.arrived_ns for r in record.requests)
@@ -168,6 +220,27 @@ def assert_fifo(log: tuple[Any, ...]) -> None:
                 assert tuple(same_key[: len(command.requests)]) == command.requests
                 for request in command.requests:
                     waiting.remove((width, request))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(fault_plans(3, for_ever=False), st.integers(0, 20), st.sampled_from([0.0, 0.3]), st.booleans())
+def test_whatever_goes_wrong_everything_ends_and_replays(
+    faults: tuple[Fault, ...], seed: int, loss: float, shared_medium: bool
+) -> None:
+    """Faults that pass leave nobody in flight: all complete, or fail for a named reason; and the log replays."""
+    spec = with_loss(worlds.cluster(shared_medium=shared_medium), loss)
+    spec = replace(spec, supervision=RULES)
+    arrivals = worlds.poisson_s(100, 0.5, seed)
+    run = worlds.run(spec, arrivals, 0.5, faults=faults, drain_limit_ns=120 * NS_PER_S, seed=seed, keep_log=True)
+    record = Watched(spec, run).run(worlds.Uniform(), np.random.default_rng(seed))
+    assert {r.status for r in record.requests} <= {"completed", "failed"}
+    assert {r.reason for r in record.requests if r.status == "failed"} <= REASONS
+    assert sorted(r.request for r in record.requests) == list(range(len(arrivals)))
+    poisoned = poisoned_requests(faults) & set(range(len(arrivals)))
+    assert poisoned <= {r.request for r in record.requests if r.status == "failed"}
+    if not any(isinstance(fault, Crash | Hang | Outage | Squeeze) for fault in faults):
+        assert poisoned == {r.request for r in record.requests if r.status == "failed"}
+    assert replay(record.log, spec.router, [server.knobs for server in spec.servers]) is None
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
