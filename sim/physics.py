@@ -18,7 +18,7 @@ from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable
 class RunningBatch:
     """One batch on the device: `work_ns` is what is left of its solo time, `end_ns` when it will end as things are.
 
-    A `frozen` one makes no progress and has no end, but occupies the device and draws power as if it ran.
+    A `frozen` one never ends (it waits to be killed), but occupies the device and draws power as if it ran.
     """
 
     server: int
@@ -52,8 +52,7 @@ class SimulatedDevice:
         self._energy_mw_ns += self.power_mw * elapsed_ns
         self._busy_permille_ns += self.busy_permille * elapsed_ns
         for running in self.running.values():
-            if not running.frozen:
-                running.work_ns -= elapsed_ns / running.slow_down
+            running.work_ns -= elapsed_ns / running.slow_down
         self._updated_ns = now_ns
 
     def energy_mj(self, now_ns: int) -> float:

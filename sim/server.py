@@ -184,11 +184,11 @@ class SimulatedServer:
         self._to_router(event)
 
     def hang(self) -> bool:
-        """Stop without dying: nothing more comes from here until somebody kills it; False if there is nothing to stop.
+        """Stop without dying: nothing more comes from here until somebody kills it; False if it is down.
 
         Its scheduler is not in the process that hangs: it goes on giving commands, which nobody carries out.
         """
-        if not self.is_up or self.is_hung:
+        if not self.is_up:
             return False
         self.is_hung = True
         self._device.physics.freeze(self.index, self._agenda.now_ns)
@@ -258,7 +258,8 @@ class SimulatedServer:
         self.deliver(BatchStarted(command.epoch, command.batch, now_ns))
         sizes = self._sizes(command)
         if not sizes:
-            self._agenda.at(now_ns, rank(self.index, Kind.BATCH_END, command.batch), self._fail, command)
+            failed = BatchFailed(command.epoch, command.batch, OUT_OF_MEMORY)
+            self._agenda.at(now_ns, rank(self.index, Kind.BATCH_END, command.batch), self.deliver, failed)
             return
         table = self._tables.keys[command.segment, command.served_width, command.previous_width]
         work_ns = sum(self._solo_ns(table, size, command.batch) for size in sizes)
@@ -275,10 +276,6 @@ class SimulatedServer:
 
     def _padded(self, size: int) -> int:
         return next((padded for padded in self._tables.padded_sizes if padded >= size), size)
-
-    def _fail(self, command: RunBatch) -> None:
-        if self._is_working(command.epoch):
-            self.deliver(BatchFailed(command.epoch, command.batch, OUT_OF_MEMORY))
 
     def _solo_ns(self, table: KeyTable, size: int, batch: int) -> float:
         """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""

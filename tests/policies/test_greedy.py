@@ -345,16 +345,25 @@ def test_a_batch_that_ends_is_the_end_of_the_row() -> None:
 
 
 def test_instances_that_lack_memory_together_are_one_failure() -> None:
-    """Both go; who waits is not given up at the first lack, and another instance that works serves him."""
-    core = scheduler(load_retries=2, load_backoff_ns=100, batch_limit=1, preload=((1, 1.0), (1, 1.0), (1, 1.0)))
-    for instance in range(3):
+    """Both go; who waits is not given up at the first lack."""
+    core = scheduler(load_retries=2, load_backoff_ns=100, batch_limit=1, preload=((1, 1.0), (1, 1.0)))
+    for instance in range(2):
         handle(core, InstanceLoaded(1, instance), 1)
-    runs = of(RunBatch, arrive(core, 2, 1, 1.0, 1, 2, 3, 4))
-    for run in runs[:2]:
+    for run in of(RunBatch, arrive(core, 2, 1, 1.0, 1, 2, 3)):
         failed = handle(core, BatchFailed(1, run.batch, "out_of_memory"), 10)
         assert [rejected.requests for rejected in of(RejectRequests, failed)] == [run.requests]
-    assert core.queue_length == 1
-    assert of(RunBatch, handle(core, BatchFinished(1, runs[2].batch), 20))[0].requests == (4,)
+    assert (core.queue_length, core.next_wake_ns) == (1, 110)
+
+
+def test_another_instance_that_works_serves_those_who_wait() -> None:
+    """Nobody is given up for whom there is one."""
+    core = scheduler(load_retries=1, batch_limit=1, preload=((1, 1.0), (1, 1.0)))
+    for instance in range(2):
+        handle(core, InstanceLoaded(1, instance), 1)
+    lacking, working = of(RunBatch, arrive(core, 2, 1, 1.0, 1, 2, 3))
+    failed = handle(core, BatchFailed(1, lacking.batch, "out_of_memory"), 10)
+    assert [rejected.requests for rejected in of(RejectRequests, failed)] == [(1,)]
+    assert of(RunBatch, handle(core, BatchFinished(1, working.batch), 20))[0].requests == (3,)
 
 
 def test_what_can_never_fit_is_rejected_at_once() -> None:
@@ -404,9 +413,9 @@ def test_a_failed_scale_up_rejects_nobody_whom_a_working_instance_serves() -> No
 
 def test_several_loads_that_fail_together_count_once() -> None:
     """The back-off of the first covers the others."""
-    core = scheduler(scale_trigger=1, scale_cap=3, load_retries=2, load_backoff_ns=100)
+    core = scheduler(scale_trigger=1, scale_cap=2, load_retries=2, load_backoff_ns=100)
     loads = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(8)))
-    assert len(loads) == 3
+    assert len(loads) == 2
     for load in loads:
         assert handle(core, LoadFailed(1, load.instance, "out_of_memory"), 10) == []
     assert core.next_wake_ns == 110

@@ -24,6 +24,8 @@ from policies.vocabulary import (
     UnloadInstance,
 )
 from sim.cluster import ClusterSpec, Simulation
+from sim.network import Attachment
+from sim.profile import Link
 from sim.server import parts_that_fit
 from tests import worlds
 
@@ -49,7 +51,8 @@ class ToServer:
 
 
 def cluster(servers: int = 1, **changes: Any) -> ClusterSpec:
-    profiles = [worlds.profile(f"p{i}", **changes.pop("profile", {})) for i in range(servers)]
+    profile = changes.pop("profile", {})
+    profiles = [worlds.profile(f"p{i}", **profile) for i in range(servers)]
     greedy = {"idle_unload_ns": None, **changes.pop("greedy", {})}
     return dataclasses.replace(worlds.cluster(profiles, jitter=False, greedy=greedy, **changes), supervision=RULES)
 
@@ -103,6 +106,43 @@ def test_a_hang_is_noticed_after_its_time_and_nothing_comes_from_the_server_unti
     assert {r.status for r in record.requests} == {"completed"}
 
 
+@pytest.mark.parametrize(
+    "profile, begins, ends",
+    [
+        ({"load_s": 0.3}, LoadInstance, InstanceLoaded),
+        ({"load_s": 0.05, "dispatch_s": 0.3}, RunBatch, BatchStarted),
+        ({"load_s": 0.05, "base_s": 0.3}, RunBatch, BatchFinished),
+    ],
+)
+def test_what_a_worker_was_doing_when_it_hung_never_ends(profile: dict[str, float], begins: type, ends: type) -> None:
+    """Its load, the way to its forward pass, and the pass itself; all of it would have ended before it is noticed."""
+    record = simulate(cluster(profile=profile), Hang(0, 200 * MS))
+    first_life = [step for step in record.log if step.core == "server:0" and step.now_ns < 500 * MS]
+    assert any(isinstance(command, begins) for step in first_life for command in step.commands)
+    assert not any(isinstance(step.event, ends) for step in first_life)
+    assert events(record, ends) != []
+
+
+def test_what_was_on_its_way_from_a_crashed_server_is_lost() -> None:
+    """Its activations died with it: the request starts again."""
+
+    class Onwards:
+        def choose(self, view: Any, rng: np.random.Generator) -> Choice:
+            return Choice(1 if view.head.segment > 1 or not view.servers[0].valid else 0, 1.0, 32)
+
+    spec = cluster(2)
+    link = Link(latency_s=0.2, bandwidth_bytes_s=1e9)
+    servers = tuple(dataclasses.replace(s, attachment=Attachment(s.name, link)) for s in spec.servers)
+    run = worlds.run(spec, [0.0], 4.0, faults=(Crash(0, 300 * MS),), keep_log=True)
+    record = Simulation(dataclasses.replace(spec, servers=servers), run).run(Onwards(), np.random.default_rng(0))
+    (request,) = record.requests
+    assert [sent.segment for core in ("server:0", "server:1") for sent in commands(record, RunBatch, core)] == [
+        *(1,),
+        *(1, 2, 3, 4),
+    ]
+    assert (request.status, request.retries, request.servers) == ("completed", 1, (1, 1, 1, 1))
+
+
 def test_a_hung_server_draws_power_as_it_did_when_it_ran() -> None:
     """The batch that stands still costs what it cost while it moved, until the process is killed."""
     spec = cluster(profile={"base_s": 1.0, "per_image_s": 0.1}, greedy={"preload": ((1, 1.0),)})
@@ -143,6 +183,12 @@ def test_a_planned_outage_keeps_a_crashed_worker_out_until_its_end() -> None:
     assert record.restarts_ns == ((0, 500 * MS, 2000 * MS),)
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 550 * MS, None))
     assert record.restarts_ns == ()
+
+
+def test_a_restart_that_an_outage_made_pointless_revives_no_later_life() -> None:
+    """Back at the outage's end, dead again: its new wait counts, not what is left of the first."""
+    record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 510 * MS, 520 * MS), Crash(0, 530 * MS))
+    assert record.restarts_ns == ((0, 500 * MS, 520 * MS), (0, 530 * MS, 770 * MS))
 
 
 def test_at_one_instant_what_ends_comes_before_what_begins() -> None:
