@@ -92,11 +92,11 @@ class FaultDriver:
 
     def _take_out(self, server: int, until_ns: float) -> None:
         self._out_until_ns[server] = max(self._out_until_ns[server], until_ns)
-        self._kill(server, "planned")
+        if self._servers[server].is_up:
+            self._plans[server].restart_at_ns(self._agenda.now_ns)  # it counts as a death; its end is planned
+            self._kill(server, "planned")
 
     def _kill(self, server: int, reason: str) -> None:
-        if not self._servers[server].is_up:
-            return
         self._down_since_ns[server] = self._agenda.now_ns
         self._servers[server].go_down(reason)
         self._drop_transfers(server)

@@ -200,12 +200,15 @@ class SimulatedServer:
         self._room = room
 
     def finish(self, batch: int) -> None:
-        """A batch's work is done; the last segment finds no label for what is poisoned."""
+        """A batch's work is done. The last segment finds no label for what is poisoned; with none at all it failed."""
         command = self._running.pop(batch)
         failed: tuple[int, ...] = ()
         if self._poisoned and command.segment == self._tables.profile.model.segments:
             failed = tuple(request for request in command.requests if request in self._poisoned)
-        self.deliver(BatchFinished(self.epoch, batch, failed, NO_LABEL if failed else ""))
+        if failed == command.requests:
+            self.deliver(BatchFailed(self.epoch, batch, NO_LABEL))
+        else:
+            self.deliver(BatchFinished(self.epoch, batch, failed, NO_LABEL if failed else ""))
 
     def _is_working(self, epoch: int) -> bool:
         """Whether that life still goes on and makes progress."""
@@ -272,10 +275,7 @@ class SimulatedServer:
         """The batch sizes that the device sees, one after the other: one, unless its memory is squeezed."""
         if self._room is None or len(command.requests) <= self._room:
             return (command.padded,)
-        return tuple(self._padded(part) for part in parts_that_fit(len(command.requests), self._room))
-
-    def _padded(self, size: int) -> int:
-        return next((padded for padded in self._tables.padded_sizes if padded >= size), size)
+        return parts_that_fit(len(command.requests), self._room)  # as they are: only whole batches are padded
 
     def _solo_ns(self, table: KeyTable, size: int, batch: int) -> float:
         """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""

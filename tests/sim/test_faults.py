@@ -178,11 +178,16 @@ def test_what_moves_to_a_hung_server_keeps_what_its_source_holds() -> None:
 
 
 def test_a_planned_outage_keeps_a_crashed_worker_out_until_its_end() -> None:
-    """Its supervision would have brought it back within the outage; and `never` means never."""
+    """Its supervision would have brought it back within the outage; and `never` means never.
+
+    The outage itself is a death of the row.
+    """
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 550 * MS, 2000 * MS))
     assert record.restarts_ns == ((0, 500 * MS, 2000 * MS),)
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 550 * MS, None))
     assert record.restarts_ns == ()
+    record = simulate(cluster(), Outage(0, 500 * MS, 600 * MS), Crash(0, 700 * MS))
+    assert record.restarts_ns == ((0, 500 * MS, 600 * MS), (0, 700 * MS, 940 * MS))
 
 
 def test_a_restart_that_an_outage_made_pointless_revives_no_later_life() -> None:
@@ -245,8 +250,9 @@ def test_exactly_the_poisoned_fail_for_want_of_a_label() -> None:
     failed = {r.request: (r.reason, r.retries, len(r.widths)) for r in record.requests if r.status == "failed"}
     assert failed == dict.fromkeys(doomed, ("no_label", 4, 3))
     assert {r.retries for r in record.requests if r.status == "completed"} == {0}
-    last = [event for _, event in events(record, BatchFinished) if event.failed]
-    assert {event.reason for event in last} == {"no_label"}
+    (mixed,) = [event for _, event in events(record, BatchFinished) if event.failed]
+    assert (mixed.failed, mixed.reason) == (tuple(sorted(doomed)), "no_label")
+    assert {event.reason for _, event in events(record, BatchFailed)} == {"no_label"}  # of them alone nothing is left
     assert record.servers[0].images == 4 * 20 - 3
 
 
