@@ -21,8 +21,12 @@ from scenarios.tables import format_comparison, format_result, format_validation
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
+    from policies.replay import Divergence
     from scenarios.compose import World
     from scenarios.run import ScenarioRun
+
+
+SHOWN = 400  # characters of an event or of a step's commands
 
 
 class Output:
@@ -389,10 +393,28 @@ def replay(arguments: Namespace) -> int:
     for log in logs:
         name = str(log.parent.relative_to(folder))
         divergence = replay_log(read_log(log), world.cluster.router, knobs)
-        answers[name] = None if divergence is None else f"step {divergence.step} ({divergence.logged.core}) differs"
+        answers[name] = None if divergence is None else _divergence_text(divergence)
     text = "\n".join(f"{name}: {answer or 'identical commands'}" for name, answer in answers.items())
     output.result(text, {"schema": "slimsched.replay/1", "runs": answers})
     return 1 if any(answers.values()) else 0
+
+
+def _divergence_text(found: Divergence) -> str:
+    """Where the cores part, and what each said there, each part on a line."""
+    step = found.logged
+    return "\n".join(
+        [
+            f"step {found.step} at {step.now_ns / 1e9:.6f} s, {step.core}, differs",
+            f"  event     {_shortened(step.event)}",
+            f"  logged    {_shortened(list(step.commands))}",
+            f"  replayed  {_shortened(list(found.replayed))}",
+        ]
+    )
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 def report(arguments: Namespace) -> int:

@@ -23,11 +23,18 @@ def run_simulation(
     *,
     duration_s: float | None = None,
     warmup_s: float | None = None,
+    scale: float = 1.0,
+    end: str | None = None,
+    detail: bool = True,
     keep_log: bool = False,
 ) -> tuple[Result, RunRecord]:
-    """One run, summarised, with its record. `router` names the policy in the result and its random stream."""
+    """One run, summarised, with its record. `router` names the policy in the result and its random stream.
+
+    `scale` multiplies the workload's rate; `end` is the scenario's unless it is given; without `detail` only requests
+    are recorded.
+    """
     scenario = world.scenario
-    run = world.run_spec(seed, duration_s=duration_s, keep_log=keep_log)
+    run = world.run_spec(seed, duration_s=duration_s, scale=scale, end=end, detail=detail, keep_log=keep_log)
     began_ns = time.monotonic_ns()
     record = world.simulation(run).run(policy, stream(seed, f"router:{router}"))
     result = summarise(

@@ -1,4 +1,4 @@
-"""Results set side by side: routers against a baseline over seeds, and simulation against hardware.
+"""Results set side by side: routers against a baseline over seeds.
 
 It computes from finished results alone; how they came about is none of its business.
 """
@@ -48,26 +48,6 @@ class Comparison(TypedDict):
     accuracy_provenance: AccuracyProvenance
     baseline: str | None
     rows: list[dict[str, Any]]
-
-
-class Pair(TypedDict):
-    """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where the figure means nothing."""
-
-    router: str
-    seed: int
-    simulated: Result
-    hardware: Result
-    error_pct: dict[str, float | None]
-    not_applicable: dict[str, str]
-
-
-class Validation(TypedDict):
-    """`slimsched.validation/1`; `ranking_tau` is Kendall's tau of the routers' mean latencies."""
-
-    schema: str
-    scenario: str
-    pairs: list[Pair]
-    ranking_tau: float | None
 
 
 def estimate(values: Sequence[float | None]) -> Estimate:
@@ -124,49 +104,3 @@ def _fold(values: Sequence[Any]) -> Any:
 def change_pct(value: float | None, reference: float | None) -> float | None:
     """100 (value - reference) / reference; null where either is missing or the reference is 0."""
     return None if value is None or not reference else 100 * (value - reference) / reference
-
-
-def validate_results(pairs: Sequence[tuple[Result, Result]], power: Provenance) -> Validation:
-    """Set (simulated, hardware) results side by side; `power` says where the hardware's watts came from."""
-    assert pairs, "nothing to validate"
-    return Validation(
-        schema="slimsched.validation/1",
-        scenario=pairs[0][0]["scenario"],
-        pairs=[_pair(simulated, hardware, power) for simulated, hardware in pairs],
-        ranking_tau=_ranking_tau(pairs),
-    )
-
-
-def _pair(simulated: Result, hardware: Result, power: Provenance) -> Pair:
-    assert simulated["router"] == hardware["router"], "a pair is of one router"
-    error: dict[str, float | None] = {}
-    for name in ("mean", "p50", "p95", "p99"):
-        both = [result["latency_s"][name] for result in (simulated, hardware)]
-        error[f"latency_{name}"] = change_pct(*both)
-    error["throughput"] = change_pct(simulated["throughput_img_s"], hardware["throughput_img_s"])
-    error["accuracy"] = change_pct(simulated["accuracy"], hardware["accuracy"])
-    totals = [result["energy_per_image_j"]["total"] for result in (simulated, hardware)]
-    error["energy_per_image"] = None if power in UNMETERED else change_pct(*totals)
-    reason = f"the hardware's power is {power}, not metered: both sides would come from one formula"
-    return Pair(
-        router=simulated["router"],
-        seed=simulated["seed"],
-        simulated=simulated,
-        hardware=hardware,
-        error_pct=error,
-        not_applicable={"energy_per_image": reason} if power in UNMETERED else {},
-    )
-
-
-def _ranking_tau(pairs: Sequence[tuple[Result, Result]]) -> float | None:
-    """Over the routers whose latency is known in both worlds, each at its mean over seeds; null for fewer than two."""
-    latencies: dict[str, list[tuple[float, float]]] = {}
-    for simulated, hardware in pairs:
-        both = (simulated["latency_s"]["mean"], hardware["latency_s"]["mean"])
-        if both[0] is not None and both[1] is not None:
-            latencies.setdefault(simulated["router"], []).append((both[0], both[1]))
-    if len(latencies) < 2:
-        return None
-    means = np.array([np.mean(values, axis=0) for values in latencies.values()])  # (routers, worlds)
-    tau = float(stats.kendalltau(means[:, 0], means[:, 1]).statistic)
-    return None if np.isnan(tau) else tau

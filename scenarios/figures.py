@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sim.profile import LatencyCurve, Profile
@@ -75,6 +76,15 @@ class Telemetry:
     times_s: Sequence[float]
     utilization: Sequence[float]
     power_w: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBar:
+    """Mean seconds of an image by stage, in both worlds."""
+
+    router: str
+    simulated_s: Mapping[str, float]
+    hardware_s: Mapping[str, float]
 
 
 @contextmanager
@@ -186,6 +196,43 @@ def over_time(servers: Sequence[Telemetry]) -> Figure:
         bottom.set(xlabel="time, s", ylabel="power, W")
         bottom.set_ylim(bottom=0)
         figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(servers)))
+    return figure
+
+
+def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]) -> Figure:
+    """Each server's utilization along the run, a panel a server: simulated solid, on real executors dashed."""
+    count = len(simulated)
+    with _figure(6.2, 0.9 + 1.5 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
+        for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
+            panel, color = axes[index][0], COLORS[index % len(COLORS)]
+            for of, line, label in ((ours, "-", "simulation"), (theirs, "--", "hardware")):
+                step = max(1, len(of.times_s) // TIMELINE_POINTS)
+                shares = 100 * np.asarray(of.utilization)[::step]
+                panel.plot(np.asarray(of.times_s)[::step], shares, line, color=color, linewidth=1.1, label=label)
+            panel.set(ylabel=f"{ours.server}: utilization, %", ylim=(-2, 102))
+        axes[-1][0].set_xlabel("time, s")
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def stage_bars(bars: Sequence[StageBar]) -> Figure:
+    """Where an image's time goes: two stacked bars a router, simulation above hardware (hatched)."""
+    stages = list(bars[0].simulated_s)
+    with _figure(6.6, 1.2 + 0.62 * len(bars)) as (figure, axes):
+        for index, bar in enumerate(bars):
+            for offset, stages_s, hatch in ((-0.2, bar.simulated_s, ""), (0.2, bar.hardware_s, "////")):
+                left_ms = 0.0
+                for number, stage in enumerate(stages):
+                    width_ms = 1000 * stages_s[stage]
+                    style = {"color": COLORS[number % len(COLORS)], "hatch": hatch, "edgecolor": "white"}
+                    axes.barh(index + offset, width_ms, 0.36, left=left_ms, linewidth=0.4, **style)
+                    left_ms += width_ms
+        handles = [Patch(color=COLORS[number % len(COLORS)]) for number in range(len(stages))]
+        axes.set_yticks(range(len(bars)), [bar.router for bar in bars])
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set(xlabel="mean time of an image, ms")
+        figure.legend(handles, [stage.replace("_", " ") for stage in stages], loc="outside lower center", ncols=4)
     return figure
 
 

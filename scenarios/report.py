@@ -18,9 +18,23 @@ import yaml
 from hw.accuracy import MEASURED
 from policies.errors import InputError
 from scenarios import figures
-from scenarios.comparison import Comparison, Validation, estimate
-from scenarios.store import RunFolder, StoredRun, read_json, read_runs, write_text
-from scenarios.tables import NONE, change, energy, interval, number
+from scenarios.comparison import Comparison
+from scenarios.fidelity import Row, Validation, middle_load
+from scenarios.store import RunFolder, StoredRun, load_point, read_json, read_runs, write_text
+from scenarios.tables import (
+    NONE,
+    change,
+    energy,
+    energy_reasons,
+    interval,
+    load_title,
+    milli,
+    number,
+    ranking_text,
+    saturation_text,
+    signed,
+    verdict,
+)
 from sim.profile import Profile
 
 TRAINING_PANELS = 4  # as many scalars as a page can bear
@@ -29,10 +43,16 @@ _COMPARED = (
     *("router", "accuracy, %", "mean latency, ms", "p99, ms", "E, J", "energy, J/image", "images/s", "imbalance"),
     *("change of latency", "change of E"),
 )
-_VALIDATED = (
-    *("router", "simulated mean, ms", "hardware mean, ms", "error of mean", "of p50", "of p95", "of p99"),
-    *("of images/s", "of accuracy", "of energy"),
-)
+_ERRORS = {
+    "latency_mean": "error of mean",
+    "latency_p50": "of p50",
+    "latency_p95": "of p95",
+    "latency_p99": "of p99",
+    "throughput": "of images/s",
+    "accuracy": "of accuracy",
+    "energy_per_image": "of energy",
+    "energy": "of E",
+}
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: #1b1b1b; background: #fff;
@@ -221,25 +241,97 @@ def _validation(material: Material) -> Iterator[str]:
     found = material.validation
     if found is None:
         return
-    names = ["latency_mean", "latency_p50", "latency_p95", "latency_p99", "throughput", "accuracy", "energy_per_image"]
-    rows = []
-    for router in dict.fromkeys(pair["router"] for pair in found["pairs"]):
-        pairs = [pair for pair in found["pairs"] if pair["router"] == router]
-        worlds = [[pair["simulated"] for pair in pairs], [pair["hardware"] for pair in pairs]]
-        means = [estimate([result["latency_s"]["mean"] for result in world]) for world in worlds]
-        errors = [estimate([pair["error_pct"][name] for pair in pairs]) for name in names]
-        cells = [*(interval(mean, 2, MS) for mean in means), *(change(error) for error in errors)]
-        rows.append(([router, *cells], False))
-    yield _table(_VALIDATED, rows)
-    notes = ["Errors are (simulated − hardware) / hardware of the same workload; with several seeds, their mean."]
-    if found["ranking_tau"] is not None:
-        notes.append(f"Order of the routers by mean latency: Kendall's tau {found['ranking_tau']:.2f}.")
-    reasons = {
-        f"No error of {key.replace('_', ' ')}: {why}."
-        for pair in found["pairs"]
-        for key, why in pair["not_applicable"].items()
-    }
-    yield f'<p class="note">{escape(" ".join([*notes, *sorted(reasons)]))}</p>'
+    rows = found.get("rows", [])
+    for load in dict.fromkeys(row["load"] for row in rows):
+        at_load = [row for row in rows if row["load"] == load]
+        yield f"<h3>{escape(load_title(at_load[0]))}</h3>"
+        yield _errors_table(at_load)
+    notes = [
+        "Errors are (simulated − hardware) / hardware of the same arrivals, in percent. Noise is the hardware's own: "
+        "the standard deviation of its mean latency over repeats. Allowed is the promise, or twice the noise."
+    ]
+    notes += [ranking_text(ranking) for ranking in found.get("ranking", [])]
+    notes += energy_reasons(found)
+    yield f'<p class="note">{escape(" ".join(notes))}</p>'
+    yield from _saturation(found)
+    bars = [
+        figures.StageBar(row["router"], simulated, hardware)
+        for row in _at_middle_load(rows)
+        if (simulated := row["stages_s"]["simulated"]) and (hardware := row["stages_s"]["hardware"])
+    ]
+    if bars:
+        caption = f"Where an image's time goes: simulated (above) and on real executors (hatched){_at(rows)}."
+        yield _drawn(figures.stage_bars(bars), caption, narrow=True)
+
+
+def _errors_table(rows: Sequence[Row]) -> str:
+    judged = {name for name in _ERRORS for row in rows if row["met"][name] is not None}
+    head = ["router", "simulated mean, ms", "hardware mean, ms", "noise, %"]
+    for name, title in _ERRORS.items():
+        head += [f"{title}, %", "allowed"] if name in judged else [f"{title}, %"]
+    body = []
+    for row in rows:
+        cells = [
+            row["router"],
+            number(milli(row["simulated"]["latency_mean"]), 2),
+            interval(row["hardware"]["latency_mean"], 2, MS),
+            number(row["repeatability_pct"]["latency_mean"], 1),
+        ]
+        for name in _ERRORS:
+            cells.append(signed(row["error_pct"][name]))
+            if name in judged:
+                cells.append(verdict(row["target_pct"][name], row["met"][name]))
+        body.append((cells, False))
+    return _table(head, body)
+
+
+def _saturation(found: Validation) -> Iterator[str]:
+    saturated, near = found.get("saturated", []), found.get("load_axis", [])
+    if saturated:
+        yield "<h3>Saturated: arrivals far above capacity</h3>"
+        head = ["router", "arriving/s", "simulated images/s", "hardware images/s", "error, %", "allowed", ""]
+        body = [
+            [
+                row["router"],
+                number(row["rate_img_s"], 0),
+                number(row["simulated_img_s"], 1),
+                number(row["hardware_img_s"], 1),
+                number(row["error_pct"], 1, signed=True),
+                verdict(row["target_pct"], row["met"]),
+                saturation_text(row),
+            ]
+            for row in saturated
+        ]
+        yield _table(head, [(cells, False) for cells in body])
+    if near:
+        yield "<h3>Near saturation: error along the load axis</h3>"
+        head = ["router", "images/s", "simulated mean, ms", "hardware mean, ms", "error of load, %", "allowed"]
+        body = [
+            [
+                row["router"],
+                number(row["rate_img_s"], 1),
+                number(milli(row["simulated_latency_s"]), 2),
+                interval(row["hardware_latency_s"], 2, MS),
+                signed(row["error_pct"]),
+                verdict(row["target_pct"], row["met"]),
+            ]
+            for row in near
+        ]
+        yield _table(head, [(cells, False) for cells in body])
+        yield (
+            '<p class="note">At 90 % of what the router carries on the hardware: how much more (or less) load makes '
+            "the simulation as slow as the hardware is.</p>"
+        )
+
+
+def _at_middle_load(rows: Sequence[Row]) -> list[Row]:
+    shown = middle_load(row["load"] for row in rows)
+    return [row for row in rows if row["load"] == shown]
+
+
+def _at(rows: Sequence[Row]) -> str:
+    shown = middle_load(row["load"] for row in rows)
+    return "" if shown is None else f", at load {shown:g}"
 
 
 def _table(head: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]]) -> str:
@@ -266,10 +358,13 @@ def _drawn(figure: Any, caption: str, narrow: bool = False) -> str:
 
 
 def _first_seeds(material: Material) -> list[StoredRun]:
-    """One run a router and world: its lowest seed."""
+    """One run a router and world: at the middle load where there are several, of its lowest seed."""
+    rows = material.validation.get("rows", []) if material.validation else []
+    wanted = load_point(middle_load(row["load"] for row in rows))
     chosen: dict[tuple[str, str], StoredRun] = {}
-    for run in sorted(material.runs, key=lambda run: run.result["seed"]):
-        chosen.setdefault((run.result["router"], run.result["mode"]), run)
+    for run in sorted(material.runs, key=lambda run: (run.point != wanted, run.result["seed"], run.repeat)):
+        if run.point in (wanted, ""):
+            chosen.setdefault((run.result["router"], run.result["mode"]), run)
     rank = {router: index for index, router in enumerate(_compared(material))}
     return sorted(
         chosen.values(), key=lambda run: (rank.get(run.result["router"], len(rank)), run.result["mode"] != "simulation")
@@ -365,19 +460,28 @@ def _timelines(material: Material) -> Iterator[str]:
     """The baseline's and the last router's run, in each world: enough to see how load is spread."""
     runs = _first_seeds(material)
     routers = list(dict.fromkeys(run.result["router"] for run in runs))
-    shown = {routers[0], routers[-1]} if routers else set()
     drawn = []
-    for run in runs:
-        telemetry = _telemetry(run) if run.result["router"] in shown else []
-        if telemetry:
-            caption = (
-                f"{run.result['router']}, {run.result['mode']}, seed {run.result['seed']}: as the sensors report it."
-            )
-            drawn.append(_drawn(figures.over_time(telemetry), caption))
+    for router in dict.fromkeys((*routers[:1], *routers[-1:])):
+        drawn += _both_timelines([run for run in runs if run.result["router"] == router])
     if drawn:
         yield '<div class="grid">'
         yield from drawn
         yield "</div>"
+
+
+def _both_timelines(runs: Sequence[StoredRun]) -> list[str]:
+    """What one router's runs look like over time; what ran in both worlds is laid over each other as well."""
+    drawn = []
+    readings = {run.result["mode"]: telemetry for run in runs if (telemetry := _telemetry(run))}
+    for run in runs:
+        mode, router, seed = run.result["mode"], run.result["router"], run.result["seed"]
+        if mode in readings:
+            caption = f"{router}, {mode}, seed {seed}: as the sensors report it."
+            drawn.append(_drawn(figures.over_time(readings[mode]), caption))
+    if {"simulation", "hardware"} <= readings.keys():
+        caption = f"{runs[0].result['router']}: simulated (solid) over real executors (dashed)."
+        drawn.append(_drawn(figures.both_over_time(readings["simulation"], readings["hardware"]), caption))
+    return drawn
 
 
 def _telemetry(run: StoredRun) -> list[figures.Telemetry]:

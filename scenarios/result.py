@@ -14,7 +14,7 @@ from typing import Literal, TypedDict
 import numpy as np
 
 from hw.accuracy import AccuracyProvenance
-from policies.records import DeviceTotals, RequestRecord, RunRecord, ServerTotals
+from policies.records import STAGES, DeviceTotals, RequestRecord, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S, Provenance
 
 Mode = Literal["simulation", "hardware"]
@@ -69,8 +69,24 @@ class ServerFigures(TypedDict):
     vram_peak_bytes: int
 
 
+class ArrivalLag(TypedDict):
+    """Seconds by which the load generator was late (latencies count from the time at which an image was due)."""
+
+    mean: float
+    p99: float
+    max: float
+
+
+class Restart(TypedDict):
+    """One death of a server after which it came back; seconds since the start of the run."""
+
+    server: str
+    down_s: float
+    up_s: float
+
+
 class Result(TypedDict):
-    """`slimsched.result/1`."""
+    """`slimsched.result/1`; a stored one may be older than the last four keys."""
 
     schema: str
     scenario: str
@@ -94,6 +110,10 @@ class Result(TypedDict):
     decisions: int
     wall_s: float
     servers: list[ServerFigures]
+    arrival_lag_s: ArrivalLag | None
+    restarts: list[Restart]
+    failures: dict[str, int]
+    stages_s: dict[str, float] | None
 
 
 def summarise(
@@ -141,7 +161,31 @@ def summarise(
         decisions=record.decisions,
         wall_s=wall_s,
         servers=[_server(server, record.devices[server.device], duration_s) for server in record.servers],
+        arrival_lag_s=_arrival_lag(record.arrival_lags_ns),
+        restarts=[
+            Restart(server=record.servers[server].name, down_s=down_ns / NS_PER_S, up_s=up_ns / NS_PER_S)
+            for server, down_ns, up_ns in record.restarts_ns
+        ],
+        failures=dict(Counter(request.reason for request in record.requests if request.status == "failed")),
+        stages_s=_stages_s(done),
     )
+
+
+def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
+    """Over all arrivals of the run; null in simulation, where nothing is late."""
+    if not lags_ns:
+        return None
+    ascending = sorted(lag_ns / NS_PER_S for lag_ns in lags_ns)
+    return ArrivalLag(mean=float(np.mean(ascending)), p99=percentile(ascending, 0.99), max=ascending[-1])
+
+
+def _stages_s(done: Sequence[RequestRecord]) -> dict[str, float] | None:
+    """Mean time a request spent in each stage; they add up to the mean latency. Null where a run kept no detail."""
+    stages_ns = [request.stages_ns for request in done if request.stages_ns]
+    if not stages_ns:
+        return None
+    means = np.mean(np.array(stages_ns, dtype=np.float64), axis=0) / NS_PER_S
+    return dict(zip(STAGES, means.tolist(), strict=True))
 
 
 def latency_of_s(request: RequestRecord) -> float:

@@ -26,9 +26,11 @@ from hw.training import TrainingKnobs, recipe, train
 from policies.chance import derived_seed
 from policies.errors import InputError, WorkError
 from policies.ppo.router import PPORouter
-from scenarios.compare import compare_world, display_name, run_simulation
-from scenarios.comparison import Comparison, Validation, validate_results
+from scenarios.campaign import Finished, Plan
+from scenarios.compare import compare_world, display_name, require_distinct_names, run_simulation
+from scenarios.comparison import Comparison
 from scenarios.compose import World
+from scenarios.fidelity import Validation, ValidationRun, validate_results
 from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, read_profile, relative_paths
 from scenarios.materials import (
     ACCURACY_FILE,
@@ -42,14 +44,24 @@ from scenarios.materials import (
     network_of,
     profile_path,
 )
+from scenarios.preflight import require_devices, require_ready
 from scenarios.progress import Progress
 from scenarios.report import build_report
 from scenarios.result import Result
 from scenarios.serving import measure_serving, with_overheads
 from scenarios.spec import Scenario, ServerSection, TraceWorkload
-from scenarios.store import RunFolder, environment, inputs_hash, read_json, write_json, write_run, write_text
+from scenarios.store import (
+    RunFolder,
+    environment,
+    inputs_hash,
+    load_point,
+    read_json,
+    write_json,
+    write_run,
+    write_text,
+)
 from scenarios.train import train_world
-from scenarios.validate import device_of, validate_pairs
+from scenarios.validate import device_of, validate_runs
 
 Say = Callable[[str], None]
 
@@ -81,6 +93,7 @@ class ScenarioRun:
         """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
         self.describe()
         if self.scenario.model.is_runnable:
+            require_devices(self.scenario)
             self.require_accuracy()
             self.make_model()
             self.make_accuracy()
@@ -268,7 +281,8 @@ class ScenarioRun:
         named_files += [Path(n) for n in self._routers() if n.endswith(ROUTER_SUFFIX)]
         if isinstance(self.scenario.workload, TraceWorkload):
             named_files.append(Path(self.scenario.workload.file))
-        parts = ("cluster", "router", "workload", "faults", "deadline_s", "shed", "reward", "seed", "jitter", "end")
+        given_parts = ("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward")
+        parts = (*given_parts, "seed", "jitter", "end")
         dumped = {part: self.scenario.model_dump(mode="json")[part] for part in parts}
         return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named_files) if p.is_file()), *more)
 
@@ -327,7 +341,7 @@ class ScenarioRun:
     def _keep_records(self, world: World) -> None:
         """Whole records, for the report, of the routers that no validation will keep."""
         for stale in (self.folder / "simulation").glob("*"):
-            if not (self.folder / "hardware" / stale.name).exists():  # those that validation keeps have a real twin
+            if not any((self.folder / "hardware").glob(f"{stale.name}*")):  # those of a validation have real twins
                 shutil.rmtree(stale)
         validated = self.scenario.validate_.routers if self._can_validate() else ()
         seed = self.scenario.compare.seeds[0]
@@ -337,36 +351,43 @@ class ScenarioRun:
                 write_run(self.folder, *run_simulation(world, policy, display_name(router), seed))
 
     def _can_validate(self) -> bool:
-        """Whether there is a network, and a real device for every server (and no fault that only a simulation has)."""
+        """Whether there is a network, and a real device for every server."""
         servers = self.scenario.cluster.named_servers
         owners = [server for server in servers if server.shares_device_with is None]
         has_devices = all(server.device is not None for server in owners)
-        return self.scenario.model.is_runnable and has_devices and not self.scenario.faults
+        return self.scenario.model.is_runnable and has_devices
 
     def validate(self, world: World) -> Validation:
-        """The same arrivals in simulation and on real executors.
+        """The same arrivals in simulation and on real executors; goes on from the last finished run.
 
         Raises:
-            InputError: the scenario has no network, a server without a real device, or planned faults.
+            InputError: the scenario has no network or a server without a real device; or something of it does not fit
+                this machine or what was made for it.
         """
         if not self._can_validate():
-            problem = "real executors need a network (model.network or checkpoint), a device for each server, no faults"
+            problem = "real executors need a network (model.network or model.checkpoint) and a device for each server"
             raise InputError(self.scenario.name, "validate", problem)
         given = self.scenario.validate_
+        require_distinct_names(given.routers)
+        plan = Plan.of(world, [display_name(router) for router in given.routers], given)
+        require_devices(self.scenario)
+        require_ready(world, self.model, given.routers, self.trained)
         own = given.model_dump(mode="json")
         shape = (own, self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
         fingerprint = self._world_hash(shape, self.model.path, *self._router_file(given.routers))
         target = self.folder / "validation.json"
+        partial = self.folder / ".stages" / f"validate-{fingerprint[:12]}.json"
 
         def work() -> Sequence[Path]:
             validation = validate_world(
-                world, self.folder, self.model, routers=given.routers, seeds=given.seeds, trained=self.trained,
+                world, self.folder, self.model, plan, given.routers, trained=self.trained, partial=partial,
                 quiet=self._quiet,
             )  # fmt: skip
             write_json(target, validation)
             return [target, *sorted(self.folder.path.glob("hardware/*/result.json"))]
 
         self.folder.run_stage("validate", fingerprint, work, self._say)
+        partial.unlink(missing_ok=True)
         document: Validation = read_json(target)
         return document
 
@@ -502,28 +523,41 @@ def validate_world(
     world: World,
     folder: RunFolder,
     model: ModelFile,
-    *,
+    plan: Plan,
     routers: Sequence[str],
-    seeds: Sequence[int],
+    *,
     trained: Path | None,
+    partial: Path,
     quiet: bool = False,
 ) -> Validation:
-    """Run every pair, keep its records in the folder, and set the results side by side."""
+    """Make every run of the plan, keep its records in the folder, and set the results side by side.
+
+    Finished runs are kept in `partial` as well; those that are there already are not made again.
+    """
     data: Dataset = load_dataset(load_evaluation_dataset(world))
-    duration_s = world.scenario.validate_.duration_s or world.scenario.duration_s
-    pairs: list[tuple[Result, Result]] = []
-    total = round(duration_s * len(routers) * len(seeds))
+    runs: list[ValidationRun] = read_json(partial) if partial.is_file() else []
+    total = round(plan.duration_s * plan.hardware_runs)
     with Progress("real executors", total, unit="second", quiet=quiet) as progress:
 
-        def tell(_: str, state: Any) -> None:
-            done = len(pairs) * duration_s + min(state.now_ns, state.horizon_ns) / 1e9
-            progress.set(round(done))
+        def tell(state: Any) -> None:
+            progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
 
-        for pair in validate_pairs(world, model, data, routers, seeds, trained=trained, on_progress=tell):
-            write_run(folder, *pair.simulated)
-            write_run(folder, *pair.hardware)
-            pairs.append((pair.simulated[0], pair.hardware[0]))
-    return validate_results(pairs, world.power_provenance)
+        for made in validate_runs(
+            world, model, data, plan, routers, trained=trained, finished=tuple(runs), on_progress=tell
+        ):
+            keep_runs(folder, made, plan.repeats)
+            runs.append(made.run)
+            write_json(partial, runs)
+    return validate_results(runs, world.power_provenance)
+
+
+def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
+    """The records of a hardware run and, where it is new, of its simulated twin."""
+    point = load_point(made.job.load) if made.job.kind == "pair" else made.job.kind
+    if made.simulated is not None:
+        write_run(folder, made.run["simulated"], made.simulated, point=point)
+    is_repeated = repeats > 1 and made.job.kind != "saturated"
+    write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=made.job.repeat if is_repeated else None)
 
 
 def load_evaluation_dataset(world: World) -> str:

@@ -19,7 +19,7 @@ from policies.chance import derived_seed
 from policies.records import BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.compose import World
-from scenarios.validate import real_cluster, run_on_hardware
+from scenarios.validate import real_cluster, run_on_hardware, without_faults
 from sim.costs import input_bytes
 from sim.profile import Profile
 from sim.tables import DeviceTables
@@ -39,10 +39,11 @@ class ServingOverheads:
 
 def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int) -> ServingOverheads:
     """Serve the scenario's workload for a few seconds and look at every stage of every block."""
+    world = without_faults(world)
     with real_cluster(world, model) as cluster:
         _, record = run_on_hardware(
             world, cluster, dataset, world.router("random"), "random", derived_seed(seed, "serving"),
-            duration_s=RUN_S, warmup_s=WARMUP_S, keep_log=False,
+            duration_s=RUN_S, warmup_s=WARMUP_S, emulate_links=False, keep_log=False,
         )  # fmt: skip
     return overheads_of(record, [world.cluster.devices[server.device] for server in world.cluster.servers])
 

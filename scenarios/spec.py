@@ -504,6 +504,16 @@ class ValidateSection(StrictModel):
     seeds: Seeds = Field((0,), description="one pair of runs each")
     duration_s: Seconds | None = Field(None, description="length of each run; null for the scenario's")
     warmup_s: SecondsOrZero | None = Field(None, description="left out of the figures; null for the scenario's")
+    loads: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], AfterValidator(unique)] = Field(
+        (),
+        description="arrival rates, as shares of the throughput that the slowest router reaches on the saturated "
+        "hardware (measured first); empty: the workload's own rate",
+    )
+    repeats: Count = Field(1, description="hardware runs of each router, load and seed, on the same arrivals")
+    saturate: bool = Field(
+        False,
+        description="also compare throughput in saturated runs, and near saturation the error along the load axis",
+    )
 
 
 class CalibrationSection(StrictModel):

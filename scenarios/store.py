@@ -88,7 +88,8 @@ class RunFolder:
     `profiles/SERVER.yaml`          each server's profile
     `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
     `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`write_run`)
-    `hardware/ROUTER-seedN/`        the same of a run on real executors
+    `hardware/ROUTER-seedN/`        the same of a run on real executors; of one of several loads or repeats,
+                                    `ROUTER-load0.8-seedN-rep1` (`saturated` or `near` in the place of a load)
     `comparison.json`               `slimsched.comparison/1`
     `validation.json`               `slimsched.validation/1`
     `report.html`                   all of it to look at
@@ -180,11 +181,14 @@ def write_record(folder: Path, record: RunRecord) -> list[Path]:
         "telemetry": record.telemetry,
     }
     for name, rows in tables.items():
-        _write_table(folder / f"{name}.parquet", [_flat(asdict(row)) for row in rows])
+        write_table(folder / f"{name}.parquet", rows)
     write_text(folder / "timeline.json", json.dumps(timeline(record)))
     if record.log:
         write_log(folder / LOG_FILE, record.log)
     return [folder / name for name in (*RECORD_FILES, *([LOG_FILE] if record.log else []))]
+
+
+_PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +198,41 @@ class StoredRun:
     result: Result
     path: Path
 
+    @property
+    def point(self) -> str:
+        """Where it was run: `load0.8`, `saturated`, `near`, or empty for the workload's own rate."""
+        match = _PLACE.search(self.path.name)
+        return (match[1] or "") if match else ""
+
+    @property
+    def repeat(self) -> int:
+        """Which repeat of the same arrivals it is, from 0."""
+        match = _PLACE.search(self.path.name)
+        return int(match[2] or 0) if match else 0
+
     def columns(self, name: str) -> dict[str, list[Any]]:
         """A table of its record (`requests`, `blocks`, `batches`, `telemetry`); empty where it was not kept."""
         path = self.path / f"{name}.parquet"
         return read_table(path) if path.exists() else {}
 
 
-def write_run(folder: RunFolder, result: Result, record: RunRecord) -> list[Path]:
-    """A run's result and record, in the place that `read_runs` looks at; returns the files."""
+def load_point(load: float | None) -> str:
+    """The point of a load, as names of folders have it."""
+    return "" if load is None else f"load{load:g}"
+
+
+def write_run(
+    folder: RunFolder, result: Result, record: RunRecord, *, point: str = "", repeat: int | None = None
+) -> list[Path]:
+    """A run's result and record, in the place that `read_runs` looks at; returns the files.
+
+    Of later repeats only the requests are kept: their events differ in nothing but noise.
+    """
     name = re.sub(r"[^A-Za-z0-9.,@=_-]", "_", result["router"])
-    path = folder / result["mode"] / f"{name}-seed{result['seed']}"
-    written = write_record(path, record)
+    parts = [name, *([point] if point else []), f"seed{result['seed']}"]
+    parts += [] if repeat is None else [f"rep{repeat}"]
+    path = folder / result["mode"] / "-".join(parts)
+    written = [write_table(path / "requests.parquet", record.requests)] if repeat else write_record(path, record)
     write_json(path / "result.json", result)
     return [*written, path / "result.json"]
 
@@ -226,12 +254,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_table(path: Path, rows: Iterable[Any]) -> Path:
+    """Records of one kind as a Parquet table; returns its path."""
     import pyarrow
     from pyarrow import parquet
 
     with atomic_path(path) as temporary:
-        parquet.write_table(pyarrow.Table.from_pylist(rows), temporary)
+        parquet.write_table(pyarrow.Table.from_pylist([_flat(asdict(row)) for row in rows]), temporary)
+    return path
 
 
 def read_table(path: Path) -> dict[str, list[Any]]:

@@ -7,7 +7,9 @@ from math import floor, log10
 from typing import Any
 
 from hw.accuracy import MEASURED
-from scenarios.comparison import Comparison, Estimate, Validation
+from policies.records import STAGES
+from scenarios.comparison import Comparison, Estimate
+from scenarios.fidelity import LoadAxisRow, Ranking, Row, SaturatedRow, Validation, middle_load
 from scenarios.result import Result
 
 NONE = "-"
@@ -76,36 +78,152 @@ def _provenance(of: Result | Comparison) -> str:
     return of["provenance"] if accuracy == MEASURED else f"{of['provenance']}; accuracy: {accuracy}"
 
 
+_ERRORS = {
+    "latency_mean": "mean %",
+    "latency_p50": "p50 %",
+    "latency_p95": "p95 %",
+    "latency_p99": "p99 %",
+    "throughput": "images/s %",
+    "accuracy": "accuracy %",
+    "energy_per_image": "J/image %",
+    "energy": "E %",
+}
+
+
 def format_validation(validation: Validation) -> str:
-    """The sim-to-real table: hardware's figure, and the simulation's error."""
-    names = ["latency_mean", "latency_p50", "latency_p95", "latency_p99", "throughput", "accuracy", "energy_per_image"]
-    head = [
-        "router",
-        "seed",
-        "sim ms",
-        "real ms",
-        "mean %",
-        "p50 %",
-        "p95 %",
-        "p99 %",
-        "images/s %",
-        "accuracy %",
-        "J %",
-    ]
-    rows = [
-        [
-            pair["router"],
-            str(pair["seed"]),
-            number(_milli(pair["simulated"]["latency_s"]["mean"]), 2),
-            number(_milli(pair["hardware"]["latency_s"]["mean"]), 2),
-            *(number(pair["error_pct"][name], 1, signed=True) for name in names),
+    """The sim-to-real table of each load: both worlds' mean latency, the errors and what is allowed; then the rest."""
+    rows = validation["rows"]
+    parts = [validation["scenario"]]
+    for load in dict.fromkeys(row["load"] for row in rows):
+        parts.append(_errors_table([row for row in rows if row["load"] == load]))
+    shown = middle_load(row["load"] for row in rows)
+    parts.append(_stages_table([row for row in rows if row["load"] == shown]))
+    parts.append(_saturated_table(validation["saturated"]))
+    parts.append(_load_axis_table(validation["load_axis"]))
+    notes = ["Errors are (simulated - hardware) / hardware; noise is the hardware's own, between repeats."]
+    notes += [ranking_text(ranking) for ranking in validation["ranking"]]
+    notes += energy_reasons(validation)
+    return "\n\n".join([*(part for part in parts if part), "\n".join(notes)])
+
+
+def load_title(row: Row) -> str:
+    """What a table of rows at one load is headed with."""
+    rate = f"{number(row['rate_img_s'], 1)} images/s" if row["rate_img_s"] is not None else "a trace's own rate"
+    of = f"load {row['load']:g} ({rate})" if row["load"] is not None else rate
+    runs = len(row["seeds"]) * row["repeats"]
+    return f"{of}, {runs} hardware run{'s' if runs > 1 else ''} a router"
+
+
+def _errors_table(rows: Sequence[Row]) -> str:
+    judged = {name for name in _ERRORS for row in rows if row["met"][name] is not None}
+    head = ["router", "sim ms", "real ms", "noise %"]
+    for name, title in _ERRORS.items():
+        head += [title, "allowed"] if name in judged else [title]
+    body = []
+    for row in rows:
+        cells = [
+            row["router"],
+            number(milli(row["simulated"]["latency_mean"]), 2),
+            interval(row["hardware"]["latency_mean"], 2, 1000),
+            number(row["repeatability_pct"]["latency_mean"], 1),
         ]
-        for pair in validation["pairs"]
+        for name in _ERRORS:
+            cells.append(signed(row["error_pct"][name]))
+            if name in judged:
+                cells.append(verdict(row["target_pct"][name], row["met"][name]))
+        body.append(cells)
+    return f"{load_title(rows[0])}\n{table(head, body)}"
+
+
+def _stages_table(rows: Sequence[Row]) -> str:
+    """Mean milliseconds an image spent in each stage, simulated/real; nothing where no run kept them."""
+    known = [(row["router"], row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
+    body = [
+        [router, *(f"{1000 * simulated[name]:.2f}/{1000 * hardware[name]:.2f}" for name in simulated)]
+        for router, simulated, hardware in known
+        if simulated is not None and hardware is not None
     ]
-    tau = number(validation["ranking_tau"], 2)
-    reasons = sorted({f"{key}: {why}" for pair in validation["pairs"] for key, why in pair["not_applicable"].items()})
-    notes = [f"Errors are (simulated - hardware) / hardware. Ranking of routers by mean latency: tau {tau}.", *reasons]
-    return "\n".join([validation["scenario"], table(head, rows), *notes])
+    if not body:
+        return ""
+    head = ["router", *(name.replace("_", " ") for name in STAGES)]
+    return f"{load_title(rows[0])}: where an image's time goes, simulated/real ms\n{table(head, body)}"
+
+
+def _saturated_table(rows: Sequence[SaturatedRow]) -> str:
+    if not rows:
+        return ""
+    body = [
+        [
+            row["router"],
+            number(row["rate_img_s"], 0),
+            number(row["simulated_img_s"], 1),
+            number(row["hardware_img_s"], 1),
+            number(row["error_pct"], 1, signed=True),
+            verdict(row["target_pct"], row["met"]),
+            saturation_text(row),
+        ]
+        for row in rows
+    ]
+    head = ["router", "arriving/s", "sim images/s", "real images/s", "error %", "allowed", ""]
+    return f"saturated\n{table(head, body)}"
+
+
+def saturation_text(row: SaturatedRow) -> str:
+    """Which world kept up with what arrived, if one did."""
+    kept_up = [world for world, is_saturated in row["saturated"].items() if not is_saturated]
+    return f"not saturated: {', '.join(kept_up)}" if kept_up else ""
+
+
+def _load_axis_table(rows: Sequence[LoadAxisRow]) -> str:
+    if not rows:
+        return ""
+    body = [
+        [
+            row["router"],
+            number(row["rate_img_s"], 1),
+            number(milli(row["simulated_latency_s"]), 2),
+            interval(row["hardware_latency_s"], 2, 1000),
+            signed(row["error_pct"]),
+            verdict(row["target_pct"], row["met"]),
+        ]
+        for row in rows
+    ]
+    head = ["router", "images/s", "sim ms", "real ms", "load axis %", "allowed"]
+    title = "near saturation: at how much more load the simulation is as slow as the hardware"
+    return f"{title}\n{table(head, body)}"
+
+
+def ranking_text(ranking: Ranking) -> str:
+    """One sentence about the order of the routers at one load."""
+    at = "" if ranking["load"] is None else f" at load {ranking['load']:g}"
+    text = f"Ranking of routers by mean latency{at}: tau {number(ranking['tau'], 2)} over {ranking['pairs']} pairs"
+    if not ranking["separated_pairs"]:
+        return f"{text}; no two have hardware intervals that lie apart."
+    apart = f"{number(ranking['tau_separated'], 2)} over the {ranking['separated_pairs']} whose hardware intervals"
+    return f"{text}; {apart} lie apart (allowed {ranking['target']:g}: {'met' if ranking['met'] else 'missed'})."
+
+
+def energy_reasons(validation: Validation) -> list[str]:
+    """Why errors that nobody can know are left out."""
+    reasons: dict[str, list[str]] = {}
+    for pair in validation["pairs"]:
+        for figure, why in pair["not_applicable"].items():
+            if figure not in reasons.setdefault(why, []):
+                reasons[why].append(figure)
+    return [f"{', '.join(found)}: {why}" for why, found in reasons.items()]
+
+
+def verdict(target: float | None, is_met: bool | None) -> str:
+    """What is allowed, and whether it was kept."""
+    if target is None:
+        return NONE
+    return f"{target:.1f} {'' if is_met is None else 'met' if is_met else 'missed'}".rstrip()
+
+
+def signed(estimate: Estimate) -> str:
+    """A percentage with its sign and interval."""
+    mean, half = estimate["mean"], estimate["ci95"]
+    return NONE if mean is None else f"{mean:+.1f}" if half is None else f"{mean:+.1f} +-{half:.1f}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -122,7 +240,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([aligned(head), "  ".join("-" * width for width in widths), *map(aligned, rows)])
 
 
-def _milli(value: float | None) -> float | None:
+def milli(value: float | None) -> float | None:
+    """Seconds as milliseconds."""
     return None if value is None else value * 1000
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time  # noqa: TID251 - wall time of a real run
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hw.accuracy import MEASURED
@@ -15,23 +15,17 @@ from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.server import HardwareServer
 from policies.chance import stream
-from policies.errors import InputError
 from policies.records import RunRecord
 from policies.routing import RoutingPolicy
+from scenarios.campaign import Campaign, Finished, Job, Plan, Ran
 from scenarios.compare import display_name, run_simulation
 from scenarios.compose import World
+from scenarios.fidelity import ValidationRun
 from scenarios.result import Result, summarise
 from scenarios.spec import GB, DeviceSection, ServerSection
 
 WARM_BATCHES = (1, 2, 8)
-
-
-@dataclass(frozen=True)
-class ValidationPair:
-    """One router with one seed in both worlds."""
-
-    simulated: tuple[Result, RunRecord]
-    hardware: tuple[Result, RunRecord]
+SATURATED_IMAGES = 10_000
 
 
 def device_spec(section: DeviceSection) -> DeviceSpec:
@@ -69,8 +63,20 @@ def real_cluster(world: World, model: ModelFile) -> Iterator[HardwareCluster]:
         for section, spec, profile in zip(sections, world.cluster.servers, world.profiles, strict=True)
     ]
     period_s = min(profile.sensor.period_s for profile in world.profiles)
-    with HardwareCluster(model, servers, sensor_period_s=period_s, warm_batches=WARM_BATCHES) as cluster:
+    with HardwareCluster(
+        model,
+        servers,
+        sensor_period_s=period_s,
+        warm_batches=WARM_BATCHES,
+        supervision=world.supervision,
+        largest_block=world.cluster.router.groups[-1],
+    ) as cluster:
         yield cluster
+
+
+def without_faults(world: World) -> World:
+    """The same world with nothing planned to go wrong."""
+    return replace(world, scenario=world.scenario.model_copy(update={"faults": ()}))
 
 
 def run_on_hardware(
@@ -83,13 +89,21 @@ def run_on_hardware(
     *,
     duration_s: float,
     warmup_s: float,
+    scale: float = 1.0,
+    end: str | None = None,
+    image_limit: int | None = None,
+    emulate_links: bool = True,
     keep_log: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> tuple[Result, RunRecord]:
-    """One run in real time, with the arrivals, images and random stream that the simulation has at this seed."""
+    """One run in real time, with the arrivals, images, faults and random stream that the simulation has at this seed.
+
+    `scale` multiplies the workload's rate, `end` is the scenario's unless it is given, and beyond `image_limit`
+    requests the same images come again (a saturated run's would not fit into memory).
+    """
     scenario = world.scenario
-    planned = world.run_spec(seed, duration_s=duration_s)
-    images = world.images(seed, len(planned.arrivals_ns))
+    planned = world.run_spec(seed, duration_s=duration_s, scale=scale, end=end)
+    images = world.images(seed, len(planned.arrivals_ns))[:image_limit]
     run = HardwareRun(
         arrivals_ns=planned.arrivals_ns,
         images=dataset.test_images[images],
@@ -99,6 +113,8 @@ def run_on_hardware(
         deadline_ns=planned.deadline_ns,
         drain_limit_ns=planned.drain_limit_ns,
         keep_log=keep_log,
+        faults=planned.faults,
+        links=world.emulated_links(seed) if emulate_links else None,
     )
     began_ns = time.monotonic_ns()
     rng = stream(seed, f"router:{router}")
@@ -121,43 +137,58 @@ def run_on_hardware(
     return result, record
 
 
-def validate_pairs(
+def validate_runs(
     world: World,
     model: ModelFile,
     dataset: Dataset,
+    plan: Plan,
     routers: Sequence[str],
-    seeds: Sequence[int],
     *,
     trained: Path | None = None,
-    on_progress: Callable[[str, Progress], None] | None = None,
-) -> Iterator[ValidationPair]:
-    """Each router with each seed, in simulation and on one set of executors; seeds outermost, so routers alternate."""
-    given = world.scenario.validate_
-    if world.scenario.faults:
-        problem = "planned faults can't be brought about on real executors; validate without them, or use `compare`"
-        raise InputError(world.scenario.name, "faults", problem)
-    duration_s = given.duration_s or world.scenario.duration_s
-    warmup_s = world.scenario.warmup_s if given.warmup_s is None else given.warmup_s
+    finished: Sequence[ValidationRun] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Iterator[Finished]:
+    """Every run of the plan that is not among `finished`, on one set of executors and in simulation."""
+    calm = without_faults(world)
+    files = {display_name(router): router for router in routers}
+
+    def world_of(job: Job) -> World:
+        return calm if job.is_calm else world
+
+    def simulate(job: Job) -> Ran:
+        return run_simulation(
+            world_of(job),
+            world.router(files[job.router], trained),
+            job.router,
+            job.seed,
+            duration_s=plan.duration_s,
+            warmup_s=plan.warmup_s,
+            scale=job.scale,
+            end=_end_of(job),
+            detail=not job.is_probe,
+        )
+
     with real_cluster(world, model) as cluster:
-        for seed in seeds:
-            for router in routers:
-                name = display_name(router)
 
-                def tell(progress: Progress, name: str = name) -> None:
-                    if on_progress is not None:
-                        on_progress(name, progress)
+        def serve(job: Job) -> Ran:
+            return run_on_hardware(
+                world_of(job),
+                cluster,
+                dataset,
+                world.router(files[job.router], trained),
+                job.router,
+                job.seed,
+                duration_s=plan.duration_s,
+                warmup_s=plan.warmup_s,
+                scale=job.scale,
+                end=_end_of(job),
+                image_limit=SATURATED_IMAGES if job.kind == "saturated" else None,
+                on_progress=on_progress,
+            )
 
-                hardware = run_on_hardware(
-                    world,
-                    cluster,
-                    dataset,
-                    world.router(router, trained),
-                    name,
-                    seed,
-                    duration_s=duration_s,
-                    warmup_s=warmup_s,
-                    on_progress=tell,
-                )
-                policy = world.router(router, trained)
-                simulated = run_simulation(world, policy, name, seed, duration_s=duration_s, warmup_s=warmup_s)
-                yield ValidationPair(simulated, hardware)
+        yield from Campaign(plan, simulate, serve, finished).carry_out()
+
+
+def _end_of(job: Job) -> str | None:
+    """What a saturated run has heaped up is not worked off."""
+    return "cut" if job.kind == "saturated" else None

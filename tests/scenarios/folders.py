@@ -11,7 +11,8 @@ import numpy as np
 
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
-from scenarios.comparison import compare_results, validate_results
+from scenarios.comparison import compare_results
+from scenarios.fidelity import validate_results, validation_run
 from scenarios.result import Result, summarise
 from scenarios.store import RunFolder, environment, write_json, write_run, write_text
 from sim.cluster import Simulation
@@ -70,7 +71,7 @@ def run_folder(
             real: Result = {**copy.deepcopy(result), "mode": "hardware", "engine": "torch"}
             real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * (1.05 + 0.02 * index)
             write_run(folder, real, record)
-            pairs.append((result, real))
+            pairs.append(validation_run(result, real))
     write_json(folder / "comparison.json", compare_results(results))
     write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
     write_text(folder / "scenario.yaml", "name: toy\n")

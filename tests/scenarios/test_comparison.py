@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from policies.vocabulary import Provenance
-from scenarios.comparison import compare_results, estimate, validate_results
+from scenarios.comparison import compare_results, estimate
 from scenarios.result import Result
-from scenarios.tables import format_comparison, format_validation
+from scenarios.tables import format_comparison
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request
 
@@ -62,36 +62,6 @@ def test_an_accuracy_that_nobody_measured_is_said() -> None:
     measured = compare_results([old])
     assert measured["accuracy_provenance"] == "measured"
     assert "accuracy:" not in format_comparison(measured)
-
-
-def pair(router: str, simulated_s: float, hardware_s: float) -> tuple[Result, Result]:
-    """The two worlds' results."""
-    return result(router, 0, simulated_s), result(router, 0, hardware_s, mode="hardware", engine="torch")
-
-
-def test_errors_are_relative_to_hardware() -> None:
-    """100 (simulated - hardware) / hardware, with its sign."""
-    found = validate_results([pair("a", 0.9, 1.0)], Provenance.MEASURED)["pairs"][0]
-    assert found["error_pct"]["latency_mean"] == pytest.approx(-10)
-    assert found["error_pct"]["energy_per_image"] == 0.0
-    assert found["not_applicable"] == {}
-
-
-def test_modelled_power_has_no_error_of_energy() -> None:
-    """Where the hardware's power is modelled, its error is null and the reason is given."""
-    found = validate_results([pair("a", 1, 1)], Provenance.MODELLED)
-    assert found["pairs"][0]["error_pct"]["energy_per_image"] is None
-    assert "modelled" in found["pairs"][0]["not_applicable"]["energy_per_image"]
-    assert "modelled" in format_validation(found)
-
-
-def test_ranking() -> None:
-    """tau is 1 for the same order, -1 for the opposite, null for a single router."""
-    same = [pair("a", 1, 10), pair("b", 2, 20), pair("c", 3, 30)]
-    opposite = [pair("a", 1, 3), pair("b", 2, 2), pair("c", 3, 1)]
-    assert validate_results(same, Provenance.MEASURED)["ranking_tau"] == pytest.approx(1)
-    assert validate_results(opposite, Provenance.MEASURED)["ranking_tau"] == pytest.approx(-1)
-    assert validate_results(same[:1], Provenance.MEASURED)["ranking_tau"] is None
 
 
 def test_columns_are_aligned() -> None:

@@ -1,0 +1,296 @@
+"""Which runs a validation makes, at which rates and in which order; an interrupted one goes on from what is finished.
+
+It is given two sides, simulation and hardware, and knows neither: each takes a `Job` and returns what its run left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from policies.errors import InputError, WorkError
+from policies.records import RunRecord
+from policies.vocabulary import NS_PER_S
+from scenarios.compose import World
+from scenarios.fidelity import (
+    GROWTH_OF_SATURATION,
+    Kind,
+    ValidationRun,
+    Worlds,
+    reference_img_s,
+    validation_run,
+)
+from scenarios.result import Result
+from scenarios.spec import TraceWorkload, ValidateSection
+
+OVERLOAD = 2.5  # arrivals of a saturated run, in times of what the simulation can carry
+NEAR_SHARE = 0.9  # of the router's own saturated throughput
+SCALES = (0.5, 1.5)  # where the rate is looked for at which the simulation is as slow
+_PRECISION = 0.005  # of that search; a straight line within
+_LONGEST_SEARCH = 8  # doublings until an overload is found
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to be made.
+
+    `scale` multiplies the workload's own rate; a saturated run is cut at its end; of a probe only its latencies or
+    its backlog are asked.
+    """
+
+    kind: Kind
+    router: str
+    load: float | None
+    rate_img_s: float | None
+    scale: float
+    seed: int
+    repeat: int = 0
+    is_probe: bool = False
+
+    @property
+    def is_calm(self) -> bool:
+        """What is measured at the device's limits is measured without planned faults."""
+        return self.kind != "pair"
+
+
+Ran = tuple[Result, RunRecord]
+Side = Callable[[Job], Ran]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A pair of runs that has been made now; `simulated` is None where an earlier repeat has its record."""
+
+    run: ValidationRun
+    job: Job
+    hardware: RunRecord
+    simulated: RunRecord | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be validated.
+
+    Attributes:
+        routers: their names in results.
+        base_img_s: the workload's own mean rate; None for a trace.
+        capacity_img_s: the cluster's estimated capacity, where the search for an overload begins.
+        warmup_s, duration_s: the window of each run.
+    """
+
+    routers: tuple[str, ...]
+    seeds: tuple[int, ...]
+    loads: tuple[float, ...]
+    repeats: int
+    saturate: bool
+    base_img_s: float | None
+    capacity_img_s: float
+    warmup_s: float
+    duration_s: float
+
+    @classmethod
+    def of(cls, world: World, routers: Sequence[str], given: ValidateSection) -> Plan:
+        """From a scenario's own section.
+
+        Raises:
+            InputError: a trace is to be run at given loads, or nothing is left after the warm-up.
+        """
+        scenario = world.scenario
+        if (given.loads or given.saturate) and isinstance(scenario.workload, TraceWorkload):
+            key = "validate.loads" if given.loads else "validate.saturate"
+            problem = "a trace has no rate to set; leave it out, or take another workload (poisson, mmpp ...)"
+            raise InputError(scenario.name, key, problem)
+        duration_s, warmup_s = window_s(world, given)
+        return cls(
+            routers=tuple(routers),
+            seeds=given.seeds,
+            loads=given.loads,
+            repeats=given.repeats,
+            saturate=given.saturate,
+            base_img_s=world.rate_img_s,
+            capacity_img_s=world.capacity_img_s,
+            warmup_s=warmup_s,
+            duration_s=duration_s,
+        )
+
+    @property
+    def hardware_runs(self) -> int:
+        """How many there will be."""
+        saturated = 1 if self.saturate or self.loads else 0
+        pairs = len(self.seeds) * self.repeats * max(1, len(self.loads))
+        return len(self.routers) * (saturated + pairs + (self.repeats if self.saturate else 0))
+
+
+def window_s(world: World, given: ValidateSection) -> tuple[float, float]:
+    """How long each run's images arrive, and for how long they do not count.
+
+    Raises:
+        InputError: nothing would be left to count.
+    """
+    duration_s = given.duration_s or world.scenario.duration_s
+    warmup_s = world.scenario.warmup_s if given.warmup_s is None else given.warmup_s
+    if warmup_s >= duration_s:
+        key = "validate.duration_s" if given.warmup_s is None else "validate.warmup_s"
+        problem = f"the warm-up ({warmup_s:g} s) must be shorter than the run ({duration_s:g} s)"
+        raise InputError(world.scenario.name, key, problem)
+    return duration_s, warmup_s
+
+
+class Campaign:
+    """Every run of a plan; iterate over `carry_out` and keep what it yields.
+
+    Args:
+        finished: what an earlier try has left; those runs are not made again.
+    """
+
+    def __init__(self, plan: Plan, simulation: Side, hardware: Side, finished: Sequence[ValidationRun] = ()) -> None:
+        self.plan = plan
+        self.runs: list[ValidationRun] = []
+        self._simulation = simulation
+        self._hardware = hardware
+        self._earlier = {_key(run): run for run in finished}
+        self._twins: dict[tuple[object, ...], Result] = {}
+        self._curves: dict[str, LoadCurve] = {}
+
+    def carry_out(self) -> Iterator[Finished]:
+        """Saturated runs first, then repeats (outermost, so that routers alternate), then those near saturation."""
+        if self.plan.saturate or self.plan.loads:
+            for router in self.plan.routers:
+                yield from self._make(self._saturated(router))
+        rates = self._rates()
+        for repeat in range(self.plan.repeats):
+            for seed in self.plan.seeds:
+                for load, rate_img_s in rates:
+                    for router in self.plan.routers:
+                        scale = self._scale(rate_img_s)
+                        yield from self._make(Job("pair", router, load, rate_img_s, scale, seed, repeat))
+        if self.plan.saturate:
+            for repeat in range(self.plan.repeats):
+                for router in self.plan.routers:
+                    rate_img_s = NEAR_SHARE * self._throughput_img_s(router)
+                    job = Job("near", router, None, rate_img_s, self._scale(rate_img_s), self.plan.seeds[0], repeat)
+                    yield from self._make(job)
+
+    # ----------------------------------------------------------------------------------------------------- the rates
+
+    def _scale(self, rate_img_s: float | None) -> float:
+        if rate_img_s is None or self.plan.base_img_s is None:
+            return 1.0
+        return rate_img_s / self.plan.base_img_s
+
+    def _rates(self) -> list[tuple[float | None, float | None]]:
+        """(load, rate); the same for every router, so that all see the same arrivals."""
+        if not self.plan.loads:
+            return [(None, self.plan.base_img_s)]
+        reference = reference_img_s(run for run in self.runs if run["kind"] == "saturated")
+        if not reference:
+            raise WorkError("a saturated run completed no image on the hardware: no capacity to take shares of")
+        return [(load, load * reference) for load in self.plan.loads]
+
+    def _throughput_img_s(self, router: str) -> float:
+        (run,) = [run for run in self.runs if run["kind"] == "saturated" and run["router"] == router]
+        return run["hardware"]["throughput_img_s"]
+
+    def _saturated(self, router: str) -> Job:
+        """Arrivals at `OVERLOAD` times of what the simulation can carry: far too many, yet bounded."""
+        seed = self.plan.seeds[0]
+        earlier = self._earlier.get(("saturated", router, None, seed, 0))
+        if earlier is not None:
+            return Job("saturated", router, None, earlier["rate_img_s"], self._scale(earlier["rate_img_s"]), seed)
+        rate_img_s = self.plan.capacity_img_s
+        for _ in range(_LONGEST_SEARCH):
+            rate_img_s *= 2
+            job = Job("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
+            result, record = self._simulation(replace(job, is_probe=True))
+            if self._backlog_growth(record) >= GROWTH_OF_SATURATION:
+                break
+        rate_img_s = OVERLOAD * (result["throughput_img_s"] or self.plan.capacity_img_s)
+        return replace(job, rate_img_s=rate_img_s, scale=self._scale(rate_img_s))
+
+    def _backlog_growth(self, record: RunRecord) -> float:
+        """By how much the backlog grew over the window, as a share of what arrived in it."""
+        start_ns, end_ns = self.plan.warmup_s * NS_PER_S, self.plan.duration_s * NS_PER_S
+        came = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
+        went = sum(
+            request.status != "in_flight" and start_ns < request.finished_ns <= end_ns for request in record.requests
+        )
+        return (came - went) / came if came else 0.0
+
+    # ----------------------------------------------------------------------------------------------------- one run
+
+    def _make(self, job: Job) -> Iterator[Finished]:
+        """A hardware run and its twin, unless an earlier try has them."""
+        key = (job.kind, job.router, job.load, job.seed)
+        earlier = self._earlier.get((*key, job.repeat))
+        if earlier is not None:
+            self._twins[key] = earlier["simulated"]
+            self.runs.append(earlier)
+            return
+        hardware, record = self._hardware(job)
+        twin, twin_record = self._twins.get(key), None
+        if twin is None:
+            twin, twin_record = self._simulation(job)
+            self._twins[key] = twin
+        growth: Worlds | None = None
+        if job.kind == "saturated":
+            assert twin_record is not None, "there is one saturated run of a router"
+            growth = Worlds(simulated=self._backlog_growth(twin_record), hardware=self._backlog_growth(record))
+        run = validation_run(
+            twin,
+            hardware,
+            kind=job.kind,
+            load=job.load,
+            rate_img_s=job.rate_img_s,
+            repeat=job.repeat,
+            backlog_growth=growth,
+            scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
+        )
+        self.runs.append(run)
+        yield Finished(run, job, record, twin_record)
+
+    def _scale_of(self, latency_s: float | None, job: Job) -> float | None:
+        """How many times the job's rate makes the simulation so slow."""
+
+        def simulated_s(scale: float) -> float | None:
+            result, _ = self._simulation(replace(job, scale=scale * job.scale, repeat=0, is_probe=True))
+            return result["latency_s"]["mean"]
+
+        curve = self._curves.setdefault(job.router, LoadCurve(simulated_s))
+        return None if latency_s is None else curve.scale_at(latency_s)
+
+
+class LoadCurve:
+    """Latency against load, looked at where it is asked for.
+
+    Args:
+        latency_s: the mean latency at so many times the rate; None where nothing was completed.
+    """
+
+    def __init__(self, latency_s: Callable[[float], float | None]) -> None:
+        self._latency_s = latency_s
+        self._known: dict[float, float] = {}
+
+    def _at(self, scale: float) -> float:
+        if scale not in self._known:
+            latency_s = self._latency_s(scale)
+            self._known[scale] = inf if latency_s is None else latency_s
+        return self._known[scale]
+
+    def scale_at(self, target_s: float) -> float | None:
+        """Where the latency is `target_s`, by bisection and a straight line at last; None where it is not in `SCALES`.
+
+        Several targets share the points that they have in common, so repeats cost little.
+        """
+        low, high = SCALES
+        if not self._at(low) <= target_s <= self._at(high):
+            return None
+        while high - low > _PRECISION:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._at(middle) < target_s else (low, middle)
+        rise_s = self._at(high) - self._at(low)
+        return low if rise_s in (0.0, inf) else low + (high - low) * (target_s - self._at(low)) / rise_s
+
+
+def _key(run: ValidationRun) -> tuple[object, ...]:
+    return (run["kind"], run["router"], run["load"], run["seed"], run["repeat"])
