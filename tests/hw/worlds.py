@@ -7,7 +7,7 @@ import torch
 
 from hw.device import DeviceSpec
 from hw.networks import Network
-from hw.slimmable import slice_weights
+from hw.slimmable import Shape, Weights, slice_weights
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
 from policies.greedy import GreedyKnobs
@@ -90,3 +90,34 @@ class Wanderer:
         valid = [index for index, server in enumerate(view.servers) if server.valid]
         elsewhere = [index for index in valid if index != view.head.location]
         return Choice(int(rng.choice(elsewhere or valid)), self.widths[view.head.segment - 1], 4)
+
+
+POISON = 666.0
+
+
+class MoodyNet(TinyNet):
+    """The tiny network, but an image of `POISON` breaks a batch, and more than `most` images are too many."""
+
+    def __init__(self, most: int = 3) -> None:
+        super().__init__()
+        self.most = most
+
+    def run_segment(self, segment: int, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        """As the tiny network's."""
+        if bool((x == POISON).any()):
+            raise RuntimeError("a broken image")
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError(f"{len(x)} images")
+        return super().run_segment(segment, weights, x)
+
+
+class IdleNet(TinyNet):
+    """The tiny network, but its second segment gives back its very input."""
+
+    def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
+        """The second segment takes none."""
+        return {} if segment == 2 else super().weight_shapes(segment, width, 1.0 if segment == 3 else previous_width)
+
+    def run_segment(self, segment: int, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+        """As the tiny network's."""
+        return x if segment == 2 else super().run_segment(segment, weights, x)

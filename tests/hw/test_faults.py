@@ -1,0 +1,331 @@
+"""Real faults on real workers: nothing is lost, nothing ends twice, what fails has a name, and servers come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from hw.cluster import HardwareCluster, HardwareRun
+from hw.messages import Broken, Finished, Move, Moved, Run
+from hw.networks import ModelFile, Network, save_model
+from hw.server import HardwareServer
+from hw.slimresnet import SlimResNet
+from hw.worker import Worker, WorkerSpec
+from policies.faults import (
+    NO_LABEL,
+    OUT_OF_MEMORY,
+    WORKER_DIED,
+    WORKER_HUNG,
+    Crash,
+    Fault,
+    Hang,
+    Outage,
+    Poison,
+    Slowness,
+    Squeeze,
+    Supervision,
+)
+from policies.records import RunRecord
+from policies.replay import replay
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.vocabulary import (
+    NS_PER_S,
+    BatchFinished,
+    RequestArrived,
+    ServerDown,
+    ServerUp,
+    StragglerEnded,
+    StragglerStarted,
+)
+from tests.hw.worlds import POISON, IdleNet, MoodyNet, Wanderer, device, knobs, router, tiny_model
+
+WIDTHS = (1.0, 0.5, 1.0)
+PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
+WAIT_S = 60.0
+QUICK = Supervision(hang_ns=NS_PER_S, backoff_ns=NS_PER_S // 20)
+
+
+@pytest.fixture(scope="module")
+def model() -> SlimResNet:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(file, model, "tiny", {})
+    return file
+
+
+def _cluster(path: Path, servers: int) -> HardwareCluster:
+    named = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(servers)]
+    return HardwareCluster(ModelFile(path), named, sensor_period_s=0.05, supervision=QUICK)
+
+
+@pytest.fixture(scope="module")
+def cluster(path: Path) -> Iterator[HardwareCluster]:
+    with _cluster(path, 2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def single(path: Path) -> Iterator[HardwareCluster]:
+    """One server: whatever happens to it, everybody waits for its return, however long that takes."""
+    with _cluster(path, 1) as running:
+        yield running
+
+
+def _run(
+    cluster: HardwareCluster, model: SlimResNet, faults: Sequence[Fault], seconds: float = 1.0, rate: float = 150.0
+) -> RunRecord:
+    """A run under faults, drained; conservation, names of failures and replay are checked on every one."""
+    images = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(2)).numpy()
+    labels = model(torch.from_numpy(images), WIDTHS).argmax(1).numpy().astype(np.int64)
+    arrivals_ns = np.cumsum(np.random.default_rng(0).exponential(NS_PER_S / rate, int(rate * seconds)))
+    plan = HardwareRun(
+        arrivals_ns.astype(np.int64), images, labels, round(seconds * NS_PER_S), keep_log=True, faults=tuple(faults)
+    )
+    servers, weights, rng = len(cluster.servers), RewardWeights(), np.random.default_rng(1)
+    record = cluster.run(plan, router(servers), weights, PRIOR, Wanderer(WIDTHS), rng)
+    arrived = [step.event.request for step in record.log if isinstance(step.event, RequestArrived)]
+    assert sorted(request.request for request in record.requests) == sorted(arrived) == list(range(len(arrivals_ns)))
+    assert all(request.reason for request in record.requests if request.status == "failed")
+    assert "in_flight" not in {request.status for request in record.requests}
+    assert all(request.correct for request in record.requests if request.status == "completed")
+    assert replay(record.log, router(servers), [knobs()] * servers) is None
+    return record
+
+
+def _downs(record: RunRecord) -> list[tuple[int, str]]:
+    return [
+        (step.now_ns, step.event.reason)
+        for step in record.log
+        if step.core == "router" and isinstance(step.event, ServerDown)
+    ]
+
+
+def _require_second_life(record: RunRecord, server: int) -> None:
+    """It came back in a new life, and served."""
+    ups = [step.event for step in record.log if step.core == "router" and isinstance(step.event, ServerUp)]
+    assert [up.epoch for up in ups if up.server == server] == [1, 2]
+    epochs = {
+        step.event.epoch
+        for step in record.log
+        if step.core == f"server:{server}" and isinstance(step.event, BatchFinished)
+    }
+    assert 2 in epochs
+
+
+def test_a_killed_worker_comes_back_under_a_new_epoch(single: HardwareCluster, model: SlimResNet) -> None:
+    """The only server is killed: noticed at once, back after the back-off, and everybody who waited completes."""
+    record = _run(single, model, [Crash(0, NS_PER_S // 4)], seconds=0.5)
+    ((_, reason),) = _downs(record)
+    assert reason == WORKER_DIED
+    assert {request.status for request in record.requests} == {"completed"}
+    ((server, down_ns, up_ns),) = record.restarts_ns
+    assert server == 0
+    assert up_ns - down_ns > QUICK.backoff_ns
+    assert max(request.finished_ns for request in record.requests) > up_ns
+    _require_second_life(record, 0)
+
+
+def test_a_stopped_worker_is_noticed_by_its_silence(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """SIGSTOP: no end of a pipe tells. After the time of a hang it is killed, and its requests are tried elsewhere."""
+    record = _run(cluster, model, [Hang(0, NS_PER_S // 2)], seconds=3)
+    ((down_ns, reason),) = _downs(record)
+    assert reason == WORKER_HUNG
+    assert down_ns >= NS_PER_S // 2 + QUICK.hang_ns * 4 // 5  # the last ping may have been a while before the stop
+    assert {request.status for request in record.requests} == {"completed"}
+    assert any(request.retries for request in record.requests)
+
+
+def test_an_outage_lasts_as_long_as_planned(single: HardwareCluster, model: SlimResNet) -> None:
+    """Ready or not, the only server does not come up before its time."""
+    end_ns = 8 * NS_PER_S
+    record = _run(single, model, [Outage(0, NS_PER_S // 4, end_ns)], seconds=0.5)
+    ((_, down_ns, up_ns),) = record.restarts_ns
+    assert down_ns >= NS_PER_S // 4
+    assert up_ns >= end_ns
+    assert not [r for r in record.requests if down_ns < r.finished_ns < up_ns]
+    _require_second_life(record, 0)
+
+
+def test_after_an_outage_without_end_the_others_serve(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """The router sees it in its mask: nothing is sent there any more."""
+    record = _run(cluster, model, [Outage(1, NS_PER_S // 4, None)], seconds=0.8)
+    ((down_ns, _),) = _downs(record)
+    assert not record.restarts_ns
+    late = [request for request in record.requests if request.arrived_ns > down_ns]
+    assert late
+    assert all(set(request.servers) == {0} for request in late)
+
+
+def test_poisoned_images_fail_alone_and_by_name(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """They have no label after every try; whoever shared a batch with them completes."""
+    poisoned = frozenset({3, 17, 18, 60})
+    record = _run(cluster, model, [Poison(poisoned)], rate=300.0)
+    failed = {request.request: request for request in record.requests if request.status == "failed"}
+    assert set(failed) == poisoned
+    assert {request.reason for request in failed.values()} == {NO_LABEL}
+    assert {request.retries for request in failed.values()} == {router(2).max_retries + 1}
+
+
+def test_little_memory_splits_batches_and_none_refuses_them(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """With room for two images all complete; with room for none on either server all fail as `out_of_memory`."""
+    whole = 30 * NS_PER_S
+    tight = _run(cluster, model, [Squeeze(server, 0, whole, 2) for server in range(2)], rate=400.0)
+    assert {request.status for request in tight.requests} == {"completed"}
+    assert max(batch.size for batch in tight.batches) > 2
+    none = _run(cluster, model, [Squeeze(server, 0, whole, 0) for server in range(2)], seconds=0.3)
+    assert Counter((request.status, request.reason) for request in none.requests) == {
+        ("failed", OUT_OF_MEMORY): len(none.requests)
+    }
+
+
+def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """Its batches take a multiple of the other's, from the start to the end of the fault."""
+    record = _run(cluster, model, [Slowness(0, 0, NS_PER_S, 50.0)], seconds=2, rate=60.0)
+    ends_ns = {
+        type(step.event): step.now_ns
+        for step in record.log
+        if step.core == "server:0" and isinstance(step.event, StragglerStarted | StragglerEnded)
+    }
+    own = [batch for batch in record.batches if batch.server == 0]
+    took = {
+        slow: [b.ended_ns - b.started_ns for b in own if (b.ended_ns < ends_ns[StragglerEnded]) == slow]
+        for slow in (True, False)
+    }
+    assert np.median(took[True]) > 5 * np.median(took[False])
+
+
+def test_the_next_run_starts_with_all_workers(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """A worker that is still dead when a run ends is replaced before the next one; its faults are not inherited."""
+    _run(cluster, model, [Crash(0, NS_PER_S // 4), Squeeze(1, 0, 30 * NS_PER_S, 1)], seconds=0.5)
+    record = _run(cluster, model, [], seconds=0.5)
+    assert not _downs(record)
+    assert {server for request in record.requests for server in request.servers} == {0, 1}
+
+
+# ------------------------------------------------------------------------------------------------------ one worker
+
+
+@pytest.fixture(scope="module")
+def moody(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    path = tmp_path_factory.mktemp("moody") / "moody.safetensors"
+    network = Network("tests.hw.worlds:MoodyNet")
+    own = MoodyNet()
+    own.load_state_dict(model.state_dict())
+    save_model(path, own, network.label, {})
+    with Worker(WorkerSpec("moody", device(), ModelFile(path, network))) as worker:
+        worker.load(1, 1, 1.0)
+        yield worker
+
+
+def _ask(worker: Worker, images: torch.Tensor, batch: int = 0) -> Finished | Broken:
+    requests = tuple(range(len(images)))
+    worker.put(requests, images)
+    worker.send(Run(batch, 1, requests, 1, 0.0, 1.0, len(images)))
+    answer = worker.receive(WAIT_S)
+    assert isinstance(answer, Finished | Broken)
+    return answer
+
+
+def test_a_batch_that_memory_cannot_hold_runs_in_parts(moody: Worker) -> None:
+    """Seven images where three fit: four passes, none failed; what a real out-of-memory error does."""
+    answer = _ask(moody, torch.randn(7, 1, 8, 8))
+    assert isinstance(answer, Finished)
+    assert (answer.passes, answer.failed) == (4, ())
+
+
+def test_who_breaks_a_batch_is_found(moody: Worker) -> None:
+    """The broken image fails, with the reason; the others have passed. Alone it is the whole batch that broke."""
+    images = torch.randn(3, 1, 8, 8)
+    images[1] = POISON
+    answer = _ask(moody, images)
+    assert isinstance(answer, Finished)
+    assert answer.failed == (1,)
+    assert "a broken image" in answer.detail
+    alone = _ask(moody, images[1:2])
+    assert isinstance(alone, Broken)
+    assert alone.reason == answer.reason == "internal_error"
+
+
+def test_a_network_that_gives_back_its_input_keeps_its_activations(tmp_path: Path) -> None:
+    """Its output must not lie where the next arrival is written."""
+    network = Network("tests.hw.worlds:IdleNet")
+    path = tmp_path / "idle.safetensors"
+    save_model(path, IdleNet(), network.label, {})
+    with Worker(WorkerSpec("idle", device(), ModelFile(path, network))) as worker:
+        worker.load(2, 2, 1.0)
+        shape = worker.spec.model.load()[0].activation_shape(1, 1.0)
+        first = torch.randn(2, *shape)
+        worker.put((0, 1), first)
+        worker.send(Run(0, 2, (0, 1), 2, 1.0, 1.0, 2))
+        assert isinstance(worker.receive(WAIT_S), Finished)
+        worker.put((5, 6), torch.zeros(2, *shape))  # over the same place
+        worker.send(Move(0, 0, 1 << 20, (0, 1)))
+        moved = worker.receive(WAIT_S)
+        assert isinstance(moved, Moved)
+        assert torch.equal(worker.arenas[0].tensor(1 << 20, (2, *shape), torch.float32, moved.channels_last), first)
+
+
+# --------------------------------------------------------------------------------------------- nothing is left behind
+
+_SERVE = """
+import sys, time
+from pathlib import Path
+from hw.cluster import HardwareCluster
+from hw.networks import ModelFile
+from hw.server import HardwareServer
+from tests.hw.worlds import device, knobs
+if __name__ == "__main__":
+    servers = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(2)]
+    with HardwareCluster(ModelFile(Path(sys.argv[1])), servers) as cluster:
+        print(*[slot.worker.pid for slot in cluster._slots], flush=True)
+        time.sleep(60)
+"""
+
+
+def _segments() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+@pytest.mark.parametrize("victim", ["driver", "helpers", "interrupt"])
+def test_nothing_survives_a_kill(victim: str, path: Path, tmp_path: Path) -> None:
+    """kill -9 of the driver, a worker or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
+    segments = _segments()
+    script = tmp_path / "serve.py"
+    script.write_text(_SERVE, encoding="utf-8")
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    family = psutil.Process(driver.pid).children(recursive=True)
+    assert len(pids) == 2
+    assert set(pids) < {process.pid for process in family}
+    helpers = [process.pid for process in family if process.pid not in pids[1:]]  # a worker, and what Python started
+    kills = {"driver": [driver.pid], "helpers": helpers, "interrupt": []}
+    for pid in kills[victim]:
+        os.kill(pid, signal.SIGKILL)
+    if victim != "driver":
+        os.kill(driver.pid, signal.SIGINT)
+    driver.wait(WAIT_S)
+    driver.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=WAIT_S)
+    assert not alive
+    assert not _segments() - segments

@@ -1,0 +1,185 @@
+"""Transfers without processes: places, order, emulated links, and deaths at every moment of one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hw.arena import Arena, Inbox
+from hw.link import LinkModel
+from hw.messages import Move, Moved, Release, Take, ToWorker
+from hw.transfers import NO_ROOM, Transfers
+from policies.vocabulary import (
+    IMAGE,
+    ROUTER,
+    Block,
+    RouterEvent,
+    SendBlock,
+    TransferFailed,
+    TransferFinished,
+    WorkKey,
+)
+
+SHAPES = {0: (1, 2, 8), 1: (1, 4, 8)}  # an image is 64 bytes, an activation 128
+ROOM = 256
+PATIENCE_NS = 1000
+
+
+class FakeServer:
+    """An endpoint that only remembers."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.is_up = True
+        self.inbox = Inbox(Arena(ROOM))
+        self.channels_last = False
+        self.sent: list[ToWorker] = []
+
+    def send(self, message: ToWorker) -> None:
+        self.sent.append(message)
+
+    def asked(self, transfer: int) -> None:
+        pass
+
+
+class World:
+    """Two servers and what comes of their transfers."""
+
+    def __init__(self, links: LinkModel | None = None) -> None:
+        self.now_ns = 0
+        self.servers = [FakeServer(0), FakeServer(1)]
+        self.events: list[RouterEvent] = []
+        self.arrived: list[int] = []
+        self.transfers = Transfers(
+            self.servers, self._images, lambda segment, _: SHAPES[segment], links, lambda: self.now_ns,
+            self.events.append, lambda block: self.arrived.append(block.block), PATIENCE_NS, itertools.count(),
+        )  # fmt: skip
+
+    @staticmethod
+    def _images(requests: tuple[int, ...]) -> NDArray[np.float32]:
+        return np.stack([np.full(SHAPES[0], request, np.float32) for request in requests])
+
+    def send(self, number: int, server: int, source: int, *requests: int) -> None:
+        segment, previous = (1, IMAGE) if source == ROUTER else (2, 1.0)
+        block = Block(number, server, 1, WorkKey(segment, 1.0, previous), requests)
+        self.transfers.send(SendBlock(block, ((source, requests),) if source != server else ()))
+
+    def asked_to_move(self, source: int = 0) -> Move:
+        return next(message for message in reversed(self.servers[source].sent) if isinstance(message, Move))
+
+    def write(self, message: Move) -> None:
+        self.transfers.moved(Moved(message.transfer, SHAPES[1], "float32", False))
+
+    def failures(self) -> list[tuple[int, str]]:
+        return [(event.block, event.reason) for event in self.events if isinstance(event, TransferFailed)]
+
+
+def test_images_stand_where_the_worker_is_told_to_take_them() -> None:
+    """The bytes at the offset of `Take` are the requests' images, in order; nothing moves where nothing must."""
+    world = World()
+    world.send(1, 0, ROUTER, 7, 5)
+    (take,) = world.servers[0].sent
+    assert isinstance(take, Take)
+    seen = world.servers[0].inbox.arena.tensor(take.offset, (2, *SHAPES[0]), torch.float32)
+    assert seen[:, 0, 0, 0].tolist() == [7, 5]
+    world.send(2, 0, 0, 7, 5)
+    assert world.arrived == [1, 2]
+
+
+def test_without_a_place_a_transfer_waits_in_order_and_then_gives_up() -> None:
+    """Two blocks fill the arena; of two more neither overtakes the other; a place or the end of patience decides."""
+    world = World()
+    for number in range(4):
+        world.send(number, 0, ROUTER, 2 * number, 2 * number + 1)  # 128 bytes each
+    assert world.arrived == [0, 1]
+    world.servers[0].inbox.forget((2,))
+    world.transfers.freed(0)
+    assert world.arrived == [0, 1]  # a slab is free when all of it is
+    world.servers[0].inbox.forget((3,))
+    world.transfers.freed(0)
+    assert world.arrived == [0, 1, 2]
+    assert world.transfers.next_ns == PATIENCE_NS
+    world.transfers.ring(PATIENCE_NS - 1)
+    assert not world.failures()
+    world.transfers.ring(PATIENCE_NS)
+    assert world.failures() == [(3, NO_ROOM)]
+    assert world.transfers.next_ns is None
+
+
+def test_the_source_keeps_its_copy_until_the_other_has_taken_it() -> None:
+    """A move is asked for with a place, taken when it is written, released at the source when it has arrived."""
+    world = World()
+    world.send(1, 1, 0, 3)
+    move = world.asked_to_move()
+    assert (move.destination, move.requests) == (1, (3,))
+    assert not world.arrived
+    world.write(move)
+    assert isinstance(world.servers[1].sent[-1], Take)
+    assert world.servers[0].sent[-1] == Release((3,))
+    assert world.arrived == [1]
+
+
+def _before_it_is_written(world: World) -> None:
+    pass
+
+
+def _after_the_data_are_there(world: World) -> None:
+    world.write(world.asked_to_move())
+
+
+@pytest.mark.parametrize("then", [_before_it_is_written, _after_the_data_are_there])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_in_mid_transfer_loses_no_place(victim: int, then: Callable[[World], None]) -> None:
+    """Source or destination dies: the block never arrives, only a source's death is the driver's to report, and in
+    the end every byte of the arena is free."""
+    world = World(SlowLink())
+    world.send(1, 1, 0, 3)
+    then(world)
+    world.servers[victim].is_up = False
+    world.transfers.bury(victim)
+    world.now_ns = 10**9
+    world.transfers.ring(world.now_ns)
+    assert not world.arrived
+    assert world.failures() == ([(1, "server_down")] if victim == 0 else [])
+    if victim == 1 and then is _before_it_is_written:
+        assert world.servers[1].inbox.free_bytes < ROOM  # the source may still be writing there
+        world.write(world.asked_to_move())
+    assert world.servers[1].inbox.free_bytes == ROOM
+
+
+def test_what_was_to_be_moved_from_a_dead_server_fails_at_once() -> None:
+    """Its death may come while the router decides."""
+    world = World()
+    world.servers[0].is_up = False
+    world.send(1, 1, 0, 3)
+    assert world.failures() == [(1, "server_down")]
+
+
+class SlowLink:
+    """Everything arrives 500 ns after it was asked for."""
+
+    def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
+        return now_ns, now_ns + 500
+
+
+def test_an_emulated_link_holds_back_what_is_there_already() -> None:
+    """Not a nanosecond less; and a write that takes longer than the link arrives when it is done."""
+    world = World(SlowLink())
+    world.send(1, 0, ROUTER, 1)
+    assert world.transfers.next_ns == 500
+    world.transfers.ring(499)
+    assert not world.arrived
+    world.now_ns = 500
+    world.transfers.ring(500)
+    assert world.arrived == [1]
+    world.send(2, 1, 0, 1)
+    world.now_ns = 2000
+    world.write(world.asked_to_move())
+    assert world.arrived == [1, 2]
+    finished = [event for event in world.events if isinstance(event, TransferFinished)]
+    assert [event.block for event in finished] == [1, 2]

@@ -1,0 +1,38 @@
+"""Signs of life: silence for long enough is a hang, slow work is not before its own time."""
+
+from __future__ import annotations
+
+from hw.watch import Watch
+from policies.faults import Supervision
+
+RULES = Supervision(hang_ns=600, stuck_ns=5000)
+
+
+def test_an_unanswered_ping_is_a_hang_after_its_time() -> None:
+    """Not a nanosecond earlier; an answer to an older ping is none."""
+    watch = Watch(RULES, 0)
+    assert watch.ping(0) == 1
+    assert watch.ping(50) is None
+    assert not watch.is_hung(599)
+    assert watch.is_hung(600)
+    watch.ponged(0)
+    assert watch.is_hung(600)
+    watch.ponged(1)
+    assert not watch.is_hung(600)
+    assert watch.ping(99) is None
+    assert watch.ping(100) == 2  # six fit into a hang
+
+
+def test_work_may_take_longer_than_a_ping() -> None:
+    """The oldest unanswered work counts, whatever was answered meanwhile."""
+    watch = Watch(RULES, 0)
+    for number in range(3):
+        watch.asked(number, 100 * number)
+    watch.answered(1)
+    assert not watch.is_hung(4999)
+    assert watch.is_hung(5000)
+    watch.answered(0)
+    assert not watch.is_hung(5199)
+    assert watch.is_hung(5200)
+    watch.answered(2)
+    assert not watch.is_hung(10**9)
