@@ -14,6 +14,8 @@ from gymnasium.utils.env_checker import check_env
 
 from hw.accuracy import Evaluation, PaperTable, save_accuracy
 from policies.errors import InputError
+from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
+from policies.vocabulary import NS_PER_S
 from scenarios.capacity import bound, capacity
 from scenarios.compare import compare_world, run_simulation, simulate_world
 from scenarios.compose import Accuracy, World, build_world
@@ -184,6 +186,96 @@ def test_the_papers_table_simulates_end_to_end(tmp_path: Path) -> None:
     narrow = simulate_world(world, "fixed:0.25,0.25,0.25,0.25", 0)["accuracy"]
     assert narrow == pytest.approx(0.7030, abs=0.04)
     assert compare_world(world, ["random", "sticky"], [0, 1])["accuracy_provenance"] == "paper"
+
+
+FAULTS = """
+faults:
+  - {kind: worker_killed, server: b, at_s: 1}
+  - {kind: worker_hung, server: a, at_s: 250ms}
+  - {kind: out_of_memory, server: b, start_s: 2, end_s: 3, batch: 4}
+  - {kind: server_down, server: a, start_s: 2.5}
+  - {kind: straggler, server: a, start_s: 1, end_s: 2, factor: 3}
+supervision: {hang_s: 500ms, stuck_s: 7, backoff_s: 0, backoff_limit_s: 1, stable_s: 2, start_s: 20ms}
+"""
+
+
+def test_planned_faults_and_supervision_are_what_the_file_says(tmp_path: Path) -> None:
+    """Servers by their place in the cluster, times in nanoseconds; the same for every seed."""
+    world = load_world(write(tmp_path, SCENARIO + FAULTS))
+    s = NS_PER_S
+    expected = (Crash(1, s), Hang(0, s // 4), Squeeze(1, 2 * s, 3 * s, 4), Outage(0, 5 * s // 2, None))
+    assert world.run_spec(0).faults == world.run_spec(1).faults == (*expected, Slowness(0, s, 2 * s, 3.0))
+    assert world.supervision == world.cluster.supervision == Supervision(s // 2, 7 * s, 0, s, 2 * s, s // 50)
+    plain = load_world(write(tmp_path))
+    assert plain.supervision == Supervision()
+    assert plain.run_spec(0).faults == ()
+
+
+def test_poison_and_chaos_are_drawn_from_their_own_streams(tmp_path: Path) -> None:
+    """Another seed, other faults; arrivals are those of a run without; as many as was asked for; within the horizon."""
+    text = SCENARIO.replace("duration_s: 4", "duration_s: 200")
+    plain = load_world(write(tmp_path, text)).run_spec(3)
+    faults = "faults: [{kind: poisoned, share: 0.1}, {kind: chaos, mean_gap_s: 0.5}, {kind: poisoned, share: 0.1}]\n"
+    world = load_world(write(tmp_path, text + faults))
+    first, again, other = (world.run_spec(seed) for seed in (3, 3, 4))
+    assert (first.arrivals_ns == plain.arrivals_ns).all()
+    assert first.faults == again.faults != other.faults
+    poisons = [fault.requests for fault in first.faults if isinstance(fault, Poison)]
+    expected = 0.1 * len(first.arrivals_ns)
+    assert all(abs(len(requests) - expected) < 4 * np.sqrt(expected) for requests in poisons)
+    assert poisons[0] != poisons[1]
+    assert max(max(requests) for requests in poisons) < len(first.arrivals_ns)
+    chaos = [fault for fault in first.faults if isinstance(fault, Crash | Hang)]
+    assert abs(len(chaos) - 400) < 4 * 20
+    assert [fault.at_ns for fault in chaos] == sorted(fault.at_ns for fault in chaos)
+    assert chaos[-1].at_ns < first.horizon_ns
+    for kind, server in itertools.product((Crash, Hang), (0, 1)):
+        assert sum(isinstance(fault, kind) and fault.server == server for fault in chaos) > 60
+
+
+def test_chaos_may_be_of_one_kind(tmp_path: Path) -> None:
+    """Only what is listed happens."""
+    world = load_world(write(tmp_path, SCENARIO + "faults: [{kind: chaos, mean_gap_s: 50ms, kinds: [worker_hung]}]\n"))
+    faults = world.run_spec(0).faults
+    assert len(faults) > 10
+    assert all(isinstance(fault, Hang) for fault in faults)
+
+
+def test_a_run_with_every_fault_accounts_for_every_request(tmp_path: Path) -> None:
+    """From the file to the record, the same twice."""
+    more = "\n  - {kind: poisoned, share: 0.02}\n  - {kind: chaos, mean_gap_s: 1}\nsupervision"
+    faults = FAULTS.replace("\nsupervision", more)
+    world = load_world(write(tmp_path, SCENARIO + faults))
+    _, record = run_simulation(world, world.router("random"), "random", 0)
+    assert sorted(r.request for r in record.requests) == list(range(len(world.run_spec(0).arrivals_ns)))
+    assert {r.status for r in record.requests} == {"completed", "failed"}
+    assert record.restarts_ns != ()
+    assert record == run_simulation(world, world.router("random"), "random", 0)[1]
+
+
+LINKS = """
+    - {name: a, profile: a.yaml, link: {latency_s: 1ms, bandwidth_bytes_s: 1e6, loss: 0.2, medium: air}}
+    - {name: b, profile: b.yaml, link: measured}
+"""
+
+
+def test_emulated_links_are_the_simulations_own_but_for_measured_ones(tmp_path: Path) -> None:
+    """The same answers with the same losses; what was measured happens by itself and is free here."""
+    measured = {"latency_s": 0.5, "bandwidth_bytes_s": 1e3}
+    start, end = SCENARIO.index("    - {name: a"), SCENARIO.index("  greedy:")
+    text = SCENARIO[:start] + LINKS[1:] + SCENARIO[end:]
+    world = load_world(write(tmp_path, text, link=measured))
+    network, other = world.emulated_links(5), world.emulated_links(6)
+    assert network is not None
+    assert other is not None
+    simulated = world.simulation(world.run_spec(5))._network
+    moves = [(-1, 0, 9000, now_ns) for now_ns in range(0, 10**9, 10**7)]
+    answers = [network.transfer(*move) for move in moves]
+    assert answers == [simulated.transfer(*move) for move in moves]
+    assert answers != [other.transfer(*move) for move in moves]
+    assert network.transfer(-1, 1, 10**9, 77) == (77, 77)
+    everywhere = SCENARIO.replace("link: 10gbe", "link: measured")
+    assert load_world(write(tmp_path, everywhere, link=measured)).emulated_links(5) is None
 
 
 def test_a_router_that_is_not_trained_yet_is_refused(world: World) -> None:

@@ -48,6 +48,47 @@ MISTAKES = {
         "duration_s: 1\nfaults: [{kind: server_down, server: fst, start_s: 0.5}]",
         ["faults.0.server", "'fst'", "did you mean 'fast'"],
     ),
+    "no server of the kill": (
+        "duration_s: 1",
+        "duration_s: 1\nfaults: [{kind: worker_killed, server: slwo, at_s: 0.5}]",
+        ["faults.0.server", "'slwo'", "did you mean 'slow'"],
+    ),
+    "span in another": (
+        "duration_s: 1",
+        "duration_s: 1\nfaults: [{kind: out_of_memory, server: fast, start_s: 0.2, end_s: 0.5, batch: 0}, "
+        "{kind: out_of_memory, server: fast, start_s: 0.4, end_s: 0.6, batch: 2}]",
+        ["faults.1.start_s", "0.4", "previous out_of_memory of 'fast'"],
+    ),
+    "backwards": (
+        "duration_s: 1",
+        "duration_s: 1\nfaults: [{kind: out_of_memory, server: fast, start_s: 2, end_s: 1, batch: 0}]",
+        ["faults.0", "end_s (1)", "start_s (2)"],
+    ),
+    "too much poison": (
+        "duration_s: 1",
+        "duration_s: 1\nfaults: [{kind: poisoned, share: 1.5}]",
+        ["faults.0.share", "1.5", "less than or equal to 1"],
+    ),
+    "unknown chaos": (
+        "duration_s: 1",
+        "duration_s: 1\nfaults: [{kind: chaos, mean_gap_s: 1, kinds: [server_down]}]",
+        ["faults.0.kinds.0", "server_down", "worker_killed"],
+    ),
+    "chaos of one kind twice": (
+        "duration_s: 1",
+        "duration_s: 1\nfaults: [{kind: chaos, mean_gap_s: 1, kinds: [worker_hung, worker_hung]}]",
+        ["faults.0.kinds", "'worker_hung' is given twice"],
+    ),
+    "back-off beyond its limit": (
+        "duration_s: 1",
+        "duration_s: 1\nsupervision: {backoff_s: 9}",
+        ["supervision", "backoff_limit_s (5)", "backoff_s (9)"],
+    ),
+    "everything lost": (
+        "bandwidth_bytes_s: 1e9",
+        "bandwidth_bytes_s: 1e9, loss: 1",
+        ["cluster.servers.1.link.loss", "less than 1"],
+    ),
     "shares with nobody": (
         "{name: fast, ",
         "{name: fast, shares_device_with: fast, ",
