@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test lint bench clean
+.PHONY: install quickstart test lint bench bench-peers clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,5 +29,16 @@ lint: install  ## style, types, and the layers of docs/architecture.md
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds
 
+PEERS := .venv-peers
+
+$(PEERS)/bin/.installed: pyproject.toml tests/bench/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet --editable . --requirement tests/bench/peers/requirements.txt
+	touch $@
+
+bench-peers: $(PEERS)/bin/.installed  ## our executors beside Ray Serve and LitServe; about half an hour
+	$(PEERS)/bin/python -m tests.bench.peers --json runs/peers.json
+
 clean:
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

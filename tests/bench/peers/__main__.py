@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"not installed here: {', '.join(missing)}; `make bench-peers` installs them", file=sys.stderr)
         return 2
     core, others = split_cores()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     pin_process(others)  # what starts the measurements stays off the model's core, too
     model, _ = ModelFile(options.model).load()
     shape = tuple(model.spec.input_shape)
@@ -75,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_heading(report))
     print(format_report(report))
     if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -19,14 +19,15 @@ from tests.bench.peers.forwards import BATCH_LIMIT, Chain, Job, images
 from tests.bench.peers.load import IN_FLIGHT, measure
 from tests.bench.peers.processes import end_tree
 
-SETTINGS: tuple[dict[str, Any], ...] = tuple(
-    {"wait_s": wait_s, "transport": transport, "pin": pin}
-    for transport, pin, waits_s in (
-        ("mp", "process", (0.0, 0.002, 0.01)),
-        ("zmq", "process", (0.0, 0.002, 0.01)),
-        ("zmq", "none", (0.0,)),
-    )
-    for wait_s in waits_s
+# `fast_queue` (ZeroMQ) is not among them: in 0.2.19 the switch is without effect (it is handed on under a name that
+# nothing reads), and where the transport is forced no request is ever answered.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"wait_s": 0.0, "api_servers": 1, "pin": "process"},
+    {"wait_s": 0.002, "api_servers": 1, "pin": "process"},
+    {"wait_s": 0.01, "api_servers": 1, "pin": "process"},
+    {"wait_s": 0.01, "api_servers": 2, "pin": "process"},
+    {"wait_s": 0.0, "api_servers": 1, "pin": "none"},
+    {"wait_s": 0.01, "api_servers": 1, "pin": "none"},
 )
 _START_S = 90.0
 
@@ -136,11 +137,11 @@ def _serve(job: Job, port: int) -> None:
 
     api = _api()(max_batch_size=BATCH_LIMIT, batch_timeout=job.settings["wait_s"])
     api.job = job
-    zmq = job.settings["transport"] == "zmq"
-    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=zmq, disable_openapi_url=True)
-    if zmq:  # in 0.2.19 `fast_queue` alone is without effect: it is handed on under another name
-        server.transport_config.transport_type = "zmq"
-    server.run("127.0.0.1", port, num_api_servers=1, log_level="error", generate_client_file=False, access_log=False)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, disable_openapi_url=True)
+    servers = job.settings["api_servers"]
+    server.run(
+        "127.0.0.1", port, num_api_servers=servers, log_level="error", generate_client_file=False, access_log=False
+    )
 
 
 try:

@@ -28,11 +28,12 @@ _LOOPS: dict[str, dict[str, str]] = {"threads": {}, "inline": INLINE}
 SETTINGS: tuple[dict[str, Any], ...] = tuple(
     {"wait_s": wait_s, "loops": loops, "transport": transport, "pin": pin}
     for loops, transport, pin, waits_s in (
-        ("threads", "actor", "process", (0.0, 0.002, 0.01)),
-        ("inline", "actor", "process", (0.0, 0.01)),
-        ("inline", "grpc", "process", (0.0, 0.002, 0.01)),
-        ("threads", "actor", "thread", (0.0,)),
-        ("inline", "grpc", "none", (0.0,)),
+        ("threads", "grpc", "process", (0.0, 0.002, 0.01)),
+        ("threads", "actor", "process", (0.0, 0.01)),
+        ("inline", "grpc", "process", (0.0, 0.01)),
+        ("inline", "actor", "process", (0.0,)),
+        ("threads", "grpc", "thread", (0.0,)),
+        ("threads", "grpc", "none", (0.0,)),
     )
     for wait_s in waits_s
 )
@@ -55,17 +56,14 @@ def drive(job: Job, truth: Sequence[int]) -> dict[str, Any]:
         try:
             serve.start(proxy_location="Disabled")
             handle = serve.run(_application(serve, job), name="peers", route_prefix=None)
-            if job.settings["transport"] == "grpc":
-                handle = handle.options(
-                    _by_reference=False, request_serialization="pickle", response_serialization="pickle"
-                )
             return asyncio.run(_load(handle, job, truth))
         finally:
-            serve.shutdown()
-            ray.shutdown()
+            ray.shutdown()  # and Serve with it; its own shutdown wants the loop that has ended
 
 
 async def _load(handle: Any, job: Job, truth: Sequence[int]) -> dict[str, Any]:
+    if job.settings["transport"] == "grpc":  # an inline handle wants this loop
+        handle = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
     bodies = [image.tobytes() for image in images(job.shape)]
 
     async def call(index: int) -> tuple[int, int]:
