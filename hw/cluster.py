@@ -388,6 +388,7 @@ class _Run:
         for server in self._servers:
             server.come_up()
         self._settle()
+        self._flush()
         while any(server.is_loading for server in self._servers):
             if not self._listen(PRELOAD_TIMEOUT_S):
                 raise WorkError(f"a preload took more than {PRELOAD_TIMEOUT_S:g} s")
@@ -399,7 +400,10 @@ class _Run:
         self._faults.ring(now_ns)
         self._transfers.ring(now_ns)
         for server in self._servers:
-            server.ring()
+            if server.is_up:
+                server.ring()
+            else:
+                self._revive(server)
         if now_ns >= self._next_tick_ns:
             self._tick(now_ns)
         if now_ns >= self._next_look_ns:
@@ -418,8 +422,7 @@ class _Run:
         wakes_ns = [self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns]
         wakes_ns += [server.next_ns for server in self._servers]
         times += [wake_ns for wake_ns in wakes_ns if wake_ns is not None]
-        unsent = [server for server in self._servers if not server.flush()]
-        if unsent:
+        if not self._flush():
             times.append(self._clock.now_ns() + _FLUSH_NS)
         return max(0.0, (min(times) - self._clock.now_ns()) / NS_PER_S)
 
@@ -450,7 +453,12 @@ class _Run:
             except WorkerDiedError:
                 server.died = True
             self._settle()
+            self._flush()
         return bool(ready)
+
+    def _flush(self) -> bool:
+        """Send what the workers were asked; returns whether all of it could be sent."""
+        return all([server.flush() for server in self._servers])  # noqa: C419 - each of them
 
     def _hear(self, server: RealServer, message: FromWorker) -> None:
         server.hear(message)
@@ -474,24 +482,24 @@ class _Run:
     # ---------------------------------------------------------------------------------------------- life and death
 
     def _look_after(self, now_ns: int) -> None:
-        """Ping, notice who hangs, bring back who may return."""
+        """Ping, and notice who hangs."""
         self._next_look_ns = now_ns + self._look_period_ns
         for server in self._servers:
             reason = server.look_after()
             if reason is not None:
                 self._take_down(server, reason, 0)
-            server.end_outage_if_due()
-            if server.restart_if_due():
-                self._selector.register(server.slot.worker.connection, selectors.EVENT_READ, server)
-            if server.next_ns is not None and not server.is_up:
-                self._next_look_ns = min(self._next_look_ns, server.next_ns)
+
+    def _revive(self, server: RealServer) -> None:
+        """Bring a server back when its time has come."""
+        server.end_outage_if_due()
+        if server.restart_if_due():
+            self._selector.register(server.slot.worker.connection, selectors.EVENT_READ, server)
 
     def _take_down(self, server: RealServer, reason: str, until_ns: int | None) -> None:
         """A server dies, or is found dead: its worker is ended, and what was on its way to or from it is lost."""
         self._selector.unregister(server.slot.worker.connection)
         server.go_down(reason, until_ns)
         self._transfers.bury(server.index)
-        self._next_look_ns = self._clock.now_ns()
 
     # ------------------------------------------------------------------------------------------------------ the router
 
@@ -519,7 +527,7 @@ class _Run:
             case SendBlock():
                 self._transfers.send(command)
             case ReleaseActivations(server, requests) if self._servers[server].is_up:
-                self._servers[server].send(Release(requests))
+                self._servers[server].send(Release(requests), urgent=False)
                 self._servers[server].inbox.forget(requests)
                 self._transfers.freed(server)
             case _:  # the ledger has seen what ended

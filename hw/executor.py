@@ -228,16 +228,17 @@ class Executor:
         self.reply(Ready(os.getpid(), self._context_bytes, self.device.execution()))
         while True:
             try:
-                message: ToWorker = decode(self._control.recv_bytes())
+                messages: list[ToWorker] = decode(self._control.recv_bytes())
             except (EOFError, OSError):
                 return
-            if isinstance(message, Close):
-                return
-            self._obey(message)
+            for message in messages:
+                if isinstance(message, Close):
+                    return
+                self._obey(message)
 
     def reply(self, message: FromWorker) -> None:
         """Answer the driver, from any thread."""
-        data = encode(message)
+        data = encode((message,))
         try:
             with self._control_lock:
                 self._control.send_bytes(data)

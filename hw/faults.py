@@ -49,20 +49,27 @@ class FaultPlan:
         server = self._servers[fault.server]
         match fault:
             case Outage(_, start_ns, end_ns):
-                self._at(start_ns, lambda: self._take_down(server, PLANNED, end_ns) if server.is_up else None)
+                self._at(start_ns, lambda: self._begin_outage(server, end_ns))
             case Crash(_, at_ns):
                 self._at(at_ns, lambda: self._signal(server, signal.SIGKILL))
             case Hang(_, at_ns):
                 self._at(at_ns, lambda: self._signal(server, signal.SIGSTOP))
             case Slowness(_, start_ns, end_ns, factor):
                 self._at(start_ns, lambda: server.straggle(factor))
-                self._at(end_ns, lambda: server.straggle(1.0))
+                self._at(end_ns, lambda: server.straggle(1.0), ends=True)
             case Squeeze(_, start_ns, end_ns, batch):
                 self._at(start_ns, lambda: server.squeeze(batch))
-                self._at(end_ns, lambda: server.squeeze(None))
+                self._at(end_ns, lambda: server.squeeze(None), ends=True)
 
-    def _at(self, at_ns: int, what: Callable[[], None]) -> None:
-        self._steps.append((at_ns, len(self._steps), what))
+    def _at(self, at_ns: int, what: Callable[[], None], ends: bool = False) -> None:
+        """At one instant what ends comes before what begins."""
+        self._steps.append((at_ns, 0 if ends else 1, what))
+
+    def _begin_outage(self, server: RealServer, end_ns: int | None) -> None:
+        if server.is_up:
+            self._take_down(server, PLANNED, end_ns)
+        else:
+            server.stay_down(end_ns)
 
     def _signal(self, server: RealServer, number: signal.Signals) -> None:
         """To the worker, if there is one that serves; what follows is noticed as in any accident."""

@@ -82,6 +82,9 @@ class HardwareServer:
     context_idle_w: float
 
 
+NEVER_NS = 1 << 62
+
+
 class RunClock:
     """Nanoseconds since the start of a run: stands at 0 until `start`, and never goes back."""
 
@@ -182,7 +185,7 @@ class RealServer:
     @property
     def will_return(self) -> bool:
         """Whether it is down, and not for good."""
-        return self._is_starting or self._restart_at_ns is not None
+        return (self._is_starting or self._restart_at_ns is not None) and self._up_from_ns < NEVER_NS
 
     @property
     def has_worker(self) -> bool:
@@ -204,7 +207,14 @@ class RealServer:
         """When something is due here that no answer will bring about."""
         if self.is_up:
             return self.scheduler.next_wake_ns
-        return max(self._restart_at_ns, self._clock.now_ns()) if self._restart_at_ns is not None else None
+        if not self.will_return:
+            return None
+        return self._up_from_ns if self._is_ready_early else self._restart_at_ns
+
+    @property
+    def _is_ready_early(self) -> bool:
+        """Whether a new worker waits for the end of an outage."""
+        return self._is_starting and self.slot.worker.is_warm
 
     def totals(self, device: int, busy_s: float) -> ServerTotals:
         """This server's row of the record."""
@@ -246,10 +256,8 @@ class RealServer:
         was_up, self.is_up = self.is_up, False
         self.died = self._is_starting = False
         self.slot.worker.kill()
-        self._restart_at_ns = None
-        if until_ns is not None:
-            self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
-            self._up_from_ns = until_ns
+        self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
+        self.stay_down(until_ns)
         for books in (self._batches, self._loading, self._loaded_before, self._instance_bytes, self._predicted):
             books.clear()
         if was_up:
@@ -257,10 +265,17 @@ class RealServer:
             self.deliver(ServerDown(self.index, self.epoch, reason))
             self._tell_router(ServerDown(self.index, self.epoch, reason))
 
+    def stay_down(self, until_ns: int | None) -> None:
+        """It is down already, and does not come back before; None: never."""
+        if until_ns is not None:
+            self._up_from_ns = max(self._up_from_ns, until_ns)
+        else:
+            self._up_from_ns = NEVER_NS
+
     def restart_if_due(self) -> bool:
         """Start the next worker when its time has come; returns whether one was started."""
         now_ns = self._clock.now_ns()
-        if self._restart_at_ns is None or now_ns < self._restart_at_ns:
+        if not self.will_return or self._restart_at_ns is None or now_ns < self._restart_at_ns:
             return False
         self._restart_at_ns = None
         self._is_starting = True
@@ -298,8 +313,7 @@ class RealServer:
 
     def end_outage_if_due(self) -> None:
         """A worker that was ready before its outage has ended comes up when it has."""
-        is_waiting = self._is_starting and self.slot.worker.is_warm
-        if is_waiting and self._clock.now_ns() >= self._up_from_ns:
+        if self._is_ready_early and self._clock.now_ns() >= self._up_from_ns:
             self.come_up()
 
     # --------------------------------------------------------------------------------------------------- events in
@@ -319,7 +333,12 @@ class RealServer:
             self.deliver(TimerFired())
 
     def report(self, reading: Reading) -> None:
-        """A sample of the device's sensor: to the scheduler, then to the router. What is absent reads as 0."""
+        """A sample of the device's sensor: to the scheduler, then to the router. What is absent reads as 0.
+
+        A worker that owes a sign of life reports nothing: on a host of its own it could not.
+        """
+        if self._watch.is_silent(self._clock.now_ns()):
+            return
         now_ns, vram_bytes = self._clock.now_ns(), self.vram_used_bytes
         utilization, power_w = reading.utilization or 0.0, reading.power_w or 0.0
         self.deliver(TelemetrySampled(self.epoch, now_ns, now_ns, utilization, power_w, vram_bytes))
@@ -388,15 +407,15 @@ class RealServer:
 
     # ------------------------------------------------------------------------------------------------ commands out
 
-    def send(self, message: ToWorker) -> None:
-        """Ask the worker; if it is gone, `died` says so and the cluster takes the server down."""
-        try:
-            self.slot.worker.send(message)
-        except WorkerDiedError:
-            self.died = True
+    def send(self, message: ToWorker, urgent: bool = True) -> None:
+        """Ask the worker with the next `flush`."""
+        self.slot.worker.post(message, urgent)
 
     def flush(self) -> bool:
-        """Send what the worker's pipe had no room for; returns whether nothing is left."""
+        """Send what was asked; returns whether all of it could be sent.
+
+        If the worker is gone, `died` says so and the cluster takes the server down.
+        """
         try:
             return not self.has_worker or self.slot.worker.flush()
         except WorkerDiedError:

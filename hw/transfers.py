@@ -43,8 +43,8 @@ class Endpoint(Protocol):
     inbox: Inbox
     channels_last: bool
 
-    def send(self, message: ToWorker) -> None:
-        """Ask its worker."""
+    def send(self, message: ToWorker, urgent: bool = True) -> None:
+        """Ask its worker, at once or with the next thing that is urgent."""
         ...
 
     def asked(self, transfer: int) -> None:
@@ -248,7 +248,7 @@ class Transfers:
         server, slab = self._servers[transfer.delivery.block.server], transfer.slab
         assert slab is not None, "written to no place"
         server.inbox.fill(slab)
-        server.send(Take(transfer.requests, slab.offset, shape, dtype, channels_last))
+        server.send(Take(transfer.requests, slab.offset, shape, dtype, channels_last), urgent=False)  # a batch follows
         transfer.has_data = True
         if transfer.due_ns > self._now_ns():
             heapq.heappush(self._due, (transfer.due_ns, transfer.number))
@@ -270,7 +270,7 @@ class Transfers:
         self._hand_over(delivery.block)
 
     def _forget_at(self, server: int, requests: tuple[int, ...]) -> None:
-        self._servers[server].send(Release(requests))
+        self._servers[server].send(Release(requests), urgent=False)
         self._servers[server].inbox.forget(requests)
         self.freed(server)
 

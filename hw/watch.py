@@ -51,6 +51,10 @@ class Watch:
         if number == self._ping:
             self._pinged_ns = None
 
+    def is_silent(self, now_ns: int) -> bool:
+        """Whether a ping has waited for longer than it should take."""
+        return self._pinged_ns is not None and now_ns - self._pinged_ns >= self.period_ns
+
     def is_hung(self, now_ns: int) -> bool:
         """Whether a ping or some work has waited for its answer for too long."""
         if self._pinged_ns is not None and now_ns - self._pinged_ns >= self._rules.hang_ns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -18,14 +19,14 @@ _WORD = "is"  # the key that marks a message within a message
 _encoder = json.JSONEncoder(separators=(",", ":"), default=lambda word: {_WORD: _flat(word)})
 
 
-def encode(message: messages.ToWorker | messages.FromWorker) -> bytes:
-    """A message's number and its fields."""
-    return _encoder.encode(_flat(message)).encode()
+def encode(sent: Iterable[messages.ToWorker | messages.FromWorker]) -> bytes:
+    """Some messages that travel together: of each its number and its fields."""
+    return _encoder.encode([_flat(message) for message in sent]).encode()
 
 
-def decode(data: bytes) -> Any:
-    """The message that `encode` took apart."""
-    return _built(json.loads(data))
+def decode(data: bytes) -> list[Any]:
+    """The messages that `encode` took apart."""
+    return [_built(flat) for flat in json.loads(data)]
 
 
 def _flat(message: Any) -> list[Any]:

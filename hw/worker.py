@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import time  # noqa: TID251 - real commands are timed with a real clock
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -63,6 +62,7 @@ START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 600.0
 ARENA_BYTES = 1 << 26
 _ENDING_S = 5.0
+_MOST_WAITING = 64  # messages that are in no hurry
 _SYNCHRONOUS = -1  # ids of what the synchronous calls ask for; a scheduler's ids count from 0
 
 Answer = TypeVar("Answer")
@@ -97,7 +97,7 @@ def _main(spec: WorkerSpec, control: Connection, arenas: Sequence[Arena], own: i
         executor = Executor(spec.device, spec.model, control, arenas, own)
     except Exception as error:
         refused = Refused("internal_error", f"{type(error).__name__}: {error}")
-        control.send_bytes(encode(refused))
+        control.send_bytes(encode((refused,)))
         return
     executor.loop()
     os._exit(0)  # threads may be in the middle of a pass: nothing of it is wanted
@@ -127,7 +127,8 @@ class Worker:
         self.own = own
         context = multiprocessing.get_context("spawn")
         self.connection, remote = context.Pipe(duplex=True)
-        self._outbox: deque[bytes] = deque()
+        self._outbox: list[ToWorker] = []
+        self._has_urgent = False
         self._writable = select.poll()
         self._writable.register(self.connection, select.POLLOUT)
         self._process = context.Process(
@@ -166,36 +167,46 @@ class Worker:
     # ------------------------------------------------------------------------------------------------- asynchronous
 
     def send(self, message: ToWorker) -> None:
-        """Ask for something, without ever waiting: what the pipe has no room for goes with a later `flush`.
+        """Ask for something now; raises `WorkerDiedError` where nobody is there to ask."""
+        self.post(message)
+        self.flush()
+
+    def post(self, message: ToWorker, urgent: bool = True) -> None:
+        """Ask for something with the next `flush`; what is not urgent may travel with a later one."""
+        self._outbox.append(message)
+        self._has_urgent = self._has_urgent or urgent or len(self._outbox) >= _MOST_WAITING
+
+    def flush(self) -> bool:
+        """Send what was posted, together, without ever waiting; returns whether nothing urgent is left.
 
         Raises:
             WorkerDiedError: nobody is there to ask.
         """
-        self._outbox.append(encode(message))
-        self.flush()
-
-    def flush(self) -> bool:
-        """Send what waits as far as the pipe takes it; returns whether all is sent."""
+        if not self._has_urgent:
+            return True
         try:
             # a pipe that says it is writable has room for many of our small messages: the write never blocks
-            while self._outbox and self._writable.poll(0):
-                self.connection.send_bytes(self._outbox[0])
-                self._outbox.popleft()
+            if not self._writable.poll(0):
+                return False
+            self.connection.send_bytes(encode(self._outbox))
         except OSError as error:
             raise WorkerDiedError(f"worker {self.spec.name} is gone ({error})") from None
-        return not self._outbox
+        self._outbox.clear()
+        self._has_urgent = False
+        return True
 
     def receive(self, timeout_s: float | None = None) -> FromWorker:
         """The next answer; raises `WorkerDiedError` where none will come, `WorkError` where none came in time."""
         try:
             if timeout_s is not None and not self.connection.poll(timeout_s):
                 raise WorkError(f"worker {self.spec.name} did not answer within {timeout_s:g} s")
-            message: FromWorker = decode(self.connection.recv_bytes())
+            (message,) = decode(self.connection.recv_bytes())
         except (EOFError, OSError):
             raise WorkerDiedError(f"worker {self.spec.name} died (exit code {self._process.exitcode})") from None
         if isinstance(message, Ready):
             self._ready = message
-        return message
+        found: FromWorker = message
+        return found
 
     # -------------------------------------------------------------------------------------------------- synchronous
 

@@ -149,10 +149,13 @@ def test_a_stopped_worker_is_noticed_by_its_silence(cluster: HardwareCluster, mo
     assert any(request.retries for request in record.requests)
 
 
-def test_an_outage_lasts_as_long_as_planned(single: HardwareCluster, model: SlimResNet) -> None:
-    """Ready or not, the only server does not come up before its time."""
-    end_ns = 8 * NS_PER_S
-    record = _run(single, model, [Outage(0, NS_PER_S // 4, end_ns)], seconds=0.5)
+@pytest.mark.parametrize("before", [(), (Crash(0, NS_PER_S // 4),)], ids=["up", "down"])
+def test_an_outage_lasts_as_long_as_planned(
+    before: tuple[Fault, ...], single: HardwareCluster, model: SlimResNet
+) -> None:
+    """Ready or not, the only server does not come up before its time, even if it was down when the outage began."""
+    end_ns = 7 * NS_PER_S
+    record = _run(single, model, [*before, Outage(0, NS_PER_S * 3 // 10, end_ns)], seconds=0.5)
     ((_, down_ns, up_ns),) = record.restarts_ns
     assert down_ns >= NS_PER_S // 4
     assert up_ns >= end_ns
@@ -206,6 +209,18 @@ def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, 
         for slow in (True, False)
     }
     assert np.median(took[True]) > 5 * np.median(took[False])
+
+
+def test_chaos_loses_nothing(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """Workers killed and stopped at random under load: `_run` checks every promise. (`tests.bench.endurance` goes on
+    for as long as one likes.)"""
+    rng = np.random.default_rng(5)
+    times_ns = np.cumsum(rng.exponential(1.5 * NS_PER_S, 6)).astype(np.int64)
+    kinds = [Crash if rng.random() < 0.6 else Hang for _ in times_ns]
+    faults = [kind(int(rng.integers(2)), int(at_ns)) for kind, at_ns in zip(kinds, times_ns, strict=True)]
+    record = _run(cluster, model, faults, seconds=10, rate=100)
+    assert len(_downs(record)) >= 2
+    assert any(request.retries for request in record.requests)
 
 
 def test_the_next_run_starts_with_all_workers(cluster: HardwareCluster, model: SlimResNet) -> None:

@@ -40,7 +40,7 @@ class FakeServer:
         self.channels_last = False
         self.sent: list[ToWorker] = []
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: ToWorker, urgent: bool = True) -> None:
         self.sent.append(message)
 
     def asked(self, transfer: int) -> None:

@@ -13,6 +13,7 @@ def test_an_unanswered_ping_is_a_hang_after_its_time() -> None:
     watch = Watch(RULES, 0)
     assert watch.ping(0) == 1
     assert watch.ping(50) is None
+    assert [watch.is_silent(at_ns) for at_ns in (99, 100)] == [False, True]
     assert not watch.is_hung(599)
     assert watch.is_hung(600)
     watch.ponged(0)

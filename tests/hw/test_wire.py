@@ -19,6 +19,6 @@ KINDS = (*typing.get_args(messages.ToWorker), *typing.get_args(messages.FromWork
 def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) -> None:
     """Whatever its fields hold: numbers, names, tuples, none, other messages."""
     message = data.draw(st.from_type(kind))
-    again = decode(encode(message))
-    assert type(again) is kind
+    again, other = decode(encode((message, message)))
+    assert type(again) is type(other) is kind
     assert repr(again) == repr(message)  # in which even a float that is no number equals itself
