@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 
 from hw.networks import ModelFile
+from policies.errors import InputError
 from tests.bench.peers import lit_serve, ours, ray_serve
 from tests.bench.peers.figures import Repeat, format_report, repeat_of, summarise
 from tests.bench.peers.forwards import BATCH_LIMIT, LOW_LOAD, MODEL, PARTS, SATURATION, Job, pin_process, split_cores
@@ -47,14 +48,22 @@ class MeasurementError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; 2 for what the user can mend, 1 where a measurement failed."""
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
+    try:
+        return _main(options)
+    except (InputError, MeasurementError) as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+
+
+def _main(options: argparse.Namespace) -> int:
     missing = [name for name in options.systems if name in _NEEDS and importlib.util.find_spec(_NEEDS[name]) is None]
     if missing:
         print(f"not installed here: {', '.join(missing)}; `make bench-peers` installs them", file=sys.stderr)
         return 2
     core, others = split_cores()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     pin_process(others)  # what starts the measurements stays off the model's core, too
     model, _ = ModelFile(options.model).load()
     shape = tuple(model.spec.input_shape)
@@ -89,7 +98,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of saturation, and of low load")
     parser.add_argument("--interval-ms", type=float, default=20.0, help="between requests at low load")
-    parser.add_argument("--tune-seconds", type=float, default=2.0, help="for each setting that is tried")
+    parser.add_argument("--tune-seconds", type=float, default=3.0, help="for each setting that is tried")
     parser.add_argument("--no-tune", dest="tune", action="store_false", help="take every system's first setting")
     parser.add_argument("--json", type=Path, help="where the report goes")
     return parser.parse_args(arguments)
@@ -120,7 +129,7 @@ def _best(tried: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The settings for each part."""
     worked = [one for one in tried if "failed" not in one]
     if not worked:
-        raise SystemExit(f"no setting worked: {tried[-1]['failed']}")
+        raise MeasurementError(f"no setting worked: {tried[-1]['failed']}")
     return {
         SATURATION: max(worked, key=lambda one: one["images_per_s"] or 0.0)["settings"],
         LOW_LOAD: min(worked, key=lambda one: one["p50_s"] or 0.0)["settings"],

@@ -10,13 +10,14 @@ from typing import Any
 from tests.bench.peers.forwards import IMAGES, LOW_LOAD, SATURATION, Job
 
 IN_FLIGHT = 64
+WARM_UP_S = 3.0  # at saturation; frameworks go on starting processes for a while
 Answer = tuple[int, int]  # label, size of the batch that it was in
 Call = Callable[[int], Awaitable[Answer]]  # for the index of an image
 
 
 async def measure(call: Call, truth: Sequence[int], job: Job) -> dict[str, Any]:
     """The parts that the job names, after a warm-up; see `saturate` and `one_by_one`."""
-    await saturate(call, truth, min(2.0, job.seconds), IN_FLIGHT)
+    await saturate(call, truth, WARM_UP_S, IN_FLIGHT)
     found: dict[str, Any] = {}
     if SATURATION in job.parts:
         found |= await saturate(call, truth, job.seconds, IN_FLIGHT)

@@ -26,10 +26,10 @@ from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig
 from policies.vocabulary import NS_PER_S, WorkKey
 from tests.bench.peers.forwards import BATCH_LIMIT, LOW_LOAD, SATURATION, Job, images
+from tests.bench.peers.load import WARM_UP_S
 
 SETTINGS: tuple[dict[str, Any], ...] = ({"outstanding_blocks": 2}, {"outstanding_blocks": 4})
 _VRAM_BYTES = 1 << 30
-_WARM_UP_S = 1.0
 
 
 class _NoCosts:
@@ -59,7 +59,7 @@ def drive(job: Job, truth: Sequence[int]) -> dict[str, Any]:
             return _carry_out(cluster, model, planned, job)
 
         overload_ns = NS_PER_S / job.overload_per_s
-        run(_every(overload_ns, round(job.overload_per_s * min(_WARM_UP_S, job.seconds))))
+        run(_every(overload_ns, round(job.overload_per_s * WARM_UP_S)))
         found: dict[str, Any] = {"hops": model.spec.segments}
         if SATURATION in job.parts:
             found |= _saturation(run(_every(overload_ns, round(job.overload_per_s * job.seconds))))
