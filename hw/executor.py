@@ -7,6 +7,7 @@ failure becomes an answer; none ends the process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -172,8 +173,10 @@ class Weights:
     def _from_disk(self, segment: int, width: float) -> SegmentInstance:
         shapes = self._model.instance_shapes(segment, width)
         with safe_open(self._path, framework="pt") as file:
-            weights = {
-                name: file.get_slice(name)[tuple(slice(0, n) for n in shape)].contiguous()
+            weights = {  # copies: a view of the mapped file would be read only when a batch needs it
+                name: file.get_slice(name)[tuple(slice(0, n) for n in shape)].clone(
+                    memory_format=torch.contiguous_format
+                )
                 for name, shape in shapes.items()
             }
         return SegmentInstance(self._model, segment, width, weights)
@@ -339,6 +342,7 @@ class Executor:
         if instance is not None:
             self.weights.free(instance)
             del instance
+            give_back(self.place)
         self.reply(Unloaded(message.instance, seconds_since(begin_ns)))
 
     def _reset(self) -> int:
@@ -445,6 +449,25 @@ class Executor:
 
 class _UnknownInstanceError(LookupError):
     """A batch for an instance that is not there."""
+
+
+def give_back(place: torch.device) -> None:
+    """What was freed goes back to the device or the system, not into an allocator's store."""
+    if place.type == "cuda":
+        torch.cuda.empty_cache()
+    elif _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):  # not glibc
+        return None
+    return found
+
+
+_malloc_trim = _find_malloc_trim()
 
 
 def explain(error: Exception) -> tuple[Reason, str]:

@@ -62,7 +62,7 @@ START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 600.0
 ARENA_BYTES = 1 << 26
 _ENDING_S = 5.0
-_MOST_WAITING = 64  # messages that are in no hurry
+_FRAME = 64  # messages that travel together at most, and that wait for an urgent one at most
 _SYNCHRONOUS = -1  # ids of what the synchronous calls ask for; a scheduler's ids count from 0
 
 Answer = TypeVar("Answer")
@@ -174,7 +174,7 @@ class Worker:
     def post(self, message: ToWorker, urgent: bool = True) -> None:
         """Ask for something with the next `flush`; what is not urgent may travel with a later one."""
         self._outbox.append(message)
-        self._has_urgent = self._has_urgent or urgent or len(self._outbox) >= _MOST_WAITING
+        self._has_urgent = self._has_urgent or urgent or len(self._outbox) >= _FRAME
 
     def flush(self) -> bool:
         """Send what was posted, together, without ever waiting; returns whether nothing urgent is left.
@@ -185,13 +185,14 @@ class Worker:
         if not self._has_urgent:
             return True
         try:
-            # a pipe that says it is writable has room for many of our small messages: the write never blocks
-            if not self._writable.poll(0):
-                return False
-            self.connection.send_bytes(encode(self._outbox))
+            while self._outbox:
+                # a pipe that says it is writable has most of its buffer free, which a frame never fills
+                if not self._writable.poll(0):
+                    return False
+                self.connection.send_bytes(encode(self._outbox[:_FRAME]))
+                del self._outbox[:_FRAME]
         except OSError as error:
             raise WorkerDiedError(f"worker {self.spec.name} is gone ({error})") from None
-        self._outbox.clear()
         self._has_urgent = False
         return True
 

@@ -16,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.messages import Load, ToWorker
 from hw.networks import ModelFile, save_model
 from hw.server import HardwareServer, RunClock
 from hw.slimresnet import SlimResNet
+from hw.worker import Worker
 from policies.errors import InputError
 from policies.greedy import GreedyScheduler
 from policies.records import RunRecord
@@ -166,6 +168,29 @@ def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> N
     late = [request for request in found.requests if request.arrived_ns > downs[0].now_ns]
     assert late
     assert all(set(request.servers) == {0} for request in late)
+
+
+def test_a_first_load_comes_from_disk_and_a_reload_from_memory(
+    path: Path, model: SlimResNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle instances are unloaded at once, so that each is loaded again: only its first load opens the file."""
+    restless = dataclasses.replace(knobs(preload=False), idle_unload_ns=1)
+    servers = [dataclasses.replace(_servers(1)[0], knobs=restless)]
+    loads: list[tuple[tuple[int, float], bool]] = []
+    post = Worker.post
+
+    def watched(worker: Worker, message: ToWorker, urgent: bool = True) -> None:
+        if isinstance(message, Load):
+            loads.append(((message.segment, message.width), message.from_disk))
+        post(worker, message, urgent)
+
+    monkeypatch.setattr(Worker, "post", watched)
+    with HardwareCluster(ModelFile(path), servers) as running:
+        record = _carry_out(running, _run(model, 0.5, 20.0))
+    assert all(request.correct for request in record.requests)
+    first = {spec: position for position, (spec, _) in reversed(list(enumerate(loads)))}
+    assert len(loads) > len(first)
+    assert [from_disk for _, from_disk in loads] == [first[spec] == i for i, (spec, _) in enumerate(loads)]
 
 
 def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:

@@ -23,11 +23,13 @@ from hw.messages import (
     Move,
     MoveBroken,
     Moved,
+    Ping,
+    Pong,
     Release,
     Run,
     Take,
 )
-from hw.networks import ModelFile, save_model
+from hw.networks import ModelFile, Network, save_model
 from hw.slimresnet import SlimResNet
 from hw.worker import Worker, WorkerDiedError, WorkerSpec, start_workers, transfer_round
 from policies.errors import WorkError
@@ -258,6 +260,53 @@ def test_a_dead_worker_is_noticed(path: Path) -> None:
             worker.receive(WAIT_S)
         with pytest.raises(WorkerDiedError, match="gone"):
             worker.send(Release(()))
+
+
+def test_who_does_not_read_holds_up_nobody(path: Path) -> None:
+    """A stopped worker is sent thousands of messages without waiting; when it goes on it gets them all, in order."""
+    with Worker(WorkerSpec("stopped", device(), ModelFile(path))) as worker:
+        os.kill(worker.pid, signal.SIGSTOP)
+        pings = 20_000
+        for number in range(pings):
+            worker.send(Ping(number))
+        assert not worker.flush()
+        os.kill(worker.pid, signal.SIGCONT)
+        for number in range(pings):
+            while not worker.connection.poll(0.001):
+                worker.flush()
+            assert worker.receive(WAIT_S) == Pong(number)
+
+
+def test_what_is_not_urgent_travels_with_what_is(path: Path) -> None:
+    """Alone it waits, and it keeps its place in the order."""
+    with Worker(WorkerSpec("patient", device(), ModelFile(path))) as worker:
+        worker.post(Ping(1), urgent=False)
+        assert worker.flush()
+        assert not worker.connection.poll(0.2)
+        worker.send(Ping(2))
+        assert [worker.receive(WAIT_S) for _ in range(2)] == [Pong(1), Pong(2)]
+
+
+def test_loading_takes_real_memory_and_unloading_frees_it(tmp_path: Path) -> None:
+    """Private pages of the process: a large instance's bytes come with its load and go with its unload, each time."""
+    network = Network("slimresnet18")
+    model = network.build()
+    file = tmp_path / "large.safetensors"
+    save_model(file, model, network.label, {})
+    needed = model.instance_bytes(4, 1.0)
+    assert needed > 30e6
+    with Worker(WorkerSpec("large", device(), ModelFile(file))) as worker:
+        process = psutil.Process(worker.pid)
+        worker.load(0, 4, 1.0)
+        worker.unload(0)  # the first one leaves something for good: code, threads
+        for from_disk in (True, False):
+            before = process.memory_full_info().uss
+            worker.load(1, 4, 1.0, from_disk=from_disk)
+            loaded = process.memory_full_info().uss
+            worker.unload(1)
+            after = process.memory_full_info().uss
+            assert loaded - before > 0.9 * needed
+            assert after - before < 0.1 * needed
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
