@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, sqrt
 
 from policies.errors import InputError, WorkError
 from policies.records import RunRecord
@@ -24,11 +24,13 @@ from scenarios.fidelity import (
 from scenarios.result import Result
 from scenarios.spec import TraceWorkload, ValidateSection
 
-OVERLOAD = 2.5  # arrivals of a saturated run, in times of what the simulation can carry
+OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
+_MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
+_ATTEMPTS = 6
 NEAR_SHARE = 0.9  # of the router's own saturated throughput
-SCALES = (0.5, 1.5)  # where the rate is looked for at which the simulation is as slow
+_PRECISION = 0.005  # of the search for the scale
+_STEPS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # up or down from that rate, to one at which the simulation is as slow
 _PRECISION = 0.005  # of that search; a straight line within
-_LONGEST_SEARCH = 8  # doublings until an overload is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Campaign:
         """Saturated runs first, then repeats (outermost, so that routers alternate), then those near saturation."""
         if self.plan.saturate or self.plan.loads:
             for router in self.plan.routers:
-                yield from self._make(self._saturated(router))
+                yield from self._saturated(router)
         rates = self._rates()
         for repeat in range(self.plan.repeats):
             for seed in self.plan.seeds:
@@ -192,21 +194,42 @@ class Campaign:
         (run,) = [run for run in self.runs if run["kind"] == "saturated" and run["router"] == router]
         return run["hardware"]["throughput_img_s"]
 
-    def _saturated(self, router: str) -> Job:
-        """Arrivals at `OVERLOAD` times of what the simulation can carry: far too many, yet bounded."""
-        seed = self.plan.seeds[0]
-        earlier = self._earlier.get(("saturated", router, None, seed, 0))
+    def _saturated(self, router: str) -> Iterator[Finished]:
+        """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
+        seed, rate_img_s = self.plan.seeds[0], 2 * self.plan.capacity_img_s
+        job = Job("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
+        earlier = self._earlier.get((*_key_of(job), 0))
         if earlier is not None:
-            return Job("saturated", router, None, earlier["rate_img_s"], self._scale(earlier["rate_img_s"]), seed)
-        rate_img_s = self.plan.capacity_img_s
-        for _ in range(_LONGEST_SEARCH):
-            rate_img_s *= 2
-            job = Job("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
-            result, record = self._simulation(replace(job, is_probe=True))
-            if self._backlog_growth(record) >= GROWTH_OF_SATURATION:
+            self._keep(earlier)
+            return
+        probe, _ = self._saturate(self._simulation, replace(job, is_probe=True))
+        job, (hardware, record) = self._saturate(self._hardware, replace(probe, is_probe=False))
+        yield self._finish(job, hardware, record)
+
+    def _saturate(self, side: Side, job: Job) -> tuple[Job, Ran]:
+        """The job at a rate at which the backlog grows, but no more than it must.
+
+        Far above capacity the images that completed are fewer: first segments take the place of last ones. The least
+        saturated run is taken where none is in the band, the last one where none is saturated at all.
+        """
+        low, high = 0.0, inf
+        best: tuple[float, Job, Ran] | None = None
+        for _ in range(_ATTEMPTS):
+            rate_img_s = job.rate_img_s or 0.0
+            ran = side(job)
+            growth = self._backlog_growth(ran[1])
+            if growth >= GROWTH_OF_SATURATION and (best is None or growth < best[0]):
+                best = (growth, job, ran)
+            if GROWTH_OF_SATURATION <= growth <= _MOST_GROWTH:
                 break
-        rate_img_s = OVERLOAD * (result["throughput_img_s"] or self.plan.capacity_img_s)
-        return replace(job, rate_img_s=rate_img_s, scale=self._scale(rate_img_s))
+            if growth < GROWTH_OF_SATURATION:
+                low, guess = rate_img_s, rate_img_s * OVERLOAD
+            else:
+                high, guess = rate_img_s, rate_img_s * (1 - growth) * OVERLOAD
+            if not low < guess < high:
+                guess = sqrt(low * high)
+            last, job = job, replace(job, rate_img_s=guess, scale=self._scale(guess))
+        return (best[1], best[2]) if best else (last, ran)
 
     def _backlog_growth(self, record: RunRecord) -> float:
         """By how much the backlog grew over the window, as a share of what arrived in it."""
@@ -221,17 +244,21 @@ class Campaign:
 
     def _make(self, job: Job) -> Iterator[Finished]:
         """A hardware run and its twin, unless an earlier try has them."""
-        key = (job.kind, job.router, job.load, job.seed)
-        earlier = self._earlier.get((*key, job.repeat))
+        earlier = self._earlier.get((*_key_of(job), job.repeat))
         if earlier is not None:
-            self._twins[key] = earlier["simulated"]
-            self.runs.append(earlier)
-            return
-        hardware, record = self._hardware(job)
-        twin, twin_record = self._twins.get(key), None
+            self._keep(earlier)
+        else:
+            yield self._finish(job, *self._hardware(job))
+
+    def _keep(self, run: ValidationRun) -> None:
+        self._twins[run["kind"], run["router"], run["load"], run["seed"]] = run["simulated"]
+        self.runs.append(run)
+
+    def _finish(self, job: Job, hardware: Result, record: RunRecord) -> Finished:
+        """A hardware run with its twin, which is simulated with the first repeat."""
+        twin, twin_record = self._twins.get(_key_of(job)), None
         if twin is None:
             twin, twin_record = self._simulation(job)
-            self._twins[key] = twin
         growth: Worlds | None = None
         if job.kind == "saturated":
             assert twin_record is not None, "there is one saturated run of a router"
@@ -246,8 +273,8 @@ class Campaign:
             backlog_growth=growth,
             scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
         )
-        self.runs.append(run)
-        yield Finished(run, job, record, twin_record)
+        self._keep(run)
+        return Finished(run, job, record, twin_record)
 
     def _scale_of(self, latency_s: float | None, job: Job) -> float | None:
         """How many times the job's rate makes the simulation so slow."""
@@ -278,19 +305,41 @@ class LoadCurve:
         return self._known[scale]
 
     def scale_at(self, target_s: float) -> float | None:
-        """Where the latency is `target_s`, by bisection and a straight line at last; None where it is not in `SCALES`.
+        """The scale nearest to 1 whose latency is `target_s`; None where there is none from 0.5 to 1.5.
 
-        Several targets share the points that they have in common, so repeats cost little.
+        From 1 outwards until the target is bracketed (one run's latency is no smooth function of its load: a search
+        from afar would find another crossing), then by bisection, and a straight line at last. Several targets share
+        the points that they have in common, so repeats cost little.
         """
-        low, high = SCALES
-        if not self._at(low) <= target_s <= self._at(high):
+        if self._at(1.0) == target_s:
+            return 1.0
+        bracket = self._bracket(target_s)
+        if bracket is None:
             return None
+        low, high = bracket
         while high - low > _PRECISION:
             middle = (low + high) / 2
             low, high = (middle, high) if self._at(middle) < target_s else (low, middle)
         rise_s = self._at(high) - self._at(low)
         return low if rise_s in (0.0, inf) else low + (high - low) * (target_s - self._at(low)) / rise_s
 
+    def _bracket(self, target_s: float) -> tuple[float, float] | None:
+        """Two neighboring steps with the target between their latencies."""
+        upwards = self._at(1.0) < target_s
+        near = 1.0
+        for step in _STEPS:
+            far = 1.0 + step if upwards else 1.0 - step
+            low, high = sorted((near, far))
+            if self._at(low) <= target_s <= self._at(high):
+                return low, high
+            near = far
+        return None
+
 
 def _key(run: ValidationRun) -> tuple[object, ...]:
     return (run["kind"], run["router"], run["load"], run["seed"], run["repeat"])
+
+
+def _key_of(job: Job) -> tuple[object, ...]:
+    """What a job shares with its simulated twin."""
+    return (job.kind, job.router, job.load, job.seed)

@@ -183,7 +183,13 @@ def test_replay_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     log = (*record.log[:changed], dataclasses.replace(record.log[changed], commands=()), *record.log[changed + 1 :])
     write_run(RunFolder(tmp_path), result, dataclasses.replace(record, log=log))
     assert main(["replay", str(tmp_path)]) == 1
-    assert f"step {changed} " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    step = record.log[changed]
+    assert f"random-seed0: step {changed} at {step.now_ns / 1e9:.6f} s, {step.core}, differs" in out
+    event, logged, replayed = (line.split(maxsplit=1)[1] for line in out.splitlines()[1:4])
+    assert event.startswith(type(step.event).__name__)
+    assert logged == "[]"
+    assert replayed.startswith(f"[{type(step.commands[0]).__name__}")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.records import DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
+from policies.records import STAGES, DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S
 from scenarios.result import percentile
 from scenarios.tables import format_result
@@ -107,6 +108,29 @@ def test_a_result_says_where_its_accuracy_is_from() -> None:
     assert (measured["accuracy_provenance"], paper["accuracy_provenance"]) == ("measured", "paper")
     assert "datasheet; accuracy: paper" in format_result(paper)
     assert "accuracy:" not in format_result(measured)
+
+
+def test_the_generators_lag_restarts_and_failures() -> None:
+    """Lag over all arrivals (null where none is known); restarts by the server's name; failures by their reason."""
+    requests = [replace(request(number, 3, 1, "failed"), reason=reason) for number, reason in enumerate("aab")]
+    run = record(*requests, arrival_lags_ns=(1_000_000, 3_000_000), restarts_ns=((0, 10**9, 2 * 10**9),))
+    found = summary(run, **WINDOW)
+    assert found["arrival_lag_s"] == {"mean": pytest.approx(0.002), "p99": 0.003, "max": 0.003}
+    assert found["restarts"] == [{"server": "s", "down_s": 1.0, "up_s": 2.0}]
+    assert found["failures"] == {"a": 2, "b": 1}
+    assert sum(found["failures"].values()) == found["images"]["failed"]
+    assert summary(record(), **WINDOW)["arrival_lag_s"] is None
+
+
+def test_stages_add_up_to_the_mean_latency() -> None:
+    """Means over the completed requests of the window, each stage by its name; null where a run kept no detail."""
+    found, _ = simulated("random", 0)
+    stages = found["stages_s"]
+    assert stages is not None
+    assert tuple(stages) == STAGES
+    assert sum(stages.values()) == pytest.approx(found["latency_s"]["mean"])
+    assert min(stages["run"], stages["transfer"], stages["decision"]) > 0
+    assert summary(record(request(0, 3, 1)), **WINDOW)["stages_s"] is None
 
 
 def test_two_records_of_a_request_are_refused() -> None:

@@ -1,0 +1,248 @@
+"""Which runs a validation makes: with a second simulator in the place of the hardware, so that the truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError, WorkError
+from scenarios.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
+from scenarios.compare import run_simulation
+from scenarios.compose import World
+from scenarios.fidelity import validate_results
+from scenarios.materials import load_world
+from scenarios.result import Mode
+from scenarios.run import keep_runs
+from scenarios.spec import ValidateSection
+from scenarios.store import RunFolder, read_runs
+from tests import worlds
+from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
+
+ROUTERS = ("random", "jsq")
+
+
+def opened(folder: Path, slowness: float) -> World:
+    """Two small servers, so that an overload is a few hundred images."""
+    path = write_scenario(folder, "duration_s: 1", "duration_s: 2")
+    for name, speed in (("fast", 0.2), ("slow", 0.1)):
+        profile = worlds.profile(name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed / slowness)
+        (folder / f"{name}.yaml").write_text(profile.to_yaml())
+    return load_world(path)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The servers as their profiles say."""
+    return opened(tmp_path_factory.mktemp("world"), 1.0)
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The same servers, 10 % slower."""
+    return opened(tmp_path_factory.mktemp("slower"), 1.1)
+
+
+def side(world: World, seen: list[Job], mode: Mode = "simulation") -> Callable[[Job], Ran]:
+    """One world; it notes what it was asked for."""
+
+    def run(job: Job) -> Ran:
+        seen.append(job)
+        end = "cut" if job.kind == "saturated" else None
+        policy = world.router(job.router)
+        detail = not job.is_probe
+        result, record = run_simulation(world, policy, job.router, job.seed, scale=job.scale, end=end, detail=detail)
+        result["mode"] = mode
+        return result, record
+
+    return run
+
+
+def plan(world: World, routers: tuple[str, ...] = ROUTERS, **given: object) -> Plan:
+    return Plan.of(world, routers, ValidateSection.model_validate(given))
+
+
+def made(world: World, hardware: World, plan: Plan) -> tuple[Campaign, list[Finished], list[Job], list[Job]]:
+    """Everything that a plan makes, and what each side was asked for (probes apart)."""
+    ours: list[Job] = []
+    theirs: list[Job] = []
+    campaign = Campaign(plan, side(world, ours), side(hardware, theirs, "hardware"))
+    return campaign, list(campaign.carry_out()), [job for job in ours if not job.is_probe], theirs
+
+
+def test_without_loads_it_is_a_pair_of_each_router_and_seed(world: World) -> None:
+    """At the workload's own rate, nothing before and nothing after."""
+    _, found, ours, theirs = made(world, world, plan(world, seeds=(3, 4)))
+    assert [(job.router, job.seed, job.scale, job.load) for job in theirs] == [
+        (router, seed, 1.0, None) for seed in (3, 4) for router in ROUTERS
+    ]
+    assert ours == theirs
+    for each in found:
+        assert each.run["simulated"]["latency_s"] == each.run["hardware"]["latency_s"]
+
+
+def test_loads_are_shares_of_what_the_slowest_router_carries(world: World, slower: World) -> None:
+    """Saturated first; all routers see one rate a load; repeats are outermost; each twin is simulated once."""
+    wanted = plan(world, loads=(0.3, 0.6), repeats=2)
+    campaign, found, ours, theirs = made(world, slower, wanted)
+    first, rest = found[:2], found[2:]
+    theirs = [job for job in theirs if job.kind == "pair"]
+    assert [each.job.kind for each in first] == ["saturated"] * 2
+    reference = min(each.run["hardware"]["throughput_img_s"] for each in first)
+    assert [(job.repeat, job.load, job.router) for job in theirs] == [
+        (repeat, load, router) for repeat in (0, 1) for load in (0.3, 0.6) for router in ROUTERS
+    ]
+    for each in rest:
+        rate_img_s = (each.run["load"] or 0.0) * reference
+        assert each.run["rate_img_s"] == pytest.approx(rate_img_s)
+        arrived = each.run["hardware"]["images"]["arrived"]
+        assert arrived == each.run["simulated"]["images"]["arrived"] == pytest.approx(2.0 * rate_img_s, rel=0.3)
+    assert len(ours) == len(ROUTERS) * (1 + 2)
+    assert [each.simulated is None for each in rest] == [False] * 4 + [True] * 4
+    assert len(found) == wanted.hardware_runs
+    assert len(campaign.runs) == len(found)
+
+
+def test_a_saturated_run_is_saturated_but_not_flooded(world: World, slower: World) -> None:
+    """The hardware's backlog grows, but not by much; hardware 10 % slower is found to be so."""
+    _, found, _, _ = made(world, slower, plan(world, ("jsq", "sticky"), loads=(0.3,)))
+    for each in found[:2]:
+        growth = each.run["backlog_growth"]
+        assert growth is not None
+        assert 0.1 <= growth["hardware"] <= 0.3
+    document = validate_results([each.run for each in found], world.power_provenance)
+    assert all(5 < (row["error_pct"] or 0) < 20 and row["met"] is False for row in document["saturated"])
+
+
+def test_hardware_far_from_its_profile_is_saturated_all_the_same(world: World, tmp_path: Path) -> None:
+    """2.5 times as slow or as fast as calibrated: the rate is looked for on the hardware itself."""
+    for slowness in (2.5, 0.4):
+        folder = tmp_path / f"{slowness:.1f}"
+        folder.mkdir()
+        _, found, _, theirs = made(world, opened(folder, slowness), plan(world, ("jsq",), loads=(0.3,)))
+        growth = found[0].run["backlog_growth"]
+        assert growth is not None
+        assert 0.1 <= growth["hardware"] <= 0.35
+        assert len([job for job in theirs if job.kind == "saturated"]) > 1
+
+
+def test_the_error_along_the_load_axis_is_the_load_that_is_hidden(world: World) -> None:
+    """Hardware on which 5 % more arrives than is said is a simulation at 5 % more load."""
+    for hidden in (1.05, 1.0, 0.93):
+
+        def hardware(job: Job, hidden: float = hidden) -> Ran:
+            scale = job.scale * hidden if job.kind == "near" else job.scale
+            return side(world, [])(replace(job, scale=scale))
+
+        campaign = Campaign(plan(world, ("jsq",), saturate=True), side(world, []), hardware)
+        found = list(campaign.carry_out())
+        (near,) = [each for each in found if each.job.kind == "near"]
+        throughput = found[0].run["hardware"]["throughput_img_s"]
+        assert near.job.rate_img_s == pytest.approx(NEAR_SHARE * throughput)
+        (row,) = validate_results(campaign.runs, world.power_provenance)["load_axis"]
+        assert row["error_pct"]["mean"] == pytest.approx(100 * (hidden - 1), abs=1.0)
+
+
+def test_an_interrupted_campaign_goes_on(world: World, slower: World) -> None:
+    """Stopped after any run, the rest are made once, at the same rates, and the whole is the same."""
+    wanted = plan(world, ("jsq",), loads=(0.5,), repeats=2, saturate=True)
+    whole, _, _, all_jobs = made(world, slower, wanted)
+    for stop in (1, 2, 4):
+        asked: list[Job] = []
+        second = Campaign(wanted, side(world, []), side(slower, asked, "hardware"), whole.runs[:stop])
+        list(second.carry_out())
+        assert asked == all_jobs[len(all_jobs) - len(whole.runs) + stop :]
+        for one, other in zip(second.runs, whole.runs, strict=True):
+            for result in (one["simulated"], one["hardware"], other["simulated"], other["hardware"]):
+                result["wall_s"] = 0.0
+        assert second.runs == whole.runs
+
+
+def test_hardware_that_serves_nothing_has_no_capacity(world: World) -> None:
+    """Loads can't be shares of nothing."""
+
+    def dead(job: Job) -> Ran:
+        result, record = side(world, [])(job)
+        result["throughput_img_s"] = 0.0
+        return result, record
+
+    with pytest.raises(WorkError, match="no capacity"):
+        list(Campaign(plan(world, loads=(0.5,)), side(world, []), dead).carry_out())
+
+
+def test_runs_lie_where_their_load_and_repeat_say(world: World, tmp_path: Path) -> None:
+    """A pair alone has the short name; loads, repeats and kinds are in the longer ones; only repeat 0 is kept whole."""
+    folder = RunFolder(tmp_path)
+    for each in made(world, world, plan(world, ("jsq",)))[1]:
+        keep_runs(folder, each, repeats=1)
+    for each in made(world, world, plan(world, ("jsq",), loads=(0.25,), repeats=2, saturate=True))[1]:
+        keep_runs(folder, each, repeats=2)
+    runs = {(run.path.parent.name, run.path.name): (run.point, run.repeat) for run in read_runs(folder)}
+    assert runs == {
+        ("simulation", "jsq-seed0"): ("", 0),
+        ("hardware", "jsq-seed0"): ("", 0),
+        ("simulation", "jsq-saturated-seed0"): ("saturated", 0),
+        ("hardware", "jsq-saturated-seed0"): ("saturated", 0),
+        ("simulation", "jsq-load0.25-seed0"): ("load0.25", 0),
+        ("hardware", "jsq-load0.25-seed0-rep0"): ("load0.25", 0),
+        ("hardware", "jsq-load0.25-seed0-rep1"): ("load0.25", 1),
+        ("simulation", "jsq-near-seed0"): ("near", 0),
+        ("hardware", "jsq-near-seed0-rep0"): ("near", 0),
+        ("hardware", "jsq-near-seed0-rep1"): ("near", 1),
+    }
+    later = tmp_path / "hardware" / "jsq-load0.25-seed0-rep1"
+    assert sorted(path.name for path in later.iterdir()) == ["requests.parquet", "result.json"]
+
+
+def test_a_window_must_be_left(world: World) -> None:
+    """A warm-up as long as the run is the user's mistake."""
+    with pytest.raises(InputError, match=r"validate\.warmup_s: .*\(2 s\).*shorter.*\(2 s\)"):
+        plan(world, warmup_s=2.0)
+    with pytest.raises(InputError, match=r"validate\.duration_s"):
+        plan(world, duration_s=0.1)
+
+
+def test_a_trace_has_no_rate_to_set(tmp_path: Path) -> None:
+    """Loads and saturation need one; the trace itself can be validated."""
+    (tmp_path / "t.csv").write_text("time_s\n" + "\n".join(str(i / 100) for i in range(100)))
+    old = "workload: {kind: poisson, rate_img_s: 200}"
+    world = load_world(write_scenario(tmp_path, old, "workload: {kind: trace, file: t.csv}"))
+    for given in ({"loads": (0.5,)}, {"saturate": True}):
+        with pytest.raises(InputError, match=rf"validate\.{next(iter(given))}: a trace has no rate"):
+            plan(world, **given)
+    _, found, _, _ = made(world, world, plan(world))
+    assert [each.run["rate_img_s"] for each in found] == [None, None]
+
+
+def test_the_scale_is_found_by_bisection() -> None:
+    """The inverse of a queue's latency within 0.2 %; targets share points; what is out of reach is none."""
+    asked: list[float] = []
+
+    def latency_s(scale: float) -> float | None:
+        asked.append(scale)
+        return 1 / (1.6 - scale) if scale < 1.45 else None
+
+    curve = LoadCurve(latency_s)
+    for scale in (0.52, 0.95, 1.05, 1.3):
+        assert curve.scale_at(1 / (1.6 - scale)) == pytest.approx(scale, rel=2e-3)
+    assert curve.scale_at(0.1) is None
+    assert len(asked) == len(set(asked)) < 4 * 10
+    assert LoadCurve(lambda scale: scale).scale_at(1.6) is None
+
+
+def test_of_several_crossings_the_nearest_counts() -> None:
+    """A single run's latency rises in jerks: a dip far away is no answer."""
+    assert LoadCurve(lambda scale: 0.0 if 1.3 < scale < 1.4 else scale).scale_at(1.07) == pytest.approx(1.07)
+    assert LoadCurve(lambda scale: 2.0 if 0.6 < scale < 0.7 else scale).scale_at(0.97) == pytest.approx(0.97)
+
+
+def test_probes_are_asked_for_as_probes(world: World) -> None:
+    """What only finds a rate is marked, so that nobody keeps its detail."""
+    ours: list[Job] = []
+    list(Campaign(plan(world, ("jsq",), saturate=True), side(world, ours), side(world, [])).carry_out())
+    kept = [job for job in ours if not job.is_probe]
+    assert [job.kind for job in kept] == ["saturated", "pair", "near"]
+    assert len(ours) > len(kept)
+    assert all(replace(job, is_probe=False).kind in ("saturated", "near") for job in ours if job.is_probe)

@@ -1,0 +1,220 @@
+"""Both worlds side by side: errors, the hardware's own noise, targets and rankings, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from policies.vocabulary import Provenance
+from scenarios.fidelity import (
+    FIGURES,
+    Validation,
+    ValidationRun,
+    middle_load,
+    reference_img_s,
+    validate_results,
+    validation_run,
+)
+from scenarios.result import Result
+from scenarios.tables import format_validation
+from tests.scenarios.folders import summary
+from tests.scenarios.test_result import WINDOW, record, request
+
+HARDWARE: Any = {"mode": "hardware", "engine": "torch"}
+
+
+def result(router: str, latency_s: float, seed: int = 0, **changes: Any) -> Result:
+    """A result with this mean latency."""
+    return summary(record(request(0, 3, latency_s), ended_s=20), router=router, seed=seed, **WINDOW, **changes)
+
+
+def pair(router: str, simulated_s: float, hardware_s: float, seed: int = 0, **place: Any) -> ValidationRun:
+    """One router's run in both worlds."""
+    return validation_run(result(router, simulated_s, seed), result(router, hardware_s, seed, **HARDWARE), **place)
+
+
+def repeats(router: str, simulated_s: float, hardware_s: list[float], **place: Any) -> list[ValidationRun]:
+    """Repeats of one trace: one simulation."""
+    return [pair(router, simulated_s, each, repeat=number, **place) for number, each in enumerate(hardware_s)]
+
+
+def validated(*runs: ValidationRun) -> Validation:
+    return validate_results(runs, Provenance.MEASURED)
+
+
+def test_errors_are_relative_to_hardware() -> None:
+    """100 (simulated - hardware) / hardware, with its sign."""
+    found = validated(pair("a", 0.9, 1.0))["pairs"][0]
+    assert found["error_pct"]["latency_mean"] == pytest.approx(-10)
+    assert found["error_pct"]["energy_per_image"] == 0.0
+    assert found["not_applicable"] == {}
+
+
+def test_modelled_power_has_no_error_of_energy() -> None:
+    """Where the hardware's power is modelled, its errors are null, and the reason is given."""
+    found = validate_results([pair("a", 1, 1)], Provenance.MODELLED)
+    assert found["pairs"][0]["error_pct"]["energy_per_image"] is None
+    assert found["rows"][0]["error_pct"]["energy"] == {"mean": None, "ci95": None}
+    assert found["rows"][0]["met"]["energy_per_image"] is None
+    assert "modelled" in found["pairs"][0]["not_applicable"]["energy_per_image"]
+    assert format_validation(found).count("modelled") == 1
+
+
+def test_ranking() -> None:
+    """tau is 1 for the same order, -1 for the opposite, null for a single router."""
+    same = [pair("a", 1, 10), pair("b", 2, 20), pair("c", 3, 30)]
+    opposite = [pair("a", 1, 3), pair("b", 2, 2), pair("c", 3, 1)]
+    assert validated(*same)["ranking_tau"] == pytest.approx(1)
+    assert validated(*opposite)["ranking_tau"] == pytest.approx(-1)
+    assert validated(*same[:1])["ranking_tau"] is None
+
+
+def test_a_row_is_over_repeats() -> None:
+    """Mean and Student's interval of hardware and error; noise is the hardware's standard deviation over its mean."""
+    (row,) = validated(*repeats("a", 1.0, [0.9, 1.0, 1.1]))["rows"]
+    t = stats.t.ppf(0.975, 2)
+    hardware = row["hardware"]["latency_mean"]
+    assert hardware["mean"] == pytest.approx(1.0)
+    assert hardware["ci95"] == pytest.approx(t * 0.1 / 3**0.5)
+    assert row["simulated"]["latency_mean"] == 1.0
+    errors = [100 * (1 - real) / real for real in (0.9, 1.0, 1.1)]
+    assert row["error_pct"]["latency_mean"]["mean"] == pytest.approx(sum(errors) / 3)
+    assert row["repeatability_pct"]["latency_mean"] == pytest.approx(10)
+    assert (row["seeds"], row["repeats"]) == ([0], 3)
+
+
+def test_noise_is_of_one_trace() -> None:
+    """Two seeds that differ do not make the hardware look noisy; their own deviations are pooled."""
+    runs = [
+        pair("a", 1.0, value, seed, repeat=n) for seed, of in ((0, (1, 1)), (1, (9, 11))) for n, value in enumerate(of)
+    ]
+    (row,) = validated(*runs)["rows"]
+    own = 2**0.5 / 10
+    assert row["repeatability_pct"]["latency_mean"] == pytest.approx(100 * ((0 + own**2) / 2) ** 0.5)
+
+
+def test_one_run_has_no_noise_and_no_interval() -> None:
+    """Then the promise alone is the target."""
+    (row,) = validated(pair("a", 1.04, 1.0))["rows"]
+    assert row["hardware"]["latency_mean"]["ci95"] is None
+    assert row["repeatability_pct"]["latency_mean"] is None
+    assert (row["target_pct"]["latency_mean"], row["met"]["latency_mean"]) == (5.0, True)
+
+
+@pytest.mark.parametrize(
+    "simulated, hardware, target, met",
+    [(1.04, [1.0, 1.0], 5.0, True), (1.06, [1.0, 1.0], 5.0, False), (1.1, [0.95, 1.05], 14.142, True)],
+)
+def test_the_target_is_the_promise_or_twice_the_noise(
+    simulated: float, hardware: list[float], target: float, met: bool
+) -> None:
+    (row,) = validated(*repeats("a", simulated, hardware))["rows"]
+    assert row["target_pct"]["latency_mean"] == pytest.approx(target, rel=1e-3)
+    assert row["met"]["latency_mean"] is met
+
+
+def test_nothing_is_promised_beyond_the_load_of_the_promise() -> None:
+    """Latency is promised up to a load of 0.8; of what nothing is promised, nothing is met or missed."""
+    runs = [pair("a", 2.0, 1.0, load=load, rate_img_s=100 * load) for load in (0.8, 0.9)]
+    rows = validated(*runs)["rows"]
+    assert [row["met"]["latency_mean"] for row in rows] == [False, None]
+    assert {name for name in FIGURES if rows[0]["target_pct"][name] is None} == {
+        *("latency_p50", "latency_p95", "throughput", "accuracy", "energy"),
+    }
+
+
+def test_rankings_are_by_load_and_only_separated_pairs_count() -> None:
+    """b and c overlap on the hardware and are swapped in simulation: tau suffers, tau over separated pairs does not."""
+    runs = [
+        *repeats("a", 1.0, [0.99, 1.01, 1.0], load=0.5),
+        *repeats("b", 2.1, [1.9, 2.1, 2.0], load=0.5),
+        *repeats("c", 2.0, [1.95, 2.15, 2.05], load=0.5),
+        *repeats("a", 1.0, [1.0, 1.0, 1.0], load=0.8),
+        *repeats("b", 0.9, [2.0, 2.0, 2.0], load=0.8),
+    ]
+    low, high = validated(*runs)["ranking"]
+    assert (low["load"], low["pairs"], low["separated_pairs"]) == (0.5, 3, 2)
+    assert low["tau"] == pytest.approx(1 / 3)
+    assert (low["tau_separated"], low["met"]) == (1.0, True)
+    assert (high["tau_separated"], high["met"]) == (-1.0, False)
+
+
+def test_single_runs_separate_nothing() -> None:
+    """Without intervals nobody knows which routers differ."""
+    (found,) = validated(pair("a", 1, 1), pair("b", 2, 2))["ranking"]
+    assert (found["tau"], found["separated_pairs"], found["tau_separated"], found["met"]) == (1.0, 0, None, None)
+
+
+def saturated(
+    router: str, simulated: float, hardware: float, growths: tuple[float, float] = (0.5, 0.5)
+) -> ValidationRun:
+    results: list[Any] = [result(router, 1.0), result(router, 1.0, **HARDWARE)]
+    for each, rate in zip(results, (simulated, hardware), strict=True):
+        each["throughput_img_s"] = rate
+    grown: Any = dict(zip(("simulated", "hardware"), growths, strict=True))
+    return validation_run(*results, kind="saturated", rate_img_s=500, backlog_growth=grown)
+
+
+def test_saturated_throughput() -> None:
+    """Promised within 2 %; where both worlds kept up with the arrivals nothing is judged; who kept up is said."""
+    runs = [
+        saturated("a", 203, 200),
+        saturated("b", 230, 200, (0.01, 0.2)),
+        saturated("c", 200, 200, (0.01, 0.02)),
+    ]
+    found = validated(pair("a", 1, 1), *runs)
+    assert [row["met"] for row in found["saturated"]] == [True, False, None]
+    assert found["saturated"][0]["error_pct"] == pytest.approx(1.5)
+    assert found["reference_img_s"] == 200 == reference_img_s(runs)
+    assert "not saturated: simulated\n" in format_validation(found)
+    assert "not saturated: simulated, hardware\n" in format_validation(found)
+
+
+def test_the_load_axis() -> None:
+    """A scale of 1.04 is an error of 4 % in load; its own scatter is its noise; a null stays null."""
+    runs = [
+        *(pair("a", 1, 1, kind="near", repeat=number, scale=scale) for number, scale in enumerate((1.03, 1.05))),
+        *(pair("b", 1, 9, kind="near", repeat=number, scale=None) for number in range(2)),
+    ]
+    near, none = validated(pair("a", 1, 1), *runs)["load_axis"]
+    assert near["error_pct"]["mean"] == pytest.approx(4)
+    assert near["repeatability_pct"] == pytest.approx(2**0.5)
+    assert (near["target_pct"], near["met"]) == (3.0, False)
+    assert (none["error_pct"]["mean"], none["met"]) == (None, None)
+
+
+def test_every_table_is_printed() -> None:
+    """Each load has its table; saturation, load axis, stages and rankings have theirs."""
+    stages: dict[str, float] = dict.fromkeys(("router_wait", "decision", "transfer"), 0.001)
+    stages |= dict.fromkeys(("queue", "load", "dispatch", "run", "lost"), 0.002)
+    runs = [run for load in (0.3, 0.8) for run in repeats("a", 1.0, [1.0, 1.1], load=load, rate_img_s=100 * load)]
+    for run in runs:
+        run["simulated"]["stages_s"] = run["hardware"]["stages_s"] = stages
+    text = format_validation(validated(*runs, saturated("a", 1, 1), pair("a", 1, 1, kind="near", scale=1.0)))
+    for part in (
+        "load 0.3 (30.0 images/s)",
+        "load 0.8",
+        "1.00/1.00",
+        "2.00/2.00",
+        "saturated",
+        "near saturation",
+        "tau",
+    ):
+        assert part in text
+
+
+@given(st.lists(st.sampled_from([0.3, 0.6, 0.8, 0.9]), max_size=6))
+def test_the_middle_load_is_one_of_them(loads: list[float]) -> None:
+    """As many loads above it as below, or one more."""
+    middle = middle_load([*loads, None])
+    if middle is None:
+        assert not loads
+        return
+    different = set(loads)
+    below, above = sum(load < middle for load in different), sum(load > middle for load in different)
+    assert middle in different
+    assert above - below in (0, 1)

@@ -1,0 +1,151 @@
+"""What must fit before real executors start: one message with its remedy, exit code 2, and nothing was begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hw.accuracy import Evaluation, load_accuracy
+from hw.telemetry import usable_cores
+from policies.ppo.router import PPORouter
+from policies.ppo.spec import PolicySpec
+from policies.routing import GROUPS
+from scenarios import preflight, run
+from scenarios.cli import main
+from tests import worlds
+
+MODELS = Path(__file__).parents[2] / "scenarios" / "models"
+WIDTHS = (0.25, 0.5, 0.75, 1.0)
+SCENARIO = f"""
+schema: slimsched.scenario/1
+name: ready
+model:
+  network: slimresnet-tiny
+  dataset: cifar100
+  checkpoint: {MODELS / "slimresnet-tiny.safetensors"}
+  accuracy: {MODELS / "slimresnet-tiny.accuracy.json"}
+cluster:
+  greedy: {{batch_limit: 16, vram_cap_gb: 3}}
+  servers:
+  - {{name: a, profile: a.yaml, link: loopback, device: {{cores: [{usable_cores()[0]}]}}}}
+  - {{name: b, profile: a.yaml, link: loopback, shares_device_with: a}}
+workload: {{kind: poisson, rate_img_s: 20}}
+validate: {{routers: [random], duration_s: 1s, warmup_s: 0.1s}}
+duration_s: 2
+warmup_s: 0.1
+"""
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was started: the stage that would start executors only notes that it was asked to."""
+    names: list[str] = []
+
+    def note(*_: object, **__: object) -> Any:
+        names.append("validate")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "validate_world", note)
+    monkeypatch.setattr(preflight, "memory_bytes", lambda device: 8_000_000_000)
+    return names
+
+
+def validate(folder: Path, old: str = "", new: str = "", model_hash: str = "") -> int:
+    """`slimsched validate` of the scenario with one text replaced; returns the exit code."""
+    assert old in SCENARIO, f"{old!r} is not in the scenario"
+    table = load_accuracy(MODELS / "slimresnet-tiny.accuracy.json")
+    assert isinstance(table, Evaluation)
+    model = {**worlds.profile().model.model_dump(mode="json"), "hash": model_hash or table.hash}
+    errors = [{"figure": "solo latency", "mean_abs_pct": 2.5, "max_abs_pct": 7.0, "points": 12}]
+    profile = worlds.profile("a", provenance="measured", errors=errors, model=model)
+    (folder / "a.yaml").write_text(profile.to_yaml())
+    (folder / "ready.yaml").write_text(SCENARIO.replace(old, new, 1) if old else SCENARIO)
+    return main(["validate", str(folder / "ready.yaml"), "--out", str(folder / "run"), "--quiet"])
+
+
+def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
+    """So that the refusals below are of what they say."""
+    assert validate(tmp_path) == 130
+    assert begun == ["validate"]
+
+
+@pytest.mark.parametrize(
+    "old, new, wanted",
+    [
+        (
+            "cores: [",
+            "cores: [98765, ",
+            ["servers.0.device.cores", "98765", f"allowed are {usable_cores()[0]}"],
+        ),
+        ("device: {cores", "device: {kind: cuda, index: 77, cores", ["cluster.servers.0.device.index", "no cuda:77"]),
+        ("vram_cap_gb: 3", "vram_cap_gb: 5", ["vram_cap_gb", "10.00 GB together (a 5.00, b 5.00)", "8.00 GB", "lower"]),
+        ("duration_s: 1s", "duration_s: 0.05s", ["validate.warmup_s", "0.1 s", "0.05 s"]),
+        (f", device: {{cores: [{usable_cores()[0]}]}}", "", ["validate", "a device for each server"]),
+    ],
+)
+def test_what_does_not_fit(
+    old: str, new: str, wanted: list[str], tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A device that is not here, memory that is not enough, a window of nothing, no device at all."""
+    assert validate(tmp_path, old, new) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert [part for part in wanted if part not in err] == []
+    assert begun == []
+
+
+def test_a_gpu_by_its_number(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one GPU here, cuda:1 is refused and cuda:0 is named."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert validate(tmp_path, "device: {cores", "device: {kind: cuda, index: 1, cores") == 2
+    assert "no cuda:1 in this machine; allowed are cuda:0" in capsys.readouterr().err
+    assert begun == []
+
+
+def test_a_profile_of_another_network(tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its hash is not that of the network to be run, whatever the accuracy table says."""
+    paper = "slimresnet18-paper.accuracy.json"
+    code = validate(tmp_path, "slimresnet-tiny.accuracy.json", paper, model_hash="0123456789abcdef")
+    err = capsys.readouterr().err
+    assert code == 2
+    assert "cluster.servers" in err
+    assert "0123456789ab" in err
+    assert "calibrate again" in err
+    assert begun == []
+
+
+@pytest.mark.parametrize(
+    "shape, wanted",
+    [
+        ({"servers": 3}, "servers: expected 2, found 3"),
+        ({"segments": 2}, "segments"),
+        ({"widths": (0.5, 1.0)}, "widths"),
+    ],
+)
+def test_a_router_of_another_cluster(
+    shape: dict[str, Any], wanted: str, tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trained router's servers, segments and widths must be the cluster's."""
+    path = router_file(tmp_path / "other.safetensors", **shape)
+    assert validate(tmp_path, "[random]", f"[random, {path.name}]") == 2
+    err = capsys.readouterr().err
+    assert wanted in err
+    assert "train a router for this cluster" in err
+    assert begun == []
+
+
+def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tuple[float, ...] = WIDTHS) -> Path:
+    """An untrained router of some shape."""
+    spec = PolicySpec(segments, widths, GROUPS, (100.0,) * servers)
+    sizes = {"trunk.0": (spec.observation.size, 4), "heads": (4, sum(spec.head_sizes))}
+    weights: dict[str, Any] = {f"{name}.weight": np.zeros((b, a), np.float32) for name, (a, b) in sizes.items()}
+    weights |= {f"{name}.bias": np.zeros(fan_out, np.float32) for name, (_, fan_out) in sizes.items()}
+    PPORouter(spec, weights).save(path)
+    return path
