@@ -91,7 +91,17 @@ def _ratios(ours: Sequence[Repeat], peer: Sequence[Repeat]) -> dict[str, Any]:
 
 def format_report(report: Mapping[str, Any]) -> str:
     """The table, then a line for each peer and goal."""
-    head = ["system", "images/s", "of bare %", "batch", "p50 ms", "p99 ms", "overhead p50 ms", "p99 ms", "p50/hop ms"]
+    head = [
+        "system",
+        "images/s",
+        "of bare %",
+        "batch",
+        "p50 ms",
+        "p99 ms",
+        "overhead p50 ms",
+        "overhead p99 ms",
+        "p50/hop ms",
+    ]
     rows = [
         [
             name,

@@ -25,9 +25,9 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"wait_s": 0.0, "api_servers": 1, "pin": "process"},
     {"wait_s": 0.002, "api_servers": 1, "pin": "process"},
     {"wait_s": 0.01, "api_servers": 1, "pin": "process"},
-    {"wait_s": 0.01, "api_servers": 2, "pin": "process"},
+    {"wait_s": 0.002, "api_servers": 2, "pin": "process"},
     {"wait_s": 0.0, "api_servers": 1, "pin": "none"},
-    {"wait_s": 0.01, "api_servers": 1, "pin": "none"},
+    {"wait_s": 0.002, "api_servers": 1, "pin": "none"},
 )
 _START_S = 90.0
 
