@@ -209,27 +209,25 @@ class Campaign:
     def _saturate(self, side: Side, job: Job) -> tuple[Job, Ran]:
         """The job at a rate at which the backlog grows, but no more than it must.
 
-        Far above capacity the images that completed are fewer: first segments take the place of last ones. The least
-        saturated run is taken where none is in the band, the last one where none is saturated at all.
+        Far above capacity the images that completed are fewer: first segments take the place of last ones. Where no
+        try is in the band, the one that carried most is taken, saturated or not.
         """
         low, high = 0.0, inf
-        best: tuple[float, Job, Ran] | None = None
+        tries: list[tuple[Job, Ran]] = []
         for _ in range(_ATTEMPTS):
-            rate_img_s = job.rate_img_s or 0.0
             ran = side(job)
-            growth = self._backlog_growth(ran[1])
-            if growth >= GROWTH_OF_SATURATION and (best is None or growth < best[0]):
-                best = (growth, job, ran)
+            tries.append((job, ran))
+            rate_img_s, growth = job.rate_img_s or 0.0, self._backlog_growth(ran[1])
             if GROWTH_OF_SATURATION <= growth <= _MOST_GROWTH:
-                break
+                return job, ran
             if growth < GROWTH_OF_SATURATION:
                 low, guess = rate_img_s, rate_img_s * OVERLOAD
             else:
                 high, guess = rate_img_s, rate_img_s * (1 - growth) * OVERLOAD
             if not low < guess < high:
                 guess = sqrt(low * high)
-            last, job = job, replace(job, rate_img_s=guess, scale=self._scale(guess))
-        return (best[1], best[2]) if best else (last, ran)
+            job = replace(job, rate_img_s=guess, scale=self._scale(guess))
+        return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
 
     def _backlog_growth(self, record: RunRecord) -> float:
         """By how much the backlog grew over the window, as a share of what arrived in it."""
