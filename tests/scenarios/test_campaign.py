@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import scenarios.run as run_module
+from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
 from scenarios.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
 from scenarios.compare import run_simulation
 from scenarios.compose import World
-from scenarios.fidelity import validate_results
+from scenarios.fidelity import Validation, ValidationRun, validate_results
 from scenarios.materials import load_world
 from scenarios.result import Mode
-from scenarios.run import keep_runs
+from scenarios.run import keep_runs, validate_world
 from scenarios.spec import ValidateSection
-from scenarios.store import RunFolder, read_runs
+from scenarios.store import RunFolder, read_json, read_runs
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
@@ -246,3 +249,38 @@ def test_probes_are_asked_for_as_probes(world: World) -> None:
     assert [job.kind for job in kept] == ["saturated", "pair", "near"]
     assert len(ours) > len(kept)
     assert all(replace(job, is_probe=False).kind in ("saturated", "near") for job in ours if job.is_probe)
+
+
+def test_an_interrupted_validation_keeps_each_run(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was finished lies in the folder and in the partial document; the second try makes the rest alone."""
+    wanted, folder, partial = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / "partial.json"
+    asked: list[Job] = []
+
+    def runs(*_: object, finished: tuple[ValidationRun, ...], **__: object) -> Iterator[Finished]:
+        yield from Campaign(wanted, side(world, []), side(world, asked, "hardware"), finished).carry_out()
+
+    def until_third(*_: object, **options: Any) -> Iterator[Finished]:
+        for number, each in enumerate(runs(**options)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield each
+
+    monkeypatch.setattr(run_module, "load_dataset", lambda name: None)
+
+    def validate() -> Validation:
+        model = ModelFile(tmp_path / "none", None)
+        return validate_world(world, folder, model, wanted, ROUTERS, trained=None, partial=partial, quiet=True)
+
+    monkeypatch.setattr(run_module, "validate_runs", until_third)
+    with pytest.raises(KeyboardInterrupt):
+        validate()
+    assert [run["router"] for run in read_json(partial)] == ["random", "jsq", "random"]
+    assert len(read_runs(folder)) == 6
+    asked.clear()
+    monkeypatch.setattr(run_module, "validate_runs", runs)
+    document = validate()
+    assert [(job.kind, job.router) for job in asked] == [("pair", "jsq")]
+    assert [pair["router"] for pair in document["pairs"]] == ["random", "jsq"]
+    assert len(document["saturated"]) == 2
