@@ -11,6 +11,7 @@ import contextlib
 import gc
 import itertools
 import selectors
+import time  # noqa: TID251 - the driver's own CPU time is a figure
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ from policies.vocabulary import (
 PRELOAD_TIMEOUT_S = 120.0
 _PROGRESS_NS = NS_PER_S // 5
 _FLUSH_NS = 500_000
+AWAY_PERIODS = 3  # a look that comes later than this tells of the looker
 ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
 
 
@@ -328,6 +330,7 @@ class _Run:
         self._events: deque[RouterEvent] = deque()
         self._selector: selectors.BaseSelector
         self._arrived = 0
+        self._busy_ns = 0
         self._arrival_lags_ns: list[int] = []
         self._next_tick_ns = self._period_ns
         self._next_look_ns = 0
@@ -374,8 +377,10 @@ class _Run:
                 device.watch(self._servers)
                 device.start()
             self._clock.start()
+            busy_ns = time.thread_time_ns()
             while not self._is_over():
                 self._turn()
+            self._busy_ns = time.thread_time_ns() - busy_ns
         ended_ns = self._clock.now_ns()
         for device in self._devices:
             device.read(ended_ns)
@@ -482,9 +487,12 @@ class _Run:
     # ---------------------------------------------------------------------------------------------- life and death
 
     def _look_after(self, now_ns: int) -> None:
-        """Ping, and notice who hangs."""
+        """Ping, and notice who hangs; not when this process was away itself."""
+        was_away = now_ns - self._next_look_ns > AWAY_PERIODS * self._look_period_ns
         self._next_look_ns = now_ns + self._look_period_ns
         for server in self._servers:
+            if was_away:
+                server.excuse()
             reason = server.look_after()
             if reason is not None:
                 self._take_down(server, reason, 0)
@@ -572,5 +580,6 @@ class _Run:
             decisions=ledger.decisions,
             log=tuple(ledger.log),
             arrival_lags_ns=tuple(self._arrival_lags_ns),
+            driver_busy_ns=self._busy_ns,
             restarts_ns=tuple(sorted((s.index, *times) for s in self._servers for times in s.restarts_ns)),
         )

@@ -45,6 +45,7 @@ from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.ledger import Ledger
 from policies.records import ServerTotals
 from policies.vocabulary import (
+    NS_PER_S,
     BatchFailed,
     BatchFinished,
     BatchStarted,
@@ -285,6 +286,10 @@ class RealServer:
         self.slot.start()
         return True
 
+    def excuse(self) -> None:
+        """The driver itself was away: the worker is not to blame."""
+        self._watch.excuse(self._clock.now_ns())
+
     def look_after(self) -> str | None:
         """Ping the worker; returns why it must be given up, None while it is well."""
         now_ns = self._clock.now_ns()
@@ -403,7 +408,8 @@ class RealServer:
         passed = [request for request in batch.requests if request not in message.failed]
         self.inbox.forget(passed)
         self._predicted.update(zip(passed, message.labels, strict=False))
-        self.deliver(BatchFinished(self.epoch, batch.batch, message.failed, message.reason))
+        ended_ns = self._clock.of(message.began_ns + round(message.forward_s * NS_PER_S))
+        self.deliver(BatchFinished(self.epoch, batch.batch, message.failed, message.reason, ended_ns))
 
     # ------------------------------------------------------------------------------------------------ commands out
 

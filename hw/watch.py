@@ -51,6 +51,12 @@ class Watch:
         if number == self._ping:
             self._pinged_ns = None
 
+    def excuse(self, now_ns: int) -> None:
+        """Whoever looks was away itself (a stopped process, a machine asleep): every wait begins anew."""
+        if self._pinged_ns is not None:
+            self._pinged_ns = now_ns
+        self._asked_ns = dict.fromkeys(self._asked_ns, now_ns)
+
     def is_silent(self, now_ns: int) -> bool:
         """Whether a ping has waited for longer than it should take."""
         return self._pinged_ns is not None and now_ns - self._pinged_ns >= self.period_ns

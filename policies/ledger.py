@@ -98,6 +98,7 @@ class _Batch:
     commanded_ns: int
     started_ns: int
     load_ns: tuple[int, int]
+    forward_ended_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -137,7 +138,8 @@ class _Life:
         sent_ns = max(snapshot_ns, block.sent_ns)
         arrived_ns = max(sent_ns, block.arrived_ns)
         commanded_ns = max(arrived_ns, batch.commanded_ns)
-        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)  # a real start is told by another process
+        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)  # real ones are told by another process
+        ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
         load_began_ns, loaded_ns = batch.load_ns
         load_ns = max(0, min(loaded_ns, commanded_ns) - max(arrived_ns, load_began_ns))
         self.stages_ns[segment - 1 :] = [
@@ -147,8 +149,8 @@ class _Life:
                 arrived_ns - sent_ns,
                 commanded_ns - arrived_ns - load_ns,
                 load_ns,
-                started_ns - commanded_ns,
-                now_ns - started_ns,
+                started_ns - commanded_ns + now_ns - ended_ns,
+                ended_ns - started_ns,
             )
         ]
         self.since_ns = now_ns
@@ -401,6 +403,7 @@ class Ledger:
         if running is None:
             return
         command = running.command
+        running.forward_ended_ns = now_ns if event.ended_ns is None else event.ended_ns
         self.counts[server].batches += 1
         self.counts[server].images += len(command.requests) - len(event.failed)
         if self._detail:
@@ -418,6 +421,7 @@ class Ledger:
                     size=len(command.requests),
                     commanded_ns=running.commanded_ns,
                     started_ns=running.started_ns,
+                    forward_ended_ns=running.forward_ended_ns,
                     ended_ns=now_ns,
                 )
             )

@@ -73,7 +73,13 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """One batch on one server; `started_ns` is the forward's start, `commanded_ns` the scheduler's command."""
+    """One batch on one server.
+
+    Attributes:
+        commanded_ns: the scheduler's command.
+        started_ns, forward_ended_ns: of the forward pass.
+        ended_ns: when the scheduler heard of its end.
+    """
 
     server: int
     batch: int
@@ -84,6 +90,7 @@ class BatchRecord:
     size: int
     commanded_ns: int
     started_ns: int
+    forward_ended_ns: int
     ended_ns: int
 
 
@@ -142,6 +149,7 @@ class RunRecord:
         arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from
             the time at which it was due); empty in simulation, where nothing is late.
         restarts_ns: (server, down, up again) for each death after which a server came back.
+        driver_busy_ns: CPU time of the real cluster's driver, which is the router's host too; 0 in simulation.
     """
 
     ended_ns: int
@@ -156,3 +164,4 @@ class RunRecord:
     log: tuple[LoggedStep, ...] = ()
     arrival_lags_ns: tuple[int, ...] = ()
     restarts_ns: tuple[tuple[int, int, int], ...] = ()
+    driver_busy_ns: int = 0

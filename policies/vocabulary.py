@@ -308,12 +308,14 @@ class BatchFinished:
     """The forward pass of a batch ended and its outputs stand at the server.
 
     `failed` lists members that broke it, for `reason`: the others ran without them, and their inputs are still there.
+    `ended_ns` is when the pass ended, where the driver hears of it later; None for now.
     """
 
     epoch: int
     batch: int
     failed: tuple[int, ...] = ()
     reason: str = ""
+    ended_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

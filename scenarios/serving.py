@@ -1,9 +1,13 @@
 """What serving costs beyond the forward passes that calibration measured: from a short run on the real executors.
 
-A pass in a calibration loop finds its thread awake and its caches warm; a served batch does not, and its command and
-result travel between processes that share cores. These overheads are this host's, so they are measured on it, with a
-router (`random`) and a seed that no reported run uses, and go into the profiles: `decision_s`, `dispatch_s` and the
-link's latency.
+A pass in a calibration loop finds its caches warm; a served batch does not, and its command and result travel between
+processes that share cores. These overheads are this host's, so they are measured on it, with a router (`random`) and a
+seed that no reported run uses, and go into the profiles:
+
+    decision_s        CPU time of the router's host a decision: deciding, and all else that it does for one
+    dispatch_s        command to forward start, and forward end to the scheduler
+    the link's latency    from a block's departure to its arrival, less its bytes at the link's rate
+    mean_s, p50_s ... of every latency: longer by what a served pass takes more than the calibrated one
 """
 
 from __future__ import annotations
@@ -17,11 +21,11 @@ from hw.datasets import Dataset
 from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.records import BatchRecord, BlockRecord, RunRecord
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import NS_PER_S, Provenance
 from scenarios.compose import World
 from scenarios.validate import real_cluster, run_on_hardware, without_faults
 from sim.costs import input_bytes
-from sim.profile import Profile
+from sim.profile import LatencyCurve, Profile
 from sim.tables import DeviceTables
 
 RUN_S, WARMUP_S = 6.0, 1.0
@@ -35,6 +39,7 @@ class ServingOverheads:
     decision_s: float
     dispatch_s: tuple[float | None, ...]
     transfer_s: tuple[float | None, ...]
+    slower_s: tuple[float | None, ...]
 
 
 def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int) -> ServingOverheads:
@@ -45,18 +50,23 @@ def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int)
             world, cluster, dataset, world.router("random"), "random", derived_seed(seed, "serving"),
             duration_s=RUN_S, warmup_s=WARMUP_S, emulate_links=False, keep_log=False,
         )  # fmt: skip
-    return overheads_of(record, [world.cluster.devices[server.device] for server in world.cluster.servers])
+    cluster_spec = world.cluster
+    return overheads_of(record, cluster_spec.devices, [server.device for server in cluster_spec.servers])
 
 
-def overheads_of(record: RunRecord, tables: Sequence[DeviceTables]) -> ServingOverheads:
-    """From a run's records; `tables` holds each server's device."""
+def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> ServingOverheads:
+    """From a run's records; `owners` holds for each server the index of its device."""
+    tables = [devices[device] for device in owners]
     after_ns = int(WARMUP_S * NS_PER_S)
-    batches = _alone([batch for batch in record.batches if batch.commanded_ns >= after_ns])
+    batches = _alone([batch for batch in record.batches if batch.commanded_ns >= after_ns], owners)
     blocks = [block for block in record.blocks if block.snapshot_ns >= after_ns and block.arrived_ns]
 
-    def beyond_forward_ns(batch: BatchRecord) -> float:
+    def dispatch_ns(batch: BatchRecord) -> float:
+        return batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns
+
+    def slower_ns(batch: BatchRecord) -> float:
         table = tables[batch.server].keys[batch.segment, batch.width, batch.previous_width]
-        return batch.ended_ns - batch.commanded_ns - table.latency_ns[batch.size]
+        return batch.forward_ended_ns - batch.started_ns - table.latency_ns[batch.size]
 
     def beyond_bytes_ns(block: BlockRecord) -> float:
         device = tables[block.server]
@@ -65,23 +75,23 @@ def overheads_of(record: RunRecord, tables: Sequence[DeviceTables]) -> ServingOv
         carried_s = moved / link.bandwidth_bytes_s if link is not None else 0.0
         return block.arrived_ns - block.sent_ns - carried_s * NS_PER_S
 
-    decision_s = _mean_s([block.sent_ns - block.snapshot_ns for block in blocks])
     servers = range(len(tables))
     return ServingOverheads(
-        decision_s=decision_s or 0.0,
-        dispatch_s=tuple(_mean_s([beyond_forward_ns(b) for b in batches if b.server == s]) for s in servers),
+        decision_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
+        dispatch_s=tuple(_mean_s([dispatch_ns(b) for b in batches if b.server == s]) for s in servers),
         transfer_s=tuple(
             _mean_s([beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
         ),
+        slower_s=tuple(_mean_s([slower_ns(b) for b in batches if b.server == s]) for s in servers),
     )
 
 
-def _alone(batches: Sequence[BatchRecord]) -> list[BatchRecord]:
-    """Those that no other batch of their server overlapped (all, where each was overlapped): the simulator adds what
+def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchRecord]:
+    """Those that no other batch of their device overlapped (all, where each was overlapped): the simulator adds what
     sharing the device costs, so it must not be in here."""
     found: list[BatchRecord] = []
-    for server in {batch.server for batch in batches}:
-        own = sorted((b for b in batches if b.server == server), key=lambda b: b.commanded_ns)
+    for device in set(owners):
+        own = sorted((b for b in batches if owners[b.server] == device), key=lambda b: b.commanded_ns)
         ends = np.maximum.accumulate([b.ended_ns for b in own])
         alone = [
             b
@@ -110,4 +120,19 @@ def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -
         update["dispatch_s"] = dispatch_s
     if transfer_s is not None and profile.link is not None:
         update["link"] = profile.link.model_copy(update={"latency_s": transfer_s})
+    slower_s = overheads.slower_s[server]
+    if slower_s is not None:
+        scales_energy = profile.power.provenance == Provenance.MODELLED  # from busy time: more of it is more energy
+        update["latency"] = tuple(_slower(curve, slower_s, scales_energy) for curve in profile.latency)
     return profile.model_copy(update=update)
+
+
+def _slower(curve: LatencyCurve, by_s: float, scales_energy: bool) -> LatencyCurve:
+    """Every latency longer by the same: what a pass does not find in the caches, and waits for its core."""
+    update: dict[str, object] = {
+        name: tuple(value + by_s for value in getattr(curve, name)) for name in ("mean_s", "p50_s", "p95_s", "p99_s")
+    }
+    if scales_energy:
+        pairs = zip(curve.energy_j_per_image, curve.mean_s, strict=True)
+        update["energy_j_per_image"] = tuple(joules * (mean_s + by_s) / mean_s for joules, mean_s in pairs)
+    return curve.model_copy(update=update)

@@ -197,7 +197,7 @@ class Profile(StrictModel):
 
     Attributes:
         dispatch_s: from a command to the forward's start plus from its end to the scheduler; it holds the instance.
-        decision_s: one routing decision on this host, where it was measured.
+        decision_s: what one routing decision takes of the router's host, where it was measured.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out errors; empty for a datasheet profile, which promises nothing.

@@ -211,6 +211,28 @@ def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, 
     assert np.median(took[True]) > 5 * np.median(took[False])
 
 
+def test_a_driver_that_was_stopped_blames_no_worker(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """Ctrl-Z on the whole family for longer than a hang, then on again: nobody is killed for it."""
+    script = (
+        "import os, signal, sys, time\n"
+        "driver, *workers = map(int, sys.argv[1:])\n"
+        "send = lambda pids, number: [os.kill(pid, number) for pid in pids]\n"
+        "time.sleep(0.7)\n"
+        "send(workers, signal.SIGSTOP)\n"
+        "time.sleep(0.4)\n"  # a ping is on its way
+        "send([driver], signal.SIGSTOP)\n"
+        "time.sleep(2.5)\n"
+        "send([driver, *workers], signal.SIGCONT)\n"
+    )
+    for slot in cluster._slots:
+        slot.make_ready()
+    pids = [os.getpid(), *(slot.worker.pid for slot in cluster._slots)]
+    with subprocess.Popen([sys.executable, "-c", script, *map(str, pids)]) as stopper:
+        record = _run(cluster, model, [], seconds=5, rate=40)
+        assert stopper.wait(WAIT_S) == 0
+    assert not _downs(record)
+
+
 def test_chaos_loses_nothing(cluster: HardwareCluster, model: SlimResNet) -> None:
     """Workers killed and stopped at random under load: `_run` checks every promise. (`tests.bench.endurance` goes on
     for as long as one likes.)"""

@@ -24,6 +24,19 @@ def test_an_unanswered_ping_is_a_hang_after_its_time() -> None:
     assert watch.ping(100) == 2  # six fit into a hang
 
 
+def test_who_was_away_blames_nobody() -> None:
+    """After a stop of the looker every wait begins anew."""
+    watch = Watch(RULES, 0)
+    watch.ping(0)
+    watch.asked("work", 0)
+    watch.excuse(10_000)
+    assert not watch.is_hung(10_599)
+    assert watch.is_hung(10_600)
+    watch.ponged(1)
+    assert not watch.is_hung(14_999)
+    assert watch.is_hung(15_000)
+
+
 def test_work_may_take_longer_than_a_ping() -> None:
     """The oldest unanswered work counts, whatever was answered meanwhile."""
     watch = Watch(RULES, 0)
