@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.arena import ALIGNMENT, Arena, Inbox
+from hw.books import LateLedger
 from hw.faults import FaultPlan
 from hw.link import LinkModel
 from hw.messages import FromWorker, MoveBroken, Moved, Release
@@ -321,6 +322,7 @@ class _Run:
         self._spec = run
         self._router = RouterCore(router_config)
         self._ledger = ledger
+        self._books = LateLedger(ledger)
         self._policy = policy
         self._rng = rng
         self._on_progress = on_progress
@@ -340,7 +342,7 @@ class _Run:
         self._servers = [
             RealServer(
                 index, spec, slot, Inbox(arena), labels, cluster.spec.segments, cluster.supervision,
-                self._clock, ledger, self._events.append,
+                self._clock, self._books, self._events.append,
             )
             for index, (spec, slot, arena) in enumerate(
                 zip(cluster.servers, cluster._slots, cluster._arenas, strict=True)
@@ -381,6 +383,7 @@ class _Run:
             while not self._is_over():
                 self._turn()
             self._busy_ns = time.thread_time_ns() - busy_ns
+            self._books.catch_up()
         ended_ns = self._clock.now_ns()
         for device in self._devices:
             device.read(ended_ns)
@@ -416,6 +419,8 @@ class _Run:
         if self._router.next_wake_ns is not None and self._router.next_wake_ns <= now_ns:
             self._events.append(RouterTimer())
         self._settle()
+        self._flush()
+        self._books.catch_up()
         if not self._is_over():
             self._listen(self._wait_s())
 
@@ -524,7 +529,7 @@ class _Run:
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
         commands = self._router.handle(event, now_ns)
-        self._ledger.observe_router(event, commands, now_ns)
+        self._books.observe_router(event, commands, now_ns)
         for command in commands:
             self._carry_out(command)
 

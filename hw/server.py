@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.arena import Inbox
+from hw.books import LateLedger
 from hw.device import DeviceSpec
 from hw.messages import (
     Broken,
@@ -42,7 +43,6 @@ from hw.watch import Watch
 from hw.worker import WorkerDiedError, WorkerSlot
 from policies.faults import WORKER_HUNG, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs, GreedyScheduler
-from policies.ledger import Ledger
 from policies.records import ServerTotals
 from policies.vocabulary import (
     NS_PER_S,
@@ -127,7 +127,7 @@ class RealServer:
         labels: (n,) the right label of every request.
         segments: S.
         supervision: how its worker is watched and brought back.
-        clock, ledger: of the run.
+        clock, books: of the run.
         tell_router: queues an event for the router's core.
     """
 
@@ -141,7 +141,7 @@ class RealServer:
         segments: int,
         supervision: Supervision,
         clock: RunClock,
-        ledger: Ledger,
+        books: LateLedger,
         tell_router: Callable[[RouterEvent], None],
     ) -> None:
         self.index = index
@@ -166,7 +166,7 @@ class RealServer:
         self._most_images: int | None = None
         self._impaired: tuple[float, int | None] = (1.0, None)  # what the worker has been told
         self._clock = clock
-        self._ledger = ledger
+        self._books = books
         self._tell_router = tell_router
         self._watch = Watch(supervision, 0)
         self._predicted: dict[int, int] = {}
@@ -219,7 +219,7 @@ class RealServer:
 
     def totals(self, device: int, busy_s: float) -> ServerTotals:
         """This server's row of the record."""
-        counts = self._ledger.counts[self.index]
+        counts = self._books.ledger.counts[self.index]
         return ServerTotals(
             name=self.spec.name,
             device=device,
@@ -327,7 +327,7 @@ class RealServer:
         """Hand an event to the scheduler and carry out what it answers."""
         now_ns = self._clock.now_ns()
         commands = self.scheduler.handle(event, now_ns)
-        self._ledger.observe_server(self.index, event, commands, now_ns, self.waiting)
+        self._books.observe_server(self.index, event, commands, now_ns, self.waiting)
         for command in commands:
             self._carry_out(command)
 

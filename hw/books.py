@@ -1,0 +1,32 @@
+"""Book-keeping that waits: a run's ledger is told of steps when the workers have been told what to do."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from policies.ledger import Ledger
+from policies.vocabulary import RouterCommand, RouterEvent, ServerCommand, ServerEvent
+
+
+class LateLedger:
+    """Remembers steps for a ledger, in their order, until `catch_up`: no request waits for its own record."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._steps: deque[Callable[[], None]] = deque()
+
+    def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
+        """See `Ledger`."""
+        self._steps.append(lambda: self.ledger.observe_router(event, commands, now_ns))
+
+    def observe_server(
+        self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int, queue_length: int
+    ) -> None:
+        """See `Ledger`."""
+        self._steps.append(lambda: self.ledger.observe_server(server, event, commands, now_ns, queue_length))
+
+    def catch_up(self) -> None:
+        """Tell the ledger all of it."""
+        while self._steps:
+            self._steps.popleft()()
