@@ -56,11 +56,15 @@ class FaultDriver:
         self._plans = [RestartPlan(supervision) for _ in servers]
         self._down_since_ns: dict[int, int] = {}
         self._out_until_ns: list[float] = [0.0] * len(servers)
+        self._ready_at_ns = [0] * len(servers)  # when a crash's new process is
 
     def come_up(self, server: int) -> None:
-        """Into service, unless it is there already or a planned outage keeps it out."""
+        """Into service, unless it is there already, a planned outage keeps it out, or its new process is not ready.
+
+        Whichever of outage and restart ends last brings it up.
+        """
         now_ns = self._agenda.now_ns
-        if self._servers[server].is_up or now_ns < self._out_until_ns[server]:
+        if self._servers[server].is_up or now_ns < max(self._out_until_ns[server], self._ready_at_ns[server]):
             return
         if server in self._down_since_ns:
             self.restarts_ns.append((server, self._down_since_ns.pop(server), now_ns))
@@ -107,12 +111,8 @@ class FaultDriver:
             return
         self._kill(server, reason)
         ready_ns = self._plans[server].restart_at_ns(self._agenda.now_ns) + self._supervision.start_ns
-        self._at(ready_ns, server, _ENDS, self._restart, server, self._servers[server].epoch)
-
-    def _restart(self, server: int, epoch: int) -> None:
-        """Unless a planned outage has meanwhile ended that life's death in its own way."""
-        if self._servers[server].epoch == epoch:
-            self.come_up(server)
+        self._ready_at_ns[server] = ready_ns
+        self._at(ready_ns, server, _ENDS, self.come_up, server)
 
     def _hang(self, server: int) -> None:
         if self._servers[server].hang():

@@ -190,10 +190,12 @@ def test_a_planned_outage_keeps_a_crashed_worker_out_until_its_end() -> None:
     assert record.restarts_ns == ((0, 500 * MS, 600 * MS), (0, 700 * MS, 940 * MS))
 
 
-def test_a_restart_that_an_outage_made_pointless_revives_no_later_life() -> None:
-    """Back at the outage's end, dead again: its new wait counts, not what is left of the first."""
+def test_a_short_outage_does_not_bring_a_crashed_worker_back_before_its_restart() -> None:
+    """Whichever ends last brings it up, and only that; then a new death has a wait of its own."""
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 510 * MS, 520 * MS), Crash(0, 530 * MS))
-    assert record.restarts_ns == ((0, 500 * MS, 520 * MS), (0, 530 * MS, 770 * MS))
+    assert record.restarts_ns == ((0, 500 * MS, 640 * MS),)
+    record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 510 * MS, 640 * MS), Crash(0, 640 * MS))
+    assert record.restarts_ns == ((0, 500 * MS, 640 * MS), (0, 640 * MS, 880 * MS))
 
 
 def test_at_one_instant_what_ends_comes_before_what_begins() -> None:
