@@ -288,15 +288,12 @@ class Simulation:
         block = delivery.command.block
         if source not in delivery.moving or block.block not in self._deliveries:
             return  # it failed meanwhile
-        if self._is_hung(source) or self._is_hung(block.server):
-            return  # a stopped process neither sends nor takes: it stays on its way until the death is noticed
+        if source != ROUTER and self.servers[source].is_hung:
+            return  # a stopped process sends nothing, but what it should take is written for it into its memory
         delivery.moving.discard(source)
         self._tell_router(TransferFinished(block.block, source, block.server, requests))
         if not delivery.moving:
             self._hand_over(delivery)
-
-    def _is_hung(self, place: int) -> bool:
-        return place != ROUTER and self.servers[place].is_hung
 
     def _hand_over(self, delivery: _Delivery) -> None:
         block = delivery.command.block

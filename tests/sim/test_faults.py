@@ -21,6 +21,8 @@ from policies.vocabulary import (
     ServerDown,
     ServerUp,
     TelemetrySampled,
+    TransferFailed,
+    TransferFinished,
     UnloadInstance,
 )
 from sim.cluster import ClusterSpec, Simulation
@@ -160,21 +162,47 @@ def test_a_hung_server_can_be_killed_before_it_is_noticed() -> None:
     assert record.restarts_ns == ((0, 600 * MS, 740 * MS),)
 
 
-def test_what_moves_to_a_hung_server_keeps_what_its_source_holds() -> None:
-    """Nobody confirms the transfer; the hung server's death sends it back as it was before."""
+class ThereAndOver:
+    """Second segments to server 1 while it is up, the rest to server 0."""
 
-    class ThereAndOver:
-        def choose(self, view: Any, rng: np.random.Generator) -> Choice:
-            return Choice(1 if view.head.segment == 2 and view.servers[1].valid else 0, 1.0, 32)
+    def choose(self, view: Any, rng: np.random.Generator) -> Choice:
+        return Choice(1 if view.head.segment == 2 and view.servers[1].valid else 0, 1.0, 32)
 
+
+def test_what_moves_to_a_hung_server_arrives_and_dies_with_it() -> None:
+    """Its source writes into its memory, so it counts as there; its batch never runs, and the image starts again."""
     spec = cluster(2)
     run = worlds.run(spec, [0.0], 4.0, faults=(Hang(1, 0),), keep_log=True)
     record = Simulation(spec, run).run(ThereAndOver(), np.random.default_rng(0))
     (request,) = record.requests
     assert (request.status, request.retries) == ("completed", 1)
+    moved = [
+        now for now, event in events(record, TransferFinished, "router") if (event.source, event.destination) == (0, 1)
+    ]
+    assert len(moved) == 1
+    assert moved[0] < RULES.hang_ns
+    assert events(record, BatchStarted, "server:1") == []
     first_segments = [c for c in commands(record, RunBatch) if c.segment == 1]
-    assert len(first_segments) == 1  # it did not start again
+    assert len(first_segments) == 2  # before, and again
     assert request.servers == (0, 0, 0, 0)
+
+
+def test_nothing_leaves_a_hung_server() -> None:
+    """It hangs while it sends: the transfer ends nowhere, and fails with the server's death."""
+
+    class Back:
+        def choose(self, view: Any, rng: np.random.Generator) -> Choice:
+            return Choice(1 if view.head.segment == 1 and view.servers[1].valid else 0, 1.0, 32)
+
+    spec = cluster(2)
+    link = Link(latency_s=0.2, bandwidth_bytes_s=1e9)
+    servers = tuple(dataclasses.replace(s, attachment=Attachment(s.name, link)) for s in spec.servers)
+    run = worlds.run(spec, [0.0], 4.0, faults=(Hang(1, 300 * MS),), keep_log=True)
+    record = Simulation(dataclasses.replace(spec, servers=servers), run).run(Back(), np.random.default_rng(0))
+    moved = events(record, TransferFinished, "router")
+    assert [event for _, event in moved if event.source == 1] == []
+    assert [now for now, _ in events(record, TransferFailed, "router")] == [600 * MS]
+    assert record.requests[0].status == "completed"
 
 
 def test_a_planned_outage_keeps_a_crashed_worker_out_until_its_end() -> None:
