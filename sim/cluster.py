@@ -68,7 +68,7 @@ class RunSpec:
     Attributes:
         arrivals_ns: ascending; request i arrives at arrivals_ns[i].
         horizon_ns: arrivals end here; so does the run under `end: cut`.
-        end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
+        end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
         deadline_ns: after its arrival, for every request; None for no deadlines.
         seed: of the jitter and of lost packets.
         detail, keep_log: what the ledger keeps.
@@ -220,17 +220,17 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------ the run's end
 
     def _is_over(self) -> bool:
-        if self.spec.end == "cut":
-            return self._agenda.next_ns > self.spec.horizon_ns
-        if self._arrived == len(self.spec.arrivals_ns) and self.router.in_flight == 0:
-            return self._agenda.next_ns > self.spec.horizon_ns
-        return self._agenda.next_ns > self.spec.horizon_ns + self.spec.drain_limit_ns
+        next_ns, horizon_ns = self._agenda.next_ns, self.spec.horizon_ns
+        if next_ns <= horizon_ns or self.spec.end == "cut":
+            return next_ns > horizon_ns
+        drained = self._arrived == len(self.spec.arrivals_ns) and self.router.in_flight == 0
+        return drained or self._faults.is_all_gone or next_ns > horizon_ns + self.spec.drain_limit_ns
 
     def _end_ns(self) -> int:
-        """Under `drain`, the run ends at the horizon or at the last completion, whichever is later."""
+        """Under `drain`, the run ends at the horizon or at the last completion (or death), whichever is later."""
         if self.spec.end == "cut":
             return self.spec.horizon_ns
-        if self.router.in_flight == 0:
+        if self.router.in_flight == 0 or self._faults.is_all_gone:
             return max(self.spec.horizon_ns, self.now_ns)
         return self.spec.horizon_ns + self.spec.drain_limit_ns
 

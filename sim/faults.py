@@ -71,6 +71,11 @@ class FaultDriver:
         self._plans[server].came_up(now_ns)
         self._servers[server].come_up()
 
+    @property
+    def is_all_gone(self) -> bool:
+        """Whether no server is up and none ever will be."""
+        return all(not s.is_up and until == inf for s, until in zip(self._servers, self._out_until_ns, strict=True))
+
     def plan(self, fault: Fault) -> None:
         """Put one fault on the agenda. A crash or hang of a server that is down then is nothing."""
         match fault:

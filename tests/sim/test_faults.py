@@ -290,3 +290,22 @@ def test_a_second_poison_adds_to_the_first() -> None:
     """All of their requests are broken."""
     record = simulate(cluster(), Poison(frozenset({1})), Poison(frozenset({2})), arrivals=[0.0] * 4)
     assert {r.request for r in record.requests if r.status == "failed"} == {1, 2}
+
+
+@pytest.mark.parametrize("out_s, ended_s", [((0.5, 1.0), 4.0), ((5.0, 6.0), 6.0)])
+def test_where_no_server_ever_comes_back_nobody_waits_for_the_drain(out_s: tuple[float, float], ended_s: float) -> None:
+    """Arrivals go on to the horizon; then, or when the last server goes, the run is over."""
+    faults = [Outage(server, round(at_s * 1e9), None) for server, at_s in enumerate(out_s)]
+    arrivals = np.arange(0, 4, 0.01)
+    record = simulate(cluster(2, profile={"base_s": 0.9}), *faults, arrivals=arrivals)
+    assert record.ended_ns == round(ended_s * 1e9)
+    assert len(record.requests) == len(arrivals)
+    assert "in_flight" in {r.status for r in record.requests}
+
+
+def test_while_one_server_may_come_back_the_drain_goes_on() -> None:
+    """One is out for good, the other's outage ends after the horizon."""
+    faults = [Outage(0, 500 * MS, None), Outage(1, 500 * MS, 9000 * MS)]
+    record = simulate(cluster(2), *faults, arrivals=np.arange(0, 4, 0.01))
+    assert record.ended_ns > 9000 * MS
+    assert {r.status for r in record.requests} == {"completed"}
