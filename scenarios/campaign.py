@@ -28,7 +28,6 @@ OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last on
 _MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
 _ATTEMPTS = 6
 NEAR_SHARE = 0.9  # of the router's own saturated throughput
-_PRECISION = 0.005  # of the search for the scale
 _STEPS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # up or down from that rate, to one at which the simulation is as slow
 _PRECISION = 0.005  # of that search; a straight line within
 
@@ -216,6 +215,10 @@ class Campaign:
         tries: list[tuple[Job, Ran]] = []
         for _ in range(_ATTEMPTS):
             ran = side(job)
+            if not ran[0]["images"]["completed"]:
+                where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
+                problem = f"{job.router}: {where} served nothing in {self.plan.duration_s:g} s at {job.rate_img_s:g} img/s"
+                raise WorkError(f"{problem}; give validate.duration_s more time, or look at its failures")
             tries.append((job, ran))
             rate_img_s, growth = job.rate_img_s or 0.0, self._backlog_growth(ran[1])
             if GROWTH_OF_SATURATION <= growth <= _MOST_GROWTH:
@@ -225,7 +228,7 @@ class Campaign:
             else:
                 high, guess = rate_img_s, rate_img_s * (1 - growth) * OVERLOAD
             if not low < guess < high:
-                guess = sqrt(low * high)
+                guess = sqrt(low * high) if low else high / 2
             job = replace(job, rate_img_s=guess, scale=self._scale(guess))
         return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
 

@@ -408,8 +408,10 @@ _RULES = Supervision()
 class SupervisionSection(StrictModel):
     """How a server's process is watched, and how it is brought back when it has died."""
 
-    hang_s: Seconds = Field(_RULES.hang_ns / NS_PER_S, description="without a sign of life for so long it is hung")
-    stuck_s: Seconds = Field(
+    hang_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.1, le=LONGEST_S)] = Field(
+        _RULES.hang_ns / NS_PER_S, description="without a sign of life for so long it is hung"
+    )
+    stuck_s: Annotated[float, BeforeValidator(_seconds), Field(ge=1, le=LONGEST_S)] = Field(
         _RULES.stuck_ns / NS_PER_S, description="a batch, load or move that takes longer means the same"
     )
     backoff_s: SecondsOrZero = Field(

@@ -119,6 +119,23 @@ def test_a_saturated_run_is_saturated_but_not_flooded(world: World, slower: Worl
     assert all(5 < (row["error_pct"] or 0) < 20 and row["met"] is False for row in document["saturated"])
 
 
+def test_hardware_that_serves_nothing_is_said_to(world: World) -> None:
+    """At once, instead of a search for a rate at which it would."""
+    theirs: list[Job] = []
+    simulate = side(world, theirs, "hardware")
+
+    def dead(job: Job) -> Ran:
+        result, record = simulate(job)
+        lost = tuple(replace(request, status="in_flight") for request in record.requests)
+        result["images"]["completed"], result["throughput_img_s"] = 0, 0.0
+        return result, replace(record, requests=lost)
+
+    campaign = Campaign(plan(world, ("jsq",), loads=(0.3,)), side(world, []), dead)
+    with pytest.raises(WorkError, match="jsq: the hardware served nothing in 2 s at"):
+        list(campaign.carry_out())
+    assert len(theirs) == 1
+
+
 def test_hardware_far_from_its_profile_is_saturated_all_the_same(world: World, tmp_path: Path) -> None:
     """2.5 times as slow or as fast as calibrated: the rate is looked for on the hardware itself."""
     for slowness in (2.5, 0.4):

@@ -84,6 +84,16 @@ MISTAKES = {
         "duration_s: 1\nsupervision: {backoff_s: 9}",
         ["supervision", "backoff_limit_s (5)", "backoff_s (9)"],
     ),
+    "a hang sooner than a worker can answer": (
+        "duration_s: 1",
+        "duration_s: 1\nsupervision: {hang_s: 50ms}",
+        ["supervision.hang_s", "0.05", "greater than or equal to 0.1"],
+    ),
+    "stuck at once": (
+        "duration_s: 1",
+        "duration_s: 1\nsupervision: {stuck_s: 0.5}",
+        ["supervision.stuck_s", "0.5", "greater than or equal to 1"],
+    ),
     "everything lost": (
         "bandwidth_bytes_s: 1e9",
         "bandwidth_bytes_s: 1e9, loss: 1",
