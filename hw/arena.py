@@ -124,6 +124,7 @@ class Inbox:
         self.forget(list(self._slab_of))
 
     def _release(self, slab: Slab) -> None:
+        assert not slab.is_written_to, "given back under somebody's pen"
         insort(self._free, (slab.offset, slab.size_bytes))
         merged: list[tuple[int, int]] = []
         for offset, size in self._free:

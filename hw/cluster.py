@@ -444,10 +444,10 @@ class _Run:
 
     def _is_over(self) -> bool:
         now_ns = self._clock.now_ns()
+        if now_ns < self._spec.horizon_ns:
+            return False  # arrivals go on, whoever is there to serve them
         if not any(server.is_up or server.will_return for server in self._servers):
             return True
-        if now_ns < self._spec.horizon_ns:
-            return False
         drained = self._arrived == len(self._spec.arrivals_ns) and not self._router.in_flight
         return self._spec.end == "cut" or drained or now_ns >= self._limit_ns()
 

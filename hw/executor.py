@@ -280,11 +280,11 @@ class Executor:
 
         try:
             match message:
-                case Warm(batches):
+                case Warm(number, batches):
                     benchmarks.warm(self, batches)
-                    answer: FromWorker = Done()
-                case Reset():
-                    answer = Done(self._reset())
+                    answer: FromWorker = Done(number)
+                case Reset(number):
+                    answer = Done(number, self._reset())
                 case Benchmark():
                     answer = benchmarks.alone(self, message)
                 case BenchmarkTogether():
@@ -347,7 +347,7 @@ class Executor:
 
     def _reset(self) -> int:
         """Finish, forget everything; returns how many activations that were."""
-        for lane in self._lanes.values():
+        for lane in list(self._lanes.values()):  # a load that fails takes its own away
             lane.stop()
         for instance in self._instances.values():
             self.weights.free(instance)
@@ -364,17 +364,18 @@ class Executor:
         try:
             instance = self._instance_for(message)
             self._attempt(instance, message, message.requests, outcome)
+            labels = self._keep(message, outcome)
         except Exception as error:  # it concerns the whole batch
             self.reply(Broken(message.batch, *explain(error)))
             return
         if self._slow_factor > 1.0:
             time.sleep((self._slow_factor - 1.0) * seconds_since(begin_ns))
-        labels = self._keep(message, outcome)
         forward_s = seconds_since(begin_ns)
         if not outcome.failed:
             self.reply(Finished(message.batch, labels, begin_ns, forward_s, outcome.passes))
             return
-        reason, detail = next(iter(outcome.failed.values()))
+        # lack of memory would cost the instance its place: it is the reason only where there is no other
+        reason, detail = min(outcome.failed.values(), key=lambda found: found[0] == "out_of_memory")
         if not outcome.rows:
             self.reply(Broken(message.batch, reason, detail))
             return

@@ -127,6 +127,7 @@ class Squeeze:
 class Warm:
     """Run every legal key once at each of these batch sizes, so that kernels are chosen before anything is timed."""
 
+    number: int
     batches: tuple[int, ...]
 
 
@@ -155,6 +156,8 @@ class BenchmarkTogether:
 @dataclass(frozen=True, slots=True)
 class Reset:
     """Finish what runs, then forget every instance, activation and fault that was brought about."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +262,9 @@ class MoveBroken:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """`Warm` or `Reset` is finished; `forgotten` counts the activations that a reset found in the store."""
+    """The `Warm` or `Reset` of this number is finished; `forgotten` counts the activations that a reset found."""
 
+    number: int
     forgotten: int = 0
 
 

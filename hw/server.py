@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - the hardware runs on the real clock
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,7 @@ class HardwareServer:
 
 
 NEVER_NS = 1 << 62
+START_LIMIT_NS = 300 * NS_PER_S  # a worker that is started again may take as long as the first one
 
 
 class RunClock:
@@ -162,6 +163,7 @@ class RealServer:
         self._down_ns: int | None = None
         self._up_from_ns = 0
         self._is_starting = False
+        self._warm_number = 0
         self._slow_factor = 1.0
         self._most_images: int | None = None
         self._impaired: tuple[float, int | None] = (1.0, None)  # what the worker has been told
@@ -281,7 +283,8 @@ class RealServer:
         self._restart_at_ns = None
         self._is_starting = True
         self._impaired = (1.0, None)
-        self._watch = Watch(self._supervision, now_ns)
+        patient = replace(self._supervision, stuck_ns=max(START_LIMIT_NS, self._supervision.stuck_ns))
+        self._watch = Watch(patient, now_ns)
         self._watch.asked("start", now_ns)
         self.slot.start()
         return True
@@ -309,8 +312,11 @@ class RealServer:
             return
         if isinstance(message, Ready):
             self._context_bytes = message.context_bytes
-            self.send(Warm(self.slot.warm_batches))  # of nothing, too: the answer comes in any case
+            self._warm_number = worker.next_number()
+            self.send(Warm(self._warm_number, self.slot.warm_batches))  # of nothing, too: the answer comes in any case
             return
+        if not self._is_starting or message.number != self._warm_number:
+            return  # of an earlier run
         worker.is_warm = True
         self._watch.answered("start")
         if self._clock.now_ns() >= self._up_from_ns:

@@ -120,7 +120,7 @@ class Transfers:
         self._numbers = numbers
         self._deliveries: dict[int, _Delivery] = {}
         self._transfers: dict[int, _Transfer] = {}
-        self._writing: dict[int, tuple[int, Inbox, Slab]] = {}  # by transfer: the source, and where it writes
+        self._writing: dict[int, tuple[int, int, Slab]] = {}  # by transfer: the source, and where it writes to
         self._no_place: list[deque[_Transfer]] = [deque() for _ in servers]
         self._due: list[tuple[int, int]] = []  # heap of (due_ns, transfer): data are there, the link is not done
 
@@ -150,7 +150,7 @@ class Transfers:
             return  # of an earlier run
         transfer = self._transfers.get(message.transfer)
         if transfer is None:
-            place[1].cancel(place[2])
+            self._cancel(place[1], place[2])
             return
         self._take(transfer, message.shape, message.dtype, message.channels_last)
 
@@ -159,11 +159,11 @@ class Transfers:
         place = self._writing.pop(number, None)
         if place is None:
             return
-        place[1].cancel(place[2])
         transfer = self._transfers.get(number)
         if transfer is not None:
             self._drop(transfer.delivery)
             self._fail(transfer.delivery.block, transfer.source, reason)
+        self._cancel(place[1], place[2])
 
     def freed(self, server: int) -> None:
         """There may be room in a server's arena."""
@@ -189,20 +189,24 @@ class Transfers:
                 transfer = waiting[0]
                 self._drop(transfer.delivery)
                 self._fail(transfer.delivery.block, transfer.source, NO_ROOM)
+        for index in range(len(self._servers)):
+            self.freed(index)
 
     def bury(self, server: int) -> None:
         """A server died: what was on its way to it is dropped (the router takes it back), what came from it is lost."""
-        for number, (source, inbox, slab) in list(self._writing.items()):
-            if source == server:  # nobody writes there any more
-                del self._writing[number]
-                inbox.cancel(slab)
         for delivery in list(self._deliveries.values()):
             if delivery.block.server == server:
                 self._drop(delivery)
             elif any(transfer.source == server for transfer in delivery.moving.values()):
                 self._drop(delivery)
                 self._fail(delivery.block, server, "server_down")
+        for number, (source, destination, slab) in list(self._writing.items()):
+            if source == server:  # nobody writes there any more
+                del self._writing[number]
+                self._servers[destination].inbox.cancel(slab)
         self._servers[server].inbox.clear()
+        for index in range(len(self._servers)):  # only now: what waited from or to the dead one is gone
+            self.freed(index)
 
     # ------------------------------------------------------------------------------------------------ one transfer
 
@@ -231,7 +235,7 @@ class Transfers:
             if transfer.source == ROUTER:
                 self._write_images(transfer, slab)
             else:
-                self._writing[transfer.number] = (transfer.source, inbox, slab)
+                self._writing[transfer.number] = (transfer.source, server, slab)
                 source = self._servers[transfer.source]
                 source.asked(transfer.number)
                 source.send(Move(transfer.number, server, slab.offset, transfer.requests))
@@ -262,6 +266,7 @@ class Transfers:
         self._tell_router(TransferFinished(block.block, transfer.source, block.server, transfer.requests))
         if transfer.source != ROUTER:
             self._forget_at(transfer.source, transfer.requests)
+            self.freed(transfer.source)
         if not delivery.moving:
             self._arrive(delivery)
 
@@ -272,6 +277,9 @@ class Transfers:
     def _forget_at(self, server: int, requests: tuple[int, ...]) -> None:
         self._servers[server].send(Release(requests), urgent=False)
         self._servers[server].inbox.forget(requests)
+
+    def _cancel(self, server: int, slab: Slab) -> None:
+        self._servers[server].inbox.cancel(slab)
         self.freed(server)
 
     # -------------------------------------------------------------------------------------------------------- failure

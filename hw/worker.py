@@ -7,6 +7,7 @@ gone, so that nothing is left behind however the driver ends.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import select
@@ -62,7 +63,10 @@ START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 600.0
 ARENA_BYTES = 1 << 26
 _ENDING_S = 5.0
+_KILLING_S = 1.0  # a killed process is gone within milliseconds
+_RESET_S = 30.0  # between runs: what runs is finished first
 _FRAME = 64  # messages that travel together at most, and that wait for an urgent one at most
+_PR_SET_PDEATHSIG = 1
 _SYNCHRONOUS = -1  # ids of what the synchronous calls ask for; a scheduler's ids count from 0
 
 Answer = TypeVar("Answer")
@@ -89,9 +93,17 @@ class LoadTiming:
     vram_bytes: int
 
 
+def _die_with_parent() -> None:
+    """A worker that is stopped does not see the end of its pipe: on Linux the system kills it with the driver."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _main(spec: WorkerSpec, control: Connection, arenas: Sequence[Arena], own: int) -> None:
     """The worker process."""
+    _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.update(ENVIRONMENT)
     try:
         executor = Executor(spec.device, spec.model, control, arenas, own)
@@ -101,6 +113,16 @@ def _main(spec: WorkerSpec, control: Connection, arenas: Sequence[Arena], own: i
         return
     executor.loop()
     os._exit(0)  # threads may be in the middle of a pass: nothing of it is wanted
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """What is started meanwhile hears no Ctrl-C until it says so: it is the driver's business, even while it opens."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Worker:
@@ -129,6 +151,7 @@ class Worker:
         self.connection, remote = context.Pipe(duplex=True)
         self._outbox: list[ToWorker] = []
         self._has_urgent = False
+        self._number = 0
         self._writable = select.poll()
         self._writable.register(self.connection, select.POLLOUT)
         self._process = context.Process(
@@ -137,7 +160,8 @@ class Worker:
         self._ready: Ready | None = None
         self.is_warm = False
         try:
-            self._process.start()
+            with _no_interrupts():
+                self._process.start()
         finally:
             remote.close()
         if wait:
@@ -226,16 +250,25 @@ class Worker:
 
     def warm(self, batches: Sequence[int]) -> None:
         """Run every legal key once at each batch size."""
-        self.send(Warm(tuple(batches)))
+        self.send(Warm(self.next_number(), tuple(batches)))
         self._expect(Done)
         self.is_warm = True
 
-    def reset(self) -> int:
+    def next_number(self) -> int:
+        """For something whose answer must not be taken for that of something earlier."""
+        self._number += 1
+        return self._number
+
+    def reset(self, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
         """Finish what runs, forget all, drop answers on their way; returns how many activations were still stored."""
-        self.send(Reset())
-        while not isinstance(answer := self.receive(ANSWER_TIMEOUT_S), Done):
-            pass
-        return answer.forgotten
+        number = self.next_number()
+        self.send(Reset(number))
+        while True:
+            answer = self.receive(timeout_s)
+            if isinstance(answer, Done) and answer.number == number:
+                return answer.forgotten
+            if isinstance(answer, Refused):
+                raise WorkError(f"worker {self.spec.name}: {answer.reason}: {answer.detail}")
 
     def benchmark(
         self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3, pause_s: float = 0.0
@@ -300,9 +333,10 @@ class Worker:
     # ------------------------------------------------------------------------------------------------------ the end
 
     def kill(self) -> None:
-        """End the process by force, without waiting for it: whatever it was doing, even nothing at all."""
+        """End the process by force, whatever it is doing, even nothing at all; afterwards it writes nowhere."""
         self._process.kill()
         self.connection.close()
+        self._process.join(_KILLING_S)
 
     def close(self) -> None:
         """End the process, gently, then by force; nothing is left behind. May be called twice."""
@@ -359,9 +393,9 @@ class WorkerSlot:
         """Wait for a worker that can serve, empty; a dead one is replaced. Raises `WorkError` if none can."""
         try:
             self.worker.wait_until_ready()
-            self.worker.reset()
-        except WorkerDiedError:
-            self.worker.close()
+            self.worker.reset(_RESET_S)
+        except WorkError:  # dead, hung, or in no state to go on
+            self.worker.kill()
             self.start()
             self.worker.wait_until_ready()
         if self.warm_batches and not self.worker.is_warm:

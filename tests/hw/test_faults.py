@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hw.cluster import HardwareCluster, HardwareRun
-from hw.messages import Broken, Finished, Move, Moved, Run
+from hw.messages import Broken, Finished, Move, Moved, Run, Warm
 from hw.networks import ModelFile, Network, save_model
 from hw.server import HardwareServer
 from hw.slimresnet import SlimResNet
@@ -233,6 +233,36 @@ def test_a_driver_that_was_stopped_blames_no_worker(cluster: HardwareCluster, mo
     assert not _downs(record)
 
 
+@pytest.mark.parametrize("wait", [False, True], ids=["while it opens", "while it warms"])
+def test_a_run_that_ends_during_a_restart_leaves_nothing_to_the_next(wait: bool, path: Path, model: SlimResNet) -> None:
+    """An answer to the first run's questions is not believed in the second: no server comes up twice."""
+    with _cluster(path, 1) as running:
+        slot = running._slots[0]
+        slot.worker.kill()
+        slot.start()  # as a restart does
+        if wait:
+            slot.worker.receive(WAIT_S)
+            slot.worker.post(Warm(slot.worker.next_number(), (64,)))
+            slot.worker.flush()
+        record = _run(running, model, [], seconds=0.5)
+    assert not _downs(record)
+    ups = [step for step in record.log if step.core == "router" and isinstance(step.event, ServerUp)]
+    assert len(ups) == 1
+
+
+def test_a_worker_that_still_hangs_when_a_run_ends_is_replaced(
+    path: Path, model: SlimResNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not answer between the runs; the next one does not wait for it for long."""
+    monkeypatch.setattr("hw.worker._RESET_S", 1.0)
+    with _cluster(path, 1) as running:
+        pid = running._slots[0].worker.pid
+        os.kill(pid, signal.SIGSTOP)
+        record = _run(running, model, [], seconds=0.3)
+        assert running._slots[0].worker.pid != pid
+    assert {request.status for request in record.requests} == {"completed"}
+
+
 def test_chaos_loses_nothing(cluster: HardwareCluster, model: SlimResNet) -> None:
     """Workers killed and stopped at random under load: `_run` checks every promise. (`tests.bench.endurance` goes on
     for as long as one likes.)"""
@@ -337,7 +367,7 @@ def _segments() -> set[Path]:
     return set(Path("/dev/shm").iterdir())
 
 
-@pytest.mark.parametrize("victim", ["driver", "helpers", "interrupt"])
+@pytest.mark.parametrize("victim", ["driver", "stopped", "helpers", "interrupt"])
 def test_nothing_survives_a_kill(victim: str, path: Path, tmp_path: Path) -> None:
     """kill -9 of the driver, a worker or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
     segments = _segments()
@@ -356,10 +386,12 @@ def test_nothing_survives_a_kill(victim: str, path: Path, tmp_path: Path) -> Non
     assert len(pids) == 2
     assert set(pids) < {process.pid for process in family}
     helpers = [process.pid for process in family if process.pid not in pids[1:]]  # a worker, and what Python started
-    kills = {"driver": [driver.pid], "helpers": helpers, "interrupt": []}
+    kills = {"driver": [driver.pid], "stopped": [driver.pid], "helpers": helpers, "interrupt": []}
+    if victim == "stopped":
+        os.kill(pids[0], signal.SIGSTOP)  # it will not see the end of its pipe
     for pid in kills[victim]:
         os.kill(pid, signal.SIGKILL)
-    if victim != "driver":
+    if driver.pid not in kills[victim]:
         os.kill(driver.pid, signal.SIGINT)
     driver.wait(WAIT_S)
     driver.stdout.close()

@@ -152,6 +152,33 @@ def test_a_death_in_mid_transfer_loses_no_place(victim: int, then: Callable[[Wor
     assert world.servers[1].inbox.free_bytes == ROOM
 
 
+def test_a_dead_source_is_given_no_place_any_more() -> None:
+    """Three transfers from it, two of them written, one waiting for a place: when it dies every byte is free again,
+    and nothing is asked of it."""
+    world = World(SlowLink())
+    for number in range(3):
+        world.send(number, 1, 0, number)  # 128 bytes each
+        if number < 2:
+            world.write(world.asked_to_move())
+    asked = len(world.servers[0].sent)
+    world.servers[0].is_up = False
+    world.transfers.bury(0)
+    assert sorted(world.failures()) == [(number, "server_down") for number in range(3)]
+    assert world.servers[1].inbox.free_bytes == ROOM
+    assert len(world.servers[0].sent) == asked
+
+
+def test_a_place_that_is_not_written_to_any_more_is_given_on() -> None:
+    """Who waits for it need not wait for something else to happen."""
+    world = World()
+    for number in range(2):
+        world.send(number, 1, 0, number)
+    world.send(2, 1, ROUTER, 8)
+    assert not world.arrived
+    world.transfers.broken(world.asked_to_move().transfer, "bad_input")
+    assert world.arrived == [2]
+
+
 def test_what_was_to_be_moved_from_a_dead_server_fails_at_once() -> None:
     """Its death may come while the router decides."""
     world = World()
