@@ -217,8 +217,9 @@ class Campaign:
             ran = side(job)
             if not ran[0]["images"]["completed"]:
                 where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
-                problem = f"{job.router}: {where} served nothing in {self.plan.duration_s:g} s at {job.rate_img_s:g} img/s"
-                raise WorkError(f"{problem}; give validate.duration_s more time, or look at its failures")
+                problem = f"{job.router}: {where} served nothing in {self.plan.duration_s:g} s"
+                problem += f" at {job.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
+                raise WorkError(problem)
             tries.append((job, ran))
             rate_img_s, growth = job.rate_img_s or 0.0, self._backlog_growth(ran[1])
             if GROWTH_OF_SATURATION <= growth <= _MOST_GROWTH:

@@ -87,7 +87,7 @@ MISTAKES = {
     "a hang sooner than a worker can answer": (
         "duration_s: 1",
         "duration_s: 1\nsupervision: {hang_s: 50ms}",
-        ["supervision.hang_s", "0.05", "greater than or equal to 0.1"],
+        ["supervision.hang_s", "50ms", "greater than or equal to 0.1"],
     ),
     "stuck at once": (
         "duration_s: 1",
