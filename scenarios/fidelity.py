@@ -6,6 +6,7 @@ It computes from finished results alone; how they came about is `scenarios.campa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import combinations
 from math import sqrt
 from typing import Literal, TypedDict
@@ -24,6 +25,7 @@ PROMISED_UP_TO_LOAD = 0.8
 PROMISED_THROUGHPUT_PCT = 2.0
 PROMISED_LOAD_AXIS_PCT = 3.0
 PROMISED_TAU = 0.9
+REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
 
 _FIGURES: dict[str, Callable[[Result], float | None]] = {
@@ -88,7 +90,10 @@ class Stages(TypedDict):
 
 
 class Row(TypedDict):
-    """One router at one load, over all seeds and repeats; its parts are by figure."""
+    """One router at one load, over all seeds and repeats; its parts are by figure.
+
+    Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
+    """
 
     router: str
     load: float | None
@@ -135,8 +140,8 @@ class LoadAxisRow(TypedDict):
 
 
 class Ranking(TypedDict):
-    """Kendall's tau of the routers' mean latencies at one load; `separated`: over pairs whose hardware's intervals do
-    not overlap."""
+    """Kendall's tau of the routers' mean latencies at one load; `separated`: over pairs whose latencies on the hardware
+    differ, seed by seed and repeat by repeat, by more than chance would explain."""
 
     load: float | None
     tau: float | None
@@ -204,7 +209,7 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
         saturated=[_saturated_row(run) for run in saturated],
         load_axis=[_load_axis_row(group) for group in _groups(run for run in runs if run["kind"] == "near")],
         ranking=[
-            _ranking([row for row in rows if row["load"] == load])
+            _ranking([row for row in rows if row["load"] == load], [run for run in pairs if run["load"] == load])
             for load in dict.fromkeys(row["load"] for row in rows)
         ],
     )
@@ -255,21 +260,21 @@ def _error_pct(run: ValidationRun, name: str, power: Provenance) -> float | None
 
 
 def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
-    first = runs[0]
-    errors = {name: estimate([_error_pct(run, name, power) for run in runs]) for name in FIGURES}
+    first, seeds = runs[0], list(dict.fromkeys(run["seed"] for run in runs))
+    repeats = len({run["repeat"] for run in runs})
+    errors = {name: _estimate_of(runs, partial(_error_pct, name=name, power=power)) for name in FIGURES}
     noise = {name: _repeatability_pct(runs, _FIGURES[name]) for name in FIGURES}
-    targets = {name: _target_pct(name, first["load"], noise[name]) for name in FIGURES}
-    seeds = list(dict.fromkeys(run["seed"] for run in runs))
+    targets = {name: _target_pct(name, first["load"], noise[name], repeats) for name in FIGURES}
     return Row(
         router=first["router"],
         load=first["load"],
         rate_img_s=first["rate_img_s"],
         seeds=seeds,
-        repeats=len({run["repeat"] for run in runs}),
+        repeats=repeats,
         simulated={
             name: estimate([figure(run["simulated"]) for run in runs])["mean"] for name, figure in _FIGURES.items()
         },
-        hardware={name: estimate([figure(run["hardware"]) for run in runs]) for name, figure in _FIGURES.items()},
+        hardware={name: _estimate_of(runs, partial(_on_hardware, figure=figure)) for name, figure in _FIGURES.items()},
         error_pct=errors,
         repeatability_pct=noise,
         target_pct=targets,
@@ -281,11 +286,30 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
     )
 
 
-def _target_pct(name: str, load: float | None, noise_pct: float | None) -> float | None:
-    """The promise, or twice the hardware's own repeatability where that is more; null where nothing is promised."""
+def _on_hardware(run: ValidationRun, figure: Callable[[Result], float | None]) -> float | None:
+    return figure(run["hardware"])
+
+
+def _estimate_of(runs: Sequence[ValidationRun], value: Callable[[ValidationRun], float | None]) -> Estimate:
+    """Repeats of one trace are not independent: over seeds, each the mean of its repeats; of one seed, over repeats."""
+    by_seed: dict[int, list[float | None]] = {}
+    for run in runs:
+        by_seed.setdefault(run["seed"], []).append(value(run))
+    if len(by_seed) == 1:
+        return estimate(*by_seed.values())
+    return estimate([estimate(values)["mean"] for values in by_seed.values()])
+
+
+def _target_pct(name: str, load: float | None, noise_pct: float | None, repeats: int) -> float | None:
+    """Null where nothing is promised."""
     if name not in PROMISED_PCT or (load is not None and load > PROMISED_UP_TO_LOAD):
         return None
-    return max(PROMISED_PCT[name], 2 * (noise_pct or 0.0))
+    return _widened_pct(PROMISED_PCT[name], noise_pct, repeats)
+
+
+def _widened_pct(promise_pct: float, noise_pct: float | None, repeats: int) -> float:
+    """The promise, or twice the hardware's own repeatability where that is more and known from enough repeats."""
+    return promise_pct if noise_pct is None or repeats < REPEATS_OF_NOISE else max(promise_pct, 2 * noise_pct)
 
 
 def _is_met(error_pct: float | None, target_pct: float | None) -> bool | None:
@@ -341,7 +365,7 @@ def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
     errors = [None if run["scale"] is None else 100 * (run["scale"] - 1) for run in runs]
     known = [error for error in errors if error is not None]
     noise = float(np.std(known, ddof=1)) if len(known) > 1 and len(known) == len(errors) else None
-    target = max(PROMISED_LOAD_AXIS_PCT, 2 * (noise or 0.0))
+    target = _widened_pct(PROMISED_LOAD_AXIS_PCT, noise, len(known))
     error = estimate(errors)
     return LoadAxisRow(
         router=runs[0]["router"],
@@ -375,26 +399,41 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
     return None if np.isnan(tau) else tau
 
 
-def _ranking(rows: Sequence[Row]) -> Ranking:
+def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> Ranking:
     """Of the routers at one load."""
-    known = [
-        (simulated, hardware["mean"], hardware["ci95"])
+    known = {
+        row["router"]: (simulated, hardware)
         for row in rows
         if (simulated := row["simulated"]["latency_mean"]) is not None
-        and (hardware := row["hardware"]["latency_mean"])["mean"] is not None
-    ]
+        and (hardware := row["hardware"]["latency_mean"]["mean"]) is not None
+    }
     signs = [
-        np.sign(first[0] - second[0]) * np.sign(first[1] - second[1])
+        np.sign(known[first][0] - known[second][0]) * np.sign(difference)
         for first, second in combinations(known, 2)
-        if first[2] is not None and second[2] is not None and abs(first[1] - second[1]) > first[2] + second[2]
+        if (difference := _separation_s(runs, first, second)) is not None
     ]
     separated = float(np.mean(signs)) if signs else None
     return Ranking(
         load=rows[0]["load"],
-        tau=_tau([(simulated, mean) for simulated, mean, _ in known]),
+        tau=_tau(list(known.values())),
         pairs=len(known) * (len(known) - 1) // 2,
         tau_separated=separated,
         separated_pairs=len(signs),
         target=PROMISED_TAU,
         met=None if separated is None else separated >= PROMISED_TAU,
     )
+
+
+def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> float | None:
+    """By how much their mean latencies differ on the hardware, on the same seeds and repeats (which went through the
+    same arrivals at about the same time); null where the interval of that difference contains 0."""
+    latency_s = {(run["router"], run["seed"], run["repeat"]): run["hardware"]["latency_s"]["mean"] for run in runs}
+
+    def difference_s(run: ValidationRun) -> float | None:
+        one_s, other_s = (latency_s[router, run["seed"], run["repeat"]] for router in (first, second))
+        return None if one_s is None or other_s is None else one_s - other_s
+
+    shared = [run for run in runs if run["router"] == first and (second, run["seed"], run["repeat"]) in latency_s]
+    found = _estimate_of(shared, difference_s) if shared else Estimate(mean=None, ci95=None)
+    mean_s, half_s = found["mean"], found["ci95"]
+    return mean_s if mean_s is not None and half_s is not None and abs(mean_s) > half_s else None

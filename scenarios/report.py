@@ -33,6 +33,7 @@ from scenarios.tables import (
     ranking_text,
     saturation_text,
     signed,
+    validation_notes,
     verdict,
 )
 from sim.profile import Profile
@@ -248,8 +249,9 @@ def _validation(material: Material) -> Iterator[str]:
         yield _errors_table(at_load)
     notes = [
         "Errors are (simulated − hardware) / hardware of the same arrivals, in percent. Noise is the hardware's own: "
-        "the standard deviation of its mean latency over repeats. Allowed is the promise, or twice the noise."
+        "the standard deviation of its mean latency over repeats."
     ]
+    notes += validation_notes(found)
     notes += [ranking_text(ranking) for ranking in found.get("ranking", [])]
     notes += energy_reasons(found)
     yield f'<p class="note">{escape(" ".join(notes))}</p>'

@@ -9,7 +9,7 @@ from typing import Any
 from hw.accuracy import MEASURED
 from policies.records import STAGES
 from scenarios.comparison import Comparison, Estimate
-from scenarios.fidelity import LoadAxisRow, Ranking, Row, SaturatedRow, Validation, middle_load
+from scenarios.fidelity import REPEATS_OF_NOISE, LoadAxisRow, Ranking, Row, SaturatedRow, Validation, middle_load
 from scenarios.result import Result
 
 NONE = "-"
@@ -101,6 +101,7 @@ def format_validation(validation: Validation) -> str:
     parts.append(_saturated_table(validation["saturated"]))
     parts.append(_load_axis_table(validation["load_axis"]))
     notes = ["Errors are (simulated - hardware) / hardware; noise is the hardware's own, between repeats."]
+    notes += validation_notes(validation)
     notes += [ranking_text(ranking) for ranking in validation["ranking"]]
     notes += energy_reasons(validation)
     return "\n\n".join([*(part for part in parts if part), "\n".join(notes)])
@@ -198,9 +199,23 @@ def ranking_text(ranking: Ranking) -> str:
     at = "" if ranking["load"] is None else f" at load {ranking['load']:g}"
     text = f"Ranking of routers by mean latency{at}: tau {number(ranking['tau'], 2)} over {ranking['pairs']} pairs"
     if not ranking["separated_pairs"]:
-        return f"{text}; no two have hardware intervals that lie apart."
-    apart = f"{number(ranking['tau_separated'], 2)} over the {ranking['separated_pairs']} whose hardware intervals"
-    return f"{text}; {apart} lie apart (allowed {ranking['target']:g}: {'met' if ranking['met'] else 'missed'})."
+        return f"{text}; no two differ on the hardware by more than chance."
+    apart = f"{number(ranking['tau_separated'], 2)} over the {ranking['separated_pairs']} that differ on the hardware"
+    verdict = "met" if ranking["met"] else "missed"
+    return f"{text}; {apart} by more than chance (allowed {ranking['target']:g}: {verdict})."
+
+
+def validation_notes(validation: Validation) -> list[str]:
+    """What the intervals are over, when noise widens what is allowed, and what has no interval."""
+    rows = validation.get("rows", [])
+    notes = [f"From {REPEATS_OF_NOISE} repeats on, twice the noise is allowed where that is more than the promise."]
+    if any(len(row["seeds"]) > 1 for row in rows):
+        notes.append("Intervals (95 %) are over seeds, each the mean of its repeats.")
+    elif any(row["repeats"] > 1 for row in rows):
+        notes.append("Intervals (95 %) are over repeats of one trace.")
+    if validation.get("saturated"):
+        notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
+    return notes
 
 
 def energy_reasons(validation: Validation) -> list[str]:

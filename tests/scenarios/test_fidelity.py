@@ -107,11 +107,17 @@ def test_one_run_has_no_noise_and_no_interval() -> None:
 
 @pytest.mark.parametrize(
     "simulated, hardware, target, met",
-    [(1.04, [1.0, 1.0], 5.0, True), (1.06, [1.0, 1.0], 5.0, False), (1.1, [0.95, 1.05], 14.142, True)],
+    [
+        (1.04, [1.0] * 5, 5.0, True),
+        (1.06, [1.0] * 5, 5.0, False),
+        (1.09, [0.95, 1.05, 1.0, 0.95, 1.05], 10.0, True),
+        (1.09, [0.95, 1.05, 0.95, 1.05], 5.0, False),
+    ],
 )
 def test_the_target_is_the_promise_or_twice_the_noise(
     simulated: float, hardware: list[float], target: float, met: bool
 ) -> None:
+    """From five repeats on; of fewer nobody knows the noise."""
     (row,) = validated(*repeats("a", simulated, hardware))["rows"]
     assert row["target_pct"]["latency_mean"] == pytest.approx(target, rel=1e-3)
     assert row["met"]["latency_mean"] is met
@@ -128,11 +134,11 @@ def test_nothing_is_promised_beyond_the_load_of_the_promise() -> None:
 
 
 def test_rankings_are_by_load_and_only_separated_pairs_count() -> None:
-    """b and c overlap on the hardware and are swapped in simulation: tau suffers, tau over separated pairs does not."""
+    """b and c are alike on the hardware and swapped in simulation: tau suffers, tau over separated pairs does not."""
     runs = [
         *repeats("a", 1.0, [0.99, 1.01, 1.0], load=0.5),
         *repeats("b", 2.1, [1.9, 2.1, 2.0], load=0.5),
-        *repeats("c", 2.0, [1.95, 2.15, 2.05], load=0.5),
+        *repeats("c", 2.0, [2.15, 1.95, 2.05], load=0.5),
         *repeats("a", 1.0, [1.0, 1.0, 1.0], load=0.8),
         *repeats("b", 0.9, [2.0, 2.0, 2.0], load=0.8),
     ]
@@ -141,6 +147,35 @@ def test_rankings_are_by_load_and_only_separated_pairs_count() -> None:
     assert low["tau"] == pytest.approx(1 / 3)
     assert (low["tau_separated"], low["met"]) == (1.0, True)
     assert (high["tau_separated"], high["met"]) == (-1.0, False)
+
+
+def test_what_both_routers_share_does_not_hide_their_difference() -> None:
+    """One repeat is slow for both: intervals overlap widely, but the differences are all alike."""
+    runs = [*repeats("a", 1.0, [1.0, 2.0, 3.0]), *repeats("b", 1.1, [1.1, 2.12, 3.11])]
+    (found,) = validated(*runs)["ranking"]
+    assert (found["separated_pairs"], found["tau_separated"]) == (1, 1.0)
+
+
+def test_repeats_of_one_seed_are_no_new_evidence() -> None:
+    """Two seeds, repeated exactly: the interval is that of two values, however often they were repeated; so for pairs
+    of routers."""
+    runs = [
+        pair(router, 1.0 if router == "a" else 1.1, hardware, seed, repeat=n)
+        for n in range(6)
+        for router, by_seed in (("a", (1.0, 3.0)), ("b", (1.1, 3.6)))
+        for seed, hardware in enumerate(by_seed)
+    ]
+    found = validated(*runs)
+    row = found["rows"][0]
+    assert row["hardware"]["latency_mean"]["mean"] == pytest.approx(2.0)
+    assert row["hardware"]["latency_mean"]["ci95"] == pytest.approx(stats.t.ppf(0.975, 1) * 2**0.5 / 2**0.5)
+    errors = [100 * (1.0 - real) / real for real in (1.0, 3.0)]
+    half = stats.t.ppf(0.975, 1) * abs(errors[0] - errors[1]) / 2
+    assert row["error_pct"]["latency_mean"]["ci95"] == pytest.approx(half)
+    assert found["ranking"][0]["separated_pairs"] == 0
+    assert "over seeds, each the mean of its repeats" in format_validation(found)
+    one = validated(*[run for run in runs if run["seed"] == 0])
+    assert "over repeats of one trace" in format_validation(one)
 
 
 def test_single_runs_separate_nothing() -> None:
@@ -171,6 +206,7 @@ def test_saturated_throughput() -> None:
     assert found["saturated"][0]["error_pct"] == pytest.approx(1.5)
     assert found["reference_img_s"] == 200 == reference_img_s(runs)
     assert "not saturated: simulated\n" in format_validation(found)
+    assert "single run" in format_validation(found)
     assert "not saturated: simulated, hardware\n" in format_validation(found)
 
 
