@@ -22,7 +22,7 @@ from scenarios.fidelity import (
     validation_run,
 )
 from scenarios.result import Result
-from scenarios.spec import TraceWorkload, ValidateSection
+from scenarios.spec import Scenario, TraceWorkload, ValidateSection
 
 OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
 _MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
@@ -97,12 +97,7 @@ class Plan:
         Raises:
             InputError: a trace is to be run at given loads, or nothing is left after the warm-up.
         """
-        scenario = world.scenario
-        if (given.loads or given.saturate) and isinstance(scenario.workload, TraceWorkload):
-            key = "validate.loads" if given.loads else "validate.saturate"
-            problem = "a trace has no rate to set; leave it out, or take another workload (poisson, mmpp ...)"
-            raise InputError(scenario.name, key, problem)
-        duration_s, warmup_s = window_s(world, given)
+        duration_s, warmup_s = require_plan(world.scenario, given)
         return cls(
             routers=tuple(routers),
             seeds=given.seeds,
@@ -123,18 +118,22 @@ class Plan:
         return len(self.routers) * (saturated + pairs + (self.repeats if self.saturate else 0))
 
 
-def window_s(world: World, given: ValidateSection) -> tuple[float, float]:
-    """How long each run's images arrive, and for how long they do not count.
+def require_plan(scenario: Scenario, given: ValidateSection) -> tuple[float, float]:
+    """How long each run's images arrive, and for how long they do not count; it needs no profile.
 
     Raises:
-        InputError: nothing would be left to count.
+        InputError: a trace is to be run at given loads, or nothing would be left to count.
     """
-    duration_s = given.duration_s or world.scenario.duration_s
-    warmup_s = world.scenario.warmup_s if given.warmup_s is None else given.warmup_s
+    if (given.loads or given.saturate) and isinstance(scenario.workload, TraceWorkload):
+        key = "validate.loads" if given.loads else "validate.saturate"
+        problem = "a trace has no rate to set; leave it out, or take another workload (poisson, mmpp ...)"
+        raise InputError(scenario.name, key, problem)
+    duration_s = given.duration_s or scenario.duration_s
+    warmup_s = scenario.warmup_s if given.warmup_s is None else given.warmup_s
     if warmup_s >= duration_s:
         key = "validate.duration_s" if given.warmup_s is None else "validate.warmup_s"
         problem = f"the warm-up ({warmup_s:g} s) must be shorter than the run ({duration_s:g} s)"
-        raise InputError(world.scenario.name, key, problem)
+        raise InputError(scenario.name, key, problem)
     return duration_s, warmup_s
 
 

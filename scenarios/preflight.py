@@ -12,10 +12,19 @@ from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.telemetry import usable_cores
 from policies.errors import InputError
+from policies.ppo.router import PPORouter
+from policies.routing import RouterConfig
 from policies.vocabulary import Provenance
+from scenarios.campaign import require_plan
+from scenarios.compare import require_distinct_names
 from scenarios.compose import World
-from scenarios.spec import GB, Scenario
-from scenarios.validate import device_of
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER
+from scenarios.spec import GB, Scenario, ServerSection
+from scenarios.validate import device_of, gpu_bytes
+
+MACHINE = "this machine"
+PROCESS_BYTES = 400_000_000  # a worker's own: Python, torch and its libraries (420 MB of private pages were measured)
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def require_devices(scenario: Scenario) -> None:
@@ -49,16 +58,49 @@ def _require_cores(cores: Sequence[int], source: str, key: str) -> None:
         raise InputError(source, f"{key}.cores", problem)
 
 
+def require_possible(scenario: Scenario) -> None:
+    """What a validation needs of the scenario itself and of this machine: no profile, no network's weights.
+
+    Raises:
+        InputError: a device is not here, caps exceed the memory, no window is left to count, a trace is to be run at
+            loads, or a router's file is of another cluster.
+    """
+    require_devices(scenario)
+    require_plan(scenario, scenario.validate_)
+    require_distinct_names(scenario.validate_.routers)
+    named = {s.name: scenario.cluster.greedy_of(s).vram_cap_gb for s in scenario.cluster.named_servers}
+    _require_memory(scenario, {name: int(cap_gb * GB) for name, cap_gb in named.items() if cap_gb is not None})
+
+
+def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]) -> None:
+    """Routers' files that the scenario names must be of its cluster.
+
+    Raises:
+        InputError: one is of another shape, or damaged.
+    """
+    servers = len(scenario.cluster.named_servers)
+    holds = (((True,) * len(widths),) * segments,) * servers
+    config = RouterConfig(segments, widths, holds, scenario.router.groups)
+    for router in (*scenario.compare.routers, *scenario.validate_.routers):
+        if router.endswith(ROUTER_SUFFIX):
+            PPORouter.load(router, config)
+
+
 def require_ready(world: World, model: ModelFile, routers: Sequence[str], trained: Path | None) -> None:
     """The network to run must be the profiles', servers must fit their devices' memory, routers the cluster.
+
+    Args:
+        trained: the router that the run trains; None while it is yet to be trained.
 
     Raises:
         InputError: something does not.
     """
     _require_model(world, model)
-    _require_memory(world)
+    caps = {server.name: server.knobs.vram_cap_bytes for server in world.cluster.servers}
+    _require_memory(world.scenario, caps)
     for index, router in enumerate(routers):
-        world.router(router, trained, f"validate.routers.{index}")
+        if router != TRAINED_ROUTER or trained is not None:
+            world.router(router, trained, f"validate.routers.{index}")
 
 
 def _require_model(world: World, model: ModelFile) -> None:
@@ -73,31 +115,52 @@ def _require_model(world: World, model: ModelFile) -> None:
             raise InputError(world.scenario.name, "cluster.servers", problem)
 
 
-def _require_memory(world: World) -> None:
-    """The servers' caps on one device together; a CPU's servers share the machine's memory."""
-    sections = world.scenario.cluster.named_servers
-    caps: dict[str, dict[str, int]] = {}
+def _require_memory(scenario: Scenario, caps: Mapping[str, int]) -> None:
+    """Each server's cap within what its executor grants, and the caps on one device together within its memory; a
+    CPU's servers share the machine's, and their processes take some of it themselves."""
+    sections = scenario.cluster.named_servers
+    on_device: dict[str, dict[str, int]] = {}
     limits: dict[str, int] = {}
-    for section, server in zip(sections, world.cluster.servers, strict=True):
+    for index, section in enumerate(sections):
+        if section.name not in caps:
+            continue
         device = device_of(section, sections)
-        name = "this machine" if device.kind == "cpu" else f"cuda:{device.index}"
-        caps.setdefault(name, {})[server.name] = server.knobs.vram_cap_bytes
+        _require_grant(section, caps[section.name], device, scenario.name, f"cluster.servers.{index}")
+        name = MACHINE if device.kind == "cpu" else f"cuda:{device.index}"
+        on_device.setdefault(name, {})[section.name] = caps[section.name]
         limits[name] = memory_bytes(device)
-    for name, of_servers in caps.items():
-        _require_room(name, of_servers, limits[name], world.scenario.name)
+    for name, of_servers in on_device.items():
+        _require_room(name, of_servers, limits[name], scenario.name)
+
+
+def _require_grant(section: ServerSection, cap_bytes: int, device: DeviceSpec, source: str, key: str) -> None:
+    """A scheduler that plans for more than its executor grants would see loads fail."""
+    if cap_bytes > device.vram_bytes:
+        owner = section.shares_device_with or section.name
+        problem = f"{cap_bytes / GB:.2f} GB is more than the {device.vram_bytes / GB:.2f} GB of the device of {owner!r}"
+        remedy = "lower vram_cap_gb, or give the device more (device.vram_gb)"
+        raise InputError(source, f"{key}.greedy.vram_cap_gb", f"{problem}; {remedy}")
 
 
 def _require_room(device: str, caps: Mapping[str, int], limit_bytes: int, source: str) -> None:
-    total_bytes = sum(caps.values())
+    process_bytes = PROCESS_BYTES if device == MACHINE else 0
+    total_bytes = sum(caps.values()) + process_bytes * len(caps)
     if total_bytes > limit_bytes:
         each = ", ".join(f"{name} {cap / GB:.2f}" for name, cap in caps.items())
+        each += f", and {process_bytes / GB:.2f} for each process" if process_bytes else ""
         problem = f"the servers on {device} may use {total_bytes / GB:.2f} GB together ({each}), it has "
         problem += f"{limit_bytes / GB:.2f} GB; lower vram_cap_gb, or take servers away"
         raise InputError(source, "cluster.greedy.vram_cap_gb", problem)
 
 
 def memory_bytes(device: DeviceSpec) -> int:
-    """What the device has: a GPU's memory, or the machine's."""
+    """What the device has: a GPU's memory, or the machine's (or the container's, where that is less)."""
     if device.kind == "cuda":
-        return int(torch.cuda.get_device_properties(device.index).total_memory)
-    return int(psutil.virtual_memory().total)
+        found = gpu_bytes(device)
+        return device.vram_bytes if found is None else found
+    total_bytes = int(psutil.virtual_memory().total)
+    try:
+        limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
+    except OSError:  # no such limit on this system
+        return total_bytes
+    return min(total_bytes, int(limit)) if limit.isdigit() else total_bytes  # `max` is none

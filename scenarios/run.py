@@ -44,7 +44,7 @@ from scenarios.materials import (
     network_of,
     profile_path,
 )
-from scenarios.preflight import require_devices, require_ready
+from scenarios.preflight import require_devices, require_possible, require_ready, require_routers
 from scenarios.progress import Progress
 from scenarios.report import build_report
 from scenarios.result import Result
@@ -91,21 +91,42 @@ class ScenarioRun:
 
     def carry_out(self) -> Outcome:
         """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
+        self.require_possible()
         self.describe()
         if self.scenario.model.is_runnable:
-            require_devices(self.scenario)
             self.require_accuracy()
             self.make_model()
             self.make_accuracy()
         self.make_profiles()
-        self.measure_serving()
         world = make_world(self.scenario, self.folder.path)
+        require_routers(self.scenario, world.cluster.router.segments, world.cluster.router.widths)
+        if self._can_validate():
+            require_ready(world, self.model, self.scenario.validate_.routers, None)
+            self.measure_serving()
+            world = make_world(self.scenario, self.folder.path)
         if self._needs_training():
             self.make_router(world)
         comparison = self.compare(world)
         validation = self.validate(world) if self._can_validate() else None
         report = build_report(self.folder.path)
         return Outcome(comparison, validation, report)
+
+    def require_possible(self) -> None:
+        """What can be known now to be wrong is said now, and not after hours; it needs no profile.
+
+        Raises:
+            InputError: something does not fit this machine, or together.
+        """
+        network = network_of(self.scenario)
+        if self.scenario.model.is_runnable:
+            require_devices(self.scenario)
+            if self._has_router_files():
+                with own_code(network):
+                    given = self.scenario.model.checkpoint
+                    spec = (network.build() if network and given is None else self.model.load()[0]).spec
+                require_routers(self.scenario, spec.segments, spec.widths)
+        if self._can_validate():
+            require_possible(self.scenario)
 
     def describe(self) -> None:
         """The scenario as run (its files named from the run folder) and what it runs on."""
@@ -265,6 +286,9 @@ class ScenarioRun:
 
     def _routers(self) -> tuple[str, ...]:
         return (*self.scenario.compare.routers, *self.scenario.validate_.routers)
+
+    def _has_router_files(self) -> bool:
+        return any(name.endswith(ROUTER_SUFFIX) for name in self._routers())
 
     @property
     def trained(self) -> Path:

@@ -136,7 +136,9 @@ class DeviceSection(StrictModel):
         None, description="idle power where no sensor tells; null for the kind's default"
     )
     tdp_w: Positive | None = Field(None, description="full power where no sensor tells; null for the kind's default")
-    vram_gb: Positive | None = Field(None, description="memory, in GB of 10^9 bytes; null asks the device")
+    vram_gb: Positive | None = Field(
+        None, description="memory, in GB of 10^9 bytes; null asks a GPU, and is 1.07 (1 GiB) for a CPU"
+    )
 
 
 LinkName = Literal["wifi5", "1gbe", "10gbe", "loopback", "measured"]

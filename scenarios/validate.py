@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from hw.accuracy import MEASURED
 from hw.cluster import HardwareCluster, HardwareRun, Progress
 from hw.datasets import Dataset
@@ -29,7 +31,7 @@ SATURATED_IMAGES = 10_000
 
 
 def device_spec(section: DeviceSection) -> DeviceSpec:
-    """A scenario's device as the executors take it; memory is asked of the device where none is given."""
+    """A scenario's device as the executors take it; a GPU is asked for its memory where none is given."""
     spec = DeviceSpec(
         kind=section.kind,
         cores=section.cores,
@@ -39,7 +41,15 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
         idle_w=section.idle_w,
         tdp_w=section.tdp_w,
     )
-    return spec if section.vram_gb is None else replace(spec, vram_bytes=int(section.vram_gb * GB))
+    vram_bytes = gpu_bytes(spec) if section.vram_gb is None else round(section.vram_gb * GB)
+    return spec if vram_bytes is None else replace(spec, vram_bytes=vram_bytes)
+
+
+def gpu_bytes(spec: DeviceSpec) -> int | None:
+    """A GPU's memory; None for a CPU, and for a GPU that is not here."""
+    if spec.kind != "cuda" or not torch.cuda.is_available() or spec.index >= torch.cuda.device_count():
+        return None
+    return int(torch.cuda.get_device_properties(spec.index).total_memory)
 
 
 def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSpec:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from hw.accuracy import Evaluation, load_accuracy
+from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.routing import GROUPS
 from scenarios import preflight, run
 from scenarios.cli import main
+from scenarios.spec import DeviceSection
+from scenarios.validate import device_spec
 from tests import worlds
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "models"
@@ -31,7 +37,7 @@ model:
 cluster:
   greedy: {{batch_limit: 16, vram_cap_gb: 3}}
   servers:
-  - {{name: a, profile: a.yaml, link: loopback, device: {{cores: [{usable_cores()[0]}]}}}}
+  - {{name: a, profile: a.yaml, link: loopback, device: {{vram_gb: 6, cores: [{usable_cores()[0]}]}}}}
   - {{name: b, profile: a.yaml, link: loopback, shares_device_with: a}}
 workload: {{kind: poisson, rate_img_s: 20}}
 validate: {{routers: [random], duration_s: 1s, warmup_s: 0.1s}}
@@ -54,8 +60,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def validate(folder: Path, old: str = "", new: str = "", model_hash: str = "") -> int:
-    """`slimsched validate` of the scenario with one text replaced; returns the exit code."""
+def validate(folder: Path, old: str = "", new: str = "", model_hash: str = "", verb: str = "validate") -> int:
+    """`slimsched validate` (or `run`) of the scenario with one text replaced; returns the exit code."""
     assert old in SCENARIO, f"{old!r} is not in the scenario"
     table = load_accuracy(MODELS / "slimresnet-tiny.accuracy.json")
     assert isinstance(table, Evaluation)
@@ -64,7 +70,7 @@ def validate(folder: Path, old: str = "", new: str = "", model_hash: str = "") -
     profile = worlds.profile("a", provenance="measured", errors=errors, model=model)
     (folder / "a.yaml").write_text(profile.to_yaml())
     (folder / "ready.yaml").write_text(SCENARIO.replace(old, new, 1) if old else SCENARIO)
-    return main(["validate", str(folder / "ready.yaml"), "--out", str(folder / "run"), "--quiet"])
+    return main([verb, str(folder / "ready.yaml"), "--out", str(folder / "run"), "--quiet"])
 
 
 def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
@@ -81,10 +87,17 @@ def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
             "cores: [98765, ",
             ["servers.0.device.cores", "98765", f"allowed are {usable_cores()[0]}"],
         ),
-        ("device: {cores", "device: {kind: cuda, index: 77, cores", ["cluster.servers.0.device.index", "no cuda:77"]),
-        ("vram_cap_gb: 3", "vram_cap_gb: 5", ["vram_cap_gb", "10.00 GB together (a 5.00, b 5.00)", "8.00 GB", "lower"]),
+        ("device: {", "device: {kind: cuda, index: 77, ", ["cluster.servers.0.device.index", "no cuda:77"]),
+        (
+            "vram_cap_gb: 3",
+            "vram_cap_gb: 5",
+            ["vram_cap_gb", "10.80 GB together (a 5.00, b 5.00, and 0.40 for", "8.00 GB", "lower"],
+        ),
+        ("vram_cap_gb: 3", "vram_cap_gb: 3.7", ["vram_cap_gb", "8.20 GB together", "8.00 GB"]),
+        ("vram_gb: 6, ", "vram_gb: 2, ", ["servers.0.greedy.vram_cap_gb", "3.00 GB", "2.00 GB of the device of 'a'"]),
+        ("vram_gb: 6, ", "", ["servers.0.greedy.vram_cap_gb", "3.00 GB", "1.07 GB", "device.vram_gb"]),
         ("duration_s: 1s", "duration_s: 0.05s", ["validate.warmup_s", "0.1 s", "0.05 s"]),
-        (f", device: {{cores: [{usable_cores()[0]}]}}", "", ["validate", "a device for each server"]),
+        (f", device: {{vram_gb: 6, cores: [{usable_cores()[0]}]}}", "", ["validate", "a device for each server"]),
     ],
 )
 def test_what_does_not_fit(
@@ -104,7 +117,7 @@ def test_a_gpu_by_its_number(
     """With one GPU here, cuda:1 is refused and cuda:0 is named."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert validate(tmp_path, "device: {cores", "device: {kind: cuda, index: 1, cores") == 2
+    assert validate(tmp_path, "device: {", "device: {kind: cuda, index: 1, ") == 2
     assert "no cuda:1 in this machine; allowed are cuda:0" in capsys.readouterr().err
     assert begun == []
 
@@ -139,6 +152,87 @@ def test_a_router_of_another_cluster(
     assert wanted in err
     assert "train a router for this cluster" in err
     assert begun == []
+
+
+def calibrated_here(text: str) -> str:
+    """The scenario with a network to be trained and devices to be calibrated first."""
+    for part in ("checkpoint", "accuracy"):
+        line = next(line for line in text.splitlines() if line.strip().startswith(f"{part}:"))
+        text = text.replace(f"{line}\n", "")
+    return text.replace("profile: a.yaml, ", "")
+
+
+@pytest.mark.parametrize(
+    "old, new, wanted",
+    [
+        ("duration_s: 1s", "duration_s: 0.05s", ["validate.warmup_s", "0.1 s", "0.05 s"]),
+        ("kind: poisson, rate_img_s: 20", "kind: trace, file: t.csv", ["validate.loads", "a trace has no rate"]),
+        ("vram_cap_gb: 3", "vram_cap_gb: 5", ["vram_cap_gb", "10.80 GB together"]),
+        ("vram_gb: 6, ", "vram_gb: 2, ", ["servers.0.greedy.vram_cap_gb", "2.00 GB of the device of 'a'"]),
+        ("cores: [", "cores: [98765, ", ["servers.0.device.cores", "98765"]),
+        ("[random]", "[random, other.safetensors]", ["servers: expected 2, found 3"]),
+    ],
+)
+def test_a_run_refuses_before_it_trains_or_measures(
+    old: str, new: str, wanted: list[str], tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What needs no profile is said at once, and not after hours of training and calibrating."""
+
+    def note(*_: object, **__: object) -> None:
+        begun.append("work")
+        raise KeyboardInterrupt
+
+    for stage in ("train_model", "calibrate_device"):
+        monkeypatch.setattr(run, stage, note)
+    router_file(tmp_path / "other.safetensors", servers=3)
+    (tmp_path / "t.csv").write_text("time_s\n0.5\n")
+    text = calibrated_here(SCENARIO).replace("routers: [random],", "routers: [random], loads: [0.5],")
+    monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
+    assert validate(tmp_path, verb="run") == 130
+    assert begun == ["work"]
+    begun.clear()
+    capsys.readouterr()
+    assert validate(tmp_path, old, new, verb="run") == 2
+    err = capsys.readouterr().err
+    assert [part for part in wanted if part not in err] == []
+    assert begun == []
+
+
+def test_a_run_refuses_a_profile_of_another_network_before_it_serves(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as profiles are there: neither is a router compared nor an executor started."""
+    monkeypatch.setattr(run, "compare_world", lambda *_, **__: begun.append("compare"))
+    paper = "slimresnet18-paper.accuracy.json"
+    monkeypatch.setattr(run.ScenarioRun, "require_accuracy", lambda self: None)
+    assert validate(tmp_path, "slimresnet-tiny.accuracy.json", paper, model_hash="0123456789abcdef", verb="run") == 2
+    assert "calibrate again" in capsys.readouterr().err
+    assert begun == []
+
+
+def test_a_gpu_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the scenario gives none; a given one counts, and a GPU that is not here changes nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=80 * 10**9))
+    assert device_spec(DeviceSection(kind="cuda")).vram_bytes == 80 * 10**9
+    assert device_spec(DeviceSection(kind="cuda", vram_gb=5)).vram_bytes == 5 * 10**9
+    assert device_spec(DeviceSection(kind="cuda", index=1)).vram_bytes == DeviceSpec().vram_bytes
+    assert device_spec(DeviceSection()).vram_bytes == DeviceSpec().vram_bytes
+
+
+@pytest.mark.parametrize("text, wanted", [("3000000000\n", 3_000_000_000), ("max\n", 9 << 40), (None, 9 << 40)])
+def test_a_containers_memory_is_the_machines(
+    text: str | None, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit counts where it has one."""
+    limit = tmp_path / "memory.max"
+    if text is not None:
+        limit.write_text(text)
+    monkeypatch.setattr(preflight, "CONTAINER_LIMIT", limit)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=9 << 40))
+    assert preflight.memory_bytes(DeviceSpec()) == wanted
 
 
 def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tuple[float, ...] = WIDTHS) -> Path:
