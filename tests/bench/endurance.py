@@ -5,7 +5,9 @@
 
 `chaos`: one run in which random workers are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
 request must have one record, completed or failed with a named reason, and the log must replay through fresh cores.
-`soak`: runs of a minute, one after another, on one set of workers; a straight line through the memory of each process.
+`soak`: one run (or several of `--run-s`, one after another) on one set of workers; the memory of each process is read
+about every 30 seconds, and a straight line laid through it. The driver keeps a record of every request until its run
+has ended, by design: what it grows by an image is told as `driver_bytes_per_image`.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 from scipy import stats
 
 from hw.cluster import HardwareCluster, HardwareRun, Progress
@@ -42,6 +46,7 @@ MODEL = Path("scenarios/models/slimresnet-tiny.safetensors")
 BATCH_LIMIT = 16
 VRAM_BYTES = 1 << 30
 MOST_DRAIN_S = 60
+SAMPLE_S = 30.0
 
 
 class Bench:
@@ -70,7 +75,7 @@ class Bench:
 
     def run(
         self, cluster: HardwareCluster, seconds: float, rate: float, seed: int, faults: Sequence[Fault] = (),
-        keep_log: bool = False,
+        keep_log: bool = False, on_progress: Callable[[Progress], None] | None = None,
     ) -> RunRecord:  # fmt: skip
         """Poisson arrivals."""
         gaps_s = stream(seed, "arrivals").exponential(1 / rate, size=round(rate * seconds))
@@ -81,7 +86,8 @@ class Bench:
             drain_limit_ns=MOST_DRAIN_S * NS_PER_S,
         )  # fmt: skip
         policy = make_router("random", RouterContext(self.config, _NoCosts(), self.prior, (1.0,) * len(self.servers)))
-        return cluster.run(plan, self.config, RewardWeights(), self.prior, policy, stream(seed, "router:random"), _tell)
+        rng = stream(seed, "router:random")
+        return cluster.run(plan, self.config, RewardWeights(), self.prior, policy, rng, on_progress or _tell)
 
 
 def _tell(progress: Progress) -> None:
@@ -127,31 +133,96 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
     }
 
 
-def soak(minutes: float, rate: float, servers: int, run_s: float = 60.0) -> dict[str, Any]:
-    """Resident memory (private pages) of every process after each run, and the slope of a line through it."""
-    bench = Bench(servers)
-    rows: list[dict[str, float]] = []
+@dataclass(slots=True)
+class Memory:
+    """Private memory of the driver and of every worker over time; fed by a run's progress.
+
+    Attributes:
+        pids: says whose memory is read, at the time of asking: a restarted worker is another process.
+        sample_s: between two readings, or a little more.
+    """
+
+    pids: Callable[[], dict[str, int]]
+    sample_s: float
+    at_s: list[float] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)
+    _before_s: float = 0.0
+    _before_images: int = 0
+
+    def tell(self, progress: Progress) -> None:
+        """Read it, if it is time."""
+        _tell(progress)
+        now_s = self._before_s + progress.now_ns / NS_PER_S
+        if self.at_s and now_s < self.at_s[-1] + self.sample_s:
+            return
+        self.at_s.append(now_s)
+        self.images.append(self._before_images + progress.completed)
+        self.rows.append({name: float(psutil.Process(pid).memory_full_info().uss) for name, pid in self.pids().items()})
+
+    def next_run(self, seconds: float, images: int) -> None:
+        """A run of so many images has ended: the next one's clock begins at 0 again."""
+        self._before_s += seconds
+        self._before_images += images
+
+    def slopes(self) -> dict[str, dict[str, float]]:
+        """For each process its first and last reading, and the slope in MiB an hour; the first sixth fills caches."""
+        settled = len(self.rows) // 6
+        hours = np.asarray(self.at_s[settled:]) / 3600
+        found = {}
+        for name in self.rows[0]:
+            values = np.asarray([row[name] for row in self.rows]) / 2**20
+            slope, half = _line(hours, values[settled:])
+            found[name] = {
+                "first_mib": float(values[0]), "last_mib": float(values[-1]), "slope_mib_h": slope, "ci95": half,
+            }  # fmt: skip
+        return found
+
+    def driver_bytes_per_image(self) -> float:
+        """By how much the driver grows with each completed image."""
+        settled = len(self.rows) // 6
+        images = np.asarray(self.images[settled:], dtype=np.float64)
+        return _line(images, np.asarray([row["driver"] for row in self.rows[settled:]]))[0]
+
+
+def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Slope and the half-width of its 95 % interval."""
+    fit = stats.linregress(x, y)
+    return float(fit.slope), float(stats.t.ppf(0.975, max(1, len(x) - 2)) * fit.stderr)
+
+
+def soak(minutes: float, rate: float, servers: int, run_s: float | None = None) -> dict[str, Any]:
+    """Memory of every process over one run (or several of `run_s`), and the slope of a line through it.
+
+    Raises:
+        AssertionError: a request did not complete, or there was too little time for three readings.
+    """
+    bench, total_s = Bench(servers), minutes * 60
+    each_s = min(total_s, run_s or total_s)
     images = 0
     with bench.start() as cluster:
-        for number in range(max(3, round(minutes * 60 / run_s))):
-            record = bench.run(cluster, run_s, rate, number)
-            images += len(record.requests)
+
+        def pids() -> dict[str, int]:
+            slots = zip(bench.servers, cluster._slots, strict=True)
+            return {"driver": os.getpid()} | {server.name: slot.worker.pid for server, slot in slots}
+
+        memory = Memory(pids, min(SAMPLE_S, total_s / 10))
+        for number in range(max(1, round(total_s / each_s))):
+            record = bench.run(cluster, each_s, rate, number, on_progress=memory.tell)
             assert all(request.status == "completed" for request in record.requests)
+            images += len(record.requests)
+            memory.next_run(each_s, len(record.requests))
             del record
-            pids = {"driver": os.getpid()} | {
-                server.name: slot.worker.pid for server, slot in zip(bench.servers, cluster._slots, strict=True)
-            }
-            rows.append({name: psutil.Process(pid).memory_full_info().uss / 2**20 for name, pid in pids.items()})
-            print(f"{number + 1} runs: {json.dumps({k: round(v, 1) for k, v in rows[-1].items()})}", file=sys.stderr)
-    hours = (np.arange(len(rows)) + 1) * run_s / 3600
-    settled = len(rows) // 6  # the first runs fill caches
-    slopes = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        fit = stats.linregress(hours[settled:], values[settled:])
-        half = float(stats.t.ppf(0.975, max(1, len(values) - settled - 2)) * fit.stderr)
-        slopes[name] = {"first_mib": values[0], "last_mib": values[-1], "slope_mib_h": fit.slope, "ci95": half}
-    return {"minutes": minutes, "rate_img_s": rate, "images": images, "runs": len(rows), "memory": slopes}
+    assert len(memory.rows) >= 3, "too little time"
+    return {
+        "minutes": minutes,
+        "run_s": each_s,
+        "rate_img_s": rate,
+        "images": images,
+        "readings": len(memory.rows),
+        "memory": memory.slopes(),
+        "driver_bytes_per_image": memory.driver_bytes_per_image(),  # records, kept until a run's end by design
+    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -168,13 +239,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=40.0, help="images a second")
     parser.add_argument("--gap", type=float, default=8.0, help="chaos: mean seconds between two faults")
+    parser.add_argument("--run-s", type=float, help="soak: seconds a run; the whole time, unless given")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.what == "chaos":
         found = chaos(given.minutes, given.rate, given.gap, given.servers, given.seed)
     else:
-        found = soak(given.minutes, given.rate, given.servers)
+        found = soak(given.minutes, given.rate, given.servers, given.run_s)
     print(json.dumps(found, indent=1))
     return 0
 
