@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import selectors
 import time  # noqa: TID251 - the driver's own CPU time is a figure
 from collections import deque
@@ -29,7 +30,17 @@ from hw.link import LinkModel
 from hw.messages import FromWorker, MoveBroken, Moved, Release
 from hw.networks import ModelFile
 from hw.server import HardwareServer, RealServer, RunClock
-from hw.telemetry import AbsentSensor, NvmlSensor, Pids, Reading, Sensor, cpu_sensor, load_nvml, nvml_handle
+from hw.telemetry import (
+    AbsentSensor,
+    NvmlSensor,
+    Pids,
+    Reading,
+    Sensor,
+    cpu_sensor,
+    load_nvml,
+    nvml_handle,
+    usable_cores,
+)
 from hw.transfers import ELEMENT_BYTES, Transfers
 from hw.watch import Watch
 from hw.worker import WorkerDiedError, WorkerSlot, WorkerSpec
@@ -57,6 +68,7 @@ from policies.vocabulary import (
 PRELOAD_TIMEOUT_S = 120.0
 _PROGRESS_NS = NS_PER_S // 5
 _FLUSH_NS = 500_000
+SPIN_S = 5e-3
 AWAY_PERIODS = 3  # a look that comes later than this tells of the looker
 ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
 
@@ -293,6 +305,28 @@ def _sensor(server: HardwareServer, pids: Pids, nvml: object | None, vram: Calla
 # ------------------------------------------------------------------------------------------------------------ one run
 
 
+def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
+    """The cores that no worker is pinned to: the driver's; none where some worker may run anywhere."""
+    taken = {core for server in servers for core in server.device.cores}
+    if any(not server.device.cores for server in servers):
+        return ()
+    return tuple(core for core in usable_cores() if core not in taken)
+
+
+@contextlib.contextmanager
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Keep this thread there meanwhile (where there are any, and the system can); a worker pins itself elsewhere."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
     """No cyclic garbage collection meanwhile: over a heap with torch in it one stops the router for up to 0.25 s."""
@@ -332,7 +366,8 @@ class _Run:
         self._events: deque[RouterEvent] = deque()
         self._selector: selectors.BaseSelector
         self._arrived = 0
-        self._busy_ns = 0
+        self._own_cores = own_cores(cluster.servers)
+        self._busy_ns = self._idle_ns = 0
         self._arrival_lags_ns: list[int] = []
         self._next_tick_ns = self._period_ns
         self._next_look_ns = 0
@@ -371,7 +406,7 @@ class _Run:
     def carry_out(self) -> RunRecord:
         """From the preloads to the record."""
         # select's time-outs are finer than poll's and epoll's millisecond
-        with _no_collections(), selectors.SelectSelector() as self._selector:
+        with _no_collections(), _on_cores(self._own_cores), selectors.SelectSelector() as self._selector:
             for server in self._servers:
                 self._selector.register(server.slot.worker.connection, selectors.EVENT_READ, server)
             self._preload()
@@ -382,7 +417,7 @@ class _Run:
             busy_ns = time.thread_time_ns()
             while not self._is_over():
                 self._turn()
-            self._busy_ns = time.thread_time_ns() - busy_ns
+            self._busy_ns = time.thread_time_ns() - busy_ns - self._idle_ns
             self._books.catch_up()
         ended_ns = self._clock.now_ns()
         for device in self._devices:
@@ -453,7 +488,7 @@ class _Run:
 
     def _listen(self, wait_s: float) -> bool:
         """Wait for answers and take one of each worker that has some; False when none came in time."""
-        ready = self._selector.select(wait_s)
+        ready = self._await(wait_s)
         for key, _ in ready:
             server: RealServer = key.data
             if server.died or not server.has_worker:
@@ -465,6 +500,20 @@ class _Run:
             self._settle()
             self._flush()
         return bool(ready)
+
+    def _await(self, wait_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """The workers that have something to say.
+
+        A core that sleeps takes longer to wake up than a message to travel. So where the driver has one to itself, it
+        looks on for a while when a batch is under way; that time is no work.
+        """
+        if not self._own_cores or not any(server.is_working for server in self._servers):
+            return self._selector.select(wait_s)
+        began_ns, until_ns = time.thread_time_ns(), self._clock.now_ns() + round(min(wait_s, SPIN_S) * NS_PER_S)
+        while not (ready := self._selector.select(0)) and self._clock.now_ns() < until_ns:
+            pass
+        self._idle_ns += time.thread_time_ns() - began_ns
+        return ready or self._selector.select(max(0.0, wait_s - SPIN_S))
 
     def _flush(self) -> bool:
         """Send what the workers were asked; returns whether all of it could be sent."""

@@ -196,6 +196,11 @@ class RealServer:
         return self.is_up or self._is_starting
 
     @property
+    def is_working(self) -> bool:
+        """Whether an answer is due soon."""
+        return bool(self._batches)
+
+    @property
     def waiting(self) -> int:
         """Requests that wait or run here."""
         return self.scheduler.queue_length + self.scheduler.running_requests

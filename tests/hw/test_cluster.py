@@ -15,11 +15,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.cluster import HardwareCluster, HardwareRun, Progress, own_cores
+from hw.device import DeviceSpec
 from hw.messages import Load, ToWorker
 from hw.networks import ModelFile, save_model
 from hw.server import HardwareServer, RunClock
 from hw.slimresnet import SlimResNet
+from hw.telemetry import usable_cores
 from hw.worker import Worker
 from policies.errors import InputError
 from policies.greedy import GreedyScheduler
@@ -191,6 +193,26 @@ def test_a_first_load_comes_from_disk_and_a_reload_from_memory(
     first = {spec: position for position, (spec, _) in reversed(list(enumerate(loads)))}
     assert len(loads) > len(first)
     assert [from_disk for _, from_disk in loads] == [first[spec] == i for i, (spec, _) in enumerate(loads)]
+
+
+def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
+    """None are its own where a worker may run anywhere, or where all are taken."""
+    cores = usable_cores()
+    pinned, free = HardwareServer("pinned", device(0), knobs(), 0.0, 0.0), DeviceSpec()
+    assert own_cores([pinned]) == cores[1:]
+    assert own_cores([pinned, dataclasses.replace(pinned, device=free)]) == ()
+    assert own_cores([dataclasses.replace(pinned, device=DeviceSpec(cores=cores))]) == ()
+
+
+def test_looking_out_for_answers_is_no_work(path: Path, model: SlimResNet) -> None:
+    """With a core to itself the driver looks on while batches run, and is back on all cores after the run."""
+    if len(usable_cores()) < 2:
+        pytest.skip("needs a core for the driver beside the worker's")
+    before = os.sched_getaffinity(0)
+    with HardwareCluster(ModelFile(path), _servers(1)) as running:
+        record = _carry_out(running, _run(model, 0.5, 100.0))
+    assert os.sched_getaffinity(0) == before
+    assert 0 < record.driver_busy_ns < record.ended_ns
 
 
 def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:
