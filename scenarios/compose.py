@@ -280,6 +280,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
         servers=specs,
         router=_router_config(scenario, specs, of_server[0]),
         decision_ns=nanoseconds(_decision_s(scenario, of_server)),
+        decision_busy_ns=nanoseconds(_decision_busy_s(scenario, of_server)),
         weights=RewardWeights(**scenario.reward.model_dump()),
         prior=accuracy.prior,
         supervision=_supervision(scenario),
@@ -456,6 +457,13 @@ def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile:
         max_retries=given.max_retries,
         shed_expired=scenario.shed,
     )
+
+
+def _decision_busy_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
+    """Nothing beyond the decision itself where the scenario says how long that is, or no profile has measured it."""
+    if not isinstance(scenario.router.decision_s, str):
+        return 0.0
+    return max((profile.decision_busy_s or 0.0 for profile in profiles), default=0.0)
 
 
 def _decision_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:

@@ -4,7 +4,8 @@ A pass in a calibration loop finds its caches warm; a served batch does not, and
 processes that share cores. These overheads are this host's, so they are measured on it, with a router (`random`) and a
 seed that no reported run uses, and go into the profiles:
 
-    decision_s        CPU time of the router's host a decision: deciding, and all else that it does for one
+    decision_s        from a request's entry into the FIFO to the departure of its block, where nobody is in the way
+    decision_busy_s   CPU time of the router's host a decision: deciding, and all else that it does for one
     dispatch_s        command to forward start, and forward end to the scheduler
     the link's latency    from a block's departure to its arrival, less its bytes at the link's rate
     mean_s, p50_s ... of every latency: longer by what a served pass takes more than the calibrated one
@@ -20,7 +21,7 @@ import numpy as np
 from hw.datasets import Dataset
 from hw.networks import ModelFile
 from policies.chance import derived_seed
-from policies.records import BatchRecord, BlockRecord, RunRecord
+from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S, Provenance
 from scenarios.compose import World
 from scenarios.validate import real_cluster, run_on_hardware, without_faults
@@ -37,6 +38,7 @@ class ServingOverheads:
     """Means over a real run; for each server, None where it served or received nothing."""
 
     decision_s: float
+    decision_busy_s: float
     dispatch_s: tuple[float | None, ...]
     transfer_s: tuple[float | None, ...]
     slower_s: tuple[float | None, ...]
@@ -77,13 +79,21 @@ def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Seq
 
     servers = range(len(tables))
     return ServingOverheads(
-        decision_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
+        decision_s=(_mean_s([block.sent_ns - block.snapshot_ns for block in blocks]) or 0.0) + _usual_wait_s(record),
+        decision_busy_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
         dispatch_s=tuple(_mean_s([dispatch_ns(b) for b in batches if b.server == s]) for s in servers),
         transfer_s=tuple(
             _mean_s([beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
         ),
         slower_s=tuple(_mean_s([slower_ns(b) for b in batches if b.server == s]) for s in servers),
     )
+
+
+def _usual_wait_s(record: RunRecord) -> float:
+    """What a request waits for a decision in each segment, as a rule: most find the router idle at a low load."""
+    wait = STAGES.index("router_wait")
+    waits_ns = [r.stages_ns[wait] / len(r.widths) for r in record.requests if r.status == "completed" and r.stages_ns]
+    return float(np.median(waits_ns)) / NS_PER_S if waits_ns else 0.0
 
 
 def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchRecord]:
@@ -114,7 +124,7 @@ def _mean_s(durations_ns: Sequence[float]) -> float | None:
 
 def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -> Profile:
     """The profile of a server's device with what serving on this host costs."""
-    update: dict[str, object] = {"decision_s": overheads.decision_s}
+    update: dict[str, object] = {"decision_s": overheads.decision_s, "decision_busy_s": overheads.decision_busy_s}
     dispatch_s, transfer_s = overheads.dispatch_s[server], overheads.transfer_s[server]
     if dispatch_s is not None:
         update["dispatch_s"] = dispatch_s

@@ -49,6 +49,7 @@ class ClusterSpec:
 
     Attributes:
         decision_ns: how long a routing decision takes.
+        decision_busy_ns: how long the router's host is busy for it; the next one cannot begin before.
         supervision: how a hung server is noticed, and when a dead one is started again.
     """
 
@@ -59,6 +60,7 @@ class ClusterSpec:
     weights: RewardWeights
     prior: AccuracyPrior
     supervision: Supervision = field(default_factory=Supervision)
+    decision_busy_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Simulation:
         self._deliveries: dict[int, _Delivery] = {}
         self._asked: Decide | None = None
         self._arrived = 0
+        self._host_free_ns = 0
         self._ended_ns: int | None = None
         salt = derived_seed(run.seed, "jitter")
         poisoned = poisoned_requests(run.faults)
@@ -160,7 +163,8 @@ class Simulation:
         """Run to the next decision; None when the run has ended."""
         while self._asked is None and self._ended_ns is None:
             wake_ns = self.router.next_wake_ns
-            if wake_ns is not None and wake_ns <= self.now_ns and self._agenda.is_instant_over:
+            may_ask = wake_ns is not None and wake_ns <= self.now_ns and self._host_free_ns <= self.now_ns
+            if may_ask and self._agenda.is_instant_over:
                 self._tell_router(RouterTimer())
             elif self._is_over():
                 self._ended_ns = self._end_ns()
@@ -242,11 +246,18 @@ class Simulation:
         for command in commands:
             if isinstance(command, Decide):
                 self._asked = command
+                self._keep_host_busy()
             elif isinstance(command, SendBlock):
                 self._send(command)
         wake_ns = self.router.next_wake_ns
         if wake_ns is not None and wake_ns > self.now_ns:
             self._agenda.at(wake_ns, DECISION_END, self._pass)  # `advance` looks at the router's timer at that instant
+
+    def _keep_host_busy(self) -> None:
+        """The host works on for a decision when its answer is out; the next one waits for that."""
+        if self.cluster.decision_busy_ns:
+            self._host_free_ns = self.now_ns + self.cluster.decision_busy_ns
+            self._agenda.at(self._host_free_ns, DECISION_END, self._pass)
 
     def _pass(self) -> None:
         """An instant at which nothing happens by itself."""

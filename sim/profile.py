@@ -197,7 +197,8 @@ class Profile(StrictModel):
 
     Attributes:
         dispatch_s: from a command to the forward's start plus from its end to the scheduler; it holds the instance.
-        decision_s: what one routing decision takes of the router's host, where it was measured.
+        decision_s: until a routing decision is made and sent, on an idle host, where it was measured.
+        decision_busy_s: all that the router's host does for one decision; the next one does not begin before.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out errors; empty for a datasheet profile, which promises nothing.
@@ -212,6 +213,7 @@ class Profile(StrictModel):
     execution: dict[str, str] = Field(default_factory=dict)
     dispatch_s: NonNegative
     decision_s: NonNegative | None = None
+    decision_busy_s: NonNegative | None = None
     padding: Literal["none", "grid"] = "none"
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
     memory: Memory

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -99,3 +101,14 @@ def test_the_boundaries_of_a_segment_are_those_of_its_blocks_and_batches(rate: i
             for early, late in pairwise(getattr(batch, end) for end in ends)
         )
         assert sum(stages(request)[name] for request in record.requests) == total_ns
+
+
+def test_a_busy_host_spaces_its_decisions() -> None:
+    """Two snapshots are never nearer than the host is busy for one; a decision still leaves when it is made."""
+    spec = replace(worlds.cluster([worlds.profile()], decision_ns=70_000), decision_busy_ns=900_000)
+    _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(300.0, 2.0), 2.0))
+    snapshots_ns = sorted(block.snapshot_ns for block in record.blocks)
+    gaps_ns = np.diff(snapshots_ns)
+    assert min(gaps_ns) == 900_000
+    assert max(gaps_ns) > 900_000
+    assert {block.sent_ns - block.snapshot_ns for block in record.blocks} == {70_000}

@@ -121,12 +121,12 @@ def test_serving_overheads_are_what_the_profile_does_not_explain() -> None:
     overheads = overheads_of(record, [tables], [0, 0])
     assert overheads.dispatch_s[0] == pytest.approx(300e-6)
     assert overheads.transfer_s[0] == pytest.approx(70e-6)
-    assert overheads.decision_s == pytest.approx(50e-6)
+    assert overheads.decision_s == overheads.decision_busy_s == pytest.approx(50e-6)
     assert overheads.slower_s[0] == pytest.approx(40e-6)
     profile = with_overheads(tables.profile, overheads, 0)
     assert profile.link is not None
     assert profile.dispatch_s == pytest.approx(300e-6)
-    assert profile.decision_s == pytest.approx(50e-6)
+    assert profile.decision_s == profile.decision_busy_s == pytest.approx(50e-6)
     assert profile.link.latency_s == pytest.approx(70e-6)
     assert profile.link.bandwidth_bytes_s == 1e6
     for curve, before in zip(profile.latency, tables.profile.latency, strict=True):
