@@ -1,4 +1,4 @@
-"""Events and commands as plain JSON data and back, so that a run's log can be stored, read and replayed."""
+"""Events, commands and the settings of cores as plain JSON data and back, so that a run can be stored and replayed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from policies import vocabulary
+from policies.greedy import GreedyKnobs
+from policies.routing import RouterConfig
 
 _WORDS: dict[str, type[Any]] = {
     name: word for name, word in vars(vocabulary).items() if isinstance(word, type) and dataclasses.is_dataclass(word)
-}
+} | {"RouterConfig": RouterConfig, "GreedyKnobs": GreedyKnobs}
 
 
 def to_jsonable(value: Any) -> Any:

@@ -16,7 +16,7 @@ from policies.errors import InputError
 from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_scenario, read_profile
 from scenarios.materials import ACCURACY_FILE, read_accuracy
 from scenarios.spec import Scenario, unique
-from scenarios.store import LOG_FILE, RunFolder, json_text, read_log, write_json, write_run, write_text
+from scenarios.store import LOG_FILE, RunFolder, json_text, read_cores, read_log, write_json, write_run, write_text
 from scenarios.tables import format_comparison, format_result, format_validation, number, table
 
 if TYPE_CHECKING:
@@ -387,12 +387,11 @@ def replay(arguments: Namespace) -> int:
     logs = sorted(folder.glob(f"*/*/{LOG_FILE}"))
     if not logs:
         raise InputError(str(folder), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
-    world = _world(load_scenario(folder / "scenario.yaml"), folder)
-    knobs = [server.knobs for server in world.cluster.servers]
+    router, knobs = read_cores(RunFolder(folder))
     answers = {}
     for log in logs:
         name = str(log.parent.relative_to(folder))
-        divergence = replay_log(read_log(log), world.cluster.router, knobs)
+        divergence = replay_log(read_log(log), router, knobs)
         answers[name] = None if divergence is None else _divergence_text(divergence)
     text = "\n".join(f"{name}: {answer or 'identical commands'}" for name, answer in answers.items())
     output.result(text, {"schema": "slimsched.replay/1", "runs": answers})

@@ -74,7 +74,7 @@ def load_scenario(path: Path | str) -> Scenario:
     _check_network(scenario, source)
     _check_servers(scenario, source)
     _check_profiles(scenario, source)
-    _check_faults(scenario, source)
+    check_faults(scenario, source)
     _check_routers(scenario, source)
     if isinstance(scenario.workload, TraceWorkload):
         read_trace(Path(scenario.workload.file), scenario.workload.time_column)
@@ -231,7 +231,8 @@ def _check_server_against(
         raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
 
 
-def _check_faults(scenario: Scenario, source: str) -> None:
+def check_faults(scenario: Scenario, source: str) -> None:
+    """Whether the cluster has every fault's server, and no two of a kind overlap there; raises `InputError`."""
     names = [server.name for server in scenario.cluster.named_servers]
     for index, fault in enumerate(scenario.faults):
         if names and isinstance(fault, SpanFault | MomentFault):

@@ -31,7 +31,7 @@ from scenarios.compare import compare_world, display_name, require_distinct_name
 from scenarios.comparison import Comparison
 from scenarios.compose import World
 from scenarios.fidelity import Validation, ValidationRun, validate_results
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, read_profile, relative_paths
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_faults, read_profile, relative_paths
 from scenarios.materials import (
     ACCURACY_FILE,
     MODEL_FILE,
@@ -51,11 +51,13 @@ from scenarios.result import Result
 from scenarios.serving import measure_serving, with_overheads
 from scenarios.spec import Scenario, ServerSection, TraceWorkload
 from scenarios.store import (
+    CORES_FILE,
     RunFolder,
     environment,
     inputs_hash,
     load_point,
     read_json,
+    write_cores,
     write_json,
     write_run,
     write_text,
@@ -85,6 +87,7 @@ class ScenarioRun:
 
     def __init__(self, scenario: Scenario, path: Path, *, say: Say, quiet: bool = False) -> None:
         self.scenario = named(scenario)
+        check_faults(self.scenario, scenario.name)  # now that `auto` has names
         self.folder = RunFolder(path)
         self._say = say
         self._quiet = quiet
@@ -403,12 +406,15 @@ class ScenarioRun:
         partial = self.folder / ".stages" / f"validate-{fingerprint[:12]}.json"
 
         def work() -> Sequence[Path]:
+            if not partial.is_file():  # nothing of another plan stays
+                shutil.rmtree(self.folder / "hardware", ignore_errors=True)
+            write_cores(self.folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
             validation = validate_world(
                 world, self.folder, self.model, plan, given.routers, trained=self.trained, partial=partial,
                 quiet=self._quiet,
             )  # fmt: skip
             write_json(target, validation)
-            return [target, *sorted(self.folder.path.glob("hardware/*/result.json"))]
+            return [target, self.folder / CORES_FILE, *sorted(self.folder.path.glob("hardware/*/result.json"))]
 
         self.folder.run_stage("validate", fingerprint, work, self._say)
         partial.unlink(missing_ok=True)

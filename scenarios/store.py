@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 from hw.files import atomic_path
 from policies.codec import from_jsonable, to_jsonable
 from policies.errors import InputError
+from policies.greedy import GreedyKnobs
 from policies.records import LoggedStep, RunRecord
+from policies.routing import RouterConfig
 from scenarios.result import Result
 
 PACKAGES = ("slim-scheduler", "torch", "numpy", "scipy", "simpy", "pydantic", "pyarrow", "safetensors")
@@ -90,6 +92,7 @@ class RunFolder:
     `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`write_run`)
     `hardware/ROUTER-seedN/`        the same of a run on real executors; of one of several loads or repeats,
                                     `ROUTER-load0.8-seedN-rep1` (`saturated` or `near` in the place of a load)
+    `cores.json`                    the settings of the real runs' cores, for their replay
     `comparison.json`               `slimsched.comparison/1`
     `validation.json`               `slimsched.validation/1`
     `report.html`                   all of it to look at
@@ -170,6 +173,7 @@ def _version(name: str) -> str | None:
 
 RECORD_FILES = ("requests.parquet", "blocks.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")
 LOG_FILE = "events.jsonl.gz"
+CORES_FILE = "cores.json"
 
 
 def write_record(folder: Path, record: RunRecord) -> list[Path]:
@@ -294,6 +298,23 @@ def timeline(record: RunRecord) -> dict[str, Any]:
 def _span(name: str, pid: int, tid: int, start_ns: int, end_ns: int, args: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}  # the format counts microseconds
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, **times, "args": args}
+
+
+def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
+    """The settings that the real runs' cores have, for their replay: the scenario may be another one by then."""
+    write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]})
+
+
+def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
+    """What `write_cores` wrote; raises `InputError` where it is missing or broken."""
+    path = folder / CORES_FILE
+    if not path.is_file():
+        raise InputError(str(path), "", "no such file, so the logs can't be replayed; `slimsched validate` writes it")
+    document = read_json(path)
+    try:
+        return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None
 
 
 def write_log(path: Path, log: Iterable[LoggedStep]) -> None:

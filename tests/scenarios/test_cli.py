@@ -21,7 +21,7 @@ from scenarios.cli import main
 from scenarios.compare import run_simulation
 from scenarios.loading import load_scenario
 from scenarios.materials import make_world
-from scenarios.store import RunFolder, write_run, write_text
+from scenarios.store import RunFolder, write_cores, write_run, write_text
 from sim.profile import Profile
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
@@ -171,12 +171,20 @@ def test_report_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_replay_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run's own log replays to identical commands (exit code 0); one that was changed does not (exit code 1)."""
+    """A run's own log replays to identical commands (exit code 0); one that was changed does not (exit code 1), and
+    one of a cluster with other servers is the user's mistake. The scenario has no say: it may be another one by now."""
     scenario = load_scenario(write_scenario(tmp_path))
     world = make_world(scenario, tmp_path)
     result, record = run_simulation(world, world.router("random"), "random", 0, keep_log=True)
-    write_text(tmp_path / "scenario.yaml", scenario.to_yaml())
-    write_run(RunFolder(tmp_path), result, record)
+    folder, knobs = RunFolder(tmp_path), [server.knobs for server in world.cluster.servers]
+    write_text(tmp_path / "scenario.yaml", "name: another\n")
+    write_run(folder, result, record)
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "slimsched validate" in capsys.readouterr().err
+    write_cores(folder, world.cluster.router, knobs[:0])
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "server:0 is not one of router" in capsys.readouterr().err
+    write_cores(folder, world.cluster.router, knobs)
     assert main(["replay", str(tmp_path)]) == 0
     assert "random-seed0: identical commands" in capsys.readouterr().out
     changed = next(index for index, step in enumerate(record.log) if step.commands)

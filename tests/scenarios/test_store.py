@@ -18,9 +18,11 @@ from scenarios.store import (
     RunFolder,
     environment,
     inputs_hash,
+    read_cores,
     read_log,
     read_runs,
     timeline,
+    write_cores,
     write_json,
     write_run,
     write_text,
@@ -144,7 +146,10 @@ def test_a_log_comes_back_and_replays(tmp_path: Path, run: tuple[object, RunReco
     steps = tuple(read_log(path))
     assert steps == record.log
     cluster = worlds.cluster()
-    assert replay(steps, cluster.router, [server.knobs for server in cluster.servers]) is None
+    write_cores(RunFolder(tmp_path), cluster.router, [server.knobs for server in cluster.servers])
+    router, knobs = read_cores(RunFolder(tmp_path))
+    assert (router, knobs) == (cluster.router, [server.knobs for server in cluster.servers])
+    assert replay(steps, router, knobs) is None
 
 
 @pytest.mark.parametrize("text, line", [("{\n", 1), ('{"now_ns": 1, "core": "router"}\n', 1)])
