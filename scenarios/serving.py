@@ -8,7 +8,8 @@ seed that no reported run uses, and go into the profiles:
     decision_busy_s   CPU time of the router's host a decision: deciding, and all else that it does for one
     dispatch_s        command to forward start, and forward end to the scheduler
     the link's latency    from a block's departure to its arrival, less its bytes at the link's rate
-    mean_s, p50_s ... of every latency: longer by what a served pass takes more than the calibrated one
+    mean_s, p50_s ... of every latency: longer by what a served pass takes more than the calibrated one; on a CPU, by
+                      all that its cores do for a batch beyond the calibrated pass (then not in `dispatch_s`)
 """
 
 from __future__ import annotations
@@ -78,15 +79,39 @@ def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Seq
         return block.arrived_ns - block.sent_ns - carried_s * NS_PER_S
 
     servers = range(len(tables))
+    on_device_s = [_on_device_s(record, device, owners, index) for index, device in enumerate(devices)]
+
+    def slower_s(server: int) -> float | None:
+        extra_s = on_device_s[owners[server]]
+        return extra_s if extra_s is not None else _mean_s([slower_ns(b) for b in batches if b.server == server])
+
+    def dispatch_s(server: int) -> float | None:
+        """On a CPU: what is left of a batch's time without its pass and all that its core does for it."""
+        extra_s = on_device_s[owners[server]]
+        if extra_s is None:
+            return _mean_s([dispatch_ns(b) for b in batches if b.server == server])
+        return _mean_s([dispatch_ns(b) + slower_ns(b) - extra_s * NS_PER_S for b in batches if b.server == server])
+
     return ServingOverheads(
         decision_s=(_mean_s([block.sent_ns - block.snapshot_ns for block in blocks]) or 0.0) + _usual_wait_s(record),
         decision_busy_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
-        dispatch_s=tuple(_mean_s([dispatch_ns(b) for b in batches if b.server == s]) for s in servers),
+        dispatch_s=tuple(dispatch_s(server) for server in servers),
         transfer_s=tuple(
             _mean_s([beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
         ),
-        slower_s=tuple(_mean_s([slower_ns(b) for b in batches if b.server == s]) for s in servers),
+        slower_s=tuple(slower_s(server) for server in servers),
     )
+
+
+def _on_device_s(record: RunRecord, device: DeviceTables, owners: Sequence[int], index: int) -> float | None:
+    """CPU time that a CPU device spends on each batch beyond its calibrated pass: the executor's own work runs on the
+    cores that compute. None on a GPU, and where nothing ran."""
+    servers = [server for server, owner in enumerate(owners) if owner == index]
+    batches = [batch for batch in record.batches if batch.server in servers]
+    if device.profile.device.kind != "cpu" or not batches or not record.servers:
+        return None
+    latencies_ns = [device.keys[b.segment, b.width, b.previous_width].latency_ns[b.size] for b in batches]
+    return max(0.0, record.servers[servers[0]].busy_s - sum(latencies_ns) / NS_PER_S) / len(batches)
 
 
 def _usual_wait_s(record: RunRecord) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import scenarios.run as run_module
 from hw.accuracy import load_accuracy
-from policies.records import BatchRecord, BlockRecord, RunRecord
+from policies.records import BatchRecord, BlockRecord, RunRecord, ServerTotals
 from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
 from scenarios.cli import main
@@ -101,6 +102,10 @@ def block(sent_ns: int, arrived_ns: int, server: int, location: int) -> BlockRec
     )
 
 
+def totals(busy_s: float) -> ServerTotals:
+    return ServerTotals("server", 0, busy_s, 1, 1, 0, 0, 0)
+
+
 def test_serving_overheads_are_what_the_profile_does_not_explain() -> None:
     """The host's time a decision; command to start and end to result; sent to arrived less the bytes; what a pass took
     more than calibrated, on every latency. The rest is as it was, and batches that shared their device do not count."""
@@ -123,6 +128,9 @@ def test_serving_overheads_are_what_the_profile_does_not_explain() -> None:
     assert overheads.transfer_s[0] == pytest.approx(70e-6)
     assert overheads.decision_s == overheads.decision_busy_s == pytest.approx(50e-6)
     assert overheads.slower_s[0] == pytest.approx(40e-6)
+    own = overheads_of(replace(record, batches=(batch,), servers=(totals(forward_ns / 1e9 + 90e-6),)), [tables], [0])
+    assert own.slower_s[0] == pytest.approx(90e-6)  # its core's time for the batch beyond the calibrated pass
+    assert own.dispatch_s[0] == pytest.approx(300e-6 + 40e-6 - 90e-6)  # the batch takes as long as before
     profile = with_overheads(tables.profile, overheads, 0)
     assert profile.link is not None
     assert profile.dispatch_s == pytest.approx(300e-6)
