@@ -31,7 +31,7 @@ from scenarios.tables import (
     milli,
     number,
     ranking_text,
-    saturation_text,
+    saturated_cells,
     signed,
     validation_notes,
     verdict,
@@ -290,21 +290,9 @@ def _errors_table(rows: Sequence[Row]) -> str:
 def _saturation(found: Validation) -> Iterator[str]:
     saturated, near = found.get("saturated", []), found.get("load_axis", [])
     if saturated:
-        yield "<h3>Saturated: arrivals far above capacity</h3>"
+        yield "<h3>Saturated: arrivals just above capacity</h3>"
         head = ["router", "arriving/s", "simulated images/s", "hardware images/s", "error, %", "allowed", ""]
-        body = [
-            [
-                row["router"],
-                number(row["rate_img_s"], 0),
-                number(row["simulated_img_s"], 1),
-                number(row["hardware_img_s"], 1),
-                number(row["error_pct"], 1, signed=True),
-                verdict(row["target_pct"], row["met"]),
-                saturation_text(row),
-            ]
-            for row in saturated
-        ]
-        yield _table(head, [(cells, False) for cells in body])
+        yield _table(head, [(saturated_cells(row), False) for row in saturated])
     if near:
         yield "<h3>Near saturation: error along the load axis</h3>"
         head = ["router", "images/s", "simulated mean, ms", "hardware mean, ms", "error of load, %", "allowed"]

@@ -150,21 +150,23 @@ def _stages_table(rows: Sequence[Row]) -> str:
     return f"{load_title(rows[0])}: where an image's time goes, simulated/real ms\n{table(head, body)}"
 
 
+def saturated_cells(row: SaturatedRow) -> list[str]:
+    """A saturated row as text."""
+    return [
+        row["router"],
+        number(row["rate_img_s"], 0),
+        number(row["simulated_img_s"], 1),
+        number(row["hardware_img_s"], 1),
+        number(row["error_pct"], 1, signed=True),
+        verdict(row["target_pct"], row["met"]),
+        saturation_text(row),
+    ]
+
+
 def _saturated_table(rows: Sequence[SaturatedRow]) -> str:
     if not rows:
         return ""
-    body = [
-        [
-            row["router"],
-            number(row["rate_img_s"], 0),
-            number(row["simulated_img_s"], 1),
-            number(row["hardware_img_s"], 1),
-            number(row["error_pct"], 1, signed=True),
-            verdict(row["target_pct"], row["met"]),
-            saturation_text(row),
-        ]
-        for row in rows
-    ]
+    body = [saturated_cells(row) for row in rows]
     head = ["router", "arriving/s", "sim images/s", "real images/s", "error %", "allowed", ""]
     return f"saturated\n{table(head, body)}"
 

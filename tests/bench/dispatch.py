@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hw.device import DeviceSpec
-from hw.messages import Finished, Run, Take
+from hw.messages import Finished, Ping, Run, Take
 from hw.networks import ModelFile
 from hw.telemetry import usable_cores
 from hw.worker import Worker, WorkerSpec
@@ -46,7 +46,22 @@ def measure() -> dict[str, dict[str, float]]:
             overhead_s = total_s - (forward_s if scattered else own_s)
             p50, p99 = np.percentile(overhead_s, [50, 99]) * 1e6
             found[name] = {"mib": inputs.nbytes / 2**20, "p50_us": float(p50), "p99_us": float(p99)}
+        for name, pause_s in (("ping, awake", 0.0), ("ping after 5 ms", 5e-3)):
+            p50, p99 = np.percentile(_pings(worker, pause_s), [50, 99]) * 1e6
+            found[name] = {"mib": 0.0, "p50_us": float(p50), "p99_us": float(p99)}
     return found
+
+
+def _pings(worker: Worker, pause_s: float) -> np.ndarray:
+    """Seconds of an empty message there and back, each after a pause: what waking up costs."""
+    found_s = []
+    for number in range(WARMUP + COUNT // 2):
+        time.sleep(pause_s)
+        begin_ns = time.monotonic_ns()
+        worker.send(Ping(number))
+        worker.receive()
+        found_s.append((time.monotonic_ns() - begin_ns) / 1e9)
+    return np.asarray(found_s[WARMUP:])
 
 
 def _round_trips(worker: Worker, inputs: torch.Tensor, scattered: bool) -> tuple[np.ndarray, np.ndarray]:
