@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,6 @@ from sim.profile import (
     SCHEMA,
     Concurrency,
     DeviceInfo,
-    HeldOutError,
     InstanceCost,
     LatencyCurve,
     Link,
@@ -34,6 +34,7 @@ from sim.profile import (
     Power,
     Profile,
     Sensor,
+    StatedError,
 )
 
 SOLO_ERROR = "solo latency"
@@ -42,6 +43,7 @@ ENERGY_ERROR = "energy per image"
 REPEATABILITY = "repeatability of solo latency between rounds"
 
 Floats = npt.NDArray[np.float64]
+ErrorKind = Literal["held out", "cross-validated", "repeatability"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +369,7 @@ def _errors(
     concurrency: Concurrency,
     costs: ModelCosts,
     facts: DeviceFacts,
-) -> Iterable[HeldOutError]:
+) -> Iterable[StatedError]:
     held_out = _solo_points(measurements, facts.cores, held_out=True)
     yield from _error(
         SOLO_ERROR,
@@ -398,6 +400,7 @@ def _errors(
     yield from _error(
         REPEATABILITY,
         [(m, f.times.quantile(0.5)) for f in solo.values() if len(f.round_medians_s) > 1 for m in f.round_medians_s],
+        "repeatability",
     )
 
 
@@ -406,9 +409,15 @@ def predict_solo_s(curve: LatencyCurve, batch: int) -> float:
     return interpolate_latency_s(curve.batches, curve.p50_s, batch)
 
 
-def _error(figure: str, pairs: Sequence[tuple[float, float]]) -> Iterable[HeldOutError]:
+def _error(figure: str, pairs: Sequence[tuple[float, float]], kind: ErrorKind = "held out") -> Iterable[StatedError]:
     """Of (predicted, measured) pairs; nothing where there are none."""
     if pairs:
         percent = [100 * abs(predicted / measured - 1) for predicted, measured in pairs]
-        mean = float(np.mean(percent))
-        yield HeldOutError(figure=figure, mean_abs_pct=mean, max_abs_pct=max(percent), points=len(pairs))
+        yield StatedError(
+            figure=figure,
+            kind=kind,
+            median_abs_pct=float(np.median(percent)),
+            mean_abs_pct=float(np.mean(percent)),
+            max_abs_pct=max(percent),
+            points=len(pairs),
+        )

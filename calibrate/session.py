@@ -13,7 +13,7 @@ from calibrate.costs import ModelCosts, costs_of
 from calibrate.fit import DeviceFacts, fit
 from calibrate.log import Log
 from calibrate.measure import Progress, measure, scout
-from calibrate.plan import Extras, make_plan
+from calibrate.plan import Extras, Plan, make_plan
 from calibrate.probe import Probe, idle_w, open_sensor, power_model, probe, sensor_model
 from calibrate.workers import WorkerBench
 from hw.device import DeviceSpec
@@ -49,6 +49,8 @@ def calibrate(
     peer: DeviceSpec | None = None,
     sensor_period_s: float = 0.1,
     name: str = "",
+    allow_busy: bool = False,
+    on_plan: Callable[[Plan], None] = lambda _: None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Profile:
     """Measure a device running a model, and fit the simulator's model of it.
@@ -62,6 +64,8 @@ def calibrate(
         peer: a second device of this host: moving activations to it gives `Profile.link`; None leaves it out.
         sensor_period_s: how often serving reads the device's sensor.
         name: of the profile; made from the device and the model by default.
+        allow_busy: measure although other programs use the device.
+        on_plan: called once, before anything is measured but for a first hasty look.
         on_progress: called before each step.
 
     Raises:
@@ -83,6 +87,7 @@ def calibrate(
         extras = Extras(power=opened.found.metered, peer=peer is not None)
         rng = stream(seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
+        on_plan(plan)
         measured = measure(opened.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, on_progress)
         facts = opened.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if peer else ("the link between servers of this host",)))

@@ -131,10 +131,14 @@ class Memory(StrictModel):
 
 
 class Concurrency(StrictModel):
-    """How batches that run together slow each other down (`sim.device`): alpha, beta >= 0."""
+    """How batches that run together slow each other down (`sim.device`): alpha, beta >= 0.
+
+    `across_beta` takes the place of beta where the batches are of several processes; None: the same.
+    """
 
     alpha: NonNegative
     beta: NonNegative
+    across_beta: NonNegative | None = None
     provenance: Provenance
 
 
@@ -183,13 +187,29 @@ class Link(StrictModel):
     loss: Loss = 0.0
 
 
-class HeldOutError(StrictModel):
-    """How wrong the profile is on points that no fit saw."""
+class StatedError(StrictModel):
+    """How wrong the profile is, in per cent of what was measured, without the sign.
+
+    Attributes:
+        kind: `held out`: on points that no fit saw. `cross-validated`: on fitted points, each left out of a fit in its
+            turn. `repeatability`: no error of a fit, but how far measurements of one thing lie apart.
+    """
 
     figure: str
+    kind: Literal["held out", "cross-validated", "repeatability"]
+    median_abs_pct: NonNegative
     mean_abs_pct: NonNegative
     max_abs_pct: NonNegative
     points: Count
+
+
+class Range(StrictModel):
+    """What a figure was measured over: beyond `low` to `high` of a quantity it is extrapolated."""
+
+    figure: str
+    quantity: str
+    low: float
+    high: float
 
 
 class Profile(StrictModel):
@@ -201,7 +221,8 @@ class Profile(StrictModel):
         decision_busy_s: all that the router's host does for one decision; the next one does not begin before.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
-        errors: held-out errors; empty for a datasheet profile, which promises nothing.
+        errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
+        ranges: what the figures were measured over.
         omitted: what a small budget left out, in words.
     """
 
@@ -221,7 +242,8 @@ class Profile(StrictModel):
     power: Power
     sensor: Sensor
     link: Link | None = None
-    errors: tuple[HeldOutError, ...] = ()
+    errors: tuple[StatedError, ...] = ()
+    ranges: tuple[Range, ...] = ()
     omitted: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from calibrate.measure import Measurement
 from calibrate.plan import Point, Solo, Steady, Together
 from calibrate.samples import Samples
 from policies.vocabulary import Provenance
-from sim.profile import HeldOutError, LatencyCurve, Profile
+from sim.profile import LatencyCurve, Profile, StatedError
 from sim.tables import compile_tables
 from tests.calibrate.fake import LIMIT, FakeBench, facts, model_costs
 from tests.calibrate.test_measure import session
@@ -25,7 +25,7 @@ def measured(bench: FakeBench, tmp_path: Path, budget_s: float = 300.0) -> list[
     return list(session(bench, tmp_path / "log", budget_s)[1].measurements)
 
 
-def errors(profile: Profile) -> dict[str, HeldOutError]:
+def errors(profile: Profile) -> dict[str, StatedError]:
     return {error.figure: error for error in profile.errors}
 
 

@@ -80,7 +80,16 @@ def run_folder(
         folder / "training.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],
     )
-    errors = [{"figure": "solo latency", "mean_abs_pct": 2.5, "max_abs_pct": 7.0, "points": 12}]
+    errors = [
+        {
+            "figure": "solo latency",
+            "kind": "held out",
+            "median_abs_pct": 0.9,
+            "mean_abs_pct": 2.5,
+            "max_abs_pct": 7.0,
+            "points": 12,
+        }
+    ]
     for name, speed in (("a", 1.0), ("b", 0.6)):
         profile = worlds.profile(name, speed=speed, provenance="measured", errors=errors)
         write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())

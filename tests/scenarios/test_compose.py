@@ -154,7 +154,16 @@ def test_profiles_of_two_models_are_refused(tmp_path: Path) -> None:
 
 def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     """Its hash is held against the accuracy file's; a datasheet profile has none to hold."""
-    errors = [{"figure": "solo latency", "mean_abs_pct": 1.0, "max_abs_pct": 2.0, "points": 3}]
+    errors = [
+        {
+            "figure": "solo latency",
+            "kind": "held out",
+            "median_abs_pct": 0.9,
+            "mean_abs_pct": 1.0,
+            "max_abs_pct": 2.0,
+            "points": 3,
+        }
+    ]
     model = worlds.profile().model.model_copy(update={"hash": "other"}).model_dump(mode="json")
     path = write(tmp_path, provenance="measured", errors=errors, model=model)
     with pytest.raises(InputError, match="is of another model"):
