@@ -1,0 +1,122 @@
+"""Is a profile used where it was measured? Stamps of the two stacks, compared, and what differs in words.
+
+A stamp is something that measurements depend on and that may have changed since: the device, the driver, a library, the
+execution path. What a profile does not say is unknown, never taken to be the same. It measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from calibrate.probe import device_name
+from hw.device import DeviceSpec
+from hw.telemetry import load_nvml
+from policies.errors import InputError
+from sim.profile import Profile
+
+KIND, DEVICE = "kind", "device"
+VERSIONS = ("driver", "cuda", "cudnn", "torch")
+OF_A_GPU = ("driver", "cuda", "cudnn")  # a CPU has none
+PLACES = ("torch", "device")  # of an execution path: stands among the versions, or says only where
+_TITLES = {
+    KIND: "kind of device",
+    "driver": "NVIDIA driver",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "memory_format": "memory format",
+    "slicing": "slicing of weights",
+    "cores": "CPU cores",
+    "onednn": "oneDNN",
+}
+_OTHER_DEVICE = "calibrate this device"
+_OTHER_VERSION = "`slimsched profile check` says whether the profile still holds"
+_OTHER_PATH = "run the device as it was calibrated, or calibrate it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A stamp that is not the same, or not known to be; None: not known."""
+
+    stamp: str
+    profile: str | None
+    here: str | None
+
+    def __str__(self) -> str:
+        profile = "the profile does not say" if self.profile is None else f"the profile has {self.profile}"
+        here = "here it is unknown" if self.here is None else f"here it is {self.here}"
+        return f"{_TITLES.get(self.stamp, self.stamp)}: {profile}, {here}; {self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        if self.stamp in (KIND, DEVICE):
+            return _OTHER_DEVICE
+        return _OTHER_VERSION if self.stamp in VERSIONS else _OTHER_PATH
+
+
+def stamps_of(profile: Profile) -> dict[str, str]:
+    """What a profile says of the stack it was measured on."""
+    recorded = profile.device.stamps
+    versions = {name: recorded[name] for name in VERSIONS if name in recorded}
+    if "torch" in profile.execution:
+        versions["torch"] = profile.execution["torch"]
+    return {KIND: profile.device.kind, DEVICE: profile.device.name, **versions, **_path(profile.execution)}
+
+
+def stamps_here(device: DeviceSpec) -> dict[str, str]:
+    """The same of a device of this machine, as it would be used now; what can't be asked is left out."""
+    versions = {"torch": str(torch.__version__)}
+    if device.kind == "cuda":
+        versions |= _gpu_versions()
+    return {KIND: device.kind, DEVICE: device_name(device), **versions, **_path(device.execution())}
+
+
+def differences(profile: Mapping[str, str], here: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Every stamp of either that is not the same in the other; of another device or kind, that alone."""
+    for stamp in (KIND, DEVICE):
+        if profile.get(stamp) != here.get(stamp):
+            return (Difference(stamp, profile.get(stamp), here.get(stamp)),)
+    names = dict.fromkeys([*_wanted(here), *here, *profile])
+    return tuple(Difference(n, profile.get(n), here.get(n)) for n in names if _differs(profile.get(n), here.get(n)))
+
+
+def require_model(profile: Profile, model_hash: str, source: str, key: str) -> None:
+    """A profile is of one network's weights.
+
+    Raises:
+        InputError: it is of another model.
+    """
+    if profile.model.hash != model_hash:
+        problem = f"the profile is of model {profile.model.name} ({profile.model.hash[:12]}), this is {model_hash[:12]}"
+        remedy = "calibrate this model, or name the one that the profile is of"
+        raise InputError(source, key, f"{problem}; {remedy}")
+
+
+def _wanted(here: Mapping[str, str]) -> tuple[str, ...]:
+    """The stamps that should be known of such a device."""
+    return tuple(name for name in VERSIONS if here.get(KIND) == "cuda" or name not in OF_A_GPU)
+
+
+def _differs(profile: str | None, here: str | None) -> bool:
+    return profile is None or here is None or profile != here
+
+
+def _path(execution: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in execution.items() if name not in PLACES}
+
+
+def _gpu_versions() -> dict[str, str]:
+    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": _driver(load_nvml())}
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _driver(nvml: Any) -> Any:
+    if nvml is None:
+        return None
+    try:
+        return nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
+        return None

@@ -1,0 +1,82 @@
+"""Another stack is named, stamp by stamp; what nobody knows is said to be unknown; another model is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calibrate.stamps import differences, require_model, stamps_here, stamps_of
+from hw.device import DeviceSpec
+from hw.telemetry import usable_cores
+from policies.errors import InputError
+from sim.profile import Profile
+from tests import worlds
+
+GPU = {
+    "kind": "cuda",
+    "device": "NVIDIA H200",
+    "driver": "550.1",
+    "cuda": "12.4",
+    "cudnn": "90100",
+    "torch": "2.4.0",
+    "dtype": "float32",
+    "memory_format": "channels_last",
+    "slicing": "in place",
+}
+
+
+def profile_of(device: DeviceSpec) -> Profile:
+    """A toy profile that was stamped on a device of this machine."""
+    here = stamps_here(device)
+    info = {"kind": "cpu", "name": here["device"], "vram_bytes": 1, "stamps": {"torch": here["torch"], "date": "x"}}
+    return worlds.profile(device=info, execution=device.execution())
+
+
+def test_the_same_stack_differs_in_nothing() -> None:
+    """Neither a GPU's stamps compared with themselves, nor a profile of this machine's CPU with the CPU."""
+    assert differences(GPU, dict(GPU)) == ()
+    device = DeviceSpec(cores=usable_cores()[:1])
+    assert differences(stamps_of(profile_of(device)), stamps_here(device)) == ()
+
+
+@pytest.mark.parametrize("stamp", [name for name in GPU if name not in ("kind", "device")])
+def test_each_stamp_that_differs_is_one_line_with_both_values(stamp: str) -> None:
+    """What the profile has, what is here, and what to do about it."""
+    (found,) = differences(GPU, {**GPU, stamp: "other"})
+    assert found.stamp == stamp
+    assert f"the profile has {GPU[stamp]}, here it is other; " in str(found)
+    assert ("profile check" in str(found)) == (stamp in ("driver", "cuda", "cudnn", "torch"))
+
+
+@pytest.mark.parametrize("stamp", [name for name in GPU if name not in ("kind", "device")])
+def test_what_is_not_known_is_not_taken_to_be_the_same(stamp: str) -> None:
+    """In either of the two; of a version not even where neither knows it."""
+    fewer = {name: value for name, value in GPU.items() if name != stamp}
+    assert ["the profile does not say" in str(found) for found in differences(fewer, GPU)] == [True]
+    assert ["here it is unknown" in str(found) for found in differences(GPU, fewer)] == [True]
+    assert len(differences(fewer, fewer)) == (stamp in ("driver", "cuda", "cudnn", "torch"))
+
+
+def test_another_device_is_the_whole_difference() -> None:
+    """On another device everything else differs as well: one line says it."""
+    (found,) = differences(GPU, {**GPU, "device": "NVIDIA T4", "driver": "1", "dtype": "float16"})
+    assert str(found) == "device: the profile has NVIDIA H200, here it is NVIDIA T4; calibrate this device"
+    here = stamps_here(DeviceSpec())
+    assert [d.stamp for d in differences({**GPU, "device": here["device"]}, here)] == ["kind"]
+
+
+def test_a_cpu_is_asked_for_no_driver() -> None:
+    """A CPU has no CUDA; its cores, threads and oneDNN count, where another torch is told as well."""
+    cores = usable_cores()[:1]
+    profile = stamps_of(profile_of(DeviceSpec(cores=cores)))
+    changed = stamps_here(DeviceSpec(cores=cores, onednn=False, threads=2))
+    assert {found.stamp for found in differences(profile, changed)} == {"threads", "onednn"}
+    assert [found.stamp for found in differences({**profile, "torch": "1.0"}, {**profile})] == ["torch"]
+    assert profile["torch"] == str(torch.__version__)
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    """Its numbers are of other weights, whatever the stack."""
+    require_model(worlds.profile(), "0", "toy.yaml", "model.hash")
+    with pytest.raises(InputError, match=r"toy.yaml: model.hash: .*model toy \(0\), this is 1234; calibrate this"):
+        require_model(worlds.profile(), "1234", "toy.yaml", "model.hash")
