@@ -59,7 +59,7 @@ from hw.messages import (
 )
 from hw.networks import ModelFile
 from hw.slimmable import SegmentInstance, SlimmableModel
-from hw.telemetry import NvmlSensor, load_nvml, nvml_handle
+from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.wire import decode, encode
 
 _NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
@@ -493,4 +493,4 @@ def _used_vram_bytes(device: DeviceSpec) -> int:
     nvml = load_nvml() if device.kind == "cuda" else None
     if nvml is None:
         return 0
-    return NvmlSensor(nvml, nvml_handle(nvml, device.index)).sample().vram_used_bytes or 0
+    return used_vram_bytes(nvml, nvml_handle(nvml, device.index))

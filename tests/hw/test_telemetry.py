@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time  # noqa: TID251 - sensors read real clocks
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
+import pynvml
 import pytest
 
 from hw.telemetry import (
@@ -17,88 +16,237 @@ from hw.telemetry import (
     NvmlSensor,
     RaplCounter,
     RaplSensor,
+    Reading,
     available_devices,
+    board_facts,
     cpu_sensor,
     nvml_handle,
     process_cpu_s,
+    used_vram_bytes,
+)
+from hw.telemetry.nvml import other_processes
+from policies.errors import InputError
+from tests.hw.fake_nvml import (
+    AMPERE,
+    HOPPER,
+    MAXWELL,
+    TURING,
+    VOLTA,
+    FakeBoard,
+    FakeNvml,
+    Handle,
+    Make,
+    seen_over,
 )
 
 
-class FakeNvml:
-    """NVML as documented: milliwatts, percent, bytes, millijoules; refuses what a board does not have."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, refused: tuple[str, ...] = ()) -> None:
-        self.refused = refused
-
-    def _ask(self, name: str, value: Any) -> Any:
-        if name in self.refused:
-            raise self.NVMLError(f"{name}: Not Supported")
-        return value
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return f"index {index}"
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return f"uuid {uuid}"
-
-    def nvmlDeviceGetName(self, handle: str) -> str:
-        return "Board"
-
-    def nvmlDeviceGetFieldValues(self, handle: str, fields: list[int]) -> list[Any]:
-        refused = "instant" in self.refused
-        return [SimpleNamespace(nvmlReturn=3 if refused else 0, value=SimpleNamespace(uiVal=123_000)) for _ in fields]
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        return int(self._ask("power", 100_000))
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        return self._ask("utilization", SimpleNamespace(gpu=40, memory=5))
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        return self._ask("vram", SimpleNamespace(total=8 << 30, used=1 << 30, free=7 << 30))
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
-        return int(self._ask("energy", 5_500))
+def sensor_of(board: FakeBoard, **lacking: tuple[str, ...]) -> NvmlSensor:
+    return NvmlSensor(FakeNvml(board, **lacking), Handle(board), board.now_ns)
 
 
-def test_nvml_units_and_fields() -> None:
-    """Milliwatts, percent and millijoules become watts, shares and joules; the instant power is preferred."""
-    sensor = NvmlSensor(FakeNvml(), "handle")
+def test_units_and_provenance() -> None:
+    """Milliwatts, percent and millijoules become watts, shares and joules, and each says where it came from."""
+    board = FakeBoard(idle_w=60.0)
+    sensor = sensor_of(board)
     reading = sensor.sample()
-    assert (reading.power_w, reading.utilization, reading.vram_used_bytes) == (123.0, 0.4, 1 << 30)
+    assert reading.power_w == pytest.approx(60.0)
+    assert (reading.utilization, reading.vram_used_bytes) == (0.0, 1 << 30)
     assert set(reading.provenance.values()) == {"polled"}
-    assert sensor.energy_j() == 5.5
-    assert sensor.describe()["energy"].startswith("measured")
+    before_j = sensor.energy_j()
+    board.advance(2.0)
+    after_j = sensor.energy_j()
+    assert before_j is not None
+    assert after_j is not None
+    assert after_j - before_j == pytest.approx(2.0 * 60.0, rel=1e-3)
+    assert sensor.describe()["energy"] == "measured (NVML counter)"
 
 
-@pytest.mark.parametrize("refused", ["power", "utilization", "vram", "energy"])
-def test_a_refused_field_is_absent_and_the_others_work(refused: str) -> None:
-    """One refusal (old board, MIG, driver) takes nothing else with it, and its reason is told."""
-    sensor = NvmlSensor(FakeNvml((refused, "instant")), "handle")
+@pytest.mark.parametrize(
+    "make, power, energy, utilization_of_sms",
+    [
+        (MAXWELL, "polled (NVML, averaged over 0.1 s)", "absent (Not Supported)", "absent (Not Supported)"),
+        (TURING, "polled (NVML, averaged over 0.1 s)", "measured (NVML counter)", "absent (GPM needs"),
+        (VOLTA, "polled (NVML, averaged over 0.02 s)", "measured (NVML counter)", "absent (GPM needs"),
+        (AMPERE, "polled (NVML, instant)", "measured (NVML counter)", "absent (GPM needs"),
+        (HOPPER, "polled (NVML, instant)", "measured (NVML counter)", "polled (NVML GPM)"),
+    ],
+)
+def test_each_architecture_says_what_it_has(make: Make, power: str, energy: str, utilization_of_sms: str) -> None:
+    """A GTX 980 Ti has no counter and no instant reading; only Hopper and later tell how full the SMs are."""
+    board = FakeBoard(make)
+    if make == MAXWELL:  # not even the question
+        board.refused["nvmlGpmQueryDeviceSupport"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    sensor = sensor_of(board)
     told = sensor.describe()
-    assert told.pop(refused) == f"absent ({refused}: Not Supported)"
-    assert not any(text.startswith("absent") for text in told.values())
+    assert (told["power"], told["energy"]) == (power, energy)
+    assert told["sm_utilization"].startswith(utilization_of_sms)
+    assert sensor.architecture.upper() == make.architecture
+    assert (sensor.energy_j() is None) == (sensor.supports()["energy"].provenance is None)
+
+
+def test_instant_and_average_power_are_two_readings() -> None:
+    """Half a second after a step of the load the instant reading is there, the average is half-way."""
+    board = FakeBoard(HOPPER, rise_s=0.001)
+    sensor = sensor_of(board)
+    board.load = 1.0
+    board.advance(0.5)
+    assert sensor.sample().power_w == pytest.approx(board.busy_w, rel=0.01)
+    assert sensor.details().power_average_w == pytest.approx((board.busy_w + board.idle_w) / 2, rel=0.02)
+
+
+def test_gpm_tells_shares_between_looks() -> None:
+    """SMs, warps and memory bus over the time since the look before; a look at once repeats the last."""
+    board = FakeBoard(HOPPER)
+    sensor = sensor_of(board)
+    assert sensor.details().sm_utilization is None  # one look says nothing
+    board.load = 1.0
+    board.advance(0.3)
+    busy = sensor.details()
+    assert [busy.sm_utilization, busy.sm_occupancy, busy.dram_bandwidth] == pytest.approx([0.8, 0.3, 0.1])
+    board.load = 0.0
+    board.advance(0.05)
+    assert sensor.details().sm_utilization == busy.sm_utilization
+    board.advance(0.3)
+    later = sensor.details().sm_utilization
+    assert later is not None
+    assert later < 0.01
+    assert busy.throttling == ("SwPowerCap",)
+    assert (busy.sm_clock_mhz, busy.temperature_c) == (1500, 41)
+
+
+@pytest.mark.parametrize(
+    "field, functions, lost",
+    [
+        ("power", ("nvmlDeviceGetPowerUsage", "NVML_FI_DEV_POWER_INSTANT"), {"power", "power_average"}),
+        ("utilization", ("nvmlDeviceGetUtilizationRates",), {"utilization"}),
+        ("vram", ("nvmlDeviceGetMemoryInfo",), {"vram"}),
+        ("energy", ("nvmlDeviceGetTotalEnergyConsumption",), {"energy"}),
+    ],
+)
+def test_a_refused_field_is_absent_and_the_others_work(field: str, functions: tuple[str, ...], lost: set[str]) -> None:
+    """One refusal (old board, MIG, driver) takes nothing else with it, and its reason is told."""
+    refused = {*functions, "NVML_FI_DEV_POWER_AVERAGE"} if field == "power" else functions
+    sensor = sensor_of(FakeBoard(HOPPER, refused=dict.fromkeys(refused, pynvml.NVML_ERROR_NOT_SUPPORTED)))
+    told = sensor.describe()
+    assert told[field] == "absent (Not Supported)"
+    assert {name for name, text in told.items() if text.startswith("absent")} == lost
     reading = sensor.sample()
-    field = {"power": "power_w", "utilization": "utilization", "vram": "vram_used_bytes"}.get(refused)
-    if field is None:
-        assert sensor.energy_j() is None
-    else:
-        assert getattr(reading, field) is None
-        assert field not in reading.provenance
+    given = {"power": reading.power_w, "utilization": reading.utilization, "vram": reading.vram_used_bytes}
+    assert {name for name, value in given.items() if value is None} == lost & set(given)
+    assert {"power_w", "utilization", "vram_used_bytes"} - set(reading.provenance) == {
+        {"power": "power_w", "utilization": "utilization", "vram": "vram_used_bytes"}[name]
+        for name in lost & set(given)
+    }
+
+
+def test_a_refused_instant_reading_falls_back_and_says_so() -> None:
+    """A driver that does not know the instant field, by refusal or by an undefined value, leaves the averaged one."""
+    board = FakeBoard(HOPPER, refused={"NVML_FI_DEV_POWER_INSTANT": pynvml.NVML_ERROR_NOT_SUPPORTED})
+    sensor = sensor_of(board)
+    assert sensor.describe()["power"] == "polled (NVML, averaged over 1 s)"
+    assert not sensor.instant
+    assert sensor.sample().power_w == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("missing", ["nvmlGpmQueryDeviceSupport", "nvmlDeviceGetTotalEnergyConsumption"])
+def test_an_old_library_lacks_functions(missing: str) -> None:
+    """Whether the driver's library or the Python binding lacks it: absent, with the remedy, the rest works."""
+    name = {"nvmlGpmQueryDeviceSupport": "sm_utilization"}.get(missing, "energy")
+    old_driver = sensor_of(FakeBoard(), missing=(missing,)).describe()
+    old_binding = sensor_of(FakeBoard(), unnamed=(missing,)).describe()
+    assert old_driver[name].startswith("absent (Function Not Found; the driver is too old")
+    assert old_binding[name].startswith(f"absent (the installed nvidia-ml-py lacks {missing}; remedy: pip install")
+    assert old_driver["power"] == old_binding["power"] == "polled (NVML, instant)"
+
+
+def test_a_missing_permission_comes_with_its_remedy() -> None:
+    """Said in the field's words; the other fields work."""
+    refused = {"nvmlDeviceGetTotalEnergyConsumption": pynvml.NVML_ERROR_NO_PERMISSION}
+    told = sensor_of(FakeBoard(refused=refused)).describe()
+    assert told["energy"] == (
+        "absent (Insufficient Permissions; only administrators may read this here: "
+        "run as one, or ask for access to the device)"
+    )
+    assert told["power"].startswith("polled")
+
+
+def test_a_mig_instance_has_no_power_and_no_utilization_of_its_own() -> None:
+    """Its share of the multiprocessors comes from the whole GPU's GPM, asked for that instance."""
+    board = FakeBoard(HOPPER, mig=True)
+    sensor = NvmlSensor(nvml := FakeNvml(board), nvml_handle(nvml, 0, "MIG-0"), board.now_ns)
+    told = sensor.describe()
+    assert told["utilization"] == "absent (Not Supported; NVML does not tell it under MIG)"
+    assert told["power"].startswith("absent")
+    assert told["energy"].startswith("absent")
+    assert told["sm_utilization"] == "polled (NVML GPM)"
+    board.load = 1.0
+    board.advance(0.3)
+    assert sensor.details().sm_utilization == pytest.approx(0.8)
+    assert sensor.sample().utilization is None
+
+
+def test_a_device_that_is_lost_says_so_and_nothing_else() -> None:
+    """No exception in a sampling loop: the reading says that the device is gone, and goes on saying it."""
+    board = FakeBoard()
+    sensor = sensor_of(board)
+    assert not sensor.sample().lost
+    board.lost = True
+    assert sensor.sample() == Reading(None, None, None, {}, lost=True)
+    assert sensor.energy_j() is None
+    assert sensor_of(board).describe()["power"] == "absent (GPU is lost)"
+
+
+@pytest.mark.parametrize("make", [VOLTA, TURING, AMPERE, HOPPER])
+def test_counter_and_polling_agree_over_a_steady_load(make: Make) -> None:
+    """Once every window lies inside the load: joules of the counter over seconds are the watts that are polled."""
+    board = FakeBoard(make)
+    sensor = sensor_of(board)
+    board.load = 0.7
+    board.advance(2.0)
+    looks = seen_over(board, sensor, 2.0)
+    assert looks[0].energy_j is not None
+    assert looks[-1].energy_j is not None
+    counted_w = (looks[-1].energy_j - looks[0].energy_j) / (looks[-1].at_s - looks[0].at_s)
+    polled_w = sum(look.reading.power_w or 0.0 for look in looks) / len(looks)
+    assert polled_w == pytest.approx(board.idle_w + 0.7 * (board.busy_w - board.idle_w), rel=1e-3)
+    assert counted_w == pytest.approx(polled_w, rel=0.06)  # the counter's own period
 
 
 def test_visible_devices_are_followed() -> None:
-    """Torch's index goes through CUDA_VISIBLE_DEVICES, by number or by UUID."""
-    nvml = FakeNvml()
-    assert nvml_handle(nvml, 1, "") == "index 1"
-    assert nvml_handle(nvml, 1, "3,2") == "index 2"
-    assert nvml_handle(nvml, 0, "GPU-abc") == "uuid GPU-abc"
+    """Torch's index goes through CUDA_VISIBLE_DEVICES, by number or by UUID; a device that is not there is refused."""
+    nvml = FakeNvml(*(boards := [FakeBoard(), FakeBoard(), FakeBoard()]))
+    assert nvml_handle(nvml, 1, "") == Handle(boards[1])
+    assert nvml_handle(nvml, 1, "1,2") == Handle(boards[2])
+    assert nvml_handle(nvml, 0, "GPU-2") == Handle(boards[2])
+    for index, visible, problem in ((3, "", "no such device"), (1, "0", "shows 1 devices"), (0, "GPU-x", "no such")):
+        with pytest.raises(InputError, match=problem):
+            nvml_handle(nvml, index, visible)
+
+
+def test_a_board_says_what_it_is() -> None:
+    """Driver, architecture, clocks, heat, limit and mode; what one board lacks leaves the rest."""
+    facts = board_facts(FakeNvml(board := FakeBoard(HOPPER, mig=True)), Handle(board))
+    assert facts == {
+        "architecture": "Hopper",
+        "driver": "999.10",
+        "sm_clock_mhz": "1500",
+        "memory_clock_mhz": "2600",
+        "temperature_c": "41",
+        "power_limit_mw": "500000",
+        "mig_mode": "1",
+        "throttling": "none",
+    }
+    old = FakeBoard(MAXWELL)
+    assert set(facts) - set(board_facts(FakeNvml(old), Handle(old))) == {"mig_mode"}
+
+
+def test_other_processes_are_those_that_are_not_ours() -> None:
+    """None where NVML does not tell, also where its versions do not fit together."""
+    board = FakeBoard(processes=[11, 12, 13])
+    assert other_processes(FakeNvml(board), Handle(board), [12]) == [11, 13]
+    old = FakeNvml(board, missing=("nvmlDeviceGetComputeRunningProcesses_v3",))
+    assert other_processes(old, Handle(board), []) is None
+    assert used_vram_bytes(FakeNvml(board), Handle(board)) == 1 << 30
 
 
 def test_cpu_power_is_modelled_between_idle_and_tdp() -> None:
@@ -164,14 +312,40 @@ def test_absent_says_so() -> None:
     assert set(AbsentSensor().describe().values()) == {"absent"}
 
 
+def test_rapl_without_permission_says_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since Linux 5.10 only administrators may read the counter: power is modelled, and the words say what to do."""
+    _zone(tmp_path, "intel-rapl:0", 0)
+
+    def denied(_: Path) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(RaplCounter, "_read", staticmethod(denied))
+    told = cpu_sensor([os.getpid()], range(os.cpu_count() or 1), 1, 2, lambda: 0, tmp_path).describe()
+    assert told["power"].startswith("modelled")
+    assert "sudo chmod a+r" in told["energy"]
+
+
+def test_rapl_leaves_out_what_counts_a_package_twice(tmp_path: Path) -> None:
+    """Some laptops show the whole platform as one more zone beside the package that it contains."""
+    zones = [_zone(tmp_path, "intel-rapl:0", 0), _zone(tmp_path, "intel-rapl:1", 0)]
+    for zone, name in zip(zones, ("package-0", "psys"), strict=True):
+        (zone / "name").write_text(f"{name}\n")
+    counter = RaplCounter(tmp_path)
+    for zone in zones:
+        (zone / "energy_uj").write_text("500000")
+    assert counter.energy_j() == pytest.approx(0.5)
+
+
 def test_devices_are_listed_with_their_telemetry() -> None:
     """Every GPU that NVML knows, then the CPU; each says what works."""
-    *gpus, cpu = available_devices(FakeNvml(("energy",)))
+    *gpus, cpu = available_devices(FakeNvml(FakeBoard(MAXWELL, "Old"), FakeBoard(HOPPER, "New")))
     assert [(gpu.kind, gpu.index, gpu.name, gpu.vram_bytes) for gpu in gpus] == [
-        ("cuda", 0, "Board", 8 << 30),
-        ("cuda", 1, "Board", 8 << 30),
+        ("cuda", 0, "Old", 8 << 30),
+        ("cuda", 1, "New", 8 << 30),
     ]
     assert gpus[0].telemetry["energy"].startswith("absent")
+    assert gpus[1].telemetry["energy"].startswith("measured")
+    assert gpus[1].facts["driver"] == "999.10"
     assert cpu.kind == "cpu"
     assert cpu.cores
     assert "power" in cpu.telemetry

@@ -1,0 +1,57 @@
+"""What a device's sensors say, behind one small port, each field with where it came from. It decides nothing.
+
+Backends: NVML (NVIDIA GPUs), RAPL (a whole CPU package's energy counter), modelled (CPU power from the share of time
+that the servers' processes ran), absent. Each is asked what it supports before it is used. A field that a sensor
+cannot give is None, never a guess.
+"""
+
+from hw.telemetry.cpu import (
+    CPU_IDLE_W_PER_CORE,
+    CPU_TDP_W_PER_CORE,
+    CpuShare,
+    ModelledCpuSensor,
+    Pids,
+    cpu_name,
+    process_cpu_s,
+    usable_cores,
+)
+from hw.telemetry.local import DeviceDescription, available_devices, cpu_sensor
+from hw.telemetry.nvml import (
+    NvmlSensor,
+    Timing,
+    board_facts,
+    device_label,
+    load_nvml,
+    nvml_handle,
+    used_vram_bytes,
+)
+from hw.telemetry.port import AbsentSensor, Details, Reading, Sensor, Support
+from hw.telemetry.rapl import RaplCounter, RaplSensor
+
+__all__ = [
+    "CPU_IDLE_W_PER_CORE",
+    "CPU_TDP_W_PER_CORE",
+    "AbsentSensor",
+    "CpuShare",
+    "Details",
+    "DeviceDescription",
+    "ModelledCpuSensor",
+    "NvmlSensor",
+    "Pids",
+    "RaplCounter",
+    "RaplSensor",
+    "Reading",
+    "Sensor",
+    "Support",
+    "Timing",
+    "available_devices",
+    "board_facts",
+    "cpu_name",
+    "cpu_sensor",
+    "device_label",
+    "load_nvml",
+    "nvml_handle",
+    "process_cpu_s",
+    "usable_cores",
+    "used_vram_bytes",
+]

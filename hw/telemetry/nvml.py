@@ -1,0 +1,326 @@
+"""NVIDIA GPUs through NVML, NVIDIA's management library: a sensor, and what a board says of itself.
+
+What differs between architectures (arXiv 2312.02741): how often a power reading is renewed, what it averages over, how
+slowly it rises, whether there is an energy counter. It changes no clock, no limit and no mode.
+"""
+
+from __future__ import annotations
+
+import os
+import time  # noqa: TID251 - a sensor reads real clocks
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hw.telemetry.gpm import METRICS, Gpm
+from hw.telemetry.library import Board, RefusedError
+from hw.telemetry.port import Details, Reading, Support, in_words
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+
+_ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Rubin")
+_NOT_OF_AN_INSTANCE = ("power", "power_average", "utilization", "energy")
+UTILIZATION_WINDOW_S = 1.0  # 1/6 s to 1 s, by product
+_THROTTLING = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How an architecture's power sensor lags.
+
+    Attributes:
+        period_s: between two new readings.
+        window_s: that the default reading averages over.
+        instant_window_s: that the instant reading averages over, where there is one.
+        rise_s: until a reading has followed a step of the true power, beyond the window.
+    """
+
+    period_s: float
+    window_s: float
+    instant_window_s: float
+    rise_s: float = 0.0
+
+    def window_of(self, instant: bool) -> float:
+        """Of the reading that is used."""
+        return self.instant_window_s if instant else self.window_s
+
+
+_TURING, _LATER = Timing(0.1, 0.1, 0.1), Timing(0.1, 1.0, 0.1)
+TIMINGS = {
+    "Kepler": Timing(0.1, 0.1, 0.1, 0.345),
+    "Maxwell": Timing(0.1, 0.1, 0.1, 0.345),
+    "Pascal": _TURING,
+    "Volta": Timing(0.02, 0.02, 0.02),
+    "Turing": _TURING,
+}
+
+
+def timing_of(architecture: str) -> Timing:
+    """Ampere's for later and unknown ones, which is the slowest."""
+    return TIMINGS.get(architecture, _LATER)
+
+
+def load_nvml() -> Any | None:
+    """NVIDIA's management library, initialised; None where it or its driver is not there."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no permission: all mean that there is no NVML here
+        return None
+    return pynvml
+
+
+def nvml_handle(nvml: Any, index: int, visible: str | None = None) -> Any:
+    """The NVML device behind a CUDA index.
+
+    Args:
+        index: as torch counts under CUDA_DEVICE_ORDER=PCI_BUS_ID, which the workers set.
+        visible: CUDA_VISIBLE_DEVICES; the environment's by default.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    names = [name.strip() for name in visible.split(",")] if visible else None
+    try:
+        if names is None:
+            return nvml.nvmlDeviceGetHandleByIndex(index)
+        if names[index].isdigit():
+            return nvml.nvmlDeviceGetHandleByIndex(int(names[index]))
+        return nvml.nvmlDeviceGetHandleByUUID(names[index])
+    except IndexError:
+        problem = f"CUDA_VISIBLE_DEVICES={visible} shows {len(names or ())} devices; choose one of them or change it"
+    except nvml.NVMLError as error:
+        problem = f"NVML knows no such device ({error}); `slimsched devices` lists those that are here"
+    raise InputError("device", f"cuda:{index}", problem)
+
+
+def device_label(nvml: Any, handle: Any) -> str:
+    """The product's name; `GPU` where NVML does not say."""
+    try:
+        name = Board(nvml, handle).ask("nvmlDeviceGetName")
+    except RefusedError:
+        return "GPU"
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def used_vram_bytes(nvml: Any, handle: Any) -> int:
+    """Memory in use on the device, by whomever; 0 where NVML does not say."""
+    try:
+        return int(Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo").used)
+    except RefusedError:
+        return 0
+
+
+class NvmlSensor:
+    """An NVIDIA GPU's own sensors; each is asked once whether it answers, and only those that do are read.
+
+    Args:
+        nvml: the library (`load_nvml`), or anything that behaves like it.
+        handle: of the device.
+        monotonic_ns: a clock, for shares between two looks.
+
+    Attributes:
+        architecture: by NVIDIA's name (`Hopper`), or `unknown`.
+        timing: of the power reading.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._board = Board(nvml, handle)
+        self._monotonic_ns = monotonic_ns
+        self._readers: dict[str, Callable[[], Any]] = {}
+        self._supported: dict[str, Support] | None = None
+        self._lost = False
+        self.architecture = architecture_of(self._board)
+        self.timing = timing_of(self.architecture)
+
+    def supports(self) -> Mapping[str, Support]:
+        """Asks each sensor once."""
+        if self._supported is None:
+            self._supported = {name: self._choose(name, ways) for name, ways in self._ways().items()}
+            self._supported |= self._gpm_support()
+        return self._supported
+
+    def sample(self) -> Reading:
+        """Power is the instant reading where the board has one, else the default one."""
+        power_w, utilization, vram = (self._read(name) for name in ("power", "utilization", "vram"))
+        given = {"power_w": power_w, "utilization": utilization, "vram_used_bytes": vram}
+        provenance = {name: Provenance.POLLED for name, value in given.items() if value is not None}
+        return Reading(power_w, utilization, vram, provenance, self._lost)
+
+    def details(self) -> Details:
+        """Averages, clocks, heat, and the multiprocessors' shares where there is GPM."""
+        shares = self._read("gpm") or {}
+        return Details(
+            power_average_w=self._read("power_average"),
+            sm_utilization=shares.get("sm_utilization"),
+            sm_occupancy=shares.get("sm_occupancy"),
+            dram_bandwidth=shares.get("dram_bandwidth"),
+            sm_clock_mhz=self._read("clocks"),
+            temperature_c=self._read("temperature"),
+            throttling=self._read("throttling"),
+        )
+
+    def energy_j(self) -> float | None:
+        """The board's counter (Volta and later)."""
+        return self._read("energy")  # type: ignore[no-any-return]
+
+    def describe(self) -> dict[str, str]:
+        """`supports` in words."""
+        return in_words(self.supports())
+
+    @property
+    def instant(self) -> bool:
+        """Whether `sample` gives the board's instant power."""
+        return "instant" in self.supports()["power"].how
+
+    def _read(self, name: str) -> Any:
+        """The value, or None: never supported, or not this time."""
+        self.supports()
+        reader = self._readers.get(name)
+        if reader is None:
+            return None
+        try:
+            return reader()
+        except RefusedError as refused:
+            self._lost = self._lost or refused.lost
+            return None
+
+    def _choose(self, name: str, ways: Sequence[tuple[str, Callable[[], Any]]]) -> Support:
+        """The first way that answers, or why the last one does not."""
+        reason = ""
+        for how, reader in ways:
+            try:
+                reader()
+            except RefusedError as refused:
+                reason, self._lost = str(refused), self._lost or refused.lost
+                continue
+            self._readers[name] = reader
+            return Support(Provenance.MEASURED if name == "energy" else Provenance.POLLED, how)
+        if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board):
+            reason += "; NVML does not tell it under MIG"
+        return Support(None, reason)
+
+    def _ways(self) -> dict[str, list[tuple[str, Callable[[], Any]]]]:
+        board, average = self._board, f"NVML, averaged over {self.timing.window_s:g} s"
+        utilization = "NVML, share of the time that any kernel ran"
+        return {
+            "power": [("NVML, instant", partial(_instant_w, board)), (average, partial(_default_w, board))],
+            "power_average": [
+                ("NVML, averaged over 1 s", partial(_field_w, board, "NVML_FI_DEV_POWER_AVERAGE")),
+                (average, partial(_default_w, board)),
+            ],
+            "utilization": [(utilization, partial(_utilization, board))],
+            "vram": [("NVML", lambda: int(board.ask("nvmlDeviceGetMemoryInfo").used))],
+            "energy": [("NVML counter", lambda: board.ask("nvmlDeviceGetTotalEnergyConsumption") / 1e3)],
+            "clocks": [("NVML", partial(_clock_mhz, board, "NVML_CLOCK_SM"))],
+            "temperature": [("NVML", partial(_temperature_c, board))],
+            "throttling": [("NVML", partial(_throttling, board))],
+        }
+
+    def _gpm_support(self) -> dict[str, Support]:
+        try:
+            gpm = Gpm(self._board, *_whole(self._board), self._monotonic_ns)
+        except RefusedError as refused:
+            self._lost = self._lost or refused.lost
+            return dict.fromkeys(METRICS, Support(None, str(refused)))
+        self._readers["gpm"] = gpm.shares
+        return dict.fromkeys(METRICS, Support(Provenance.POLLED, "NVML GPM"))
+
+
+# ------------------------------------------------------------------------------------------------- of a board itself
+
+
+def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
+    """Architecture, driver, clocks, temperature, limits and mode, as far as NVML tells them."""
+    board = Board(nvml, handle)
+    questions: dict[str, Callable[[], Any]] = {
+        "architecture": lambda: architecture_of(board),
+        "driver": lambda: _text(board.call("nvmlSystemGetDriverVersion")),
+        "sm_clock_mhz": partial(_clock_mhz, board, "NVML_CLOCK_SM"),
+        "memory_clock_mhz": partial(_clock_mhz, board, "NVML_CLOCK_MEM"),
+        "temperature_c": partial(_temperature_c, board),
+        "power_limit_mw": lambda: board.ask("nvmlDeviceGetPowerManagementLimit"),
+        "mig_mode": lambda: board.ask("nvmlDeviceGetMigMode")[0],
+        "mig_instance": lambda: _whole(board)[1],
+        "throttling": lambda: ", ".join(_throttling(board)) or "none",
+    }
+    return {name: str(value) for name, question in questions.items() if (value := _answer(question)) is not None}
+
+
+def architecture_of(board: Board) -> str:
+    """By NVIDIA's name, or `unknown`."""
+    number = _answer(lambda: board.ask("nvmlDeviceGetArchitecture"))
+    known = {_answer(partial(board.constant, f"NVML_DEVICE_ARCH_{name.upper()}")): name for name in _ARCHITECTURES}
+    return "unknown" if number is None else known.get(number, "unknown")
+
+
+def other_processes(nvml: Any, handle: Any, own: Sequence[int]) -> list[int] | None:
+    """Processes with a compute context on the device that are not among `own`; None where NVML does not say."""
+    processes = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses"))
+    return None if processes is None else [process.pid for process in processes if process.pid not in own]
+
+
+def _answer(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except RefusedError:
+        return None
+
+
+def _whole(board: Board) -> tuple[Board, int | None]:
+    """The whole GPU, and which MIG instance of it the device is, if it is one."""
+    if not _answer(lambda: _truth(board.ask("nvmlDeviceIsMigDeviceHandle"))):
+        return board, None
+    parent = board.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+    return Board(board.nvml, parent), int(board.ask("nvmlDeviceGetGpuInstanceId"))
+
+
+def _truth(flag: Any) -> bool:
+    return bool(getattr(flag, "value", flag))  # pynvml gives this one as a ctypes number
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _instant_w(board: Board) -> float:
+    return _field_w(board, "NVML_FI_DEV_POWER_INSTANT")
+
+
+def _field_w(board: Board, name: str) -> float:
+    milliwatts = board.field(name)
+    if not milliwatts:
+        raise RefusedError(f"{name} reads 0")  # as some drivers say that they don't know
+    return milliwatts / 1e3
+
+
+def _default_w(board: Board) -> float:
+    return float(board.ask("nvmlDeviceGetPowerUsage")) / 1e3
+
+
+def _utilization(board: Board) -> float:
+    return float(board.ask("nvmlDeviceGetUtilizationRates").gpu) / 100
+
+
+def _under_mig(board: Board) -> bool:
+    return bool(_answer(lambda: board.ask("nvmlDeviceGetMigMode")[0])) or _answer(lambda: _whole(board)[1]) is not None
+
+
+def _clock_mhz(board: Board, constant: str) -> int:
+    return int(board.ask("nvmlDeviceGetClockInfo", board.constant(constant)))
+
+
+def _temperature_c(board: Board) -> int:
+    return int(board.ask("nvmlDeviceGetTemperature", board.constant("NVML_TEMPERATURE_GPU")))
+
+
+def _throttling(board: Board) -> tuple[str, ...]:
+    """The reasons that slow a busy device; newer drivers call them event reasons."""
+    try:
+        bits = board.ask("nvmlDeviceGetCurrentClocksEventReasons")
+    except RefusedError:
+        bits = board.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return tuple(name for name in _THROTTLING if bits & board.constant(f"nvmlClocksThrottleReason{name}"))

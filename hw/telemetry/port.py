@@ -1,0 +1,119 @@
+"""The port of telemetry: what a sensor supports, what it reads, and the sensor that supports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.vocabulary import Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a sensor tells a field.
+
+    Attributes:
+        provenance: of the field's values; None where the sensor does not tell it.
+        how: by which means it is told, or why it is not, with the remedy where there is one; may be empty.
+    """
+
+    provenance: Provenance | None
+    how: str = ""
+
+    def __str__(self) -> str:
+        word = self.provenance.value if self.provenance else "absent"
+        return f"{word} ({self.how})" if self.how else word
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One sample.
+
+    Attributes:
+        power_w: of the device; None where nothing tells.
+        utilization: share in [0, 1] of the time that the device was busy since the sample before; None likewise.
+        vram_used_bytes: device memory in use; None likewise.
+        provenance: of each field that is not None, by its name.
+        lost: the device is gone (fallen off the bus, driver dead): nothing will be told any more.
+    """
+
+    power_w: float | None
+    utilization: float | None
+    vram_used_bytes: int | None
+    provenance: Mapping[str, Provenance]
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What calibration looks at beside a `Reading`; too slow for a scheduler's period. None where nothing tells.
+
+    Attributes:
+        power_average_w: the reading that the board itself averages, mostly over a second.
+        sm_utilization, sm_occupancy, dram_bandwidth: shares in [0, 1] since the details before: of the multiprocessors
+            with work, of their warps in use, of the memory's peak bandwidth.
+        sm_clock_mhz, temperature_c: now.
+        throttling: why the clocks are lower than they could be; empty where they are not.
+    """
+
+    power_average_w: float | None = None
+    sm_utilization: float | None = None
+    sm_occupancy: float | None = None
+    dram_bandwidth: float | None = None
+    sm_clock_mhz: int | None = None
+    temperature_c: int | None = None
+    throttling: tuple[str, ...] | None = None
+
+
+class Sensor(Protocol):
+    """One device's telemetry."""
+
+    def supports(self) -> Mapping[str, Support]:
+        """For `power`, `utilization`, `vram`, `energy` and whatever else it may tell: how, or why not."""
+        ...
+
+    def sample(self) -> Reading:
+        """Read now."""
+        ...
+
+    def details(self) -> Details:
+        """Read the rest now."""
+        ...
+
+    def energy_j(self) -> float | None:
+        """A counter of joules from any origin, or None where there is none."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """`supports` in words."""
+        ...
+
+
+class AbsentSensor:
+    """No telemetry at all."""
+
+    def supports(self) -> Mapping[str, Support]:
+        """Nothing."""
+        return dict.fromkeys(("power", "utilization", "vram", "energy"), Support(None))
+
+    def sample(self) -> Reading:
+        """Nothing."""
+        return Reading(None, None, None, {})
+
+    def details(self) -> Details:
+        """Nothing."""
+        return Details()
+
+    def energy_j(self) -> float | None:
+        """Nothing."""
+        return None
+
+    def describe(self) -> dict[str, str]:
+        """Everything is absent."""
+        return in_words(self.supports())
+
+
+def in_words(supported: Mapping[str, Support]) -> dict[str, str]:
+    """What `Sensor.supports` said, for people and for stamps."""
+    return {name: str(support) for name, support in supported.items()}

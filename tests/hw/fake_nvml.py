@@ -1,0 +1,321 @@
+"""A management library without a GPU: the module-level names of `pynvml` over a simulated board and its own clock.
+
+The board's true power follows its load through a first-order rise. What is read of it lags and averages as measured on
+real boards (arXiv 2312.02741): a reading is renewed at a period and averages over a window before that; the energy
+counter grows in steps. Structures, constants and exceptions are the real library's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+
+from hw.telemetry import Reading, Sensor
+
+STEP_S = 0.001
+
+
+@dataclass(frozen=True)
+class Make:
+    """An architecture's sensors; windows and periods in seconds, None where the board has no such reading."""
+
+    architecture: str
+    period_s: float
+    window_s: float
+    instant_s: float | None
+    average_s: float | None
+    counter_period_s: float | None
+    gpm: bool = False
+
+
+MAXWELL = Make("MAXWELL", 0.1, 0.345, None, None, None)
+VOLTA = Make("VOLTA", 0.02, 0.02, None, None, 0.02)
+TURING = Make("TURING", 0.1, 0.1, None, None, 0.1)
+AMPERE = Make("AMPERE", 0.1, 1.0, 0.025, 1.0, 0.1)
+HOPPER = Make("HOPPER", 0.1, 1.0, 0.025, 1.0, 0.1, gpm=True)
+
+
+@dataclass
+class FakeBoard:
+    """A GPU: set `load` (a share of its range of power), `advance` its clock, and read it through `FakeNvml`.
+
+    Attributes:
+        refused: an NVML function or constant of a field, and the error code that it gives.
+        counter_factor: how wrong the energy counter is.
+        stuck_w: a power that is read for ever, whatever is drawn.
+        power_mw: what a power reading makes of the milliwatts that it would show.
+        utilization_pct: likewise of the per cent that it would show.
+    """
+
+    make: Make = HOPPER
+    name: str = "NVIDIA Imaginary 1"
+    idle_w: float = 60.0
+    busy_w: float = 400.0
+    limit_w: float = 500.0
+    rise_s: float = 0.05
+    mig: bool = False
+    counter_factor: float = 1.0
+    stuck_w: float | None = None
+    refused: dict[str, int] = field(default_factory=dict)
+    power_mw: Callable[[float], float] = lambda milliwatts: milliwatts
+    utilization_pct: Callable[[float], float] = lambda percent: percent
+    processes: list[int] = field(default_factory=list)
+    load: float = 0.0
+    lost: bool = False
+
+    def __post_init__(self) -> None:
+        self._power_w = self.idle_w
+        self._energy_j = [0.0]  # at each step since the driver was loaded
+        self._busy_s = [0.0]
+        self.advance(3.0)  # the driver was there before
+
+    @property
+    def now_s(self) -> float:
+        return (len(self._energy_j) - 1) * STEP_S
+
+    def now_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+    def advance(self, seconds: float) -> None:
+        wanted_w = self.idle_w + self.load * (self.busy_w - self.idle_w)
+        kept = math.exp(-STEP_S / self.rise_s)
+        for _ in range(round(seconds / STEP_S)):
+            self._power_w = wanted_w + (self._power_w - wanted_w) * kept
+            self._energy_j.append(self._energy_j[-1] + self._power_w * STEP_S)
+            self._busy_s.append(self._busy_s[-1] + (STEP_S if self.load else 0.0))
+
+    def mean_w(self, window_s: float) -> float:
+        """Of the last whole window before the last renewal of the reading."""
+        return self.stuck_w if self.stuck_w is not None else self._mean(self._energy_j, window_s)
+
+    def busy_share(self) -> float:
+        return self._mean(self._busy_s, 1.0)
+
+    def counter_mj(self) -> int:
+        assert self.make.counter_period_s is not None
+        return int(self._energy_j[self._renewed(self.make.counter_period_s)] * 1000 * self.counter_factor)
+
+    def _mean(self, integral: list[float], window_s: float) -> float:
+        end = self._renewed(self.make.period_s)
+        begin = max(0, end - max(1, round(window_s / STEP_S)))
+        return (integral[end] - integral[begin]) / ((end - begin) * STEP_S)
+
+    def _renewed(self, period_s: float) -> int:
+        steps = round(period_s / STEP_S)
+        return (len(self._energy_j) - 1) // steps * steps
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A device handle; a MIG instance's where `instance` is set."""
+
+    board: FakeBoard
+    instance: int | None = None
+
+
+class FakeNvml:
+    """What `import pynvml` gives, for these boards.
+
+    Args:
+        missing: functions that the driver's library lacks (NVMLError_FunctionNotFound).
+        unnamed: names that an old Python binding lacks (AttributeError).
+    """
+
+    def __init__(self, *boards: FakeBoard, missing: tuple[str, ...] = (), unnamed: tuple[str, ...] = ()) -> None:
+        self.boards = boards
+        self.missing, self.unnamed = missing, unnamed
+        self._buffers: dict[int, tuple[float, float]] = {}  # GPM samples, by address
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith(("_", "boards", "missing", "unnamed")):
+            return object.__getattribute__(self, name)
+        if name in self.unnamed:
+            raise AttributeError(name)
+        if name in self.missing:
+            return self._not_found
+        try:
+            return object.__getattribute__(self, name)
+        except AttributeError:
+            value = getattr(pynvml, name)
+            if callable(value) and name.startswith("nvml"):
+                raise NotImplementedError(f"{name} is not simulated") from None
+            return value
+
+    @staticmethod
+    def _not_found(*_: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    def _require(self, handle: Handle, name: str, supported: bool = True) -> FakeBoard:
+        board = handle.board
+        if board.lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if name in board.refused:
+            raise pynvml.NVMLError(board.refused[name])
+        if not supported:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return board
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "999.10"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.boards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        if not 0 <= index < len(self.boards):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return Handle(self.boards[index])
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
+        kind, _, number = uuid.partition("-")
+        if not number.isdigit() or int(number) >= len(self.boards):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return Handle(self.boards[int(number)], 7 if kind == "MIG" else None)
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        return self._require(handle, "nvmlDeviceGetName").name
+
+    def nvmlDeviceGetArchitecture(self, handle: Handle) -> int:
+        board = self._require(handle, "nvmlDeviceGetArchitecture")
+        return int(getattr(pynvml, f"NVML_DEVICE_ARCH_{board.make.architecture}"))
+
+    def nvmlDeviceGetMigMode(self, handle: Handle) -> list[int]:
+        board = self._require(handle, "nvmlDeviceGetMigMode", handle.board.make.architecture in ("AMPERE", "HOPPER"))
+        return [int(board.mig), int(board.mig)]
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: Handle) -> ctypes.c_uint:
+        self._require(handle, "nvmlDeviceIsMigDeviceHandle")
+        return ctypes.c_uint(handle.instance is not None)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Handle) -> Handle:
+        return Handle(self._require(handle, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"))
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: Handle) -> int:
+        self._require(handle, "nvmlDeviceGetGpuInstanceId", handle.instance is not None)
+        return handle.instance or 0
+
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
+        board = self._require(handle, "nvmlDeviceGetPowerUsage", handle.instance is None)
+        return int(board.power_mw(board.mean_w(board.make.window_s) * 1000))
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle: Handle) -> int:
+        return round(self._require(handle, "nvmlDeviceGetPowerManagementLimit").limit_w * 1000)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
+        supported = handle.board.make.counter_period_s is not None and handle.instance is None
+        return self._require(handle, "nvmlDeviceGetTotalEnergyConsumption", supported).counter_mj()
+
+    def nvmlDeviceGetFieldValues(self, handle: Handle, fields: list[int]) -> Any:
+        board = self._require(handle, "nvmlDeviceGetFieldValues")
+        windows = {
+            pynvml.NVML_FI_DEV_POWER_INSTANT: ("NVML_FI_DEV_POWER_INSTANT", board.make.instant_s),
+            pynvml.NVML_FI_DEV_POWER_AVERAGE: ("NVML_FI_DEV_POWER_AVERAGE", board.make.average_s),
+        }
+        values = (pynvml.c_nvmlFieldValue_t * len(fields))()
+        for value, number in zip(values, fields, strict=True):
+            name, window_s = windows[number]
+            value.fieldId = number
+            if name in board.refused or window_s is None or handle.instance is not None:
+                value.nvmlReturn = board.refused.get(name, pynvml.NVML_ERROR_NOT_SUPPORTED)
+                value.value.uiVal = 0xDEAD  # undefined, says the reference, where nvmlReturn is no success
+            else:
+                value.value.uiVal = int(board.power_mw(board.mean_w(window_s) * 1000))
+        return values
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
+        supported = handle.instance is None and not handle.board.mig
+        board = self._require(handle, "nvmlDeviceGetUtilizationRates", supported)
+        return SimpleNamespace(gpu=board.utilization_pct(round(100 * board.busy_share())), memory=5)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any:
+        self._require(handle, "nvmlDeviceGetMemoryInfo")
+        return SimpleNamespace(total=8 << 30, used=1 << 30, free=7 << 30)
+
+    def nvmlDeviceGetClockInfo(self, handle: Handle, kind: int) -> int:
+        self._require(handle, "nvmlDeviceGetClockInfo")
+        return {pynvml.NVML_CLOCK_SM: 1500, pynvml.NVML_CLOCK_MEM: 2600}[kind]
+
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        self._require(handle, "nvmlDeviceGetTemperature")
+        return 41
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
+        board = self._require(handle, "nvmlDeviceGetCurrentClocksEventReasons")
+        return int(pynvml.nvmlClocksEventReasonGpuIdle if not board.load else pynvml.nvmlClocksEventReasonSwPowerCap)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle) -> int:
+        return self.nvmlDeviceGetCurrentClocksEventReasons(handle)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[Any]:
+        if "nvmlDeviceGetComputeRunningProcesses_v3" in self.missing:
+            raise pynvml.NVMLLibraryMismatchError("Unversioned function called and the versions do not match")
+        board = self._require(handle, "nvmlDeviceGetComputeRunningProcesses")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 20) for pid in board.processes]
+
+    # --------------------------------------------------------------------------------------------------------- GPM
+
+    def nvmlGpmQueryDeviceSupport(self, handle: Handle) -> Any:
+        board = self._require(handle, "nvmlGpmQueryDeviceSupport")
+        return SimpleNamespace(isSupportedDevice=int(board.make.gpm))
+
+    def nvmlGpmSampleAlloc(self) -> Any:
+        address = 0x1000 * (len(self._buffers) + 1)
+        self._buffers[address] = (math.nan, math.nan)
+        return ctypes.cast(address, pynvml.c_nvmlGpmSample_t)
+
+    def nvmlGpmSampleGet(self, handle: Handle, sample: Any) -> Any:
+        board = self._require(handle, "nvmlGpmSampleGet", not handle.board.mig)
+        self._buffers[_address(sample)] = (board.now_s, board._busy_s[-1])
+        return sample
+
+    def nvmlGpmMigSampleGet(self, handle: Handle, instance: int, sample: Any) -> Any:
+        assert handle.instance is None, "the whole GPU is asked for one of its instances"
+        assert instance == 7
+        board = self._require(handle, "nvmlGpmMigSampleGet")
+        self._buffers[_address(sample)] = (board.now_s, board._busy_s[-1])
+        return sample
+
+    def nvmlGpmMetricsGet(self, request: Any) -> Any:
+        assert request.version == pynvml.NVML_GPM_METRICS_GET_VERSION
+        (begin_s, busy_before), (end_s, busy) = (
+            self._buffers[_address(request.sample1)],
+            self._buffers[_address(request.sample2)],
+        )
+        shares = {
+            pynvml.NVML_GPM_METRIC_SM_UTIL: 0.8,
+            pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: 0.3,
+            pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: 0.1,
+        }
+        for metric in request.metrics[: request.numMetrics]:
+            metric.nvmlReturn = pynvml.NVML_SUCCESS
+            metric.value = 100 * shares[metric.metricId] * (busy - busy_before) / (end_s - begin_s)
+        return request
+
+
+def _address(sample: Any) -> int:
+    return int(ctypes.cast(sample, ctypes.c_void_p).value or 0)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at a sensor over a board's clock."""
+
+    at_s: float
+    reading: Reading
+    energy_j: float | None
+
+
+def seen_over(board: FakeBoard, sensor: Sensor, seconds: float, period_s: float = 0.02) -> list[Seen]:
+    """Looks at every period while the board's clock goes on."""
+    looks = []
+    for _ in range(round(seconds / period_s)):
+        board.advance(period_s)
+        looks.append(Seen(board.now_s, sensor.sample(), sensor.energy_j()))
+    return looks
