@@ -1,6 +1,6 @@
 """Measures devices through `hw` and fits the simulator's own formulas to what it saw."""
 
-from calibrate.check import CheckedPoint, CheckReport
+from calibrate.check import CheckedFigure
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.datasheet import GPUS, find_gpu, synthesize
 from calibrate.measure import Progress
@@ -8,8 +8,7 @@ from calibrate.session import calibrate, check_profile, model_costs
 
 __all__ = [
     "GPUS",
-    "CheckReport",
-    "CheckedPoint",
+    "CheckedFigure",
     "ModelCosts",
     "Progress",
     "calibrate",

@@ -1,81 +1,281 @@
-"""Does a profile still hold? A few fresh, random points against what the profile says of them.
+"""Does a profile still hold? Fresh, random points and sets against what the profile says of them.
 
-It decides held or drifted; it changes no profile.
+It decides held or drifted, figure by figure; it changes no profile. The rule, for a figure's errors e (in per cent of
+what is measured now, positive where the profile says more):
+
+    size   drifted where the median of |e| is larger than max(promise, 2 x stated error, 2 x stated repeatability)
+    bias   drifted where the median of e lies further from 0 than max(promise, stated error, 2 x stated repeatability)
+
+where a median counts as larger only if its whole 95 % interval is (from order statistics, so of any distribution; of
+fewer than six values it is all of them). So a noisy point fails nothing, and many that agree do. Stated errors are the
+profile's own means on held-out points; of a figure without any the promise alone is allowed. What has drifted is
+measured a second time, at other points, and only what drifted both times is called so: another program's burst is none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+from scipy.stats import binom
 
-from calibrate.bench import Bench
-from calibrate.fit import SOLO_ERROR, predict_solo_s
-from calibrate.plan import Point
+from calibrate.bench import Bench, SoloResult, TogetherResult
+from calibrate.costs import Key
+from calibrate.fit import (
+    CONCURRENCY_ERROR,
+    REPEATABILITY,
+    SOLO_ERROR,
+    Floats,
+    predict_slow_downs,
+    predict_solo_s,
+)
+from calibrate.measure import perform
+from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together
+from calibrate.samples import Pooled
 from policies.errors import InputError
-from sim.profile import Profile
+from sim.profile import LatencyCurve, Profile
 
-LEAST_TOLERANCE_PCT = 10.0
+PROMISED_PCT = {SOLO_ERROR: 3.0, CONCURRENCY_ERROR: 8.0}
+CONFIDENCE = 0.95
+EFFORT = replace(LAVISH, warmup=3, repeats=10, min_s=0.1, together_s=0.3)  # of a point, and of a set
+SIZES = (2, 3, 4)  # of a set
+POINTS_A_SET = 2  # a concurrency set for so many solo points
+
+Verdict = Literal["holds", "drifted", "not judged"]
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedPoint:
-    """A point's median solo latency, as the profile has it and as it is now."""
+class Pair:
+    """One thing as the profile has it and as it is now; a set has a value for each member."""
 
-    point: Point
-    predicted_s: float
-    measured_s: float
+    name: str
+    predicted: tuple[float, ...]
+    measured: tuple[float, ...]
 
     @property
     def error_pct(self) -> float:
-        """Positive where the profile says more than is true now."""
-        return 100 * (self.predicted_s / self.measured_s - 1)
+        """Of the geometric means; positive where the profile says more."""
+        return 100 * float(np.exp(np.mean(np.log(self._ratios))) - 1)
+
+    @property
+    def abs_error_pct(self) -> float:
+        """The members' mean error without its sign."""
+        return 100 * float(np.mean(np.abs(self._ratios - 1)))
+
+    @property
+    def _ratios(self) -> Floats:
+        return np.asarray(self.predicted, dtype=np.float64) / np.asarray(self.measured, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What the fresh points say; `tolerance_pct` is what the profile allows."""
+class Allowed:
+    """What a profile may be off by, in per cent: in size, and in one direction."""
 
-    points: tuple[CheckedPoint, ...]
-    tolerance_pct: float
+    size_pct: float
+    bias_pct: float
+
+    @classmethod
+    def by(cls, promised_pct: float, stated_pct: float = 0.0, repeatability_pct: float = 0.0) -> Allowed:
+        """See this module."""
+        least = max(promised_pct, 2 * repeatability_pct)
+        return cls(max(least, 2 * stated_pct), max(least, stated_pct))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFigure:
+    """A figure's fresh measurements against the profile.
+
+    Attributes:
+        more: what it means that there is more of it now (`slower`, `more`).
+        not_judged: why nothing is concluded; empty where it is.
+        looks: how often it was measured.
+    """
+
+    figure: str
+    pairs: tuple[Pair, ...]
+    allowed: Allowed
+    more: str = "more"
+    less: str = "less"
+    not_judged: str = ""
+    looks: int = 1
+
+    @property
+    def median_abs_pct(self) -> float:
+        """The median error without its sign."""
+        return float(np.median(self._sizes))
 
     @property
     def mean_abs_pct(self) -> float:
         """The mean error without its sign."""
-        return float(np.mean([abs(point.error_pct) for point in self.points]))
+        return float(np.mean(self._sizes))
+
+    @property
+    def max_abs_pct(self) -> float:
+        """The largest error without its sign."""
+        return max(self._sizes)
 
     @property
     def bias_pct(self) -> float:
-        """The mean error: how much too slow the profile is."""
-        return float(np.mean([point.error_pct for point in self.points]))
+        """The median error with its sign; positive where the profile says more than is true now."""
+        return float(np.median(self._errors))
 
     @property
-    def held(self) -> bool:
-        """Whether the profile still describes this device."""
-        return self.mean_abs_pct <= self.tolerance_pct
+    def size_interval_pct(self) -> Interval:
+        """Where the median of the sizes lies."""
+        return median_interval(self._sizes)
+
+    @property
+    def bias_interval_pct(self) -> Interval:
+        """Where the median of the errors lies."""
+        return median_interval(self._errors)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether the errors lean to one side by more than is allowed."""
+        low, high = self.bias_interval_pct
+        return low > self.allowed.bias_pct or high < -self.allowed.bias_pct
+
+    @property
+    def verdict(self) -> Verdict:
+        """See this module."""
+        if self.not_judged or not self.pairs:
+            return "not judged"
+        return "drifted" if self.is_biased or self.size_interval_pct[0] > self.allowed.size_pct else "holds"
+
+    @property
+    def finding(self) -> str:
+        """What has drifted, in words; empty where nothing has."""
+        if self.verdict != "drifted":
+            return ""
+        if not self.is_biased:
+            return f"{self.figure}: off by {self.median_abs_pct:.0f} % in both directions, more than the profile states"
+        now_pct = 100 * (1 / (1 + self.bias_pct / 100) - 1)
+        return f"{self.figure}: {abs(now_pct):.0f} % {self.more if now_pct > 0 else self.less} than the profile says"
+
+    @property
+    def _sizes(self) -> list[float]:
+        return [pair.abs_error_pct for pair in self.pairs]
+
+    @property
+    def _errors(self) -> list[float]:
+        return [pair.error_pct for pair in self.pairs]
 
 
-def tolerance_pct(profile: Profile) -> float:
-    """Twice the profile's own held-out error of solo latency, at least 10 %."""
-    stated = [error.mean_abs_pct for error in profile.errors if error.figure == SOLO_ERROR]
-    return max(LEAST_TOLERANCE_PCT, *(2 * error for error in stated), 0.0)
+def median_interval(values: Sequence[float]) -> Interval:
+    """The 95 % interval of a median from order statistics; from the least to the largest of few values."""
+    ascending, n = sorted(values), len(values)
+    cut = max(1, int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)))
+    return ascending[cut - 1], ascending[n - cut]
+
+
+def holds(figures: Sequence[CheckedFigure]) -> bool:
+    """Whether nothing has drifted."""
+    return all(figure.verdict != "drifted" for figure in figures)
+
+
+def stated_pct(profile: Profile, figure: str) -> float:
+    """The profile's own mean error: held out where it says that, else the largest that it states; else 0."""
+    stated = [error for error in profile.errors if error.figure == figure and error.kind != "repeatability"]
+    held_out = [error for error in stated if error.kind == "held out"]
+    return max((error.mean_abs_pct for error in held_out or stated), default=0.0)
+
+
+def allowed(profile: Profile, figure: str) -> Allowed:
+    """What a profile's figure may be off by."""
+    same = [e.mean_abs_pct for e in profile.errors if e.figure == REPEATABILITY and e.kind == "repeatability"]
+    return Allowed.by(PROMISED_PCT[figure], stated_pct(profile, figure), max(same, default=0.0))
 
 
 def check(
-    bench: Bench, profile: Profile, rng: np.random.Generator, *, points: int = 12, min_s: float = 0.05
-) -> CheckReport:
-    """Measure so many random (key, batch) points, at least `min_s` each.
+    bench: Bench,
+    profile: Profile,
+    rng: np.random.Generator,
+    *,
+    points: int = 24,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[CheckedFigure, ...]:
+    """Measure so many random solo points and half as many concurrency sets, in a random order.
+
+    What has drifted is looked at a second time.
+
+    Args:
+        on_progress: called with how many measurements are done, of how many.
 
     Raises:
         InputError: fewer than one point is asked for.
     """
     if points < 1:
-        raise InputError("check", "points", f"must be at least 1, found {points}")
-    checked = []
-    for _ in range(points):
-        curve = profile.latency[int(rng.integers(len(profile.latency)))]
-        batch = int(rng.integers(1, profile.batch_limit + 1))
-        point = Point(curve.segment, curve.width, curve.previous_width, batch)
-        measured_s = float(np.median(bench.solo(point, 3, 10, min_s).repeats_s))
-        checked.append(CheckedPoint(point, predict_solo_s(curve, batch), measured_s))
-    return CheckReport(tuple(checked), tolerance_pct(profile))
+        raise InputError("--points", "", f"must be at least 1, found {points}")
+    numbers = {SOLO_ERROR: points, CONCURRENCY_ERROR: max(1, points // POINTS_A_SET)}
+    first = _look(bench, profile, rng, numbers, on_progress)
+    suspects = {figure.figure: numbers[figure.figure] for figure in first if figure.verdict == "drifted"}
+    again = {figure.figure: figure for figure in _look(bench, profile, rng, suspects, on_progress, looks=2)}
+    return tuple(again.get(figure.figure, figure) for figure in first)
+
+
+def _look(
+    bench: Bench,
+    profile: Profile,
+    rng: np.random.Generator,
+    numbers: Mapping[str, int],
+    on_progress: Callable[[int, int], None],
+    looks: int = 1,
+) -> list[CheckedFigure]:
+    """Fresh pairs of each figure, mixed in time: what a device does for a while is not one figure's alone."""
+    curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
+    keys = sorted(curves)
+    tasks = [figure for figure, number in numbers.items() for _ in range(number)]
+    pairs: dict[str, list[Pair]] = {figure: [] for figure in numbers}
+    for done, index in enumerate(rng.permutation(len(tasks))):
+        on_progress(done, len(tasks))
+        figure = tasks[index]
+        if figure == SOLO_ERROR:
+            pairs[figure].append(_solo(bench, curves, draw_point(keys, profile.batch_limit, rng)))
+        else:
+            pairs[figure] += _set(bench, curves, draw_set(keys, profile.batch_limit, rng), profile)
+    words = {SOLO_ERROR: ("slower", "faster")}
+    return [
+        CheckedFigure(figure, tuple(found), allowed(profile, figure), *words.get(figure, ("more", "less")), looks=looks)
+        for figure, found in pairs.items()
+    ]
+
+
+def draw_point(keys: Sequence[Key], batch_limit: int, rng: np.random.Generator) -> Point:
+    """Any key as likely as another, batch sizes as likely within each factor of two."""
+    batch = int(np.exp(rng.uniform(0.0, np.log(batch_limit + 1))))
+    return Point(*keys[int(rng.integers(len(keys)))], min(batch, batch_limit))
+
+
+def draw_set(keys: Sequence[Key], batch_limit: int, rng: np.random.Generator) -> tuple[Point, ...]:
+    """Two to four points: half of the sets are several times the same one."""
+    size = int(rng.choice(SIZES))
+    drawn = sorted(draw_point(keys, batch_limit, rng) for _ in range(size))
+    return tuple(drawn) if rng.random() < 0.5 else tuple(drawn[:1] * size)
+
+
+def _solo(bench: Bench, curves: Mapping[Key, LatencyCurve], point: Point) -> Pair:
+    result = perform(bench, Solo(point), EFFORT, _guess(curves))
+    assert isinstance(result, SoloResult)
+    predicted_s = predict_solo_s(curves[point.key], point.batch)
+    return Pair(str(point), (predicted_s,), (Pooled.of([result.samples]).quantile(0.5),))
+
+
+def _set(bench: Bench, curves: Mapping[Key, LatencyCurve], points: Sequence[Point], profile: Profile) -> list[Pair]:
+    """A set against each member alone just before: of a device that is slower as a whole, both are.
+
+    Nothing comes of a set of which a member finished nothing.
+    """
+    result = perform(bench, Together(tuple(points)), EFFORT, _guess(curves))
+    assert isinstance(result, TogetherResult)
+    if not all(result.together_s):
+        return []
+    measured = [both / alone for alone, both in zip(result.alone_s, result.together_s, strict=True)]
+    predicted = predict_slow_downs(points, curves, profile.concurrency.alpha, profile.concurrency.beta)
+    return [Pair(" + ".join(map(str, points)), tuple(predicted), tuple(measured))]
+
+
+def _guess(curves: Mapping[Key, LatencyCurve]) -> ForwardGuess:
+    return lambda point: predict_solo_s(curves[point.key], point.batch)

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibrate.check import CheckReport, check
+from calibrate.check import CheckedFigure, check
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.fit import DeviceFacts, fit
 from calibrate.log import Log
 from calibrate.measure import Progress, measure, scout
 from calibrate.plan import Extras, Plan, make_plan
 from calibrate.probe import Probe, idle_w, open_sensor, power_model, probe, sensor_model
+from calibrate.stamps import require_model
 from calibrate.workers import WorkerBench
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
@@ -95,20 +96,23 @@ def calibrate(
 
 
 def check_profile(
-    file: ModelFile, device: DeviceSpec, profile: Profile, *, seed: int = 0, points: int = 12
-) -> CheckReport:
+    file: ModelFile,
+    device: DeviceSpec,
+    profile: Profile,
+    *,
+    seed: int = 0,
+    points: int = 24,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[CheckedFigure, ...]:
     """Whether a profile still holds for a device here; see `calibrate.check`.
 
     Raises:
         InputError: the profile is of another model.
         WorkError: the device failed.
     """
-    costs = model_costs(file)
-    if costs.info.hash != profile.model.hash:
-        problem = f"the profile is of model {profile.model.hash}, this is {costs.info.hash}; calibrate this model"
-        raise InputError(f"profile {profile.name}", "model.hash", problem)
+    require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
     with _bench(file, device, None, 0) as bench:
-        return check(bench, profile, stream(seed, "check"), points=points)
+        return check(bench, profile, stream(seed, "check"), points=points, on_progress=on_progress)
 
 
 def model_costs(file: ModelFile) -> ModelCosts:

@@ -109,8 +109,13 @@ def _path(execution: Mapping[str, str]) -> dict[str, str]:
 
 
 def _gpu_versions() -> dict[str, str]:
-    found = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "driver": _driver(load_nvml())}
+    found = {"cuda": torch.version.cuda, "cudnn": _cudnn(), "driver": _driver(load_nvml())}
     return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _cudnn() -> int | None:
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return version
 
 
 def _driver(nvml: Any) -> Any:

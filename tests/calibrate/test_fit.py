@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from calibrate.bench import SoloResult, TogetherResult
-from calibrate.check import check
 from calibrate.fit import CONCURRENCY_ERROR, ENERGY_ERROR, REPEATABILITY, SOLO_ERROR, fit
 from calibrate.measure import Measurement
 from calibrate.plan import Point, Solo, Steady, Together
@@ -156,18 +155,3 @@ def test_a_tiny_budget_still_gives_a_stated_error(tmp_path: Path) -> None:
     assert {len(curve.batches) for curve in found.latency} == {4}
     assert errors(found)[SOLO_ERROR].points >= 6
     assert CONCURRENCY_ERROR in errors(found)
-
-
-def test_a_check_holds_until_the_device_drifts(tmp_path: Path) -> None:
-    """Fresh points on the same device hold; on one that is half as fast they do not, and the sign says so."""
-    found = fit(measured(FakeBench(), tmp_path), model_costs(), facts(), "fake")
-    assert check(FakeBench(), found, np.random.default_rng(1)).held
-
-    class Slower(FakeBench):
-        def truth_s(self, point: Point) -> float:
-            return 2 * super().truth_s(point)
-
-    drifted = check(Slower(), found, np.random.default_rng(1))
-    assert not drifted.held
-    assert drifted.bias_pct == pytest.approx(-50, abs=5)
-    assert curve_of(found, drifted.points[0].point).batches[-1] == LIMIT

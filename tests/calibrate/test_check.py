@@ -1,0 +1,171 @@
+"""A check holds on the same device, however noisy; a device that is slower, or shares otherwise, fails it by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrate.bench import Loop
+from calibrate.check import Allowed, CheckedFigure, Pair, allowed, check, holds, median_interval
+from calibrate.fit import CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind, fit
+from calibrate.plan import Point
+from policies.errors import InputError
+from sim.profile import Profile, StatedError
+from tests.calibrate.fake import FakeBench, facts, model_costs
+from tests.calibrate.test_measure import session
+
+
+@dataclass
+class Drifting(FakeBench):
+    """Some times as slow as it was; its speed wanders from call to call, and now and then another program uses it."""
+
+    times: float = 1.0
+    wander: float = 0.0
+    bursts: float = 0.0
+
+    def truth_s(self, point: Point) -> float:
+        """All passes are longer by a factor."""
+        return self.times * super().truth_s(point)
+
+    def solo(self, point: Point, warmup: int, repeats: int, min_s: float, **options: Any) -> Loop:
+        """The whole loop is off by the moment's factor."""
+        loop = super().solo(point, warmup, repeats, min_s, **options)
+        factor = float(np.exp(self.wander * self._rng.standard_normal())) * (1.6 if self._burst() else 1.0)
+        slower_s = [factor * repeat_s for repeat_s in loop.repeats_s]
+        return replace(loop, repeats_s=slower_s, wall_s=factor * loop.wall_s)
+
+    def _burst(self) -> bool:
+        return bool(self._rng.random() < self.bursts)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """Of the fake device, with the errors that its calibration stated."""
+    _, measured = session(FakeBench(), tmp_path_factory.mktemp("check") / "log", 300.0)
+    return fit(list(measured.measurements), model_costs(), facts(), "fake")
+
+
+def by_name(bench: FakeBench, profile: Profile, seed: int = 1) -> dict[str, CheckedFigure]:
+    return {figure.figure: figure for figure in check(bench, profile, np.random.default_rng(seed))}
+
+
+def test_the_same_device_holds_whatever_its_noise(profile: Profile) -> None:
+    """Moments that differ by 3 %, and one loop in twenty that another program slows by 60 %: fifty checks, all hold."""
+    verdicts = [
+        holds(check(Drifting(jitter=0.1, wander=0.03, bursts=0.05, seed=seed), profile, np.random.default_rng(seed)))
+        for seed in range(50)
+    ]
+    assert verdicts.count(True) >= 49
+
+
+@pytest.mark.parametrize("times, word", [(1.15, "15 % slower"), (0.8, "20 % faster"), (2.0, "100 % slower")])
+def test_a_device_of_another_speed_drifts_in_solo_latency_alone(profile: Profile, times: float, word: str) -> None:
+    """Named with its direction, through the same noise; a set is compared with its members alone: that still holds."""
+    for seed in range(10):
+        bench = Drifting(times=times, jitter=0.1, wander=0.03, bursts=0.05, seed=seed)
+        found = by_name(bench, profile, seed)
+        assert found[SOLO_ERROR].verdict == "drifted"
+        assert found[SOLO_ERROR].is_biased
+        assert abs(found[SOLO_ERROR].bias_pct / (100 / times - 100) - 1) < 0.3
+        assert word.split()[-1] in found[SOLO_ERROR].finding
+        assert found[CONCURRENCY_ERROR].verdict == "holds"
+    assert word in by_name(Drifting(times=times), profile)[SOLO_ERROR].finding
+
+
+@pytest.mark.parametrize("beta", [0.8, 1.7])
+def test_only_sharing_has_changed(profile: Profile, beta: float) -> None:
+    """Another beta: sets drift, each in the direction of beta; points alone hold."""
+    for seed in range(10):
+        found = by_name(Drifting(beta=beta, jitter=0.1, wander=0.03, seed=seed), profile, seed)
+        assert found[SOLO_ERROR].verdict == "holds"
+        assert found[CONCURRENCY_ERROR].verdict == "drifted"
+        assert ("more" if beta > 1.2 else "less") in found[CONCURRENCY_ERROR].finding
+
+
+def test_errors_on_both_sides_drift_without_a_bias(profile: Profile) -> None:
+    """Half of the keys faster, half slower: no direction is named."""
+
+    class Mixed(FakeBench):
+        def truth_s(self, point: Point) -> float:
+            return (1.3 if point.width == 1.0 else 0.75) * super().truth_s(point)
+
+    found = [by_name(Mixed(), profile, seed)[SOLO_ERROR] for seed in range(10)]
+    assert {figure.verdict for figure in found} == {"drifted"}
+    assert sum("both directions" in figure.finding for figure in found) >= 8
+
+
+def test_a_burst_that_passes_is_no_drift(profile: Profile) -> None:
+    """All of the first look is slow, the second is not: the device holds, and was looked at twice."""
+
+    class Burst(FakeBench):
+        def truth_s(self, point: Point) -> float:
+            return (1.5 if len(self.asked) < 80 else 1.0) * super().truth_s(point)
+
+    found = by_name(Burst(), profile)[SOLO_ERROR]
+    assert (found.verdict, found.looks) == ("holds", 2)
+
+
+def pairs(*errors_pct: float) -> tuple[Pair, ...]:
+    return tuple(Pair("x", (1 + error / 100,), (1.0,)) for error in errors_pct)
+
+
+def test_one_value_fails_nothing_and_many_that_agree_do() -> None:
+    """The rule itself: medians and their whole intervals, against what is allowed in size and to one side."""
+    allow = Allowed(size_pct=10, bias_pct=5)
+    assert CheckedFigure("x", pairs(0, 1, 2, 1, 0, 1, 400), allow).verdict == "holds"
+    assert CheckedFigure("x", pairs(-7, -8, -9, -6, -9, -8, 30), allow).verdict == "holds"  # one of seven disagrees
+    assert CheckedFigure("x", pairs(-7, -8, -9, -6, -9, -8, -7), allow).verdict == "drifted"
+    assert CheckedFigure("x", pairs(12, -12, 13, -13, 14, -14, 12), allow).verdict == "drifted"
+    assert CheckedFigure("x", pairs(7, -7, 8, -8, 9, -9, 8), allow).verdict == "holds"
+    assert CheckedFigure("x", (), allow).verdict == "not judged"
+    assert CheckedFigure("x", pairs(50, 50), allow, not_judged="power is modelled").verdict == "not judged"
+
+
+def test_a_set_counts_once_and_its_members_do_not_cancel() -> None:
+    """Twice as slow and half as slow: no bias, but an error of a half and of one."""
+    found = Pair("a + b", (2.0, 0.5), (1.0, 1.0))
+    assert found.error_pct == pytest.approx(0)
+    assert found.abs_error_pct == pytest.approx(75)
+
+
+@pytest.mark.parametrize("n", [5, 6, 12, 24])
+def test_the_interval_covers_the_median(n: int) -> None:
+    """In 95 % of the samples (of five or fewer, as often as the whole range can), of a skewed distribution."""
+    rng = np.random.default_rng(n)
+    intervals = [median_interval(rng.exponential(size=n).tolist()) for _ in range(4000)]
+    covered = np.mean([low <= np.log(2) <= high for low, high in intervals])
+    assert covered >= min(0.95, 1 - 2 * 0.5**n) - 0.012
+    if n == 24:
+        assert covered < 0.985  # not by being needlessly wide
+
+
+def test_what_is_allowed_follows_from_what_the_profile_states(profile: Profile) -> None:
+    """Twice its held-out error, or its repeatability, never less than the promise; repeatability is no error of it."""
+
+    def with_errors(**stated_pct: float) -> Profile:
+        def error(figure: str, kind: ErrorKind, pct: float) -> StatedError:
+            return StatedError(
+                figure=figure, kind=kind, median_abs_pct=pct, mean_abs_pct=pct, max_abs_pct=pct, points=9
+            )
+
+        errors = (
+            error(SOLO_ERROR, "held out", stated_pct.get("held_out", 0.5)),
+            error(SOLO_ERROR, "cross-validated", 40.0),
+            error(REPEATABILITY, "repeatability", stated_pct.get("repeat", 0.5)),
+        )
+        return profile.model_copy(update={"errors": errors})
+
+    assert allowed(with_errors(), SOLO_ERROR) == Allowed(3.0, 3.0)
+    assert allowed(with_errors(held_out=5.0), SOLO_ERROR) == Allowed(10.0, 5.0)
+    assert allowed(with_errors(repeat=4.0), SOLO_ERROR) == Allowed(8.0, 8.0)
+
+
+def test_no_points_are_no_check(profile: Profile) -> None:
+    """Refused before anything is measured."""
+    bench = FakeBench()
+    with pytest.raises(InputError, match="at least 1"):
+        check(bench, profile, np.random.default_rng(0), points=0)
+    assert bench.asked == []
