@@ -35,6 +35,7 @@ class Progress:
         self._bar: tqdm[Any] | None = None
         self._done = 0
         self._pace_from: tuple[int, float] | None = None  # what was done when; before that an earlier start did it
+        self._left_s: float | None = None  # what the work itself says; None: from the pace so far
         self._started_s = self._told_s = 0.0
 
     def __enter__(self) -> Progress:
@@ -62,12 +63,19 @@ class Progress:
             self._told_s = _now_s()
             self._say(f"{self._amount()}{self._left()}")
 
-    def set(self, done: int, total: int | None = None) -> None:
-        """This many steps are done (of so many, where that is known only now); the first call says where work began."""
-        if total is not None:
+    def set(self, done: int, total: int | None = None, left_s: float | None = None) -> None:
+        """This many steps are done (of so many, where that is known only now); the first call says where work began.
+
+        Steps that take unequal times say better themselves how much time is left (`left_s`) than their pace does.
+        """
+        self._left_s = left_s
+        if self._bar is not None and left_s is not None:
+            self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}, {left_s:.0f} s left]"
+        if total is not None and total != self._total:
             self._total = total
             if self._bar is not None:
                 self._bar.total = total
+                self._bar.refresh()
         if self._pace_from is None:
             self._pace_from = (done, _now_s())
             if self._bar is not None:
@@ -84,6 +92,8 @@ class Progress:
         return f"{self._done}{of} {self._unit}{'' if (self._total or self._done) == 1 else 's'}"
 
     def _left(self) -> str:
+        if self._left_s is not None:
+            return f", {self._left_s:.0f} s left"
         begun, since_s = self._pace_from or (0, self._started_s)
         if not self._total or self._done <= begun:
             return ""

@@ -88,3 +88,16 @@ def test_an_error_ends_without_a_summary() -> None:
     with pytest.raises(ValueError, match="broken"), Progress("x", 1, stream=stream):
         raise ValueError("broken")
     assert stream.getvalue() == ""
+
+
+def test_steps_of_unequal_length_tell_the_time_left_themselves(clock: list[float]) -> None:
+    """On both kinds of stream; the pace, which would say 10 s, does not."""
+    plain, terminal = io.StringIO(), Terminal()
+    for stream in (plain, terminal):
+        clock[0] = 0.0
+        with Progress("calibrate", stream=stream) as bar:
+            bar.set(0, 20, 300.0)
+            clock[0] = 10.0
+            bar.set(10, 20, 290.0)
+    assert plain.getvalue().splitlines()[0] == "calibrate: 10 of 20 steps, 290 s left"
+    assert "300 s left" in terminal.getvalue()

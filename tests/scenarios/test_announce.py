@@ -1,0 +1,102 @@
+"""Before a calibration: what it will do, what it costs, what is done already; a senseless budget is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.plan import Extras, Plan, make_plan
+from policies.errors import InputError
+from scenarios.announce import announcement, finished_steps, require_budget, span
+from tests.calibrate.fake import all_keys
+
+
+def plan(budget_s: float, forward_s: float = 1e-3) -> Plan:
+    return make_plan(
+        all_keys(), 32, budget_s, lambda _: forward_s, Extras(power=True, peer=True), np.random.default_rng(0)
+    )
+
+
+def write_log(path: Path, made: Plan, steps: int) -> None:
+    """A log of the first steps, its last line torn."""
+    lines = [json.dumps({"schema": "x"}), *(json.dumps({"step": planned.id}) for planned in made.steps[:steps])]
+    path.write_text("\n".join(lines) + '\n{"step": "to')
+
+
+def announced(made: Plan, budget_s: float, log: Path) -> str:
+    return announcement(made, name="cpu0", device="A Processor", budget_s=budget_s, log_path=log)
+
+
+def test_it_says_what_is_measured_and_what_is_left_out(tmp_path: Path) -> None:
+    """The device, keys x batch sizes x rounds, sets, power points, time, log, and every omission of the plan."""
+    made = plan(30)
+    text = announced(made, 30, tmp_path / "log")
+    sizes, rounds = len(made.batches), made.effort.rounds
+    sets = len({p.id for p in made.steps if "together" in p.id and p.round == 1})
+    powers = sum("steady" in p.id for p in made.steps)
+    for wanted in ("A Processor", f"6 keys x {sizes} batch sizes", f"x {rounds} round", f"{sets} concurrency sets"):
+        assert wanted in text
+    assert f"{powers} power points" in text
+    assert f"{len(made.steps)} steps" in text
+    assert made.omitted
+    assert [words for words in made.omitted if f"left out    {words}" not in text] == []
+
+
+def test_time_is_what_is_left_within_the_budget(tmp_path: Path) -> None:
+    """Steps of the log cost nothing any more; optional steps end with the budget, required ones do not."""
+    made, log = plan(30), tmp_path / "log"
+    assert f"about {span(min(made.estimated_s, 30))} of a budget of 30 s" in announced(made, 30, log)
+    half = len(made.steps) // 2
+    write_log(log, made, half)
+    left_s = sum(planned.estimated_s for planned in made.steps[half:])
+    assert f"about {span(min(left_s, 30))} of a budget" in announced(made, 30, log)
+    assert f"{half} of {len(made.steps)} steps are done already" in announced(made, 30, log)
+    tight = plan(1.0)
+    needed_s = sum(planned.estimated_s for planned in tight.steps if planned.required)
+    assert f"about {span(needed_s)}: more than the budget of 1 s" in announced(tight, 1.0, tmp_path / "none")
+
+
+def test_a_log_is_read_however_it_ended(tmp_path: Path) -> None:
+    """No file, an empty one, a torn line, lines that are no steps."""
+    made, log = plan(30), tmp_path / "log"
+    assert finished_steps(log) == set()
+    log.write_text("")
+    assert finished_steps(log) == set()
+    write_log(log, made, 3)
+    assert finished_steps(log) == {planned.id for planned in made.steps[:3]}
+    log.write_bytes(b'[1]\n{"step": 3}\n\xff\xfe\n')
+    assert finished_steps(log) == set()
+
+
+def test_a_budget_for_nothing_is_refused_with_a_sensible_one(tmp_path: Path) -> None:
+    """One second for minutes of work; the budget that is named is taken, and one that is merely tight as well."""
+    log = tmp_path / "log"
+    slow = plan(1.0, forward_s=0.5)
+    with pytest.raises(InputError, match=r"--budget: 1 s is too little: every key .* give \d+s or more") as refused:
+        require_budget(slow, 1.0, log, "--budget", "")
+    sensible_s = float(refused.value.problem.split("give ")[1].split("s")[0])
+    require_budget(plan(sensible_s - 5, forward_s=0.5), sensible_s, log, "--budget", "")
+    tight_s = sum(planned.estimated_s for planned in slow.steps if planned.required) / 1.9
+    require_budget(slow, tight_s, log, "--budget", "")
+    write_log(log, slow, len(slow.steps))
+    require_budget(slow, 1.0, log, "--budget", "")  # all that is required is there
+
+
+@pytest.mark.parametrize(
+    "duration_s, text",
+    [
+        (0.4, "0 s"),
+        (45, "45 s"),
+        (59.7, "1 min"),
+        (60, "1 min"),
+        (245, "4 min 5 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+    ],
+)
+def test_a_span_is_told_in_two_units(duration_s: float, text: str) -> None:
+    """Seconds, minutes, hours."""
+    assert span(duration_s) == text
