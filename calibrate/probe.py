@@ -1,34 +1,28 @@
-"""What a device is and says of itself: its stamps, its sensor, its idle power, its memory's bandwidth.
+"""What a device is and says of itself before anything runs on it: its stamps, its sensor, its powers.
 
-It changes no clock, no limit and no mode.
+It changes no clock, no limit and no mode, and opens no context on a GPU: bare idle power must still be measurable.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import time  # noqa: TID251 - bandwidth is bytes over real time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
 from calibrate.datasheet import find_gpu
-from calibrate.workers import mean_power, sampled
+from calibrate.meter import RISE_S, Meter
 from hw.device import DeviceSpec
-from hw.telemetry import NvmlSensor, cpu_name, cpu_sensor, load_nvml, nvml_handle
+from hw.telemetry import NvmlSensor, board_facts, cpu_name, cpu_sensor, device_label, load_nvml, nvml_handle
 from hw.telemetry import Sensor as HardwareSensor
+from hw.telemetry.nvml import UTILIZATION_WINDOW_S
 from policies.errors import InputError
-from policies.vocabulary import NS_PER_S, Provenance
+from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo, Power, Sensor
-
-COPY_BYTES = 64 << 20  # beyond any cache
-COPIES = 4
-NVML_WINDOW_S = 1.0  # of its utilization, and of its power where the board has no instant reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +32,41 @@ class Probe:
     Attributes:
         info: its name, memory and stamps.
         metered: whether the sensor really tells power (else it is modelled).
-        bandwidth_bytes_s: of its memory: bytes read and written a second by a large copy.
     """
 
     info: DeviceInfo
     metered: bool
-    bandwidth_bytes_s: float
+
+    @property
+    def limit_w(self) -> float | None:
+        """The board's power limit, where it says one."""
+        limit_mw = self.info.stamps.get("power_limit_mw")
+        return None if limit_mw is None else float(limit_mw) / 1e3
 
 
-def probe(spec: DeviceSpec) -> Probe:
-    """Look at a device; takes well under a second on a CPU."""
-    sensor = open_sensor(spec, ())
-    metered = sensor.describe()["power"].startswith(("measured", "polled"))
+def probe(spec: DeviceSpec, sensor: HardwareSensor | None = None) -> Probe:
+    """Look at a device; takes well under a second.
+
+    Args:
+        sensor: the device's (`open_sensor`); opened for the occasion by default.
+
+    Raises:
+        InputError: a GPU, but no NVML to ask it.
+    """
+    sensor = sensor or open_sensor(spec, ())
+    power = sensor.supports()["power"].provenance
     info = DeviceInfo(
         kind=spec.kind,
         name=device_name(spec),
         vram_bytes=spec.vram_bytes,
         stamps={**_machine(), **_gpu_stamps(spec), **{f"telemetry_{k}": v for k, v in sensor.describe().items()}},
     )
-    bandwidth = _cuda_bandwidth_bytes_s(spec) if spec.kind == "cuda" else _cpu_bandwidth_bytes_s(spec.threads)
-    return Probe(info, metered, bandwidth)
+    return Probe(info, power in (Provenance.MEASURED, Provenance.POLLED))
 
 
 def device_name(spec: DeviceSpec) -> str:
-    """The model name of the GPU or the processor."""
-    return torch.cuda.get_device_name(spec.index) if spec.kind == "cuda" else cpu_name()
+    """The model name of the GPU or the processor; raises `InputError` where a GPU cannot be asked."""
+    return device_label(*open_nvml(spec)) if spec.kind == "cuda" else cpu_name()
 
 
 def open_sensor(spec: DeviceSpec, pids: tuple[int, ...]) -> HardwareSensor:
@@ -73,21 +77,32 @@ def open_sensor(spec: DeviceSpec, pids: tuple[int, ...]) -> HardwareSensor:
     """
     if spec.kind == "cpu":
         return cpu_sensor(pids, spec.physical[1], spec.modelled_idle_w, spec.modelled_tdp_w, lambda: 0)
+    return NvmlSensor(*open_nvml(spec))
+
+
+def open_nvml(spec: DeviceSpec) -> tuple[Any, Any]:
+    """NVIDIA's library and a GPU's handle in it; raises `InputError` where there is none."""
     nvml = load_nvml()
     if nvml is None:
         raise InputError("device", f"cuda:{spec.index}", "NVML cannot be loaded; install the NVIDIA driver's library")
-    return NvmlSensor(nvml, nvml_handle(nvml, spec.index))
+    return nvml, nvml_handle(nvml, spec.index)
 
 
-def idle_w(spec: DeviceSpec, found: Probe, duration_s: float) -> tuple[float, Provenance]:
-    """Power of the device as it is now, over a while; the assumed one where no sensor tells."""
-    if not found.metered:
-        assumed = _assumed(spec, found.info.name)
-        return assumed.idle_w, assumed.provenance
-    with sampled(open_sensor(spec, ())) as take:
-        time.sleep(duration_s)
-        power = mean_power(take(), duration_s / 4)
-    return power.power_w, power.provenance
+def meter_of(spec: DeviceSpec, found: Probe, sensor: HardwareSensor) -> Meter:
+    """A meter on the device's sensor; what it may trust is not known yet."""
+    name = f"cuda:{spec.index} ({found.info.name})" if spec.kind == "cuda" else "cpu"
+    return Meter(name, sensor, found.limit_w, rise_s(sensor))
+
+
+def rise_s(sensor: HardwareSensor) -> float:
+    """How long after a step of the load the power reading still shows what was before.
+
+    At least a second, in which clocks and heat settle; more where the reading averages over as long, or rises slowly.
+    """
+    if not isinstance(sensor, NvmlSensor):
+        return RISE_S
+    lag_s = sensor.timing.window_of(sensor.instant) + sensor.timing.rise_s
+    return RISE_S + (lag_s if lag_s > RISE_S / 4 else 0.0)
 
 
 def power_model(
@@ -104,14 +119,21 @@ def power_model(
     )
 
 
-def sensor_model(spec: DeviceSpec, period_s: float) -> Sensor:
+def sensor_model(spec: DeviceSpec, period_s: float, sensor: HardwareSensor | None = None) -> Sensor:
     """What the simulator makes of the sensor, sampled every `period_s`.
 
-    A modelled CPU sensor averages over its own period; NVML's utilization is over up to a second, and its power is
-    the instant reading where the board has one.
+    A modelled CPU sensor averages over its own period, and nothing in it is old. A GPU's reading is renewed at a period
+    of its own, so it is half of that old on average, and half of its rise; it averages over the architecture's window.
     """
-    window_s = period_s if spec.kind == "cpu" else max(period_s, NVML_WINDOW_S)
-    return Sensor(period_s=period_s, lag_s=0.0, power_window_s=period_s, utilization_window_s=window_s)
+    if not isinstance(sensor, NvmlSensor):
+        return Sensor(period_s=period_s, lag_s=0.0, power_window_s=period_s, utilization_window_s=period_s)
+    timing = sensor.timing
+    return Sensor(
+        period_s=period_s,
+        lag_s=(timing.period_s + timing.rise_s) / 2,
+        power_window_s=max(period_s, timing.window_of(sensor.instant)),
+        utilization_window_s=max(period_s, UTILIZATION_WINDOW_S),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- stamps
@@ -130,46 +152,25 @@ def _machine() -> dict[str, str]:
 
 
 def _gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
-    """Driver, clocks, temperature and limits, as far as NVML tells them."""
-    nvml = load_nvml() if spec.kind == "cuda" else None
-    if nvml is None:
+    """Driver, versions, clocks, temperature and limits, as far as they are told."""
+    if spec.kind == "cpu":
         return {}
-    handle = nvml_handle(nvml, spec.index)
-    questions = {
-        "driver": lambda: nvml.nvmlSystemGetDriverVersion(),
-        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        "power_limit_mw": lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle),
-        "mig_mode": lambda: nvml.nvmlDeviceGetMigMode(handle)[0],
-    }
-    answers = {name: _answer(nvml, question) for name, question in questions.items()}
-    return {
-        "cuda": str(torch.version.cuda),
-        **{name: str(value) for name, value in answers.items() if value is not None},
-    }
-
-
-def _answer(nvml: Any, question: Any) -> Any:
-    try:
-        return question()
-    except nvml.NVMLError:
-        return None
+    versions = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    return {**versions, **board_facts(*open_nvml(spec))}
 
 
 # ----------------------------------------------------------------------------------------------------------- power
 
 
 def _cap(spec: DeviceSpec, found: Probe) -> tuple[float, Provenance]:
-    limit_mw = found.info.stamps.get("power_limit_mw")
-    if limit_mw is not None:
-        return float(limit_mw) / 1e3, Provenance.MEASURED
-    assumed = _assumed(spec, found.info.name)
+    if found.limit_w is not None:
+        return found.limit_w, Provenance.MEASURED
+    assumed = assumed_power(spec, found.info.name)
     return assumed.tdp_w, assumed.provenance
 
 
 @dataclass(frozen=True, slots=True)
-class _Assumed:
+class AssumedPower:
     """Powers where nothing measures them."""
 
     idle_w: float
@@ -177,41 +178,15 @@ class _Assumed:
     provenance: Provenance
 
 
-def _assumed(spec: DeviceSpec, name: str) -> _Assumed:
+def assumed_power(spec: DeviceSpec, name: str) -> AssumedPower:
+    """Given, assumed for the cores, or published; raises `InputError` where a GPU's are none of these."""
     if spec.kind == "cpu":
-        return _Assumed(spec.modelled_idle_w, spec.modelled_tdp_w, Provenance.MODELLED)
+        return AssumedPower(spec.modelled_idle_w, spec.modelled_tdp_w, Provenance.MODELLED)
     if spec.idle_w is not None and spec.tdp_w is not None:
-        return _Assumed(spec.idle_w, spec.tdp_w, Provenance.MODELLED)
-    gpu = find_gpu(name)
-    return _Assumed(gpu.idle_w, gpu.tdp_w, Provenance.DATASHEET)
-
-
-# -------------------------------------------------------------------------------------------------------- bandwidth
-
-
-def _cpu_bandwidth_bytes_s(threads: int) -> float:
-    """The best of a few large copies by as many threads as the device has."""
-    sources = [np.ones(COPY_BYTES // threads, dtype=np.uint8) for _ in range(threads)]
-    targets = [np.zeros_like(source) for source in sources]
-    seconds = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(COPIES):
-            begin_ns = time.monotonic_ns()
-            list(pool.map(np.copyto, targets, sources))
-            seconds.append((time.monotonic_ns() - begin_ns) / NS_PER_S)
-    return 2 * sum(source.nbytes for source in sources) / min(seconds)
-
-
-def _cuda_bandwidth_bytes_s(spec: DeviceSpec) -> float:
-    """The best of a few large copies inside the GPU's memory."""
-    device = torch.device("cuda", spec.index)
-    source = torch.ones(4 * COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.zeros_like(source)
-    seconds = []
-    for _ in range(COPIES + 1):
-        torch.cuda.synchronize(device)
-        begin_ns = time.monotonic_ns()
-        target.copy_(source)
-        torch.cuda.synchronize(device)
-        seconds.append((time.monotonic_ns() - begin_ns) / NS_PER_S)
-    return 2 * source.nbytes / min(seconds)
+        return AssumedPower(spec.idle_w, spec.tdp_w, Provenance.MODELLED)
+    try:
+        gpu = find_gpu(name)
+    except InputError as error:
+        problem = f"its power cannot be measured and none is published ({error.problem}); give its idle_w and tdp_w"
+        raise InputError("device", f"cuda:{spec.index}", problem) from None
+    return AssumedPower(gpu.idle_w, gpu.tdp_w, Provenance.DATASHEET)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - a budget is real time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from calibrate.check import CheckedFigure, check
 from calibrate.costs import ModelCosts, costs_of
-from calibrate.fit import DeviceFacts, fit
+from calibrate.fit import fit
 from calibrate.log import Log
 from calibrate.measure import Progress, measure, scout
-from calibrate.plan import Extras, Plan, make_plan
-from calibrate.probe import Probe, idle_w, open_sensor, power_model, probe, sensor_model
+from calibrate.opening import bench_of, opened
+from calibrate.plan import Extras, Plan, Point, make_plan
+from calibrate.probe import Probe
 from calibrate.stamps import require_model
-from calibrate.workers import WorkerBench
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
-from hw.worker import WorkerSpec, start_workers
 from policies.chance import stream
 from policies.errors import InputError
 from policies.vocabulary import NS_PER_S
@@ -28,15 +25,6 @@ from sim.profile import Profile
 START_S = 5.0  # a guess for what comes before the first measurement, so that a resumed plan is the same plan
 IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
 IDLE_S = (0.5, 30.0)  # at least and at most
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A bench that is ready, and what is known of its device."""
-
-    bench: WorkerBench
-    found: Probe
-    facts: DeviceFacts
 
 
 def calibrate(
@@ -79,18 +67,27 @@ def calibrate(
     keys = sorted(costs.keys)
     idle_s = min(max(IDLE_S[0], IDLE_SHARE * budget_s), IDLE_S[1])
     with (
-        _opened(file, device, peer, batch_limit, sensor_period_s, idle_s) as opened,
-        Log(log_path, _stamp(opened.found, costs, device, batch_limit)) as log,
+        opened(
+            file,
+            device,
+            peer,
+            batch_limit,
+            sensor_period_s,
+            idle_s,
+            Point(*keys[-1], batch_limit),
+            allow_busy=allow_busy,
+        ) as ready,
+        Log(log_path, _stamp(ready.found, costs, device, batch_limit)) as log,
     ):
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
         planned_s = max(0.0, budget_s - START_S)
-        seen = scout(opened.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
-        extras = Extras(power=opened.found.metered, peer=peer is not None)
+        seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
+        extras = Extras(power=ready.found.metered, peer=peer is not None)
         rng = stream(seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         on_plan(plan)
-        measured = measure(opened.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, on_progress)
-        facts = opened.facts
+        measured = measure(ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, on_progress)
+        facts = ready.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if peer else ("the link between servers of this host",)))
     return fit(measured.measurements, costs, facts, name or f"{device.kind}-{costs.info.name}", omitted)
 
@@ -111,7 +108,7 @@ def check_profile(
         WorkError: the device failed.
     """
     require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
-    with _bench(file, device, None, 0) as bench:
+    with bench_of(file, device, None, 0) as bench:
         return check(bench, profile, stream(seed, "check"), points=points, on_progress=on_progress)
 
 
@@ -126,41 +123,6 @@ def _require(budget_s: float, batch_limit: int) -> None:
         raise InputError("calibrate", "budget", f"must be more than 0 s, found {budget_s:g}; 45s to 15m is usual")
     if batch_limit < 1:
         raise InputError("calibrate", "batch_limit", f"must be at least 1, found {batch_limit}")
-
-
-@contextmanager
-def _opened(
-    file: ModelFile,
-    device: DeviceSpec,
-    peer: DeviceSpec | None,
-    batch_limit: int,
-    sensor_period_s: float,
-    idle_s: float,
-) -> Iterator[Opened]:
-    """Bare idle first, then the worker, then context idle."""
-    bare = idle_w(device, device_probe := probe(device), idle_s)
-    with _bench(file, device, peer, batch_limit) as bench:
-        context = idle_w(device, device_probe, idle_s)
-        facts = DeviceFacts(
-            info=device_probe.info,
-            execution=device.execution(),
-            cores=len(device.physical[1]) if device.kind == "cpu" else 1,
-            bandwidth_bytes_s=device_probe.bandwidth_bytes_s,
-            power=power_model(device, device_probe, bare, context),
-            sensor=sensor_model(device, sensor_period_s),
-            context_bytes=bench.worker.wait_until_ready().context_bytes,
-        )
-        yield Opened(bench, device_probe, facts)
-
-
-@contextmanager
-def _bench(file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, batch_limit: int) -> Iterator[WorkerBench]:
-    specs = [WorkerSpec("calibrated", device, file)]
-    specs += [WorkerSpec("peer", peer, file)] if peer else []
-    with start_workers(specs) as workers:
-        sensor = open_sensor(device, (workers[0].pid,))
-        probe_batch = batch_limit if device.kind == "cuda" else 0
-        yield WorkerBench(workers[0], workers[1] if peer else None, sensor, probe_batch)
 
 
 def _stamp(found: Probe, costs: ModelCosts, device: DeviceSpec, batch_limit: int) -> dict[str, str]:

@@ -5,24 +5,16 @@ It translates; what is asked of it was decided by the plan.
 
 from __future__ import annotations
 
-import threading
-import time  # noqa: TID251 - power is sampled beside a real loop
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from calibrate.bench import Loop, Shared, SteadyLoad
+from calibrate.meter import Meter, sampled
 from calibrate.plan import Point
 from hw.messages import BenchmarkPoint
-from hw.telemetry import Reading, Sensor
 from hw.worker import Worker, transfer_round
-from policies.errors import WorkError
-from policies.vocabulary import NS_PER_S, Provenance
 
-SAMPLE_PERIOD_S = 0.05
-RISE_S = 1.0  # the first second under load says what was before
+RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
 # A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.
 PAUSE_S = 500e-6
 
@@ -37,8 +29,10 @@ class WorkerBench:
 
     worker: Worker
     peer: Worker | None
-    sensor: Sensor
+    meter: Meter
     probe_batch: int
+    sibling: Worker | None = None
+    cores: tuple[int, ...] = ()
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
@@ -71,11 +65,10 @@ class WorkerBench:
 
     def steady(self, point: Point, duration_s: float) -> SteadyLoad:
         """See `Bench`."""
-        with sampled(self.sensor) as take:
+        with sampled(self.meter.sensor) as take:
             result = self.worker.benchmark(_to_worker(point), warmup=5, repeats=2, min_s=duration_s)
             watched = take()
-        rise_s = min(RISE_S, duration_s / 3)
-        power = mean_power(watched, rise_s)
+        power = self.meter.mean(watched, min(self.meter.rise_s, RISE_SHARE * duration_s))
         return SteadyLoad(
             images=len(result.samples_s) * point.batch,
             elapsed_s=result.wall_s,
@@ -83,64 +76,6 @@ class WorkerBench:
             utilization=power.utilization,
             provenance=power.provenance,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """One look at a sensor; `energy_j` is a counter from any origin, None where there is none."""
-
-    at_s: float
-    reading: Reading
-    energy_j: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class MeanPower:
-    """What a sensor showed over a while."""
-
-    power_w: float
-    utilization: float | None
-    provenance: Provenance
-
-
-@contextmanager
-def sampled(sensor: Sensor, period_s: float = SAMPLE_PERIOD_S) -> Iterator[Callable[[], list[Watched]]]:
-    """Look at a sensor every period, in a thread; the function given back returns the looks so far."""
-    seen: list[Watched] = []
-    end = threading.Event()
-
-    def watch() -> None:
-        while not end.wait(period_s):
-            seen.append(Watched(time.monotonic_ns() / NS_PER_S, sensor.sample(), sensor.energy_j()))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield lambda: list(seen)
-    finally:
-        end.set()
-        thread.join()
-
-
-def mean_power(watched: Sequence[Watched], rise_s: float) -> MeanPower:
-    """The mean after the first `rise_s` seconds: from the energy counter where there is one, else of the samples.
-
-    Raises:
-        WorkError: the sensor gave no power in that time.
-    """
-    kept = [look for look in watched if look.at_s >= watched[0].at_s + rise_s]
-    used = [look.reading.utilization for look in kept if look.reading.utilization is not None]
-    utilization = float(np.mean(used)) if used else None
-    if len(kept) > 1:
-        first, last = kept[0], kept[-1]
-        if first.energy_j is not None and last.energy_j is not None and last.energy_j > first.energy_j:
-            power_w = (last.energy_j - first.energy_j) / (last.at_s - first.at_s)
-            return MeanPower(power_w, utilization, Provenance.MEASURED)
-    powers = [look.reading.power_w for look in kept if look.reading.power_w is not None]
-    if not powers:
-        raise WorkError("the power sensor said nothing for a whole measurement")
-    provenance = kept[-1].reading.provenance.get("power_w", Provenance.POLLED)
-    return MeanPower(float(np.mean(powers)), utilization, provenance)
 
 
 def _to_worker(point: Point) -> BenchmarkPoint:

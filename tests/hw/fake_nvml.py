@@ -16,7 +16,8 @@ from typing import Any
 
 import pynvml
 
-from hw.telemetry import Reading, Sensor
+from calibrate.meter import Watched
+from hw.telemetry import Sensor
 
 STEP_S = 0.001
 
@@ -161,6 +162,9 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return board
 
+    def nvmlInit(self) -> None:
+        pass
+
     def nvmlSystemGetDriverVersion(self) -> str:
         return "999.10"
 
@@ -303,19 +307,10 @@ def _address(sample: Any) -> int:
     return int(ctypes.cast(sample, ctypes.c_void_p).value or 0)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One look at a sensor over a board's clock."""
-
-    at_s: float
-    reading: Reading
-    energy_j: float | None
-
-
-def seen_over(board: FakeBoard, sensor: Sensor, seconds: float, period_s: float = 0.02) -> list[Seen]:
+def seen_over(board: FakeBoard, sensor: Sensor, seconds: float, period_s: float = 0.02) -> list[Watched]:
     """Looks at every period while the board's clock goes on."""
     looks = []
     for _ in range(round(seconds / period_s)):
         board.advance(period_s)
-        looks.append(Seen(board.now_s, sensor.sample(), sensor.energy_j()))
+        looks.append(Watched(board.now_s, sensor.sample(), sensor.energy_j()))
     return looks

@@ -1,0 +1,323 @@
+"""Power and utilization of a device over a while: from its energy counter where that can be trusted, else from polling.
+
+A sensor is not believed: a self-test compares its counter with its polled power, idle and under load, and sees a sensor
+that says nonsense or always the same. What may be used afterwards is a `Trust`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time  # noqa: TID251 - power is sampled beside a real loop
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hw.telemetry import Details, Reading, Sensor
+from policies.errors import WorkError
+from policies.vocabulary import NS_PER_S, Provenance
+
+LOOK_PERIOD_S = 0.05
+COUNTER_LOOK_PERIOD_S = 0.02  # a counter's steps are timed to this
+TEST_LOOK_PERIOD_S = 0.01
+RISE_S = 1.0  # the first second under load says what was before
+APART = 0.03  # counter against polling
+TELLING_S = 0.5  # between a counter's first and last step; less says nothing
+ENOUGH = 5  # looks that may be called always the same
+NONSENSE_TIMES = 3.0  # the power limit
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One look at a sensor; `energy_j` is a counter from any origin, None where there is none."""
+
+    at_s: float
+    reading: Reading
+    energy_j: float | None
+    details: Details = field(default_factory=Details)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanPower:
+    """What a sensor showed over a while; shares in [0, 1], None where nothing tells.
+
+    Attributes:
+        sm_utilization, sm_occupancy, dram_bandwidth: see `hw.telemetry.Details`.
+    """
+
+    power_w: float
+    utilization: float | None
+    provenance: Provenance
+    sm_utilization: float | None = None
+    sm_occupancy: float | None = None
+    dram_bandwidth: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Which readings of a sensor may be used."""
+
+    counter: bool = True
+    polling: bool = True
+    utilization: bool = True
+
+    @property
+    def power(self) -> bool:
+        """Whether anything tells power."""
+        return self.counter or self.polling
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """A device's sensor as calibration reads it.
+
+    Attributes:
+        device: in messages.
+        limit_w: the power limit, where it is known.
+        rise_s: how long after a step of the load readings still show what was before.
+    """
+
+    device: str
+    sensor: Sensor
+    limit_w: float | None = None
+    rise_s: float = RISE_S
+    trust: Trust = Trust()
+
+    def mean(self, watched: Sequence[Watched], rise_s: float) -> MeanPower:
+        """See `mean_power`."""
+        return mean_power(watched, rise_s, self.trust, self.device, self.limit_w)
+
+
+# ------------------------------------------------------------------------------------------------------------ looking
+
+
+@contextmanager
+def sampled(
+    sensor: Sensor, period_s: float | None = None, *, detailed: bool = True
+) -> Iterator[Callable[[], list[Watched]]]:
+    """Look at a sensor every period, in a thread; the function given back returns the looks so far.
+
+    Args:
+        period_s: by default short where there is a counter, whose steps are timed.
+        detailed: look at `Sensor.details` too.
+    """
+    has_counter = sensor.supports()["energy"].provenance is not None
+    pause_s = period_s if period_s is not None else COUNTER_LOOK_PERIOD_S if has_counter else LOOK_PERIOD_S
+    seen: list[Watched] = []
+    end = threading.Event()
+
+    def look() -> None:
+        while not end.wait(pause_s):
+            energy_j, at_s = sensor.energy_j(), time.monotonic_ns() / NS_PER_S
+            seen.append(Watched(at_s, sensor.sample(), energy_j, sensor.details() if detailed else Details()))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield lambda: list(seen)
+    finally:
+        end.set()
+        thread.join()
+
+
+Watch = Callable[[Sensor, Callable[[], object]], list[Watched]]
+
+
+def watch(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
+    """Do something, looking at a sensor meanwhile as closely as the self-test needs."""
+    with sampled(sensor, TEST_LOOK_PERIOD_S, detailed=False) as take:
+        act()
+        return take()
+
+
+# ------------------------------------------------------------------------------------------------------------- means
+
+
+def mean_power(
+    watched: Sequence[Watched],
+    rise_s: float,
+    trust: Trust = Trust(),
+    device: str = "the device",
+    limit_w: float | None = None,
+) -> MeanPower:
+    """The mean after the first `rise_s` seconds: from the energy counter where there is one, else of the samples.
+
+    Raises:
+        WorkError: the device is lost, or its sensor said nothing or nonsense in that time.
+    """
+    if any(look.reading.lost for look in watched):
+        raise WorkError(f"{device} is lost: it answers no more; reset or reboot it")
+    kept = [look for look in watched if look.at_s >= watched[0].at_s + rise_s]
+    counted = _counted(kept) if trust.counter else None
+    powers = [look.reading.power_w for look in kept if look.reading.power_w is not None] if trust.polling else []
+    if counted is None and not powers:
+        raise WorkError(f"{device}: the power sensor said nothing for a whole measurement")
+    power_w = counted.power_w if counted is not None else float(np.mean(powers))
+    if problem := _nonsense([power_w] if counted is not None else powers, _utilizations(kept, trust), limit_w):
+        raise WorkError(f"{device}: its sensor said {problem}; load its driver anew, or reboot")
+    provenance = Provenance.MEASURED
+    if counted is None:
+        provenance = kept[-1].reading.provenance.get("power_w", Provenance.POLLED)
+    details = [look.details for look in kept]
+    return MeanPower(
+        power_w=power_w,
+        utilization=_mean(_utilizations(kept, trust)),
+        provenance=provenance,
+        sm_utilization=_mean(detail.sm_utilization for detail in details),
+        sm_occupancy=_mean(detail.sm_occupancy for detail in details),
+        dram_bandwidth=_mean(detail.dram_bandwidth for detail in details),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Mean power by the counter, from one of its steps to another."""
+
+    power_w: float
+    begin_s: float
+    end_s: float
+
+
+def _counted(looks: Sequence[Watched]) -> _Counted | None:
+    """Between the counter's first and last step that were seen: it stands still for a while between two steps."""
+    steps = [
+        (look.at_s, look.energy_j)
+        for before, look in itertools.pairwise(looks)
+        if look.energy_j is not None and before.energy_j is not None and look.energy_j != before.energy_j
+    ]
+    if len(steps) < 2:
+        return None
+    (begin_s, begin_j), (end_s, end_j) = steps[0], steps[-1]
+    return _Counted((end_j - begin_j) / (end_s - begin_s), begin_s, end_s)
+
+
+def _utilizations(looks: Sequence[Watched], trust: Trust) -> list[float]:
+    return [x for look in looks if (x := look.reading.utilization) is not None] if trust.utilization else []
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _nonsense(powers_w: Iterable[float], utilizations: Iterable[float], limit_w: float | None) -> str | None:
+    """What no device can have shown, in words."""
+    most_w = math.inf if limit_w is None else NONSENSE_TIMES * limit_w
+    for power_w in powers_w:
+        if not (math.isfinite(power_w) and 0 <= power_w <= most_w):
+            limit = "" if limit_w is None else f" at a limit of {limit_w:g} W"
+            return f"{power_w:g} W{limit}, which is nonsense"
+    for share in utilizations:
+        if not 0 <= share <= 1:
+            return f"a utilization of {share:g}, which is nonsense"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------- self-test
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """What a self-test found.
+
+    Attributes:
+        words: for the profile's stamps.
+        warnings: for the user, each with what is done about it.
+    """
+
+    trust: Trust
+    words: str
+    warnings: tuple[str, ...] = ()
+
+
+def self_test(meter: Meter, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch) -> SelfTest:
+    """Compare counter and polling, idle and under load, and see that the sensor follows the load.
+
+    Args:
+        idle: looks at the idle device.
+        load: keeps the device busy for so many seconds.
+        look: does something while looking at the sensor.
+
+    Raises:
+        WorkError: the device is lost.
+    """
+    loaded = look(meter.sensor, lambda: load(meter.rise_s + 3 * TELLING_S))
+    if any(seen.reading.lost for seen in (*idle, *loaded)):
+        raise WorkError(f"{meter.device} is lost: it answers no more; reset or reboot it")
+    busy = [seen for seen in loaded if seen.at_s >= loaded[0].at_s + meter.rise_s]
+    return judge(idle, busy, meter.limit_w)
+
+
+def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | None) -> SelfTest:
+    """What looks at an idle and at a busy device, each past its rise, say of the sensor."""
+    seen = [*idle, *busy]
+    utilization_fault = _utilization_fault([x for look in seen if (x := look.reading.utilization) is not None])
+    polling_fault = _polling_fault(seen, limit_w)
+    counter_fault = _counter_fault(busy, limit_w)
+    apart = {} if polling_fault or counter_fault else _apart(idle, busy)
+    words = ", ".join(f"{100 * share:+.1f} % {when}" for when, share in apart.items())
+    if any(abs(share) > APART for share in apart.values()):
+        counter_fault = f"the energy counter is off polled power by {words}"
+    trust = Trust(counter=not counter_fault, polling=not polling_fault, utilization=not utilization_fault)
+    faults = [fault for fault in (polling_fault, counter_fault, utilization_fault) if fault]
+    warnings = [f"{fault}: {_instead(trust)}" for fault in faults if fault != NO_COUNTER and fault != NO_POWER]
+    if utilization_fault:
+        warnings[-1] = f"{utilization_fault}: utilization is left out"
+    if not faults:
+        return SelfTest(trust, f"counter against polling: {words or 'too short to tell'}")
+    return SelfTest(trust, "; ".join([*faults, _instead(trust)]), tuple(warnings))
+
+
+NO_COUNTER, NO_POWER = "no energy counter", "no polled power"
+
+
+def _instead(trust: Trust) -> str:
+    if trust.counter:
+        return "the energy counter is used"
+    return "polled power is used" if trust.polling else "power is assumed, not measured"
+
+
+def _polling_fault(looks: Sequence[Watched], limit_w: float | None) -> str:
+    powers = [look.reading.power_w for look in looks if look.reading.power_w is not None]
+    if not powers:
+        return NO_POWER
+    if problem := _nonsense(powers, (), limit_w):
+        return f"the power sensor said {problem}"
+    if len(powers) >= ENOUGH and len(set(powers)) == 1:
+        return f"the power sensor says {powers[0]:g} W whether the device is idle or busy"
+    return ""
+
+
+def _counter_fault(busy: Sequence[Watched], limit_w: float | None) -> str:
+    if all(look.energy_j is None for look in busy):
+        return NO_COUNTER
+    counted = _counted(busy)
+    if counted is None:
+        return "the energy counter stands still under load"
+    problem = _nonsense([counted.power_w], (), limit_w)
+    return f"the energy counter said {problem}" if problem else ""
+
+
+def _utilization_fault(shares: Sequence[float]) -> str:
+    if problem := _nonsense((), shares, None):
+        return f"the sensor said {problem}"
+    if len(shares) >= ENOUGH and len(set(shares)) == 1:
+        return f"the sensor says a utilization of {shares[0]:g} whether the device is idle or busy"
+    return ""
+
+
+def _apart(idle: Sequence[Watched], busy: Sequence[Watched]) -> dict[str, float]:
+    """Counter over polling less 1, over the same time; nothing where that was too short."""
+    found = {}
+    for when, looks in (("idle", idle), ("under load", busy)):
+        counted = _counted(looks)
+        if counted is None or counted.end_s - counted.begin_s < TELLING_S:
+            continue
+        within = [look.reading.power_w for look in looks if counted.begin_s <= look.at_s <= counted.end_s]
+        polled_w = _mean(within)
+        if polled_w:
+            found[when] = counted.power_w / polled_w - 1
+    return found

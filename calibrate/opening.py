@@ -1,0 +1,163 @@
+"""Opens a device for calibration, in the order that its idle powers ask for: what it is, bare idle, then a context.
+
+It composes the probe, the look at who else is there, the meter's self-test and the bench; none of them knows another.
+"""
+
+from __future__ import annotations
+
+import os
+import time  # noqa: TID251 - idle power is looked at for a while
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import psutil
+
+from calibrate.bandwidth import bandwidth_beside
+from calibrate.fit import DeviceFacts
+from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
+from calibrate.meter import Meter, SelfTest, Trust, Watched, self_test, watch
+from calibrate.plan import Point
+from calibrate.probe import (
+    Probe,
+    assumed_power,
+    meter_of,
+    open_nvml,
+    open_sensor,
+    power_model,
+    probe,
+    sensor_model,
+)
+from calibrate.workers import WorkerBench
+from hw.device import DeviceSpec
+from hw.networks import ModelFile
+from hw.telemetry import Sensor
+from hw.telemetry.nvml import other_processes
+from hw.worker import WorkerSpec, start_workers
+from policies.vocabulary import Provenance
+
+IDLE_DROPPED = 0.25  # of an idle measurement: what ran before may still show
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A bench that is ready, and what is known of its device.
+
+    Attributes:
+        warnings: what the user should know of this device's figures, one sentence each.
+    """
+
+    bench: WorkerBench
+    found: Probe
+    facts: DeviceFacts
+    warnings: tuple[str, ...] = ()
+
+
+@contextmanager
+def opened(
+    file: ModelFile,
+    device: DeviceSpec,
+    peer: DeviceSpec | None,
+    batch_limit: int,
+    sensor_period_s: float,
+    idle_s: float,
+    load: Point,
+    *,
+    sibling: bool = False,
+    allow_busy: bool = False,
+) -> Iterator[Opened]:
+    """A device ready to be measured.
+
+    Args:
+        idle_s: how long each idle power is looked at.
+        load: what keeps the device busy for the sensor's self-test.
+        sibling: start a second process on the device.
+        allow_busy: go on although other programs use much of the device.
+
+    Raises:
+        InputError: no such device, or others use it.
+        WorkError: the device or a process failed.
+    """
+    sensor = open_sensor(device, ())
+    found = probe(device, sensor)
+    meter = meter_of(device, found, sensor)
+    others = interference(device, sensor)
+    require_quiet(meter.device, others, allow_busy)
+    bare = _idle_looks(meter, found, idle_s)
+    with (
+        bandwidth_beside(device) as bandwidth,
+        bench_of(file, device, peer, batch_limit, sibling) as bench,
+    ):
+        bandwidth_bytes_s = bandwidth()
+        context = _idle_looks(meter, found, idle_s)
+        tested = _tested(bench, meter, found, context, load)
+        bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
+        found, meter = _stamped(found, tested, others), replace(meter, trust=tested.trust)
+        facts = DeviceFacts(
+            info=found.info,
+            execution=device.execution(),
+            cores=len(device.physical[1]) if device.kind == "cpu" else 1,
+            bandwidth_bytes_s=bandwidth_bytes_s,
+            power=power_model(
+                device, found, _idle_w(device, meter, found, bare), _idle_w(device, meter, found, context)
+            ),
+            sensor=sensor_model(device, sensor_period_s, sensor),
+            context_bytes=bench.worker.wait_until_ready().context_bytes,
+        )
+        notable = (f"{others}: the figures may be theirs too",) if others.notable else ()
+        yield Opened(bench, found, facts, (*notable, *tested.warnings))
+
+
+@contextmanager
+def bench_of(
+    file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, batch_limit: int, sibling: bool = False
+) -> Iterator[WorkerBench]:
+    """Worker processes on a device, and its meter; `batch_limit` counts on a GPU, see `WorkerBench.probe_batch`."""
+    specs = [WorkerSpec("calibrated", device, file)]
+    specs += [WorkerSpec("sibling", device, file)] if sibling else []
+    specs += [WorkerSpec("peer", peer, file)] if peer else []
+    with start_workers(specs) as workers:
+        on_device = workers[: 1 + sibling]
+        sensor = open_sensor(device, tuple(worker.pid for worker in on_device))
+        yield WorkerBench(
+            worker=workers[0],
+            peer=workers[-1] if peer else None,
+            meter=meter_of(device, probe(device, sensor), sensor),
+            probe_batch=batch_limit if device.kind == "cuda" else 0,
+            sibling=on_device[-1] if sibling else None,
+            cores=device.physical[1] if device.kind == "cpu" else (),
+        )
+
+
+def interference(device: DeviceSpec, sensor: Sensor) -> Interference:
+    """What others do on a device that this process has not opened yet."""
+    if device.kind == "cpu":
+        return on_cores(device.physical[1])
+    own = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    return on_gpu(sensor, other_processes(*open_nvml(device), own))
+
+
+def _idle_looks(meter: Meter, found: Probe, idle_s: float) -> list[Watched]:
+    return watch(meter.sensor, lambda: time.sleep(idle_s)) if found.metered else []
+
+
+def _idle_w(device: DeviceSpec, meter: Meter, found: Probe, looks: Sequence[Watched]) -> tuple[float, Provenance]:
+    """Power over these looks; the assumed one where no sensor tells."""
+    if not found.metered:
+        assumed = assumed_power(device, found.info.name)
+        return assumed.idle_w, assumed.provenance
+    lasted_s = looks[-1].at_s - looks[0].at_s if looks else 0.0
+    mean = meter.mean(looks, IDLE_DROPPED * lasted_s)
+    return mean.power_w, mean.provenance
+
+
+def _tested(bench: WorkerBench, meter: Meter, found: Probe, context: Sequence[Watched], load: Point) -> SelfTest:
+    if not found.metered:
+        return SelfTest(Trust(), "no power reading to test")
+    idle = context[round(IDLE_DROPPED * len(context)) :]
+    return self_test(meter, idle, lambda seconds: bench.solo(load, 1, 2, seconds))
+
+
+def _stamped(found: Probe, tested: SelfTest, others: Interference) -> Probe:
+    stamps = {**found.info.stamps, "telemetry_self_test": tested.words, "interference": str(others)}
+    return Probe(found.info.model_copy(update={"stamps": stamps}), found.metered and tested.trust.power)

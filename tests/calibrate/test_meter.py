@@ -1,0 +1,204 @@
+"""A sensor is not believed: means past the rise, counter against polling, and sensors that lie, on simulated boards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+
+from calibrate.meter import APART, Meter, SelfTest, Trust, Watched, mean_power, sampled, self_test
+from calibrate.probe import rise_s
+from hw.telemetry import AbsentSensor, NvmlSensor, Reading, Sensor
+from policies.errors import WorkError
+from policies.vocabulary import Provenance
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make, seen_over
+
+POLLED: Mapping[str, Provenance] = {"power_w": Provenance.POLLED}
+
+
+def looks(powers_w: list[float | None], energies_j: list[float | None]) -> list[Watched]:
+    """One look a second."""
+    pairs = enumerate(zip(powers_w, energies_j, strict=True))
+    return [Watched(float(at), Reading(power, 0.5, None, POLLED), energy) for at, (power, energy) in pairs]
+
+
+def test_the_counter_is_preferred_to_polling() -> None:
+    """Joules over seconds, after the rise; not where it is not trusted."""
+    seen = looks([0.0, 1.0, 1.0, 1.0], [0.0, 500.0, 600.0, 700.0])
+    power = mean_power(seen, 1.0)
+    assert (power.power_w, power.provenance, power.utilization) == (100.0, Provenance.MEASURED, 0.5)
+    distrusted = mean_power(seen, 1.0, Trust(counter=False))
+    assert (distrusted.power_w, distrusted.provenance) == (1.0, Provenance.POLLED)
+
+
+def test_polling_drops_the_rise() -> None:
+    """The first second still shows what was before."""
+    power = mean_power(looks([5.0, 90.0, 110.0], [None] * 3), 1.0)
+    assert (power.power_w, power.provenance) == (100.0, Provenance.POLLED)
+
+
+def test_a_silent_sensor_is_an_error() -> None:
+    """No power is not zero power."""
+    with pytest.raises(WorkError, match="said nothing"):
+        mean_power(looks([None, None, None], [None] * 3), 1.0)
+    with pytest.raises(WorkError, match="said nothing"):
+        mean_power([], 1.0)
+    with sampled(AbsentSensor(), period_s=0.001) as take:
+        while len(take()) < 2:
+            pass
+        assert all(look.reading.power_w is None for look in take())
+
+
+@pytest.mark.parametrize("nonsense_w", [math.nan, math.inf, -1.0, 1501.0])
+def test_nonsense_ends_a_measurement(nonsense_w: float) -> None:
+    """Not a number, negative, or above three times the limit: the message names device, value and remedy."""
+    seen = looks([100.0, 100.0, nonsense_w, 100.0], [None] * 4)
+    with pytest.raises(WorkError, match=r"cuda:0: its sensor said .*W at a limit of 500 W.*nonsense; load its driver"):
+        mean_power(seen, 1.0, Trust(), "cuda:0", 500.0)
+    assert mean_power(looks([100.0, 100.0, 1499.0], [None] * 3), 1.0, limit_w=500.0).power_w == 799.5
+
+
+def test_a_utilization_above_one_ends_a_measurement() -> None:
+    """Unless the self-test has already set utilization aside."""
+    seen = [replace(look, reading=replace(look.reading, utilization=1.5)) for look in looks([9.0] * 3, [None] * 3)]
+    with pytest.raises(WorkError, match=r"utilization of 1\.5"):
+        mean_power(seen, 1.0)
+    assert mean_power(seen, 1.0, Trust(utilization=False)).utilization is None
+
+
+# ------------------------------------------------------------------------------------------------- simulated boards
+
+
+@dataclass
+class Rig:
+    """A board with a meter on it, on the board's own clock."""
+
+    board: FakeBoard
+    meter: Meter
+
+    @classmethod
+    def of(cls, board: FakeBoard) -> Rig:
+        sensor = NvmlSensor(FakeNvml(board), Handle(board), board.now_ns)
+        return cls(board, Meter("cuda:0", sensor, board.limit_w, rise_s(sensor)))
+
+    def test(self) -> SelfTest:
+        """The self-test; the load is the board's."""
+
+        def load(seconds: float) -> float:
+            self.board.load = 0.8
+            return seconds
+
+        def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
+            seconds = act()
+            assert isinstance(seconds, float)
+            return seen_over(self.board, sensor, seconds, 0.01)
+
+        return self_test(self.meter, seen_over(self.board, self.meter.sensor, 1.5, 0.01), load, look)
+
+
+@pytest.mark.parametrize("make", [VOLTA, TURING, AMPERE, HOPPER])
+def test_an_honest_board_passes_the_self_test(make: Make) -> None:
+    """Counter and polling agree although one goes in steps and the other lags: no architecture is flagged."""
+    tested = Rig.of(FakeBoard(make, rise_s=0.1)).test()
+    assert tested.trust == Trust()
+    assert tested.words.startswith("counter against polling: ")
+    assert "idle" in tested.words
+    assert "under load" in tested.words
+    assert not tested.warnings
+
+
+@pytest.mark.parametrize("factor, trusted", [(1.02, True), (0.98, True), (1.06, False), (0.9, False), (1.5, False)])
+def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted: bool) -> None:
+    """More than 3 % apart: flagged with the figure, and polling is used from then on."""
+    rig = Rig.of(FakeBoard(TURING, counter_factor=factor))
+    tested = rig.test()
+    assert tested.trust == Trust(counter=trusted)
+    assert bool(tested.warnings) != trusted
+    meter = replace(rig.meter, trust=tested.trust)
+    power = meter.mean(seen_over(rig.board, meter.sensor, 3.0), meter.rise_s)
+    true_w = rig.board.idle_w + 0.8 * (rig.board.busy_w - rig.board.idle_w)
+    if not trusted:
+        off = f"{100 * (factor - 1):+.0f}"[:-1]
+        assert off in tested.words
+        assert power.provenance == Provenance.POLLED
+    assert power.power_w == pytest.approx(true_w, rel=APART)
+
+
+def test_without_a_counter_polling_is_used_and_no_one_is_warned() -> None:
+    """A GTX 980 Ti is no broken board."""
+    tested = Rig.of(FakeBoard(MAXWELL)).test()
+    assert tested.trust == Trust(counter=False)
+    assert tested.words == "no energy counter; polled power is used"
+    assert not tested.warnings
+
+
+def test_a_stuck_power_sensor_leaves_the_counter() -> None:
+    """The same value idle and busy: seen, said, and not used; without a counter no power is measured at all."""
+    tested = Rig.of(FakeBoard(HOPPER, stuck_w=42.0)).test()
+    assert tested.trust == Trust(polling=False)
+    assert tested.warnings == (
+        "the power sensor says 42 W whether the device is idle or busy: the energy counter is used",
+    )
+    blind = Rig.of(FakeBoard(MAXWELL, stuck_w=42.0)).test()
+    assert not blind.trust.power
+    assert blind.words.endswith("power is assumed, not measured")
+
+
+def test_a_counter_that_stands_still_is_not_used() -> None:
+    """It supports the question and never moves."""
+    tested = Rig.of(FakeBoard(TURING, counter_factor=0.0)).test()
+    assert tested.trust == Trust(counter=False)
+    assert "stands still under load: polled power is used" in tested.warnings[0]
+
+
+@pytest.mark.parametrize("watts", [4294967.295, 1600.0])
+def test_a_power_sensor_that_says_nonsense_leaves_the_counter(watts: float) -> None:
+    """As an unsigned -1 in milliwatts."""
+    board = FakeBoard(HOPPER, power_mw=lambda milliwatts: watts * 1000)
+    tested = Rig.of(board).test()
+    assert tested.trust == Trust(polling=False)
+    assert "nonsense" in tested.words
+
+
+def test_a_utilization_that_never_changes_is_left_out() -> None:
+    """Whatever it says; power is not concerned."""
+    for percent in (0.0, 100.0, 250.0):
+        tested = Rig.of(FakeBoard(HOPPER, utilization_pct=lambda _, always=percent: always)).test()  # type: ignore[misc]
+        assert tested.trust == Trust(utilization=False)
+        assert tested.warnings[0].endswith("utilization is left out")
+
+
+def test_a_device_that_is_lost_is_named() -> None:
+    """In the self-test, and in a measurement."""
+    rig = Rig.of(FakeBoard())
+    seen = seen_over(rig.board, rig.meter.sensor, 1.0)
+    rig.board.lost = True
+    lost = seen_over(rig.board, rig.meter.sensor, 1.0)
+    with pytest.raises(WorkError, match="cuda:0 is lost"):
+        rig.meter.mean([*seen, *lost], 0.5)
+    with pytest.raises(WorkError, match="cuda:0 is lost"):
+        rig.test()
+
+
+@pytest.mark.parametrize("make", [MAXWELL, VOLTA, TURING, AMPERE, HOPPER])
+def test_a_power_point_is_past_its_rise_on_every_architecture(make: Make) -> None:
+    """Steady load from the first look on: the mean is the true power within 1 %, slow sensor or not."""
+    board = FakeBoard(make, rise_s=0.1)
+    rig = Rig.of(board)
+    board.load = 1.0
+    power = rig.meter.mean(seen_over(board, rig.meter.sensor, 3.0), rig.meter.rise_s)
+    assert power.power_w == pytest.approx(board.busy_w, rel=0.01)
+    assert power.provenance == (Provenance.POLLED if make == MAXWELL else Provenance.MEASURED)
+
+
+@pytest.mark.parametrize("counter_period_s", [0.02, 0.1, 0.5])
+def test_the_counters_period_does_not_bias_the_mean(counter_period_s: float) -> None:
+    """From its first to its last step; arbitrary instants would be wrong by up to a period at each end."""
+    board = FakeBoard(replace(HOPPER, counter_period_s=counter_period_s), rise_s=0.001)
+    rig = Rig.of(board)
+    board.load = 1.0
+    board.advance(1.0)
+    counted = rig.meter.mean(seen_over(board, rig.meter.sensor, 2.23), 0.0)
+    assert counted.power_w == pytest.approx(board.busy_w, rel=0.005)

@@ -1,0 +1,199 @@
+"""What a device says of itself before anything runs on it, who else is there, and what it means for its powers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import namedtuple
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, cast
+
+import pynvml
+import pytest
+import torch
+
+from calibrate.bandwidth import bandwidth_beside
+from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
+from calibrate.opening import interference
+from calibrate.probe import Probe, assumed_power, meter_of, open_sensor, power_model, probe, sensor_model
+from hw.device import DeviceSpec
+from hw.telemetry import NvmlSensor, usable_cores
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+from sim.profile import DeviceInfo
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make
+
+CUDA = DeviceSpec(kind="cuda", vram_bytes=8 << 30)
+
+
+def test_power_model_keeps_idle_below_context_below_cap() -> None:
+    """A noisy sensor may see less under a context, or more than the limit; the weakest provenance wins."""
+    found = Probe(DeviceInfo(kind="cpu", name="x", vram_bytes=1, stamps={"power_limit_mw": "25000"}), True)
+    measured, polled = (30.0, Provenance.MEASURED), (28.0, Provenance.POLLED)
+    power = power_model(DeviceSpec(), found, measured, polled)
+    assert (power.bare_idle_w, power.context_idle_w, power.cap_w) == (28.0, 28.0, 28.0)
+    assert power.provenance == Provenance.POLLED
+
+
+def test_a_probe_says_what_the_device_is() -> None:
+    """Name, date, versions, and for each sensor where it comes from; bandwidth is that of a real memory."""
+    spec = DeviceSpec(cores=usable_cores()[:1])
+    found = probe(spec)
+    assert {"date", "torch", "cpu", "telemetry_power"} <= set(found.info.stamps)
+    assert sensor_model(DeviceSpec(), 0.2).power_window_s == 0.2
+    with bandwidth_beside(spec) as bandwidth:
+        assert 1e8 < bandwidth() < 1e13
+
+
+# --------------------------------------------------------------------------------------------------------- of a GPU
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> FakeBoard:
+    """A GPU that `import pynvml` finds."""
+    found = FakeBoard(HOPPER, "NVIDIA H200")
+    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(found)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return found
+
+
+def test_a_gpu_is_probed_without_a_context(board: FakeBoard) -> None:
+    """Stamps say what it is, how each field is told, and no CUDA context exists afterwards."""
+    found = probe(CUDA)
+    stamps = found.info.stamps
+    assert (found.info.name, found.metered, found.limit_w) == ("NVIDIA H200", True, 500.0)
+    wanted = {"driver", "cuda", "cudnn", "torch", "sm_clock_mhz", "memory_clock_mhz", "temperature_c"}
+    assert wanted | {"power_limit_mw", "mig_mode", "architecture", "throttling"} <= set(stamps)
+    assert stamps["telemetry_power"] == "polled (NVML, instant)"
+    assert stamps["telemetry_energy"] == "measured (NVML counter)"
+    assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    assert meter_of(CUDA, found, open_sensor(CUDA, ())).device == "cuda:0 (NVIDIA H200)"
+
+
+def test_a_gpu_without_a_library_or_a_place_is_refused(board: FakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the device and the remedy."""
+    with pytest.raises(InputError, match="cuda:3: NVML knows no such device"):
+        probe(DeviceSpec(kind="cuda", index=3))
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(InputError, match="cuda:0: NVML cannot be loaded; install"):
+        probe(CUDA)
+
+
+def test_power_that_nothing_measures_is_given_or_published(board: FakeBoard) -> None:
+    """Else the message says what to give."""
+    board.refused = dict.fromkeys(
+        ("nvmlDeviceGetPowerUsage", "NVML_FI_DEV_POWER_INSTANT", "NVML_FI_DEV_POWER_AVERAGE"),
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+    )
+    assert not probe(CUDA).metered
+    assert assumed_power(CUDA, "NVIDIA H200").provenance == Provenance.DATASHEET
+    given = assumed_power(DeviceSpec(kind="cuda", idle_w=5.0, tdp_w=50.0), "NVIDIA Imaginary 1")
+    assert (given.idle_w, given.tdp_w, given.provenance) == (5.0, 50.0, Provenance.MODELLED)
+    with pytest.raises(InputError, match="give its idle_w and tdp_w"):
+        assumed_power(CUDA, "NVIDIA Imaginary 1")
+
+
+@pytest.mark.parametrize(
+    "make, instant, lag_s, power_window_s",
+    [
+        (MAXWELL, False, 0.2225, 0.1),
+        (VOLTA, False, 0.01, 0.1),
+        (TURING, False, 0.05, 0.1),
+        (AMPERE, True, 0.05, 0.1),
+        (HOPPER, True, 0.05, 0.1),
+        (HOPPER, False, 0.05, 1.0),
+    ],
+)
+def test_the_simulators_sensor_is_the_architectures(
+    make: Make, instant: bool, lag_s: float, power_window_s: float
+) -> None:
+    """Half a renewal (and half a slow rise) old, averaging over the window of the reading that is used."""
+    refused = {} if instant else {"NVML_FI_DEV_POWER_INSTANT": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    seen = FakeBoard(make, refused=refused)
+    model = sensor_model(CUDA, 0.1, NvmlSensor(FakeNvml(seen), Handle(seen), seen.now_ns))
+    assert (model.period_s, model.utilization_window_s) == (0.1, 1.0)
+    assert model.lag_s == pytest.approx(lag_s)
+    assert model.power_window_s == power_window_s
+
+
+# ------------------------------------------------------------------------------------------------ who else is there
+
+Times = namedtuple("Times", "user system idle iowait steal guest")
+
+
+class Machine:
+    """Two cores of which each is busy for a share of the time; `wait` is the only clock that goes on."""
+
+    def __init__(self, *busy: float) -> None:
+        self._busy = busy
+        self._now_s = 0.0
+
+    def wait(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def now_ns(self) -> int:
+        return round(self._now_s * 1e9)
+
+    def core_times(self) -> Sequence[Any]:
+        # a guest's time is counted in its user's too; a stolen core is as good as busy
+        return [
+            Times(0.6 * b * s, 0.3 * b * s, 0.5 * (1 - b) * s, 0.5 * (1 - b) * s, 0.1 * b * s, 0.6 * b * s)
+            for b, s in ((busy, 100.0 + self._now_s) for busy in self._busy)
+        ]
+
+
+@pytest.mark.parametrize("cores, share", [((0,), 0.8), ((1,), 0.1), ((0, 1), 0.45)])
+def test_what_others_use_of_the_cores_is_seen(cores: tuple[int, ...], share: float) -> None:
+    """Of the pinned cores alone; waiting for a disk is idle, a stolen core is not, a guest counts once."""
+    machine = Machine(0.8, 0.1)
+    found = on_cores(cores, machine.wait, machine.core_times, machine.now_ns)
+    assert found.share == pytest.approx(share, abs=0.02)
+
+
+def test_ones_own_use_of_the_cores_is_no_interference() -> None:
+    """A child's work counts as one's own: all that a core did is taken off."""
+    begin = os.times()
+
+    def work(_: float) -> None:
+        while os.times().user + os.times().system < begin.user + begin.system + 0.1:
+            pass
+
+    def core_times() -> Sequence[Any]:
+        return [Times(os.times().user, os.times().system, 0.0, 0.0, 0.0, 0.0)]
+
+    found = on_cores((0,), work, core_times)
+    assert found.share is not None
+    assert found.share < 0.2
+
+
+@pytest.mark.parametrize("load, notable, refused", [(0.0, False, False), (1.0, True, True)])
+def test_a_busy_gpu_is_refused(board: FakeBoard, load: float, notable: bool, refused: bool) -> None:
+    """By its utilization before anything of ours runs; the message names the figure and the way out."""
+    board.load = load
+    board.advance(1.5)
+    found = on_gpu(open_sensor(CUDA, ()), (), board.advance)
+    assert found.notable == notable
+    if refused:
+        with pytest.raises(InputError, match=r"cuda:0: other programs use 100 % of the device.*--allow-busy"):
+            require_quiet("cuda:0", found, allow_busy=False)
+    require_quiet("cuda:0", found, allow_busy=True)
+    require_quiet("cuda:0", Interference(0.29), allow_busy=False)
+
+
+def test_processes_on_a_quiet_gpu_are_told_and_allowed(board: FakeBoard) -> None:
+    """A notebook that holds memory but computes nothing; our own process is none of them."""
+    board.processes = [os.getpid(), 4242]
+    found = interference(CUDA, open_sensor(CUDA, ()))
+    assert (found.share, found.processes) == (0.0, (4242,))
+    assert str(found) == "other programs use 0 % of the device (processes 4242)"
+    assert found.notable
+    require_quiet("cuda:0", found, allow_busy=False)
+
+
+def test_under_mig_only_the_processes_are_known(board: FakeBoard) -> None:
+    """No share is not zero."""
+    board.mig = True
+    found = interference(CUDA, open_sensor(CUDA, ()))
+    assert str(found) == "other programs use an unknown share of the device"
+    assert not found.notable
