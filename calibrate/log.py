@@ -6,6 +6,7 @@ otherwise. It does not know what the steps mean.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +14,15 @@ from types import TracebackType
 from typing import Any
 
 from calibrate.bench import Result, from_jsonable, to_jsonable
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 
 SCHEMA = "slimsched.calibration-log/1"
 
 
 class Log:
     """An append-only file of finished steps; a context manager.
+
+    Work that fails inside is told with the log that is kept.
 
     Args:
         path: read first where it exists; a last line that a crash tore is dropped.
@@ -30,16 +33,24 @@ class Log:
         spent_s: seconds that the finished steps took, over all sittings.
 
     Raises:
-        InputError: the file is no calibration log, is damaged before its last line, or is of another stamp.
+        InputError: the file cannot be opened, is no calibration log, is damaged before its last line, or is of another
+            stamp.
+        WorkError: nothing can be written to it.
     """
 
     def __init__(self, path: Path, stamp: Mapping[str, str]) -> None:
         self.path = path
         self.results: dict[str, Result] = {}
         self.spent_s = 0.0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines, whole_bytes = _whole_lines(path)
-        self._file = path.open("r+b" if path.exists() else "w+b")
+        if path.exists() and not path.is_file():
+            raise InputError(str(path), "", "cannot be a log (no file); choose another path")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines, whole_bytes = _whole_lines(path)
+            # unbuffered: a line that did not fit would be tried again at each later write, and at the end
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        except OSError as error:
+            raise InputError(str(path), "", f"cannot be a log ({error.strerror}); choose another path") from None
         try:
             self._file.truncate(whole_bytes)
             self._file.seek(whole_bytes)
@@ -53,7 +64,11 @@ class Log:
             raise
 
     def append(self, step: str, elapsed_s: float, result: Result) -> None:
-        """Keep a finished step; it is with the operating system when this returns."""
+        """Keep a finished step; it is with the operating system when this returns.
+
+        Raises:
+            WorkError: it cannot be written (disk full); the steps before are kept.
+        """
         self._write({"step": step, "elapsed_s": elapsed_s, "result": to_jsonable(result)})
         self.results[step] = result
         self.spent_s += elapsed_s
@@ -69,10 +84,23 @@ class Log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if isinstance(error, WorkError) and not isinstance(error, _UnwritableError):
+            raise WorkError(f"{error}; {self._kept()}") from error
+
+    def _kept(self) -> str:
+        return f"{len(self.results)} finished steps are kept in {self.path}: the same command goes on from there"
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(record).encode() + b"\n")
-        self._file.flush()
+        line = json.dumps(record).encode() + b"\n"
+        begin = self._file.tell()
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a torn line is dropped when the log is read, too
+                self._file.truncate(begin)
+            problem = f"{self.path} cannot be written ({error.strerror}); make room"
+            raise _UnwritableError(f"{problem}: {self._kept()}") from None
 
     def _require_stamp(self, line: bytes, stamp: Mapping[str, str]) -> None:
         header = self._parsed(line, 1)
@@ -108,6 +136,10 @@ class Log:
 
     def _damaged(self, number: int, reason: object) -> InputError:
         return InputError(str(self.path), f"line {number}", f"damaged ({reason}); remove the log to start afresh")
+
+
+class _UnwritableError(WorkError):
+    """The log itself failed; its message says what is kept."""
 
 
 def _whole_lines(path: Path) -> tuple[list[bytes], int]:

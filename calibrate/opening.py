@@ -34,6 +34,7 @@ from hw.networks import ModelFile
 from hw.telemetry import Sensor
 from hw.telemetry.nvml import other_processes
 from hw.worker import WorkerSpec, start_workers
+from policies.errors import WorkError
 from policies.vocabulary import Provenance
 
 IDLE_DROPPED = 0.25  # of an idle measurement: what ran before may still show
@@ -105,7 +106,8 @@ def opened(
             context_bytes=bench.worker.wait_until_ready().context_bytes,
         )
         notable = (f"{others}: the figures may be theirs too",) if others.notable else ()
-        yield Opened(bench, found, facts, (*notable, *tested.warnings))
+        with naming_a_lost_device(meter):
+            yield Opened(bench, found, facts, (*notable, *tested.warnings))
 
 
 @contextmanager
@@ -115,7 +117,8 @@ def bench_of(
     """Worker processes on a device, and its meter; `batch_limit` counts on a GPU, see `WorkerBench.probe_batch`."""
     specs = [WorkerSpec("calibrated", device, file)]
     specs += [WorkerSpec("sibling", device, file)] if sibling else []
-    specs += [WorkerSpec("peer", peer, file)] if peer else []
+    has_own_peer = peer is not None and not (sibling and peer == device)
+    specs += [WorkerSpec("peer", peer or device, file)] if has_own_peer else []
     with start_workers(specs) as workers:
         on_device = workers[: 1 + sibling]
         sensor = open_sensor(device, tuple(worker.pid for worker in on_device))
@@ -127,6 +130,17 @@ def bench_of(
             sibling=on_device[-1] if sibling else None,
             cores=device.physical[1] if device.kind == "cpu" else (),
         )
+
+
+@contextmanager
+def naming_a_lost_device(meter: Meter) -> Iterator[None]:
+    """Work that fails because the device is gone says so: a worker knows only that its own call failed."""
+    try:
+        yield
+    except WorkError as error:
+        if not meter.sensor.sample().lost or str(error).startswith(meter.device):
+            raise
+        raise WorkError(f"{meter.device} is lost; reset or reboot it ({error})") from error
 
 
 def interference(device: DeviceSpec, sensor: Sensor) -> Interference:

@@ -155,7 +155,8 @@ def _gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
     """Driver, versions, clocks, temperature and limits, as far as they are told."""
     if spec.kind == "cpu":
         return {}
-    versions = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    versions = {"cuda": str(torch.version.cuda), "cudnn": str(cudnn)}
     return {**versions, **board_facts(*open_nvml(spec))}
 
 

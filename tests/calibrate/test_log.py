@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +25,7 @@ from calibrate.bench import (
 )
 from calibrate.log import Log
 from calibrate.samples import Samples
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 
 STAMP = {"device": "cpu", "model": "abc"}
@@ -99,3 +103,61 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"schema": "other/1"}\n')
     with pytest.raises(InputError, match="no calibration log"):
         Log(tmp_path / "log", STAMP)
+
+
+# ------------------------------------------------------------------------------------------------------- full disk
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """A limit on the size of files stands for a full disk."""
+    limits, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_full_disk_keeps_what_was_measured(tmp_path: Path) -> None:
+    """In the middle of the last line: the message says what is kept, and the log goes on once there is room."""
+    path, kept = tmp_path / "log", len(RESULTS) - 1
+    whole_bytes = len(written(path))
+    path.unlink()
+    with files_of_at_most(whole_bytes - 20), pytest.raises(WorkError, match=r"cannot be written .*make room") as full:
+        written(path)
+    assert f"{kept} finished steps are kept in {path}: the same command goes on from there" in str(full.value)
+    assert path.read_bytes().endswith(b"\n")
+    with Log(path, STAMP) as log:
+        assert list(log.results.values()) == RESULTS[:kept]
+        log.append("after", 1.0, RESULTS[0])
+    with Log(path, STAMP) as log:
+        assert len(log.results) == kept + 1
+
+
+def test_a_disk_that_was_full_before_is_work_that_failed(tmp_path: Path) -> None:
+    """Nothing measured yet, nothing kept; the remedy is the same."""
+    with files_of_at_most(5), pytest.raises(WorkError, match="make room: 0 finished steps"):
+        Log(tmp_path / "log", STAMP)
+    written(tmp_path / "log")
+
+
+def test_work_that_fails_is_told_with_the_log_that_is_kept(tmp_path: Path) -> None:
+    """As when a device is lost in the middle."""
+
+    def lose() -> None:
+        with Log(tmp_path / "log", STAMP) as log:
+            log.append("step", 1.0, RESULTS[0])
+            raise WorkError("cuda:0 is lost")
+
+    with pytest.raises(WorkError, match=r"^cuda:0 is lost; 1 finished steps are kept in .*log: the same command"):
+        lose()
+
+
+def test_a_path_that_cannot_be_a_log_is_refused(tmp_path: Path) -> None:
+    """A folder, or below a file."""
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "log"):
+        with pytest.raises(InputError, match="cannot be a log"):
+            Log(path, STAMP)

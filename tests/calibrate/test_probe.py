@@ -15,11 +15,11 @@ import torch
 
 from calibrate.bandwidth import bandwidth_beside
 from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
-from calibrate.opening import interference
+from calibrate.opening import interference, naming_a_lost_device
 from calibrate.probe import Probe, assumed_power, meter_of, open_sensor, power_model, probe, sensor_model
 from hw.device import DeviceSpec
 from hw.telemetry import NvmlSensor, usable_cores
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make
@@ -69,6 +69,23 @@ def test_a_gpu_is_probed_without_a_context(board: FakeBoard) -> None:
     assert stamps["telemetry_energy"] == "measured (NVML counter)"
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     assert meter_of(CUDA, found, open_sensor(CUDA, ())).device == "cuda:0 (NVIDIA H200)"
+
+
+def test_work_that_failed_with_its_device_names_it(board: FakeBoard) -> None:
+    """A worker only knows that a call failed; other failures are left alone."""
+    meter = meter_of(CUDA, probe(CUDA), open_sensor(CUDA, ()))
+
+    def fail(problem: str) -> None:
+        with naming_a_lost_device(meter):
+            raise WorkError(problem)
+
+    with pytest.raises(WorkError, match=r"^worker x died$"):
+        fail("worker x died")
+    board.lost = True
+    with pytest.raises(WorkError, match=r"^cuda:0 \(NVIDIA H200\) is lost; reset or reboot it \(worker x died\)$"):
+        fail("worker x died")
+    with pytest.raises(WorkError, match=r"^cuda:0 \(NVIDIA H200\) is lost: it answers no more$"):
+        fail("cuda:0 (NVIDIA H200) is lost: it answers no more")
 
 
 def test_a_gpu_without_a_library_or_a_place_is_refused(board: FakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
