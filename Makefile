@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test lint bench bench-peers clean
+.PHONY: install quickstart test lint profiles bench bench-peers clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ lint: install  ## style, types, and the layers of docs/architecture.md
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
+	$(BIN)/slimsched profile synth --all --out scenarios/profiles
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

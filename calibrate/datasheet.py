@@ -1,21 +1,26 @@
 """Profiles from published specifications, labelled `datasheet`: shapes to experiment with, no promise of accuracy.
 
-The model is a roofline above a launch floor, one forward pass of a batch b of a key with MACs, bytes and kernels:
+A roofline above a launch floor; `docs/profiles.md` derives it and names the source of every constant. One forward pass
+of a batch b of a key with MACs, bytes and kernels, on a GPU of M multiprocessors:
 
-    roofline(b) = max(2 MACs b / (COMPUTE_SHARE x peak), bytes(b) / (MEMORY_SHARE x bandwidth))
-    L(b)        = max(kernels x LAUNCH_S, roofline(b))        flat while launches bound it, then linear
-    k(b)        = (TDP - context idle) x roofline(b) / b      so power is linear in images/s, and TDP at saturation
-    u(b)        = min(1, (kernels x SHORTEST_KERNEL_S + roofline(b)) / L(b))      any kernel running, as NVML counts
+    work(b) = max(2 MACs b / (COMPUTE_SHARE x peak), bytes(b) / (MEMORY_SHARE x bandwidth))     all of the GPU at work
+    fill(b) = min(1, tiles b / M)                              the share of the multiprocessors that get a tile
+    busy(b) = max(2 MACs b / (COMPUTE_SHARE x peak x fill(b)), bytes(b) / (MEMORY_SHARE x bandwidth))
+    L(b)    = (launch^q + busy(b)^q)^(1/q),  launch = kernels x LAUNCH_S      flat, then a bend, then linear
+    k(b)    = (TDP - context idle) x work(b) / b                              so power is linear in images/s up to TDP
+    u(b)    = min(1, (kernels x SHORTEST_KERNEL_S + busy(b)) / L(b))          any kernel running, as NVML counts
 
-Its constants are assumptions of this project, the same for every GPU; what differs between GPUs is published.
+What differs between GPUs is published; the constants are the same for all.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
-from calibrate.costs import Key, KeyCost, ModelCosts
+from calibrate.costs import ELEMENT_BYTES, Key, KeyCost, ModelCosts
 from calibrate.plan import full_grid
 from policies.errors import InputError, nearest
 from policies.vocabulary import Provenance
@@ -35,17 +40,23 @@ COMPUTE_SHARE = 0.45  # of the FP32 peak, by convolutions of these sizes
 MEMORY_SHARE = 0.75  # of the peak bandwidth
 LAUNCH_S = 8e-6  # the host's time for one kernel, in eager mode
 SHORTEST_KERNEL_S = 2e-6
+TILE_OUTPUTS = 1024  # of one image's feature map, computed by one multiprocessor: 32 x 32
+SHARPNESS = 5.0  # q, of the bend between launch-bound and busy (the Zeus trace of a Quadro RTX 6000)
 DISPATCH_S = 1.5e-4
 CONTEXT_BYTES = 350_000_000
-CONTEXT_SHARE_W = 0.05  # of the TDP, drawn by a context that does nothing
 DISK_BYTES_S, HOST_BYTES_S = 5e8, 6e9
 FIRST_LOAD_S, RELOAD_S, UNLOAD_S = 5e-3, 1e-3, 5e-4
 ALPHA, BETA = 0.1, 1.0  # fair sharing, and a little contention for bandwidth
 THROTTLE, PHI_MIN = 0.3, 0.7
+DIGITS = 5  # significant ones in a profile: more would pretend
 
 # Sensor period and power window in seconds by architecture (arXiv 2312.02741).
 _MAXWELL, _VOLTA, _TURING, _LATER = (0.1, 0.345), (0.02, 0.02), (0.1, 0.1), (0.1, 1.0)
 UTILIZATION_WINDOW_S = 1.0
+
+MemoryKind = Literal["HBM", "GDDR"]
+# Of the TDP, drawn by a context that does nothing (arXiv 2605.23918; the Zeus trace).
+CONTEXT_SHARES: dict[MemoryKind, float] = {"HBM": 0.07, "GDDR": 0.18}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,7 @@ class Gpu:
 
     Attributes:
         peak_flop_s: FP32.
+        memory: its kind, which decides what a context that does nothing draws.
         sensor_s: (period, window) of its power sensor.
     """
 
@@ -65,28 +77,48 @@ class Gpu:
     tdp_w: float
     idle_w: float
     sensor_s: tuple[float, float]
+    memory: MemoryKind
+
+    @property
+    def context_idle_w(self) -> float:
+        """With a context that does nothing."""
+        return self.idle_w + CONTEXT_SHARES[self.memory] * self.tdp_w
 
 
 def _gpu(
-    name: str, sms: int, tflop_s: float, gb_s: float, gb: int, tdp_w: float, idle_w: float, sensor: tuple[float, float]
+    name: str,
+    sms: int,
+    tflop_s: float,
+    gb_s: float,
+    gb: int,
+    tdp_w: float,
+    idle_w: float,
+    sensor: tuple[float, float],
+    memory: MemoryKind,
 ) -> Gpu:
-    return Gpu(name, sms, tflop_s * 1e12, gb_s * 1e9, gb * 10**9, tdp_w, idle_w, sensor)
+    return Gpu(name, sms, tflop_s * 1e12, gb_s * 1e9, gb * 10**9, tdp_w, idle_w, sensor, memory)
 
 
 _TABLE = (
-    _gpu("GTX 980 Ti", 22, 6.06, 336, 6, 250, 10, _MAXWELL),
-    _gpu("RTX 2080 Ti", 68, 13.45, 616, 11, 250, 15, _TURING),
-    _gpu("T4", 40, 8.1, 320, 16, 70, 10, _TURING),
-    _gpu("V100 SXM2", 80, 15.7, 900, 16, 300, 53.5, _VOLTA),
-    _gpu("A10", 72, 31.2, 600, 24, 150, 17, _LATER),
-    _gpu("A100 SXM", 108, 19.5, 2039, 80, 400, 56, _LATER),
-    _gpu("L4", 58, 30.3, 300, 24, 72, 16, _LATER),
-    _gpu("RTX 3090", 82, 35.6, 936, 24, 350, 30, _LATER),
-    _gpu("RTX 4090", 128, 82.6, 1008, 24, 450, 30, _LATER),
-    _gpu("H100 SXM", 132, 67, 3350, 80, 700, 70, _LATER),
-    _gpu("H200", 132, 67, 4800, 141, 700, 77, _LATER),
+    _gpu("GTX 980 Ti", 22, 6.06, 336, 6, 250, 10, _MAXWELL, "GDDR"),
+    _gpu("RTX 2080 Ti", 68, 13.45, 616, 11, 250, 15, _TURING, "GDDR"),
+    _gpu("T4", 40, 8.1, 320, 16, 70, 10, _TURING, "GDDR"),
+    _gpu("V100 SXM2", 80, 15.7, 900, 16, 300, 53.5, _VOLTA, "HBM"),
+    _gpu("A10", 72, 31.2, 600, 24, 150, 17, _LATER, "GDDR"),
+    _gpu("A100 SXM", 108, 19.5, 2039, 80, 400, 56, _LATER, "HBM"),
+    _gpu("L4", 58, 30.3, 300, 24, 72, 16, _LATER, "GDDR"),
+    _gpu("RTX 3090", 82, 35.6, 936, 24, 350, 30, _LATER, "GDDR"),
+    _gpu("RTX 4090", 128, 82.6, 1008, 24, 450, 30, _LATER, "GDDR"),
+    _gpu("H100 SXM", 132, 67, 3350, 80, 700, 70, _LATER, "HBM"),
+    _gpu("H200", 132, 67, 4800, 141, 700, 77, _LATER, "HBM"),
 )
-GPUS: dict[str, Gpu] = {gpu.name.lower().replace(" ", "-"): gpu for gpu in _TABLE}
+GPUS: dict[str, Gpu] = {re.sub(r" SXM.*", "", gpu.name).lower().replace(" ", "-"): gpu for gpu in _TABLE}
+
+
+def gpu_key(name: str) -> str | None:
+    """The table's key of a GPU, however its name is spelled (`V100`, `NVIDIA GeForce RTX 2080 Ti`)."""
+    wanted = _plain(name)
+    return next((key for key, gpu in GPUS.items() if wanted in (_plain(key), _plain(gpu.name))), None)
 
 
 def find_gpu(name: str) -> Gpu:
@@ -95,11 +127,10 @@ def find_gpu(name: str) -> Gpu:
     Raises:
         InputError: no such GPU in the table.
     """
-    wanted = _plain(name)
-    for gpu in GPUS.values():
-        if _plain(gpu.name) == wanted:
-            return gpu
-    raise InputError("profile synth", "gpu", f"no published figures of {name!r}; {nearest(name.lower(), GPUS)}")
+    key = gpu_key(name)
+    if key is None:
+        raise InputError("profile synth", "gpu", f"no published figures of {name!r}; {nearest(name.lower(), GPUS)}")
+    return GPUS[key]
 
 
 def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Profile:
@@ -112,21 +143,20 @@ def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Prof
     if batch_limit < 1:
         raise InputError("profile synth", "batch_limit", f"must be at least 1, found {batch_limit}")
     period_s, window_s = gpu.sensor_s
-    context_idle_w = gpu.idle_w + CONTEXT_SHARE_W * gpu.tdp_w
     return Profile(
         schema=SCHEMA,
-        name=f"{gpu.name.lower().replace(' ', '-')}-{costs.info.name}",
+        name=f"{gpu_key(gpu_name)}-{costs.info.name}",
         provenance=Provenance.DATASHEET,
         device=DeviceInfo(kind="cuda", name=gpu.name, vram_bytes=gpu.vram_bytes, stamps={"source": "datasheet"}),
         model=costs.info,
         execution={"dtype": "float32", "mode": "eager"},
         dispatch_s=DISPATCH_S,
-        latency=tuple(_curve(gpu, key, costs.keys[key], batch_limit, context_idle_w) for key in sorted(costs.keys)),
+        latency=tuple(_curve(gpu, key, costs, batch_limit) for key in sorted(costs.keys)),
         memory=Memory(context_bytes=CONTEXT_BYTES, instances=_instances(costs, batch_limit)),
         concurrency=Concurrency(alpha=ALPHA, beta=BETA, provenance=Provenance.DATASHEET),
         power=Power(
             bare_idle_w=gpu.idle_w,
-            context_idle_w=context_idle_w,
+            context_idle_w=rounded(gpu.context_idle_w),
             cap_w=gpu.tdp_w,
             throttle=THROTTLE,
             phi_min=PHI_MIN,
@@ -137,21 +167,54 @@ def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Prof
     )
 
 
-def roofline_s(gpu: Gpu, cost: KeyCost, batch: int) -> float:
-    """How long a batch keeps the arithmetic or the memory busy, whichever is longer."""
+@dataclass(frozen=True, slots=True)
+class ForwardTimes:
+    """One forward pass as the model sees it, in seconds; the module's docstring has the equations.
+
+    Attributes:
+        launch_s: the host's, to launch its kernels.
+        work_s: if every multiprocessor worked all the time.
+        busy_s: with those that have a tile.
+    """
+
+    launch_s: float
+    work_s: float
+    busy_s: float
+
+    @property
+    def latency_s(self) -> float:
+        """Launching and computing overlap but for a bend where they take equally long."""
+        longest = max(self.launch_s, self.busy_s)
+        ratio = min(self.launch_s, self.busy_s) / longest
+        return float(longest * (1.0 + ratio**SHARPNESS) ** (1.0 / SHARPNESS))
+
+
+def forward_times(gpu: Gpu, cost: KeyCost, outputs: float, batch: int) -> ForwardTimes:
+    """Of a batch, where a kernel computes so many `outputs` of one image."""
     compute_s = 2 * cost.macs * batch / (COMPUTE_SHARE * gpu.peak_flop_s)
-    return max(compute_s, cost.batch_bytes(batch) / (MEMORY_SHARE * gpu.bandwidth_bytes_s))
+    memory_s = cost.batch_bytes(batch) / (MEMORY_SHARE * gpu.bandwidth_bytes_s)
+    fill = min(1.0, batch * outputs / TILE_OUTPUTS / gpu.multiprocessors)
+    return ForwardTimes(cost.kernels * LAUNCH_S, max(compute_s, memory_s), max(compute_s / fill, memory_s))
 
 
-def _curve(gpu: Gpu, key: Key, cost: KeyCost, batch_limit: int, context_idle_w: float) -> LatencyCurve:
+def rounded(value: float) -> float:
+    """To `DIGITS` significant digits, which keeps the order of any two numbers."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _curve(gpu: Gpu, key: Key, costs: ModelCosts, batch_limit: int) -> LatencyCurve:
     segment, width, previous_width = key
+    cost, outputs = costs.keys[key], _outputs(costs, segment, width)
     batches = full_grid(batch_limit)
-    work_s = [roofline_s(gpu, cost, batch) for batch in batches]
-    launch_s = cost.kernels * LAUNCH_S
-    latency_s = tuple(max(launch_s, work) for work in work_s)
-    each = list(zip(batches, work_s, latency_s, strict=True))
-    range_w = gpu.tdp_w - context_idle_w
+    passes = [forward_times(gpu, cost, outputs, batch) for batch in batches]
+    kernels_s = cost.kernels * SHORTEST_KERNEL_S
+    latency_s = tuple(rounded(each.latency_s) for each in passes)
+    range_w = gpu.tdp_w - gpu.context_idle_w
     moved_s = [cost.batch_bytes(batch) / gpu.bandwidth_bytes_s for batch in batches]
+
+    def shares(spent_s: Iterable[float]) -> tuple[float, ...]:
+        return tuple(rounded(min(1.0, spent / total)) for spent, total in zip(spent_s, latency_s, strict=True))
+
     return LatencyCurve(
         segment=segment,
         width=width,
@@ -159,12 +222,18 @@ def _curve(gpu: Gpu, key: Key, cost: KeyCost, batch_limit: int, context_idle_w: 
         batches=batches,
         mean_s=latency_s,
         p50_s=latency_s,
-        utilization=tuple(min(1.0, (cost.kernels * SHORTEST_KERNEL_S + work) / total) for _, work, total in each),
-        sm_utilization=tuple(min(1.0, work / total) for _, work, total in each),
-        energy_j_per_image=tuple(range_w * work / batch for batch, work, _ in each),
-        host_share=tuple(min(1.0, launch_s / total) for total in latency_s),
-        bandwidth_share=tuple(min(1.0, moved / total) for moved, total in zip(moved_s, latency_s, strict=True)),
+        utilization=shares(kernels_s + each.busy_s for each in passes),
+        sm_utilization=shares(each.work_s for each in passes),
+        energy_j_per_image=tuple(rounded(range_w * p.work_s / b) for b, p in zip(batches, passes, strict=True)),
+        host_share=shares(each.launch_s for each in passes),
+        bandwidth_share=shares(moved_s),
     )
+
+
+def _outputs(costs: ModelCosts, segment: int, width: float) -> float:
+    """Elements that a kernel of this width reads or writes, on average, beside the narrowest input."""
+    narrowest = min(key for key in costs.keys if key[:2] == (segment, width))
+    return costs.keys[narrowest].moved_bytes / ELEMENT_BYTES / costs.keys[narrowest].kernels
 
 
 def _instances(costs: ModelCosts, batch_limit: int) -> tuple[InstanceCost, ...]:
@@ -173,8 +242,8 @@ def _instances(costs: ModelCosts, batch_limit: int) -> tuple[InstanceCost, ...]:
             segment=segment,
             width=width,
             vram_bytes=weights + _workspace_bytes(costs, segment, width, batch_limit),
-            load_s=FIRST_LOAD_S + weights / DISK_BYTES_S,
-            reload_s=RELOAD_S + weights / HOST_BYTES_S,
+            load_s=rounded(FIRST_LOAD_S + weights / DISK_BYTES_S),
+            reload_s=rounded(RELOAD_S + weights / HOST_BYTES_S),
             unload_s=UNLOAD_S,
         )
         for (segment, width), weights in sorted(costs.instance_bytes.items())

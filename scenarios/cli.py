@@ -173,15 +173,18 @@ def _picture(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile_show(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help="a profile's file (YAML)")
+    text = "a profile's file (YAML), or a shipped one by name, such as rtx-2080-ti"
+    parser.add_argument("profile", type=Path, metavar="PROFILE", help=text)
     parser.add_argument("--plot", type=_path, metavar="FILE.html", help="write its curves and Figures 1-3 there")
+    parser.add_argument("--figures", type=_path, metavar="DIR", help="write the same there, as PNG files")
 
 
 def _profile_synth(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("gpu", metavar="GPU", help="such as rtx-2080-ti")
+    parser.add_argument("gpu", nargs="?", metavar="GPU", help="such as rtx-2080-ti")
+    parser.add_argument("--all", action="store_true", help="one of every GPU that is known, into the folder --out")
     _network(parser, "slimresnet18")
     parser.add_argument("--batch-limit", type=_positive, default=128, metavar="N", help="largest batch (128)")
-    parser.add_argument("--out", type=_path, metavar="FILE", help="where to write it; standard output by default")
+    parser.add_argument("--out", type=_path, metavar="PATH", help="where to write; standard output by default")
 
 
 # --------------------------------------------------------------------------------------------------------- the commands

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_scenario, read_profile
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_scenario
 from scenarios.materials import ACCURACY_FILE, read_accuracy
 from scenarios.spec import Scenario, unique
 from scenarios.store import LOG_FILE, RunFolder, json_text, read_cores, read_log, write_json, write_run, write_text
@@ -229,56 +229,24 @@ def _chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
 
 
 def profile_show(arguments: Namespace) -> int:
-    """A profile's figures; `from_yaml` has checked it."""
-    output = Output(arguments)
-    profile = read_profile(arguments.profile)
-    power, model = profile.power, profile.model
-    lines = [
-        f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}",
-        f"  model        {model.name} ({model.hash[:12]}), {model.segments} segments, widths {list(model.widths)}",
-        f"  batches      up to {profile.batch_limit}",
-        f"  power        idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W "
-        f"({power.provenance})",
-        f"  concurrency  alpha {profile.concurrency.alpha:.3f}, beta {profile.concurrency.beta:.3f}",
-        f"  dispatch     {profile.dispatch_s * 1e6:.0f} us",
-        *(f"  left out     {text}" for text in profile.omitted),
-    ]
-    rows = [
-        [error.figure, number(error.mean_abs_pct, 2), number(error.max_abs_pct, 2), str(error.points)]
-        for error in profile.errors
-    ]
-    errors = table(["held-out error", "mean %", "largest %", "points"], rows) if rows else "no error is promised"
-    if arguments.plot is not None:
-        from scenarios.report import profile_page
+    """A profile in words and figures."""
+    from scenarios.profiles import profile_show as show
 
-        write_text(_output_file("--plot", arguments.plot), profile_page(profile))
-        lines.append(f"  plotted      {arguments.plot}")
-    return output.result("\n".join([*lines, errors]), profile.model_dump(mode="json", by_alias=True))
+    return show(arguments)
 
 
 def profile_synth(arguments: Namespace) -> int:
-    """A profile from published figures."""
-    from calibrate.costs import costs_of
-    from calibrate.datasheet import synthesize
-    from hw.networks import Network
+    """A profile from published figures, or all of them."""
+    from scenarios.profiles import profile_synth as synth
 
-    output = Output(arguments)
-    network = Network(arguments.network, arguments.options, "--network", "")
-    costs = costs_of(network.build(), network.label, network.label)
-    profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
-    document = profile.model_dump(mode="json", by_alias=True)
-    if arguments.out is None:
-        return output.result(profile.to_yaml().rstrip(), document)
-    write_text(_output_file("--out", arguments.out), profile.to_yaml())
-    return output.result(f"profile: {arguments.out}", document)
+    return synth(arguments)
 
 
 def profile_schema(arguments: Namespace) -> int:
     """The form of profiles, as JSON Schema."""
-    from sim.profile import Profile
+    from scenarios.profiles import profile_schema as schema
 
-    schema = Profile.model_json_schema()
-    return Output(arguments).result(json_text(schema).rstrip(), schema)
+    return schema(arguments)
 
 
 # ---------------------------------------------------------------------------------------------------------- the network
@@ -424,7 +392,7 @@ def report(arguments: Namespace) -> int:
     if arguments.picture is not None:
         if arguments.picture.suffix not in (".png", ".svg"):
             raise InputError("--picture", "", f"{arguments.picture}: name a .png or .svg file")
-        save_picture(arguments.run, _output_file("--picture", arguments.picture))
+        save_picture(arguments.run, output_file("--picture", arguments.picture))
     return Output(arguments).result(f"report: {path}", {"report": str(path)})
 
 
@@ -478,7 +446,8 @@ def _unique(flag: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         raise InputError(flag, "", str(error)) from None
 
 
-def _output_file(flag: str, path: Path) -> Path:
+def output_file(flag: str, path: Path) -> Path:
+    """A file to write, named by a flag; raises `InputError` for a folder."""
     if path.is_dir():
         raise InputError(flag, "", f"{path}: this is a folder; name a file")
     return path

@@ -20,7 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from scenarios.curves import LatencyBand
 from sim.profile import LatencyCurve, Profile
+from sim.steady import SteadyPoint, knee
+from sim.tables import BatchKey
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31", "#444444", "#B22222")
 MARKERS = "osD^vPX*<>"
@@ -46,6 +49,7 @@ STYLE: Any = {  # matplotlib types its keys one by one
 }
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
+PNG_DPI = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,14 @@ def to_svg(figure: Figure) -> str:
     return re.sub(
         r'(<svg[^>]*?) width="[^"]*pt"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
     )
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a picture."""
+    with mpl.rc_context(STYLE):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=PNG_DPI, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def router_colors(routers: Sequence[str]) -> dict[str, str]:
@@ -261,62 +273,73 @@ def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
 # ---------------------------------------------------------------------------------------------- what a profile says
 
 
-def latency_curves(profile: Profile) -> Figure:
+def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> Figure:
     """Solo latency along the batch size, a panel a segment, a line a width (previous width the same)."""
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
-        panel.plot(
-            curve.batches, np.asarray(curve.p50_s) * 1000, "-o", color=color, markersize=2.5, label=f"{curve.width:g}"
-        )
-        if curve.p95_s:
-            panel.fill_between(
-                curve.batches, np.asarray(curve.p50_s) * 1000, np.asarray(curve.p95_s) * 1000, color=color, alpha=0.15
-            )
+        median_ms = np.asarray(curve.p50_s) * 1000
+        panel.plot(curve.batches, median_ms, "-o", color=color, markersize=2.5, label=f"{curve.width:g}")
+        band = bands.get(_key(curve))
+        if band is None:
+            return
+        low_ms, high_ms = np.asarray(band.low_s) * 1000, np.asarray(band.high_s) * 1000
+        panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=0.18, linewidth=0)
+        for sign in (-1, 1) if band.error_share else ():
+            stated_ms = median_ms * (1 + sign * (band.error_share or 0.0))
+            panel.plot(curve.batches, stated_ms, "--", color=color, linewidth=0.7)
 
-    return _panels(profile, draw, "batch size", "latency, ms", log="xy")
+    return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy")
 
 
 def utilization_by_batch(profile: Profile) -> Figure:
-    """Figure 1 of the paper: utilization against batch size."""
+    """Figure 1 of the paper: utilization against batch size; dotted, the share of the SMs where it is known."""
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         shares = 100 * np.asarray(curve.utilization)
         panel.plot(curve.batches, shares, "-o", color=color, markersize=2.5, label=f"{curve.width:g}")
+        if curve.sm_utilization:
+            panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)
+        panel.set_ylim(0, 104)
 
     return _panels(profile, draw, "batch size", "utilization, %", log="x")
 
 
-def energy_by_utilization(profile: Profile) -> Figure:
-    """Figure 2 of the paper: the energy of one batch against utilization."""
+def energy_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
+    """Figure 2 of the paper: the energy of one batch (mean power x latency) as load on the device grows."""
+    return _by_utilization(profile, under_load, lambda point: point.energy_j, "energy of a batch, J")
+
+
+def latency_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
+    """Figure 3 of the paper: mean latency of a batch as load on the device grows."""
+    return _by_utilization(profile, under_load, lambda point: 1000 * point.latency_s, "mean latency of a batch, ms")
+
+
+def _by_utilization(
+    profile: Profile,
+    under_load: Mapping[BatchKey, Sequence[SteadyPoint]],
+    value: Callable[[SteadyPoint], float],
+    ylabel: str,
+) -> Figure:
+    """A ring where the device is nearly idle, a dot at the knee of latency; shaded, where the paper saw the bend."""
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
-        energy_j = batch_energy_j(curve, profile)
-        panel.plot(
-            100 * np.asarray(curve.utilization), energy_j, "o", color=color, markersize=3, label=f"{curve.width:g}"
-        )
+        points = under_load[_key(curve)]
+        shares, values = [100 * point.utilization for point in points], [value(point) for point in points]
+        panel.plot(shares, values, "-", color=color, label=f"{curve.width:g}")
+        panel.plot(shares[0], values[0], "o", color=color, markersize=3.5, markerfacecolor="white")
+        bend = knee(points)
+        if bend is not None:
+            panel.plot(100 * bend.utilization, value(bend), "o", color=color, markersize=3.5)
 
-    return _panels(profile, draw, "utilization, %", "energy of a batch, J", log="y")
-
-
-def latency_by_utilization(profile: Profile) -> Figure:
-    """Figure 3 of the paper: mean latency against utilization."""
-
-    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
-        latency_ms = np.asarray(curve.mean_s) * 1000
-        panel.plot(
-            100 * np.asarray(curve.utilization), latency_ms, "o", color=color, markersize=3, label=f"{curve.width:g}"
-        )
-
-    return _panels(profile, draw, "utilization, %", "mean latency, ms", log="y")
+    figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y")
+    for panel in figure.axes:
+        panel.axvspan(90, 95, color="#999", alpha=0.15, linewidth=0)
+        panel.set(xlim=(0, 103), xticks=range(0, 101, 25))
+    return figure
 
 
-def batch_energy_j(curve: LatencyCurve, profile: Profile) -> list[float]:
-    """Power x latency of one batch alone: context idle power over its time, and its own joules, up to the cap."""
-    power = profile.power
-    return [
-        min(power.context_idle_w * mean_s + joules * batch, power.cap_w * mean_s)
-        for batch, mean_s, joules in zip(curve.batches, curve.mean_s, curve.energy_j_per_image, strict=True)
-    ]
+def _key(curve: LatencyCurve) -> BatchKey:
+    return curve.segment, curve.width, curve.previous_width
 
 
 def _panels(

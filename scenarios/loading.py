@@ -33,6 +33,7 @@ from sim.strict import StrictModel
 
 TRAINED_ROUTER = "ppo"  # in a scenario: the router that this run trains
 ROUTER_SUFFIX = ".safetensors"
+SHIPPED_PROFILES = Path(__file__).parent / "profiles"
 Section = TypeVar("Section", bound=StrictModel)
 
 
@@ -82,8 +83,34 @@ def load_scenario(path: Path | str) -> Scenario:
 
 
 def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
-    """A profile from its file; raises `InputError` for one that is missing, broken or of another version."""
+    """A profile from its file, or one that ships with the project by its name.
+
+    Raises:
+        InputError: it is missing, broken or of another version, or no such profile ships.
+    """
+    path = profile_file(path, source, key)
     return Profile.from_yaml(read_text(path, source, key), str(path))
+
+
+def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
+    """The file of a profile; a bare word that is no file is the name of a shipped one.
+
+    Raises:
+        InputError: a bare word that no shipped profile has.
+    """
+    path = Path(named)
+    if not is_shipped_name(str(path)) or path.exists():
+        return path
+    shipped = {file.stem: file for file in SHIPPED_PROFILES.glob("*.yaml")}
+    if path.name.lower() not in shipped:
+        problem = f"no such file, and no shipped profile has this name; {nearest(path.name.lower(), shipped)}"
+        raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
+    return shipped[path.name.lower()]
+
+
+def is_shipped_name(text: str) -> bool:
+    """Whether it is a bare word, without folder and ending: no file of the user's, but a profile's name."""
+    return Path(text).name == text and not Path(text).suffix
 
 
 def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
@@ -141,7 +168,13 @@ def _with_paths(scenario: Scenario, rename: Callable[[str], str]) -> Scenario:
         update = {key: rename(getattr(section, key)) for key in keys if getattr(section, key) is not None}
         return section.model_copy(update=update)
 
-    servers = tuple(given(server, "profile") for server in scenario.cluster.named_servers) or "auto"
+    servers = (
+        tuple(
+            server if is_shipped_name(server.profile or "") else given(server, "profile")
+            for server in scenario.cluster.named_servers
+        )
+        or "auto"
+    )
     is_trace = isinstance(scenario.workload, TraceWorkload)
     return scenario.model_copy(
         update={

@@ -14,7 +14,7 @@ from hw.accuracy import load_accuracy
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.compose import Accuracy, World, build_world, with_local_servers
-from scenarios.loading import load_scenario, read_profile
+from scenarios.loading import load_scenario, profile_file, read_profile
 from scenarios.spec import Scenario
 from sim.profile import Profile
 
@@ -94,7 +94,7 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
     for server in scenario.cluster.named_servers:
         if server.shares_device_with is not None:
             continue
-        path = Path(server.profile) if server.profile else profile_path(folder, server.name)
+        path = profile_file(server.profile) if server.profile else profile_path(folder, server.name)
         if not path.is_file():
             problem = (
                 f"{server.name!r} is not calibrated yet (no {path.name} in {path.parent}); `slimsched run` does it"

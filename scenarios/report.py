@@ -17,9 +17,12 @@ import yaml
 
 from hw.accuracy import MEASURED
 from policies.errors import InputError
+from policies.vocabulary import Provenance
 from scenarios import figures
 from scenarios.comparison import Comparison
+from scenarios.curves import latency_bands, loaded_batch, under_load
 from scenarios.fidelity import Row, Validation, middle_load
+from scenarios.profiles import ERROR_HEAD, PROMISES_NOTHING, RANGE_HEAD, error_rows, range_rows
 from scenarios.store import RunFolder, StoredRun, load_point, read_json, read_runs, write_text
 from scenarios.tables import (
     NONE,
@@ -37,6 +40,7 @@ from scenarios.tables import (
     verdict,
 )
 from sim.profile import Profile
+from sim.steady import AT_ONCE
 
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 MS = 1000
@@ -65,7 +69,7 @@ p { margin: .3rem 0 .6rem; max-width: 46rem; } .note { color: #555; font-size: .
 .badge { display: inline-block; font-size: .78rem; padding: .05rem .5rem; border-radius: .7rem; background: #eee;
   color: #333; margin-right: .3rem; }
 .measured { background: #d9efe2; } .polled { background: #dbe8f6; } .modelled { background: #fbedcf; }
-.datasheet { background: #f7dcd7; }
+.datasheet { background: #f7dcd7; } .warning { background: #fdeeea; padding: .3rem .6rem; font-size: .9rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; margin: .4rem 0; }
 th, td { padding: .28rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e6e6e6; }
 th { font-weight: 600; color: #444; border-bottom: 1.5px solid #999; vertical-align: bottom; white-space: normal; }
@@ -520,21 +524,43 @@ def _profiles(material: Material) -> Iterator[str]:
 def _profile(server: str, profile: Profile) -> Iterator[str]:
     word = str(profile.provenance)
     yield f'<h3>{escape(server)}: {escape(profile.device.name)} <span class="badge {word}">{word}</span></h3>'
+    if profile.provenance == Provenance.DATASHEET:
+        yield f'<p class="warning">{escape(PROMISES_NOTHING)}.</p>'
     if profile.errors:
-        rows = [
-            ([error.figure, number(error.mean_abs_pct, 1), number(error.max_abs_pct, 1), str(error.points)], False)
-            for error in profile.errors
-        ]
-        yield _table(["held-out error", "mean, %", "largest, %", "points"], rows)
-    else:
-        yield '<p class="note">Derived from a datasheet: it promises no accuracy.</p>'
+        yield _table(ERROR_HEAD, [(cells, False) for cells in error_rows(profile)])
+    if profile.ranges:
+        yield _table(RANGE_HEAD, [(cells, False) for cells in range_rows(profile)])
+    sources = f"latency {word}, power {profile.power.provenance}, concurrency {profile.concurrency.provenance}"
+    yield f'<p class="note">Where it comes from: {sources}; shares of the memory bandwidth modelled from shapes.</p>'
     if profile.omitted:
-        yield f'<p class="note">Left out by the budget: {escape("; ".join(profile.omitted))}.</p>'
+        yield f'<p class="note">Left out: {escape("; ".join(profile.omitted))}.</p>'
+    yield from _profile_figures(profile)
+
+
+def _profile_figures(profile: Profile) -> Iterator[str]:
+    bands, loaded = latency_bands(profile), under_load(profile)
+    stated = next(iter(bands.values())).error_share
+    dashes = "" if stated is None else f"; dashed, the stated error of {100 * stated:.1f} % around it"
+    stream = (
+        f"as a Poisson stream of batches of {loaded_batch(profile)} fills the device, up to {AT_ONCE} at once. "
+        "Dots: where latency bends most. Shaded: where the paper saw it"
+    )
+    drawn = {
+        f"Median latency of a batch alone, shaded from the 5th to the 95th percentile{dashes}.": figures.latency_curves(
+            profile, bands
+        ),
+        "The paper's Figure 1: utilization (any kernel running) against batch size; dotted, the share of the SMs.": (
+            figures.utilization_by_batch(profile)
+        ),
+        f"The paper's Figure 2: energy of a batch (mean power x latency) against utilization, {stream}.": (
+            figures.energy_by_utilization(profile, loaded)
+        ),
+        f"The paper's Figure 3: mean latency against utilization, {stream}.": figures.latency_by_utilization(
+            profile, loaded
+        ),
+    }
     yield '<div class="grid">'
-    yield _drawn(figures.latency_curves(profile), "Median latency of a batch alone; shaded up to the 95th percentile.")
-    yield _drawn(figures.utilization_by_batch(profile), "The paper's Figure 1: utilization against batch size.")
-    yield _drawn(figures.energy_by_utilization(profile), "The paper's Figure 2: a batch's energy against utilization.")
-    yield _drawn(figures.latency_by_utilization(profile), "The paper's Figure 3: mean latency against utilization.")
+    yield from (_drawn(figure, caption) for caption, figure in drawn.items())
     yield "</div>"
 
 

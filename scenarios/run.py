@@ -31,7 +31,7 @@ from scenarios.compare import compare_world, display_name, require_distinct_name
 from scenarios.comparison import Comparison
 from scenarios.compose import World
 from scenarios.fidelity import Validation, ValidationRun, validate_results
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_faults, read_profile, relative_paths
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_faults, profile_file, read_profile, relative_paths
 from scenarios.materials import (
     ACCURACY_FILE,
     MODEL_FILE,
@@ -213,7 +213,8 @@ class ScenarioRun:
                 continue
             target = profile_path(self.folder.path, server.name)
             if server.profile is not None:
-                write_text(target, Path(server.profile).read_text(encoding="utf-8"))  # the folder tells the whole run
+                given = profile_file(server.profile)
+                write_text(target, given.read_text(encoding="utf-8"))  # the folder tells the whole run
                 continue
             self._calibrate(server, target)
 
@@ -304,7 +305,7 @@ class ScenarioRun:
         profiles = sorted((folder / "profiles").glob("*.yaml"))
         given = self.scenario.model.accuracy
         accuracy = [Path(given)] if given else [folder / ACCURACY_FILE]
-        named_files = [Path(server.profile) for server in self.scenario.cluster.named_servers if server.profile]
+        named_files = [profile_file(server.profile) for server in self.scenario.cluster.named_servers if server.profile]
         named_files += [Path(n) for n in self._routers() if n.endswith(ROUTER_SUFFIX)]
         if isinstance(self.scenario.workload, TraceWorkload):
             named_files.append(Path(self.scenario.workload.file))

@@ -192,7 +192,9 @@ class ServerSection(StrictModel):
         description="unique in the cluster; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
     )
     device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
-    profile: str | None = Field(None, description="a profile's file; null: the local device is calibrated")
+    profile: str | None = Field(
+        None, description="a file, or a shipped profile's name; null: the local device is calibrated"
+    )
     link: Annotated[
         Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(_form)
     ] = Field(

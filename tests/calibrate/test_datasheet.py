@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+import dataclasses
+from itertools import pairwise, permutations, product
 
+import numpy as np
 import pytest
 
-from calibrate.costs import costs_of
-from calibrate.datasheet import GPUS, find_gpu, synthesize
+from calibrate.costs import KeyCost, costs_of
+from calibrate.datasheet import (
+    CONTEXT_SHARES,
+    GPUS,
+    TILE_OUTPUTS,
+    ForwardTimes,
+    Gpu,
+    find_gpu,
+    forward_times,
+    synthesize,
+)
 from hw.networks import Network
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from sim.profile import Profile
+from sim.profile import LatencyCurve, Profile
 
 COSTS = costs_of(Network("slimresnet18").build(), "slimresnet18", "0")
 PROFILES = {name: synthesize(name, COSTS, 128) for name in GPUS}
@@ -29,28 +40,82 @@ def test_slower_with_batch_width_and_previous_width(name: str) -> None:
 
 
 def test_a_faster_gpu_is_not_slower() -> None:
-    """More arithmetic and more bandwidth: no key takes longer."""
-    for first, second in product(GPUS, GPUS):
-        a, b = GPUS[first], GPUS[second]
-        if a.peak_flop_s <= b.peak_flop_s and a.bandwidth_bytes_s <= b.bandwidth_bytes_s:
+    """More arithmetic, in all and in each multiprocessor, and more bandwidth: no key takes longer."""
+
+    def published(gpu: Gpu) -> tuple[float, ...]:
+        return gpu.peak_flop_s, gpu.peak_flop_s / gpu.multiprocessors, gpu.bandwidth_bytes_s
+
+    compared = 0
+    for first, second in permutations(GPUS, 2):
+        if all(a <= b for a, b in zip(published(GPUS[first]), published(GPUS[second]), strict=True)):
+            compared += 1
             for slow, fast in zip(PROFILES[first].latency, PROFILES[second].latency, strict=True):
                 assert all(y <= x for x, y in zip(slow.mean_s, fast.mean_s, strict=True))
+    assert compared >= 8
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_power_stays_between_idle_and_tdp(name: str) -> None:
-    """Solo power rises with the batch and reaches the TDP where arithmetic or memory is saturated."""
+    """Solo power rises with the batch and comes to the TDP where arithmetic or memory is saturated."""
     profile = PROFILES[name]
     reached = 0.0
     for curve in profile.latency:
-        powers = [
-            profile.power.context_idle_w + k * b / latency
-            for k, b, latency in zip(curve.energy_j_per_image, curve.batches, curve.mean_s, strict=True)
-        ]
-        assert all(x <= y + 1e-9 for x, y in pairwise(powers))
-        assert powers[-1] <= profile.power.cap_w + 1e-9
+        powers = _powers_w(profile, curve)
+        assert all(x <= y * 1.0002 for x, y in pairwise(powers))  # five digits are kept
+        assert powers[-1] <= profile.power.cap_w * 1.0001
         reached = max(reached, powers[-1])
-    assert reached == pytest.approx(profile.power.cap_w, rel=1e-6)
+    assert reached > 0.99 * profile.power.cap_w
+
+
+def test_power_is_linear_in_images_a_second_below_three_quarters_of_the_peak() -> None:
+    """As published (within 7 %): the line from idle through the point nearest to half the peak rate fits the others.
+
+    But for single images: there reading the weights may take longer than the arithmetic.
+    """
+    profile = PROFILES["rtx-2080-ti"]
+    judged = 0
+    for curve in profile.latency:
+        rates = np.asarray(curve.batches) / np.asarray(curve.mean_s)
+        above_w = np.asarray(_powers_w(profile, curve)) - profile.power.context_idle_w
+        middle = int(np.argmin(abs(rates / rates.max() - 0.5)))
+        line_w = profile.power.context_idle_w + above_w[middle] / rates[middle] * rates
+        lower = (rates < 0.75 * rates.max()) & (np.asarray(curve.batches) > 1)
+        error = abs(line_w / (profile.power.context_idle_w + above_w) - 1)[lower]
+        judged += len(error)
+        assert error.max() < 0.07
+    assert judged > 50
+
+
+def test_the_trace_that_the_bend_was_taken_from() -> None:
+    """The Zeus trace of a Quadro RTX 6000 (260 W): 63 to 70 ms from batch 8 to 128, while power goes from 71 to 225 W.
+
+    Two equations, two unknowns: the power at rate 0 (ready) and the share of the time that the GPU works.
+    """
+    rates = 8 / 0.063, 128 / 0.070
+    w_per_rate = (225 - 71) / (rates[1] - rates[0])
+    ready_w = 71 - w_per_rate * rates[0]
+    assert ready_w - 15 == pytest.approx(CONTEXT_SHARES["GDDR"] * 260, rel=0.1)
+    busy_s = 0.070 * (225 - ready_w) / (260 - ready_w)
+    assert ForwardTimes(launch_s=0.063, work_s=busy_s, busy_s=busy_s).latency_s == pytest.approx(0.070, rel=0.01)
+
+
+def test_a_batch_that_leaves_multiprocessors_without_a_tile_is_no_faster_for_more_of_them() -> None:
+    """The same arithmetic spread over twice the multiprocessors: half as fast for one tile, equal for many."""
+    narrow = Gpu("narrow", 40, 1e13, 1e15, 1, 100.0, 10.0, (0.1, 0.1), "HBM")
+    wide = dataclasses.replace(narrow, multiprocessors=80)
+    cost = KeyCost(macs=10**9, weight_bytes=1, moved_bytes=1, kernels=1)
+    one, two = (forward_times(gpu, cost, TILE_OUTPUTS, 1) for gpu in (narrow, wide))
+    assert two.busy_s == pytest.approx(2 * one.busy_s)
+    assert two.work_s == one.work_s
+    assert forward_times(narrow, cost, TILE_OUTPUTS, 80).busy_s == forward_times(wide, cost, TILE_OUTPUTS, 80).busy_s
+
+
+def _powers_w(profile: Profile, curve: LatencyCurve) -> list[float]:
+    """Power of a solo loop, at each batch size."""
+    return [
+        profile.power.context_idle_w + k * b / latency
+        for k, b, latency in zip(curve.energy_j_per_image, curve.batches, curve.mean_s, strict=True)
+    ]
 
 
 def test_the_label_is_datasheet_and_it_survives_a_file() -> None:
@@ -65,6 +130,8 @@ def test_the_label_is_datasheet_and_it_survives_a_file() -> None:
 def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
     """The nearest known name is offered."""
     assert find_gpu("NVIDIA GeForce RTX 2080 Ti").name == "RTX 2080 Ti"
+    assert find_gpu("V100").name == "V100 SXM2"
+    assert find_gpu("h100-sxm").name == "H100 SXM"
     with pytest.raises(InputError, match="did you mean 'rtx-2080-ti'"):
         find_gpu("rtx 2080")
     with pytest.raises(InputError, match="at least 1, found 0"):

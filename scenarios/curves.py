@@ -1,0 +1,75 @@
+"""What a profile's figures are drawn from: its curves as the simulator replays them, and how far they may be wrong.
+
+It draws nothing and reads no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrate.fit import SOLO_ERROR
+from sim.profile import JITTER_QUANTILES, LatencyCurve, Profile
+from sim.steady import AT_ONCE, LOADS, SteadyPoint, shared_device, steady_points
+from sim.tables import BatchKey, compile_tables
+
+LOADED_BATCH = 16  # of the stream of batches that loads the device, or the profile's limit where that is lower
+SPREAD = (0.05, 0.95)
+SLICE_CENTRES = (np.arange(JITTER_QUANTILES) + 0.5) / JITTER_QUANTILES  # a row of jitter: the means of equal slices
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyBand:
+    """Around one curve's median: the spread of repeats in seconds along its batches, and the error that is stated."""
+
+    low_s: Sequence[float]
+    high_s: Sequence[float]
+    error_share: float | None
+
+
+def uniform_curves(profile: Profile) -> Iterator[LatencyCurve]:
+    """The curves that are shown: segment 1, and those whose previous width is their own."""
+    return (c for c in profile.latency if c.segment == 1 or c.width == c.previous_width)
+
+
+def loaded_batch(profile: Profile) -> int:
+    """How large the batches are that load the device in Figures 2 and 3."""
+    return min(LOADED_BATCH, profile.batch_limit)
+
+
+def under_load(
+    profile: Profile, loads: Sequence[float] = LOADS, at_once: int = AT_ONCE
+) -> Mapping[BatchKey, Sequence[SteadyPoint]]:
+    """The device's steady state along the load, for every curve that is shown."""
+    tables = compile_tables(profile, profile.batch_limit, jitter=False)
+    keys = [(curve.segment, curve.width, curve.previous_width) for curve in uniform_curves(profile)]
+    batch = loaded_batch(profile)
+    return {key: steady_points(shared_device(tables, key, batch, at_once), loads) for key in keys}
+
+
+def latency_bands(profile: Profile) -> Mapping[BatchKey, LatencyBand]:
+    """Around every curve that is shown."""
+    error_share = stated_solo_error(profile)
+    return {
+        (curve.segment, curve.width, curve.previous_width): LatencyBand(*_spread_s(curve), error_share)
+        for curve in uniform_curves(profile)
+    }
+
+
+def _spread_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[float]]:
+    """The 5th and the 95th percentile of repeats along the batches, from the jitter; the median where none was kept."""
+    if not curve.jitter:
+        return curve.p50_s, curve.p95_s or curve.p50_s
+    low, high = np.asarray([np.interp(SPREAD, SLICE_CENTRES, row) for row in curve.jitter]).T
+    return (low * curve.p50_s).tolist(), (high * curve.p50_s).tolist()
+
+
+def stated_solo_error(profile: Profile) -> float | None:
+    """The mean error that is stated of solo latency, as a share: the held-out one, or else the cross-validated one."""
+    for kind in ("held out", "cross-validated"):
+        found = [e.mean_abs_pct for e in profile.errors if e.figure.startswith(SOLO_ERROR) and e.kind == kind]
+        if found:
+            return max(found) / 100
+    return None

@@ -1,0 +1,163 @@
+"""What `slimsched profile` shows and makes: a profile in words and figures, and those of published GPUs.
+
+The profiles that ship with the project lie in `scenarios/profiles`, one a GPU of `calibrate.datasheet`'s table.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+from scenarios.commands import Output, output_file
+from scenarios.loading import read_profile
+from scenarios.store import json_text, write_text
+from scenarios.tables import number, table
+from sim.profile import Profile
+
+PROMISES_NOTHING = (
+    "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
+    "calibrate` measures a device"
+)
+
+
+def profile_show(arguments: Namespace) -> int:
+    """A profile in words, with its errors and where they hold; `from_yaml` has checked it."""
+    output = Output(arguments)
+    profile = read_profile(arguments.profile)
+    parts = [described(profile)]
+    if arguments.plot is not None:
+        from scenarios.report import profile_page
+
+        write_text(output_file("--plot", arguments.plot), profile_page(profile))
+        parts.append(f"plotted: {arguments.plot}")
+    if arguments.figures is not None:
+        parts += [f"figure: {path}" for path in write_figures(profile, _folder("--figures", arguments.figures))]
+    return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
+
+
+def profile_synth(arguments: Namespace) -> int:
+    """A profile from published figures, or one of every GPU."""
+    from calibrate.costs import costs_of
+    from calibrate.datasheet import GPUS, synthesize
+    from hw.networks import Network
+
+    output = Output(arguments)
+    if arguments.all == (arguments.gpu is not None):
+        raise InputError("profile synth", "", f"name a GPU or give --all; GPUs: {', '.join(GPUS)}")
+    if arguments.all and arguments.out is None:
+        raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
+    network = Network(arguments.network, arguments.options, "--network", "")
+    costs = costs_of(network.build(), network.label, network.label)
+    if arguments.all:
+        folder = _folder("--out", arguments.out)
+        paths = [folder / f"{key}.yaml" for key in GPUS]
+        for key, path in zip(GPUS, paths, strict=True):
+            write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
+        return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
+    profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
+    document = profile.model_dump(mode="json", by_alias=True)
+    if arguments.out is None:
+        return output.result(profile.to_yaml().rstrip(), document)
+    write_text(output_file("--out", arguments.out), profile.to_yaml())
+    return output.result(f"profile: {arguments.out}", document)
+
+
+def profile_schema(arguments: Namespace) -> int:
+    """The form of profiles, as JSON Schema."""
+    schema = Profile.model_json_schema()
+    return Output(arguments).result(json_text(schema).rstrip(), schema)
+
+
+def _folder(flag: str, path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise InputError(flag, "", f"{path}: this is a file; name a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------ in words
+
+
+def described(profile: Profile) -> str:
+    """All that a profile says of itself, but for its curves."""
+    lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}"]
+    lines += [f"  {name:<12} {text}" for name, text in _facts(profile)]
+    if profile.provenance == Provenance.DATASHEET:
+        lines.append(PROMISES_NOTHING)
+    if profile.errors:
+        lines += ["", table(ERROR_HEAD, error_rows(profile))]
+    if profile.ranges:
+        lines += ["", table(RANGE_HEAD, range_rows(profile))]
+    return "\n".join(lines)
+
+
+ERROR_HEAD = ("error of", "kind", "median %", "mean %", "largest %", "points")
+RANGE_HEAD = ("holds for", "quantity", "from", "to")
+
+
+def error_rows(profile: Profile) -> list[list[str]]:
+    """Under `ERROR_HEAD`."""
+    return [
+        [
+            error.figure,
+            error.kind,
+            *(number(percent, 2) for percent in (error.median_abs_pct, error.mean_abs_pct, error.max_abs_pct)),
+            str(error.points),
+        ]
+        for error in profile.errors
+    ]
+
+
+def range_rows(profile: Profile) -> list[list[str]]:
+    """Under `RANGE_HEAD`: beyond it a figure is extrapolated."""
+    return [[found.figure, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
+
+
+def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
+    power, model, sensor, sharing = profile.power, profile.model, profile.sensor, profile.concurrency
+    yield "model", f"{model.name} ({model.hash[:12]}), {model.segments} segments, widths {list(model.widths)}"
+    yield "stack", ", ".join(f"{key} {value}" for key, value in profile.device.stamps.items()) or "not stamped"
+    yield "execution", ", ".join(f"{key} {value}" for key, value in profile.execution.items()) or "not said"
+    yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.provenance})"
+    watts = f"idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W"
+    yield "power", f"{watts} ({power.provenance})"
+    across = "" if sharing.across_beta is None else f", across processes {sharing.across_beta:.3f}"
+    yield "concurrency", f"alpha {sharing.alpha:.3f}, beta {sharing.beta:.3f}{across} ({sharing.provenance})"
+    held_bytes = sum(cost.vram_bytes for cost in profile.memory.instances) + profile.memory.context_bytes
+    yield "memory", f"{profile.device.vram_bytes / 1e9:.1f} GB; context and every instance {held_bytes / 1e9:.2f} GB"
+    yield "dispatch", f"{profile.dispatch_s * 1e6:.0f} us" + _decision(profile)
+    windows = f"power over {sensor.power_window_s:g} s, utilization over {sensor.utilization_window_s:g} s"
+    yield "sensor", f"every {sensor.period_s:g} s: {windows}, {sensor.lag_s:g} s late"
+    if profile.link is not None:
+        yield "link", f"{profile.link.latency_s * 1e6:.0f} us, {profile.link.bandwidth_bytes_s / 1e9:.2f} GB/s"
+    yield from (("left out", text) for text in profile.omitted)
+
+
+def _decision(profile: Profile) -> str:
+    return "" if profile.decision_s is None else f", a routing decision {profile.decision_s * 1e6:.0f} us"
+
+
+# ---------------------------------------------------------------------------------------------------------- in figures
+
+
+def write_figures(profile: Profile, folder: Path) -> list[Path]:
+    """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
+    from hw.files import atomic_path
+    from scenarios import figures
+    from scenarios.curves import latency_bands, under_load
+
+    loaded = under_load(profile)
+    drawn = {
+        "latency": figures.latency_curves(profile, latency_bands(profile)),
+        "figure1": figures.utilization_by_batch(profile),
+        "figure2": figures.energy_by_utilization(profile, loaded),
+        "figure3": figures.latency_by_utilization(profile, loaded),
+    }
+    paths = [folder / f"{name}.png" for name in drawn]
+    for path, figure in zip(paths, drawn.values(), strict=True):
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(figures.to_png(figure))
+    return paths

@@ -1,0 +1,193 @@
+"""Profiles that ship, what `profile show` says of one, and its figures."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibrate.costs import costs_of
+from calibrate.datasheet import GPUS, synthesize
+from hw.networks import Network
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+from scenarios import figures, loading
+from scenarios.cli import main
+from scenarios.curves import latency_bands, stated_solo_error, under_load
+from scenarios.loading import load_scenario, profile_file, read_profile, relative_paths
+from scenarios.profiles import described
+from scenarios.report import profile_page
+from sim.profile import Profile, Range, StatedError
+from sim.steady import knee
+from tests import worlds
+from tests.scenarios.files import write_scenario
+
+ROOT = Path(__file__).parents[2]
+PNG = b"\x89PNG\r\n\x1a\n"
+SHIPPED_SCENARIO = f"""
+schema: slimsched.scenario/1
+name: shipped
+model: {{accuracy: {ROOT / "scenarios" / "models" / "slimresnet18-paper.accuracy.json"}}}
+cluster:
+  greedy: {{batch_limit: 16}}
+  servers:
+  - {{name: new, profile: rtx-2080-ti, link: 10gbe}}
+  - {{name: old, profile: gtx-980-ti, link: 10gbe}}
+workload: {{kind: poisson, rate_img_s: 200}}
+duration_s: 1
+warmup_s: 0.1
+"""
+
+
+def measured(**changes: Any) -> Profile:
+    """A toy profile that states an error and where it holds, with jitter from 1 - 0.16 to 1 + 0.16."""
+    error = StatedError(
+        figure="solo latency", kind="held out", median_abs_pct=1.5, mean_abs_pct=2.0, max_abs_pct=7.25, points=40
+    )
+    found = Range(figure="solo latency", quantity="batch size", low=1, high=32)
+    profile = worlds.profile(segments=2, widths=(0.5, 1.0), jitter=(1 + 0.16 * np.linspace(-1, 1, 33)).tolist())
+    update = {"provenance": Provenance.MEASURED, "errors": (error,), "ranges": (found,), "omitted": ("3 sets",)}
+    return profile.model_copy(update={**update, **changes})
+
+
+# ------------------------------------------------------------------------------------------------------------- shipped
+
+
+def test_shipped_profiles_are_what_the_model_makes() -> None:
+    """Each is small, and what `make profiles` writes today; there is one of every GPU, and no other."""
+    network = Network("slimresnet18", {}, "", "")
+    costs = costs_of(network.build(), network.label, network.label)
+    files = {path.stem: path for path in loading.SHIPPED_PROFILES.iterdir()}
+    assert files.keys() == GPUS.keys()
+    for key, path in files.items():
+        assert path.read_text(encoding="utf-8") == synthesize(key, costs, 128).to_yaml(), f"{path}: run `make profiles`"
+        assert path.stat().st_size < 60_000
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert loading.SHIPPED_PROFILES.parent.name in packages["packages"]  # a wheel takes all files of a package
+
+
+def test_the_whole_table_is_written_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`profile synth --all` writes a file a GPU; without a folder, or with a GPU as well, it says what is wrong."""
+    flags = ["--network", "slimresnet-tiny", "--batch-limit", "4"]
+    assert main(["profile", "synth", "--all", *flags, "--out", str(tmp_path / "new")]) == 0
+    assert {path.stem for path in (tmp_path / "new").iterdir()} == GPUS.keys()
+    assert main(["profile", "synth", "--all", *flags]) == 2
+    assert "--out" in capsys.readouterr().err
+    for wrong in (["--all", "t4"], []):
+        assert main(["profile", "synth", *wrong]) == 2
+        assert "rtx-2080-ti" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["profile", "synth", "--all", *flags, "--out", str(tmp_path / "file")]) == 2
+    assert "this is a file" in capsys.readouterr().err
+
+
+def test_a_scenario_names_shipped_profiles(tmp_path: Path) -> None:
+    """By a bare word, which stays one in a run folder's copy; a path is taken from the scenario's folder as before."""
+    path = tmp_path / "shipped.yaml"
+    path.write_text(SHIPPED_SCENARIO)
+    scenario = load_scenario(path)
+    copied = relative_paths(scenario, tmp_path / "run")
+    assert [server.profile for server in copied.cluster.named_servers] == ["rtx-2080-ti", "gtx-980-ti"]
+    assert main(["simulate", str(path), "--out", str(tmp_path / "run"), "--json", str(tmp_path / "result.json")]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["provenance"] == "datasheet"
+    assert result["images"]["completed"] > 0
+    toy = load_scenario(write_scenario(tmp_path, "fast.yaml", "./fast.yaml"))
+    assert toy.cluster.named_servers[0].profile == str(tmp_path / "fast.yaml")
+
+
+def test_unknown_names_give_the_nearest(tmp_path: Path) -> None:
+    """In a scenario with its key, on the command line with what was given."""
+    path = tmp_path / "shipped.yaml"
+    path.write_text(SHIPPED_SCENARIO.replace("gtx-980-ti", "gtx-980"))
+    with pytest.raises(InputError, match=r"cluster.servers.1.profile: gtx-980: .*did you mean 'gtx-980-ti'"):
+        load_scenario(path)
+    with pytest.raises(InputError, match=r"rtx-2080: .*did you mean 'rtx-2080-ti'"):
+        read_profile(Path("rtx-2080"))
+    assert profile_file("RTX-2080-Ti").name == "rtx-2080-ti.yaml"
+
+
+# ------------------------------------------------------------------------------------------------------------ in words
+
+
+def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
+    """Kind, median, mean, largest and points of every error; ranges; what was left out; where each part is from."""
+    words = described(measured())
+    error = next(line for line in words.splitlines() if "held out" in line)
+    assert error.split() == ["solo", "latency", "held", "out", "1.50", "2.00", "7.25", "40"]
+    held = next(line for line in words.splitlines() if "batch size" in line)
+    assert held.split() == ["solo", "latency", "batch", "size", "1", "32"]
+    assert "left out     3 sets" in words
+    assert "(measured)" in words
+    assert "(datasheet)" in words  # the toy's power and concurrency
+    assert "DATASHEET" not in words
+    page = profile_page(measured())
+    assert all(f"<td>{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
+    assert "dashed, the stated error of 2.0 %" in page
+
+
+def test_a_datasheet_profile_promises_nothing_and_says_so() -> None:
+    """In words and on the page."""
+    profile = worlds.profile(segments=1, widths=(1.0,))
+    assert "DERIVED FROM A DATASHEET" in described(profile)
+    assert "DERIVED FROM A DATASHEET" in profile_page(profile)
+
+
+# ---------------------------------------------------------------------------------------------------------- in figures
+
+
+def test_bands_hold_nine_tenths_of_the_repeats_and_the_stated_error() -> None:
+    """Evenly spread repeats: the 5th and the 95th percentile are 0.9 of the way out."""
+    profile = measured()
+    (key, band), *_ = latency_bands(profile).items()
+    curve = next(c for c in profile.latency if (c.segment, c.width, c.previous_width) == key)
+    assert np.asarray(band.low_s) / curve.p50_s == pytest.approx(1 - 0.16 * 0.9, abs=0.006)
+    assert np.asarray(band.high_s) / curve.p50_s == pytest.approx(1 + 0.16 * 0.9, abs=0.006)
+    assert band.error_share == pytest.approx(0.02)
+    without = latency_bands(worlds.profile(segments=2, widths=(0.5, 1.0)))[key]
+    assert tuple(without.low_s) == tuple(without.high_s) == curve.p50_s
+    assert without.error_share is None
+
+
+def test_the_held_out_error_is_the_one_that_is_drawn() -> None:
+    """A cross-validated one takes its place where there is no other; other figures' errors never do."""
+    (held_out,) = measured().errors
+    crossed = held_out.model_copy(update={"kind": "cross-validated", "mean_abs_pct": 5.0})
+    other = held_out.model_copy(update={"figure": "energy per image", "mean_abs_pct": 9.0})
+    assert stated_solo_error(measured(errors=(other, crossed, held_out))) == pytest.approx(0.02)
+    assert stated_solo_error(measured(errors=(other, crossed))) == pytest.approx(0.05)
+    assert stated_solo_error(measured(errors=(other,))) is None
+
+
+def test_the_knee_of_figure_3_comes_out_of_the_device_model() -> None:
+    """On the paper's GPU every width bends late and sharply; on a device that never saturates nothing bends."""
+    profile = read_profile(Path("rtx-2080-ti"))
+    for points in under_load(profile).values():
+        bend = knee(points)
+        assert bend is not None
+        assert 0.83 < bend.utilization < 0.95
+        assert points[-1].latency_s > 4 * bend.latency_s
+    free = profile.concurrency.model_copy(update={"alpha": 0.0, "beta": 0.0})
+    power = profile.power.model_copy(update={"throttle": 0.0})
+    unbounded = profile.model_copy(update={"concurrency": free, "power": power})
+    low_loads = under_load(unbounded, loads=(0.01, 0.1, 0.3, 0.5), at_once=200)
+    assert all(knee(points) is None for points in low_loads.values())
+
+
+def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--figures DIR` writes the latency curves and Figures 1-3; the same profile gives the same pictures."""
+    (tmp_path / "toy.yaml").write_text(measured().to_yaml())
+    show = ["profile", "show", str(tmp_path / "toy.yaml"), "--figures"]
+    assert main([*show, str(tmp_path / "a")]) == 0
+    assert "figure3.png" in capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"latency.png", "figure1.png", "figure2.png", "figure3.png"}
+    assert all((tmp_path / "a" / name).read_bytes().startswith(PNG) for name in names)
+    again = figures.to_png(figures.utilization_by_batch(measured()))
+    assert (tmp_path / "a" / "figure1.png").read_bytes() == again
+    assert main([*show, str(tmp_path / "toy.yaml")]) == 2
+    assert "name a folder" in capsys.readouterr().err
