@@ -17,9 +17,10 @@ import torch
 from calibrate.datasheet import find_gpu
 from calibrate.meter import RISE_S, Meter
 from hw.device import DeviceSpec
-from hw.telemetry import NvmlSensor, board_facts, cpu_name, cpu_sensor, device_label, load_nvml, nvml_handle
+from hw.telemetry import NvmlSensor, board_facts, cpu_name, cpu_sensor, device_label, nvml_handle
 from hw.telemetry import Sensor as HardwareSensor
-from hw.telemetry.nvml import UTILIZATION_WINDOW_S
+from hw.telemetry.library import RefusedError
+from hw.telemetry.nvml import UTILIZATION_WINDOW_S, open_library
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo, Power, Sensor
@@ -82,9 +83,11 @@ def open_sensor(spec: DeviceSpec, pids: tuple[int, ...]) -> HardwareSensor:
 
 def open_nvml(spec: DeviceSpec) -> tuple[Any, Any]:
     """NVIDIA's library and a GPU's handle in it; raises `InputError` where there is none."""
-    nvml = load_nvml()
-    if nvml is None:
-        raise InputError("device", f"cuda:{spec.index}", "NVML cannot be loaded; install the NVIDIA driver's library")
+    try:
+        nvml = open_library()
+    except RefusedError as refused:
+        problem = f"NVIDIA's management library (NVML) cannot be used: {refused}"
+        raise InputError("device", f"cuda:{spec.index}", problem) from None
     return nvml, nvml_handle(nvml, spec.index)
 
 

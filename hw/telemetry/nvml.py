@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from hw.telemetry.gpm import METRICS, Gpm
-from hw.telemetry.library import Board, RefusedError
+from hw.telemetry.library import Board, RefusedError, refusal
 from hw.telemetry.port import Details, Reading, Support, in_words
 from policies.errors import InputError
 from policies.vocabulary import Provenance
@@ -61,15 +61,28 @@ def timing_of(architecture: str) -> Timing:
     return TIMINGS.get(architecture, _LATER)
 
 
-def load_nvml() -> Any | None:
-    """NVIDIA's management library, initialised; None where it or its driver is not there."""
+def open_library() -> Any:
+    """NVIDIA's management library, initialised.
+
+    Raises:
+        RefusedError: there is no library or no driver, or this user may not use it.
+    """
     try:
         import pynvml
-
+    except ImportError:
+        raise RefusedError("nvidia-ml-py is not installed; remedy: pip install nvidia-ml-py") from None
+    try:
         pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no permission: all mean that there is no NVML here
-        return None
+    except pynvml.NVMLError as error:
+        raise refusal(error.value, f"{error}; the NVIDIA driver and its library must be installed") from None
+    except Exception as error:  # of the dynamic linker, for instance
+        raise RefusedError(str(error)) from None
     return pynvml
+
+
+def load_nvml() -> Any | None:
+    """NVIDIA's management library, initialised; None where it or its driver is not there."""
+    return _answer(open_library)
 
 
 def nvml_handle(nvml: Any, index: int, visible: str | None = None) -> Any:

@@ -128,6 +128,7 @@ def test_a_full_disk_keeps_what_was_measured(tmp_path: Path) -> None:
     with files_of_at_most(whole_bytes - 20), pytest.raises(WorkError, match=r"cannot be written .*make room") as full:
         written(path)
     assert f"{kept} finished steps are kept in {path}: the same command goes on from there" in str(full.value)
+    assert str(full.value).count("finished steps") == 1
     assert path.read_bytes().endswith(b"\n")
     with Log(path, STAMP) as log:
         assert list(log.results.values()) == RESULTS[:kept]

@@ -93,8 +93,15 @@ def test_a_gpu_without_a_library_or_a_place_is_refused(board: FakeBoard, monkeyp
     with pytest.raises(InputError, match="cuda:3: NVML knows no such device"):
         probe(DeviceSpec(kind="cuda", index=3))
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(InputError, match="cuda:0: NVML cannot be loaded; install"):
+    with pytest.raises(InputError, match=r"cuda:0: NVIDIA's management library.*not installed; remedy: pip install"):
         probe(CUDA)
+    for code, words in (
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found; the NVIDIA driver"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "only administrators may read this here"),
+    ):
+        monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board, init_error=code)))
+        with pytest.raises(InputError, match=words):
+            probe(CUDA)
 
 
 def test_power_that_nothing_measures_is_given_or_published(board: FakeBoard) -> None:

@@ -126,10 +126,18 @@ class FakeNvml:
     Args:
         missing: functions that the driver's library lacks (NVMLError_FunctionNotFound).
         unnamed: names that an old Python binding lacks (AttributeError).
+        init_error: what the library says when it is opened.
     """
 
-    def __init__(self, *boards: FakeBoard, missing: tuple[str, ...] = (), unnamed: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *boards: FakeBoard,
+        missing: tuple[str, ...] = (),
+        unnamed: tuple[str, ...] = (),
+        init_error: int = pynvml.NVML_SUCCESS,
+    ) -> None:
         self.boards = boards
+        self._init_error = init_error
         self.missing, self.unnamed = missing, unnamed
         self._buffers: dict[int, tuple[float, float]] = {}  # GPM samples, by address
 
@@ -163,7 +171,8 @@ class FakeNvml:
         return board
 
     def nvmlInit(self) -> None:
-        pass
+        if self._init_error:
+            raise pynvml.NVMLError(self._init_error)
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return "999.10"

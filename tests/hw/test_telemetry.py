@@ -40,8 +40,8 @@ from tests.hw.fake_nvml import (
 )
 
 
-def sensor_of(board: FakeBoard, **lacking: tuple[str, ...]) -> NvmlSensor:
-    return NvmlSensor(FakeNvml(board, **lacking), Handle(board), board.now_ns)
+def sensor_of(board: FakeBoard, missing: tuple[str, ...] = (), unnamed: tuple[str, ...] = ()) -> NvmlSensor:
+    return NvmlSensor(FakeNvml(board, missing=missing, unnamed=unnamed), Handle(board), board.now_ns)
 
 
 def test_units_and_provenance() -> None:
