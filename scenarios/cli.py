@@ -155,6 +155,18 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=_path, default=Path("profiles"), metavar="DIR", help="for the profiles (profiles)"
     )
+    parser.add_argument("--allow-busy", action="store_true", help="measure although other programs use the device")
+
+
+def _profile_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profile", type=Path, metavar="PROFILE", help="a measured profile's file (YAML)")
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the network that it is of")
+    _network(parser, None)
+    parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; by default what the profile was measured on")
+    parser.add_argument("--points", type=_positive, default=24, metavar="N", help="batches measured alone (24)")
+    text = "for the open-loop runs together; 20s by default, 0 for none"
+    parser.add_argument("--seconds", type=_duration_s, default=20.0, metavar="TIME", help=text)
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the points, sets and arrivals")
 
 
 def _bound(parser: argparse.ArgumentParser) -> None:
@@ -195,6 +207,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "calibrate": ("measure the local devices for a model; writes profiles", (_calibrate,)),
     "profile show": ("print, check and plot a profile", (_profile_show,)),
     "profile synth": ("a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
+    "profile check": ("does a profile still hold? fresh points against it", (_profile_check,)),
     "profile schema": ("print the JSON Schema of profiles", ()),
     "model train": ("train the scenario's network, and fill its accuracy table", (_scenario,)),
     "model evaluate": ("fill the accuracy table of the scenario's network", (_scenario,)),
@@ -210,7 +223,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "report": ("write a run folder's report.html again", (_run_folder, _picture)),
 }
 _GROUPS = {
-    "profile": "show profiles, synthesize them, print their schema",
+    "profile": "show profiles, check them, synthesize them, print their schema",
     "model": "train, evaluate, check or time a slimmable network",
 }
 

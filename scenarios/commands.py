@@ -186,33 +186,37 @@ def devices(arguments: Namespace) -> int:
 
 def calibrate(arguments: Namespace) -> int:
     """Measure local devices; each gets a profile."""
+    from calibrate import model_costs
     from hw.networks import ModelFile, Network
     from scenarios.run import calibrate_device
 
     output = Output(arguments)
     named = arguments.network
     network = Network(named, arguments.options, "--network", "") if named is not None else None
-    written = []
-    for name, device in _chosen_devices(arguments.device):
-        file_name = name.replace(":", "")
+    file = ModelFile(arguments.model, network)
+    chosen = [(name.replace(":", ""), device) for name, device in chosen_devices(arguments.device)]
+    model_costs(file)  # what is no model, or an --out that can't be written, shows before anything is measured
+    written = [output_file("--out", writable_folder("--out", arguments.out) / f"{name}.yaml") for name, _ in chosen]
+    for (name, device), path in zip(chosen, written, strict=True):
         profile = calibrate_device(
-            ModelFile(arguments.model, network),
+            file,
             device,
             peer=device,
             budget_s=arguments.budget,
             batch_limit=arguments.batch_limit,
-            log_path=arguments.out / f"{file_name}.jsonl",
+            log_path=arguments.out / f"{name}.jsonl",
             seed=arguments.seed,
-            name=file_name,
+            name=name,
             quiet=output.quiet,
+            say=output.remark,
+            allow_busy=arguments.allow_busy,
         )
-        written.append(arguments.out / f"{file_name}.yaml")
-        write_text(written[-1], profile.to_yaml())
+        write_text(path, profile.to_yaml())
     lines = "\n".join(f"profile: {path}" for path in written)
     return output.result(lines, {"profiles": [str(path) for path in written]})
 
 
-def _chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
+def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
     """Local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
     from hw.device import DeviceSpec, local_devices
 
@@ -240,6 +244,13 @@ def profile_synth(arguments: Namespace) -> int:
     from scenarios.profiles import profile_synth as synth
 
     return synth(arguments)
+
+
+def profile_check(arguments: Namespace) -> int:
+    """Whether a profile still holds; exit code 1 where it does not."""
+    from scenarios.checking import profile_check as check
+
+    return check(arguments)
 
 
 def profile_schema(arguments: Namespace) -> int:
@@ -328,7 +339,7 @@ def model_bench(arguments: Namespace) -> int:
     output = Output(arguments)
     network = Network(arguments.network, arguments.options, "NETWORK", "")
     batches = _unique("--batch", tuple(arguments.batch or BATCHES))
-    name, device = _chosen_devices(arguments.device)[0]
+    name, device = chosen_devices(arguments.device)[0]
     if network.is_own:
         require_conformance(network)
     with Progress(f"time {network.label} on {name}", unit="round", quiet=output.quiet) as progress:
@@ -450,6 +461,19 @@ def output_file(flag: str, path: Path) -> Path:
     """A file to write, named by a flag; raises `InputError` for a folder."""
     if path.is_dir():
         raise InputError(flag, "", f"{path}: this is a folder; name a file")
+    return path
+
+
+def writable_folder(flag: str, path: Path) -> Path:
+    """A folder to write into, made where there is none; raises `InputError` where that can't be."""
+    import tempfile
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputError(flag, "", f"{path}: can't be written to ({error.strerror}); name another folder") from None
     return path
 
 

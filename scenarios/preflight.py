@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from calibrate.stamps import differences, stamps_here, stamps_of
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.telemetry import usable_cores
@@ -19,8 +20,9 @@ from scenarios.campaign import require_plan
 from scenarios.compare import require_distinct_names
 from scenarios.compose import World
 from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER
-from scenarios.spec import GB, Scenario, ServerSection
+from scenarios.spec import GB, DeviceSection, Scenario, ServerSection
 from scenarios.validate import device_of, gpu_bytes
+from sim.profile import Profile
 
 MACHINE = "this machine"
 PROCESS_BYTES = 400_000_000  # a worker's own: Python, torch and its libraries (420 MB of private pages were measured)
@@ -36,11 +38,15 @@ def require_devices(scenario: Scenario) -> None:
     for index, server in enumerate(scenario.cluster.named_servers):
         if server.device is None:
             continue
-        key = f"cluster.servers.{index}.device"
-        if server.device.kind == "cuda":
-            _require_gpu(server.device.index, scenario.name, key)
-        else:
-            _require_cores(server.device.cores, scenario.name, key)
+        require_device(server.device, scenario.name, f"cluster.servers.{index}.device")
+
+
+def require_device(device: DeviceSection, source: str, key: str) -> None:
+    """A device must be in this machine; raises `InputError` where it is not, which says what is here."""
+    if device.kind == "cuda":
+        _require_gpu(device.index, source, key)
+    else:
+        _require_cores(device.cores, source, key)
 
 
 def _require_gpu(index: int, source: str, key: str) -> None:
@@ -113,6 +119,14 @@ def _require_model(world: World, model: ModelFile) -> None:
                 f"to run is {metadata['hash'][:12]}; calibrate again, or name the network that it was calibrated with"
             )
             raise InputError(world.scenario.name, "cluster.servers", problem)
+
+
+def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:
+    """A line for everything in which this machine's stack is not the one that a profile was measured on."""
+    if profile.provenance == Provenance.DATASHEET:
+        return ()  # it was measured on none
+    found = differences(stamps_of(profile), stamps_here(device))
+    return tuple(f"warning: profile {profile.name}: {difference}" for difference in found)
 
 
 def _require_memory(scenario: Scenario, caps: Mapping[str, int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from hw.training import TrainingKnobs, recipe, train
 from policies.chance import derived_seed
 from policies.errors import InputError, WorkError
 from policies.ppo.router import PPORouter
+from scenarios.announce import announcement, require_budget
 from scenarios.campaign import Finished, Plan
 from scenarios.compare import compare_world, display_name, require_distinct_names, run_simulation
 from scenarios.comparison import Comparison
@@ -44,7 +45,7 @@ from scenarios.materials import (
     network_of,
     profile_path,
 )
-from scenarios.preflight import require_devices, require_possible, require_ready, require_routers
+from scenarios.preflight import require_devices, require_possible, require_ready, require_routers, stamp_warnings
 from scenarios.progress import Progress
 from scenarios.report import build_report
 from scenarios.result import Result
@@ -91,6 +92,7 @@ class ScenarioRun:
         self.folder = RunFolder(path)
         self._say = say
         self._quiet = quiet
+        self._is_warned = False
 
     def carry_out(self) -> Outcome:
         """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
@@ -105,6 +107,7 @@ class ScenarioRun:
         require_routers(self.scenario, world.cluster.router.segments, world.cluster.router.widths)
         if self._can_validate():
             require_ready(world, self.model, self.scenario.validate_.routers, None)
+            self.warn_of_another_stack(world)
             self.measure_serving()
             world = make_world(self.scenario, self.folder.path)
         if self._needs_training():
@@ -242,6 +245,8 @@ class ScenarioRun:
                 seed=scenario.seed,
                 name=server.name,
                 quiet=self._quiet,
+                say=self._say,
+                budget_key=(scenario.name, "calibration.budget"),
             )
             write_text(target, profile.to_yaml())
             write_text(calibrated_path(self.folder.path, server.name), profile.to_yaml())
@@ -385,6 +390,15 @@ class ScenarioRun:
         has_devices = all(server.device is not None for server in owners)
         return self.scenario.model.is_runnable and has_devices
 
+    def warn_of_another_stack(self, world: World) -> None:
+        """A profile that was measured elsewhere may be good enough; the user should know before hardware is run."""
+        servers = self.scenario.cluster.named_servers
+        for server, profile in zip(servers, world.profiles, strict=True):
+            if server.shares_device_with is None and not self._is_warned:
+                for text in stamp_warnings(profile, device_of(server, servers)):
+                    self._say(text)
+        self._is_warned = True
+
     def validate(self, world: World) -> Validation:
         """The same arrivals in simulation and on real executors; goes on from the last finished run.
 
@@ -400,6 +414,7 @@ class ScenarioRun:
         plan = Plan.of(world, [display_name(router) for router in given.routers], given)
         require_devices(self.scenario)
         require_ready(world, self.model, given.routers, self.trained)
+        self.warn_of_another_stack(world)
         own = given.model_dump(mode="json")
         shape = (own, self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
         fingerprint = self._world_hash(shape, self.model.path, *self._router_file(given.routers))
@@ -509,12 +524,29 @@ def calibrate_device(
     seed: int,
     name: str,
     quiet: bool,
+    say: Say = lambda _: None,
+    budget_key: tuple[str, str] = ("--budget", ""),
+    allow_busy: bool = False,
 ) -> Any:
-    """Measure one device; its log lets an interrupted calibration go on."""
+    """Measure one device; its log lets an interrupted calibration go on.
+
+    Args:
+        say: told, before anything is measured, what will be done and what it costs.
+        budget_key: who gave the budget, for the message that it is too small.
+    """
+    from calibrate.plan import Plan as Steps
+    from calibrate.probe import device_name
     from calibrate.session import calibrate
 
+    progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
+
+    def announce(plan: Steps) -> None:
+        require_budget(plan, budget_s, log_path, *budget_key)
+        say(announcement(plan, name=name, device=device_name(device), budget_s=budget_s, log_path=log_path))
+        begun.enter_context(progress)
+
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with Progress(f"calibrate {name}", None, unit="point", quiet=quiet) as progress:
+    with ExitStack() as begun:
         return calibrate(
             model,
             device,
@@ -524,7 +556,9 @@ def calibrate_device(
             seed=derived_seed(seed, f"calibrate:{name}"),
             peer=peer,
             name=name,
-            on_progress=lambda state: progress.set(state.done, state.total),
+            allow_busy=allow_busy,
+            on_plan=announce,
+            on_progress=lambda state: progress.set(state.done, state.total, state.left_s),
         )
 
 

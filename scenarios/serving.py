@@ -31,6 +31,7 @@ from sim.profile import LatencyCurve, Profile
 from sim.tables import DeviceTables
 
 RUN_S, WARMUP_S = 6.0, 1.0
+SERVED_STAMP = "served_pass_s"  # by how much a served pass is longer than the calibrated one
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 
 
@@ -156,10 +157,25 @@ def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -
     if transfer_s is not None and profile.link is not None:
         update["link"] = profile.link.model_copy(update={"latency_s": transfer_s})
     slower_s = overheads.slower_s[server]
+    stamps = {**profile.device.stamps, SERVED_STAMP: repr(slower_s or 0.0)}
+    update["device"] = profile.device.model_copy(update={"stamps": stamps})
     if slower_s is not None:
         scales_energy = profile.power.provenance == Provenance.MODELLED  # from busy time: more of it is more energy
         update["latency"] = tuple(_slower(curve, slower_s, scales_energy) for curve in profile.latency)
     return profile.model_copy(update=update)
+
+
+def is_served(profile: Profile) -> bool:
+    """Whether what serving costs is in a profile."""
+    return SERVED_STAMP in profile.device.stamps
+
+
+def without_serving(profile: Profile) -> Profile:
+    """The profile with the passes that calibration measured; its other overheads stay."""
+    slower_s = float(profile.device.stamps.get(SERVED_STAMP, 0.0))
+    scales_energy = profile.power.provenance == Provenance.MODELLED
+    latency = tuple(_slower(curve, -slower_s, scales_energy) for curve in profile.latency)
+    return profile.model_copy(update={"latency": latency}) if slower_s else profile
 
 
 def _slower(curve: LatencyCurve, by_s: float, scales_energy: bool) -> LatencyCurve:

@@ -100,11 +100,14 @@ def test_errors_on_both_sides_drift_without_a_bias(profile: Profile) -> None:
 def test_a_burst_that_passes_is_no_drift(profile: Profile) -> None:
     """All of the first look is slow, the second is not: the device holds, and was looked at twice."""
 
-    class Burst(FakeBench):
-        def truth_s(self, point: Point) -> float:
-            return (1.5 if len(self.asked) < 80 else 1.0) * super().truth_s(point)
+    bench, begun = Drifting(times=1.5), []
 
-    found = by_name(Burst(), profile)[SOLO_ERROR]
+    def notice(done: int, _: int) -> None:
+        begun.extend([done] if done == 0 else [])
+        bench.times = 1.5 if len(begun) < 2 else 1.0
+
+    figures = check(bench, profile, np.random.default_rng(1), on_progress=notice)
+    (found,) = (figure for figure in figures if figure.figure == SOLO_ERROR)
     assert (found.verdict, found.looks) == ("holds", 2)
 
 

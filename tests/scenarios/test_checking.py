@@ -1,0 +1,242 @@
+"""`profile check`: open-loop runs are judged as points are; a served profile is checked as it was calibrated."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calibrate.check import CheckedFigure
+from calibrate.stamps import stamps_here
+from hw.device import DeviceSpec
+from hw.networks import ModelFile, save_model
+from hw.slimresnet import SlimResNet, SlimResNetConfig
+from hw.telemetry import usable_cores
+from policies.errors import InputError
+from scenarios.checking import (
+    MODELLED,
+    NO_SERVING,
+    SHARE,
+    check_document,
+    format_check,
+    open_loop_figures,
+    open_loop_world,
+    profile_device,
+)
+from scenarios.cli import main
+from scenarios.compare import run_simulation
+from scenarios.preflight import stamp_warnings
+from scenarios.result import Result
+from scenarios.serving import SERVED_STAMP, ServingOverheads, with_overheads, without_serving
+from sim.profile import Profile
+from tests import worlds
+from tests.scenarios.folders import simulated
+
+ERRORS = [
+    {
+        "figure": "solo latency",
+        "kind": "held out",
+        "median_abs_pct": 1.0,
+        "mean_abs_pct": 1.0,
+        "max_abs_pct": 2.0,
+        "points": 9,
+    }
+]
+
+
+def served_profile(power: str = "measured", **changes: Any) -> Profile:
+    """A measured profile of this machine's first core, with what serving costs."""
+    device = DeviceSpec(cores=usable_cores()[:1])
+    here = stamps_here(device)
+    return worlds.profile(
+        provenance="measured",
+        errors=ERRORS,
+        device={
+            "kind": "cpu",
+            "name": here["device"],
+            "vram_bytes": device.vram_bytes,
+            "stamps": {"torch": here["torch"], SERVED_STAMP: "0.0"},
+        },
+        execution=device.execution(),
+        power={"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 250.0, "provenance": power},
+        **changes,
+    )
+
+
+@cache
+def told() -> Result:
+    """What a simulated run says."""
+    return simulated("random", 0, rate=50)[0]
+
+
+def twins(*factors: float, energy: float = 1.0) -> list[tuple[Result, Result]]:
+    """Runs, each with a real twin whose latencies are so many times as long."""
+    pairs = []
+    for factor in factors:
+        real = copy.deepcopy(told())
+        real["latency_s"]["mean"] = factor * (real["latency_s"]["mean"] or 0.0)
+        real["latency_s"]["p99"] = factor * (real["latency_s"]["p99"] or 0.0)
+        real["energy_per_image_j"]["total"] = energy * (real["energy_per_image_j"]["total"] or 0.0)
+        pairs.append((told(), real))
+    return pairs
+
+
+def judged(profile: Profile, runs: list[tuple[Result, Result]]) -> dict[str, CheckedFigure]:
+    return {figure.figure: figure for figure in open_loop_figures(profile, runs)}
+
+
+def test_runs_that_agree_hold_and_runs_that_are_all_slower_drift() -> None:
+    """Five runs within noise; one that is far off; all of them 30 % slower; all of them hungrier."""
+    noisy = judged(served_profile(), twins(1.02, 0.97, 1.03, 1.0, 0.99))
+    assert {figure.verdict for figure in noisy.values()} == {"holds"}
+    assert {figure.verdict for figure in judged(served_profile(), twins(1.02, 3.0, 1.0, 1.0, 1.0)).values()} == {
+        "holds"
+    }
+    slower = judged(served_profile(), twins(1.3, 1.28, 1.33, 1.31, 1.3))
+    assert {name for name, figure in slower.items() if figure.verdict == "drifted"} == {"mean latency", "p99 latency"}
+    assert slower["mean latency"].finding == "mean latency: 30 % slower than the profile says"
+    hungry = judged(served_profile(), twins(1, 1, 1, 1, 1, energy=1.2))
+    assert hungry["energy per image"].finding == "energy per image: 20 % more than the profile says"
+
+
+def test_what_a_profile_does_not_know_is_shown_and_not_judged() -> None:
+    """Modelled power, and latencies where what serving costs was never measured."""
+    figures = judged(served_profile("modelled"), twins(1, 1, 1, 1, 1, energy=2.0))
+    assert (figures["energy per image"].verdict, figures["energy per image"].not_judged) == ("not judged", MODELLED)
+    assert figures["mean latency"].verdict == "holds"
+    bare = worlds.profile(provenance="measured", errors=ERRORS)
+    found = judged(bare, twins(2, 2, 2, 2, 2))["p99 latency"]
+    assert (found.verdict, found.not_judged) == ("not judged", NO_SERVING)
+
+
+def test_the_table_and_the_document_say_the_same() -> None:
+    """Each figure's verdict, what has drifted, and the whole verdict; the document is plain JSON."""
+    profile = served_profile("modelled")
+    figures = open_loop_figures(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
+    text = format_check(profile, figures)
+    assert "mean latency: 30 % slower than the profile says" in text
+    assert text.splitlines()[-1].startswith("the profile toy no longer holds; ")
+    document = json.loads(json.dumps(check_document(profile, ["w"], figures)))
+    assert (document["schema"], document["holds"], document["warnings"]) == ("slimsched.check/1", False, ["w"])
+    assert [figure["verdict"] for figure in document["figures"]] == ["drifted", "drifted", "holds", "not judged"]
+    assert len(document["figures"][0]["pairs"]) == 5
+    held = open_loop_figures(profile, twins(1, 1, 1, 1, 1))
+    assert format_check(profile, held).splitlines()[-1] == "the profile toy holds"
+
+
+def test_the_open_loop_run_is_of_one_device_at_half_of_what_it_carries() -> None:
+    """In simulation at least: everything completes, and the device is busy about half of the time."""
+    profile = served_profile(link={"latency_s": 1e-5, "bandwidth_bytes_s": 1e9}, base_s=0.02, per_image_s=0.004)
+    world = open_loop_world(profile, profile_device(profile, "p.yaml"), seed=3)
+    assert len(world.cluster.servers) == 1
+    assert world.emulated_links(0) is None
+    result, _ = run_simulation(world, world.router("random"), "random", 5, duration_s=5.0, warmup_s=0.5)
+    assert result["images"]["completed"] == result["images"]["arrived"] > 100
+    assert world.rate_img_s is not None
+    twice, _ = run_simulation(
+        world, world.router("random"), "random", 5, duration_s=5.0, warmup_s=0.5, scale=1.5 / SHARE, end="cut"
+    )
+    assert twice["images"]["in_flight"] > 0.2 * twice["images"]["arrived"]  # thrice the rate is too much
+
+
+def test_a_profiles_device_is_used_as_it_was_calibrated() -> None:
+    """Cores, threads and oneDNN from the profile; cores that are not here are refused."""
+    core = usable_cores()[0]
+    for device in (DeviceSpec(cores=(core,), onednn=False), DeviceSpec(threads=2)):
+        profile = worlds.profile(execution=device.execution())
+        assert profile_device(profile, "p.yaml").execution() == device.execution()
+    absent = worlds.profile(execution=DeviceSpec(cores=(4096,)).execution())
+    with pytest.raises(InputError, match="no core 4096"):
+        profile_device(absent, "p.yaml")
+
+
+def test_a_served_profile_is_checked_as_it_was_calibrated() -> None:
+    """What serving adds to every pass is taken off again, joules included where they follow from busy time."""
+    calibrated = worlds.profile(power={**worlds.profile().power.model_dump(mode="json"), "provenance": "modelled"})
+    served = with_overheads(calibrated, ServingOverheads(1e-4, 1e-4, (2e-4,), (None,), (3e-4,)), 0)
+    assert served.latency[0].mean_s[0] == pytest.approx(calibrated.latency[0].mean_s[0] + 3e-4)
+    for now, before in zip(without_serving(served).latency, calibrated.latency, strict=True):
+        assert now.p50_s == pytest.approx(before.p50_s)
+        assert now.energy_j_per_image == pytest.approx(before.energy_j_per_image)
+    assert without_serving(calibrated) == calibrated
+
+
+def test_another_stack_is_told_line_by_line() -> None:
+    """Another device, another torch; a profile of this very stack, and one of a datasheet, are told nothing of."""
+    profile = served_profile()
+    device = profile_device(profile, "p.yaml")
+    assert stamp_warnings(profile, device) == ()
+    assert stamp_warnings(worlds.profile(), device) == ()
+    old = profile.model_copy(update={"execution": {**profile.execution, "torch": "1.13"}})
+    (line,) = stamp_warnings(old, device)
+    assert line.startswith(f"warning: profile toy: torch: the profile has 1.13, here it is {torch.__version__}; ")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy profile's shape, random weights."""
+    torch.manual_seed(0)
+    config = SlimResNetConfig(1, 8, 10, 8, 1, 2, widths=(0.25, 0.5, 0.75, 1.0), strides=(1, 1, 2, 2))
+    path = tmp_path_factory.mktemp("model") / "four.safetensors"
+    save_model(path, SlimResNet(config), "four", {})
+    return path
+
+
+def of_model(profile: Profile, model: Path) -> Profile:
+    """The profile as one of this model."""
+    digest = ModelFile(model).load()[1]["hash"]
+    return profile.model_copy(update={"model": profile.model.model_copy(update={"hash": digest})})
+
+
+@pytest.mark.parametrize(
+    "change, flags, wanted",
+    [
+        ({"provenance": "datasheet"}, [], ["p.yaml: provenance", "promises nothing"]),
+        ({"hash": "ffff"}, [], ["p.yaml: model.hash", "(ffff)", "calibrate this model"]),
+        ({"slow": "yes"}, ["--seconds", "1s"], ["--seconds", "1 s is too short for 5 runs", "s or more, or 0"]),
+        ({"kind": "cuda"}, ["--device", "cpu:0"], ["--device", "the profile is of a cuda one"]),
+        ({"cores": "4096"}, [], ["p.yaml: execution.cores", "no core 4096"]),
+        ({}, ["--points", "0"], ["--points", "from 1"]),
+    ],
+)
+def test_who_may_not_ask(
+    change: dict[str, str], flags: list[str], wanted: list[str], model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """One line, exit code 2, before any process is started."""
+    base_s = 0.02 if "slow" in change else 1e-3
+    profile = served_profile(link={"latency_s": 0.0, "bandwidth_bytes_s": 1e9}, base_s=base_s)
+    raw = json.loads(of_model(profile, model).model_dump_json(by_alias=True))
+    raw["provenance"] = change.get("provenance", "measured")
+    raw["model"]["hash"] = change.get("hash", raw["model"]["hash"])
+    raw["device"]["kind"] = change.get("kind", "cpu")
+    raw["execution"]["cores"] = change.get("cores", raw["execution"]["cores"])
+    path = tmp_path / "p.yaml"
+    path.write_text(Profile.model_validate_json(json.dumps(raw)).to_yaml())
+    assert main(["profile", "check", str(path), "--model", str(model), *flags]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert len(streams.err.strip().splitlines()) == 1
+    assert [word for word in wanted if word not in streams.err] == []
+
+
+@pytest.mark.slow
+def test_a_made_up_profile_does_not_hold(model: Path, tmp_path: Path, capsys: Any) -> None:
+    """Real processes: a toy's latencies are not this machine's, and exit code 1 says so; the document has each pair."""
+    path, document = tmp_path / "p.yaml", tmp_path / "check.json"
+    profile = of_model(served_profile("modelled", base_s=0.01, batches=(1, 4)), model)
+    path.write_text(profile.to_yaml())
+    flags = ["--points", "8", "--seconds", "8s", "--json", str(document), "--quiet"]
+    assert main(["profile", "check", str(path), "--model", str(model), *flags]) == 1
+    figures = {figure["figure"]: figure for figure in json.loads(document.read_text())["figures"]}
+    assert figures["solo latency"]["verdict"] == "drifted"
+    assert figures["solo latency"]["looks"] == 2
+    assert len(figures["solo latency"]["pairs"]) == 8
+    assert figures["mean latency"]["bias_pct"] > 50
+    assert np.median([pair["predicted"][0] for pair in figures["mean latency"]["pairs"]]) > 0.02
+    assert "faster than the profile says" in capsys.readouterr().out
