@@ -46,6 +46,7 @@ class MeanPower:
 
     Attributes:
         sm_utilization, sm_occupancy, dram_bandwidth: see `hw.telemetry.Details`.
+        throttling: every reason seen for clocks below what they could be.
     """
 
     power_w: float
@@ -54,6 +55,7 @@ class MeanPower:
     sm_utilization: float | None = None
     sm_occupancy: float | None = None
     dram_bandwidth: float | None = None
+    throttling: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def mean_power(
         sm_utilization=_mean(detail.sm_utilization for detail in details),
         sm_occupancy=_mean(detail.sm_occupancy for detail in details),
         dram_bandwidth=_mean(detail.dram_bandwidth for detail in details),
+        throttling=tuple(sorted({reason for detail in details for reason in detail.throttling or ()})),
     )
 
 

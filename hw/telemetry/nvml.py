@@ -211,7 +211,8 @@ class NvmlSensor:
                 reason, self._lost = str(refused), self._lost or refused.lost
                 continue
             self._readers[name] = reader
-            return Support(Provenance.MEASURED if name == "energy" else Provenance.POLLED, how)
+            whole = ", of the whole GPU: MIG is on" if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board) else ""
+            return Support(Provenance.MEASURED if name == "energy" else Provenance.POLLED, how + whole)
         if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board):
             reason += "; NVML does not tell it under MIG"
         return Support(None, reason)

@@ -193,6 +193,21 @@ def test_a_power_point_is_past_its_rise_on_every_architecture(make: Make) -> Non
     assert power.provenance == (Provenance.POLLED if make == MAXWELL else Provenance.MEASURED)
 
 
+def test_a_power_point_keeps_what_else_the_board_tells() -> None:
+    """How full the multiprocessors were, and whether the clocks were held down."""
+    board = FakeBoard(HOPPER)
+    rig = Rig.of(board)
+    board.load = 1.0
+    seen = [
+        replace(look, details=rig.meter.sensor.details())
+        for _ in range(5)
+        for look in seen_over(board, rig.meter.sensor, 0.2, 0.2)
+    ]
+    power = rig.meter.mean(seen, 0.5)
+    assert [power.sm_utilization, power.sm_occupancy, power.dram_bandwidth] == pytest.approx([0.8, 0.3, 0.1])
+    assert power.throttling == ("SwPowerCap",)
+
+
 @pytest.mark.parametrize("counter_period_s", [0.02, 0.1, 0.5])
 def test_the_counters_period_does_not_bias_the_mean(counter_period_s: float) -> None:
     """From its first to its last step; arbitrary instants would be wrong by up to a period at each end."""

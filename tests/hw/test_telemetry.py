@@ -185,6 +185,15 @@ def test_a_mig_instance_has_no_power_and_no_utilization_of_its_own() -> None:
     assert sensor.sample().utilization is None
 
 
+def test_a_gpu_under_mig_says_that_its_power_is_of_all_its_instances() -> None:
+    """Its utilization is nowhere to be had."""
+    told = sensor_of(FakeBoard(HOPPER, mig=True)).describe()
+    assert told["power"] == "polled (NVML, instant, of the whole GPU: MIG is on)"
+    assert told["energy"] == "measured (NVML counter, of the whole GPU: MIG is on)"
+    assert told["utilization"] == "absent (Not Supported; NVML does not tell it under MIG)"
+    assert told["vram"] == "polled (NVML)"
+
+
 def test_a_device_that_is_lost_says_so_and_nothing_else() -> None:
     """No exception in a sampling loop: the reading says that the device is gone, and goes on saying it."""
     board = FakeBoard()
