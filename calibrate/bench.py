@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from calibrate.pace import PaceLook
 from calibrate.plan import Point
 from calibrate.samples import Samples
 from policies.vocabulary import Provenance
@@ -16,19 +17,43 @@ from policies.vocabulary import Provenance
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A point run in a loop: the seconds of each repeat; wall time and the process's CPU time over the whole loop."""
+    """A point run in a loop: the seconds of each repeat; wall time and the process's CPU time over the whole loop.
+
+    Attributes:
+        waited_s: how long the process was ready but had no core, because other programs had it.
+        references_s: for each repeat the time of a fixed piece of work beside it (`calibrate.pace`); empty on a GPU.
+    """
 
     repeats_s: Sequence[float]
     wall_s: float
     cpu_s: float
+    waited_s: float = 0.0
+    references_s: Sequence[float] = ()
+
+    @property
+    def disturbed_share(self) -> float:
+        """The share of the repeats' time that others took."""
+        return self.waited_s / sum(self.repeats_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One member of a concurrency set: how many batches it finished in how many seconds."""
+    """One member of a concurrency set: how many batches it finished in how many seconds.
+
+    `reference_s`: the mean of the references meanwhile; 0 where there are none.
+    """
 
     completed: int
     elapsed_s: float
+    reference_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLoop:
+    """A concurrency set run in a loop; `foreign_share`: of the device, what other programs took meanwhile."""
+
+    members: Sequence[Shared]
+    foreign_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +81,12 @@ class Bench(Protocol):
         """Free it: seconds."""
         ...
 
-    def solo(self, point: Point, warmup: int, repeats: int, min_s: float) -> Loop:
-        """Run a point alone: at least so many repeats and so long."""
+    def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
+        """Run a point alone: at least so many repeats and so long; `paused` before each, as batches are served."""
         ...
 
-    def together(self, points: Sequence[Point], duration_s: float) -> Sequence[Shared]:
-        """Run points at once, each in a loop in an instance of its own."""
+    def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
+        """Run points at once, without a pause, each in an instance of its own; `across` two processes, in turn."""
         ...
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
@@ -82,19 +107,57 @@ class Bench(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SoloResult:
-    """A round of a solo point; `samples` in seconds."""
+    """A round of a solo point; `samples` in seconds.
+
+    Attributes:
+        samples: the repeats at the device's full pace; all of them, where it never had it (`is_slow`).
+        slow: the others; None where there are none.
+        disturbed_share: of its time, what other programs took.
+        tries: how often it was measured, because of them or for want of full pace; the best one is kept.
+    """
 
     samples: Samples
     wall_s: float
     cpu_s: float
+    slow: Samples | None = None
+    is_slow: bool = False
+    disturbed_share: float = 0.0
+    tries: int = 1
+
+    @property
+    def disturbance(self) -> float:
+        """0 for a measurement to be trusted."""
+        return self.disturbed_share + self.is_slow
 
 
 @dataclass(frozen=True, slots=True)
 class TogetherResult:
-    """Mean seconds a batch, alone just before and together, for each member; 0.0 together where none was finished."""
+    """Mean seconds a batch, alone just before and together, for each member; 0.0 together where none was finished.
+
+    Attributes:
+        alone_reference, together_reference: how much longer than at full pace a fixed piece of work took meanwhile, for
+            each member; 1.0 where the passes were picked at full pace, or nothing tells.
+        disturbed_share, tries: see `SoloResult`.
+    """
 
     alone_s: tuple[float, ...]
     together_s: tuple[float, ...]
+    alone_reference: tuple[float, ...] = ()
+    together_reference: tuple[float, ...] = ()
+    disturbed_share: float = 0.0
+    tries: int = 1
+
+    @property
+    def disturbance(self) -> float:
+        """0 for a measurement to be trusted."""
+        return self.disturbed_share
+
+
+@dataclass(frozen=True, slots=True)
+class WatchResult:
+    """How the device's own speed came and went."""
+
+    pace: PaceLook
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +183,7 @@ class SteadyResult:
     load: SteadyLoad
 
 
-Result = SoloResult | TogetherResult | HoldResult | TimesResult | SteadyResult
+Result = SoloResult | TogetherResult | WatchResult | HoldResult | TimesResult | SteadyResult
 
 
 def to_jsonable(result: Result) -> dict[str, Any]:
@@ -135,6 +198,11 @@ def from_jsonable(raw: dict[str, Any]) -> Result:
     return kind(fields)
 
 
+def _together(raw: dict[str, Any]) -> TogetherResult:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    return TogetherResult(**fields)
+
+
 def _samples(raw: dict[str, Any]) -> Samples:
     return Samples(int(raw["count"]), tuple(float(value) for value in raw["values"]))
 
@@ -144,8 +212,11 @@ def _steady(raw: dict[str, Any]) -> SteadyLoad:
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], Result]] = {
-    "SoloResult": lambda raw: SoloResult(_samples(raw["samples"]), raw["wall_s"], raw["cpu_s"]),
-    "TogetherResult": lambda raw: TogetherResult(tuple(raw["alone_s"]), tuple(raw["together_s"])),
+    "SoloResult": lambda raw: SoloResult(
+        **{**raw, "samples": _samples(raw["samples"]), "slow": _samples(raw["slow"]) if raw["slow"] else None}
+    ),
+    "TogetherResult": lambda raw: _together(raw),
+    "WatchResult": lambda raw: WatchResult(PaceLook(**raw["pace"])),
     "HoldResult": lambda raw: HoldResult(tuple(raw["loads_s"]), tuple(raw["unloads_s"]), raw["vram_bytes"]),
     "TimesResult": lambda raw: TimesResult(_samples(raw["samples"])),
     "SteadyResult": lambda raw: SteadyResult(_steady(raw["load"])),

@@ -6,23 +6,43 @@ touches no device, and does not know how anything was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares, nnls
+from scipy.optimize import nnls
 
 from calibrate.bench import HoldResult, SoloResult, SteadyResult, TimesResult, TogetherResult
 from calibrate.costs import Key, ModelCosts
-from calibrate.measure import Measurement
+from calibrate.errors import (
+    ACROSS_ERROR,
+    CONCURRENCY_ERROR,
+    ENERGY_ERROR,
+    REPEATABILITY,
+    SOLO_ERROR,
+    solo_errors,
+    stated,
+)
+from calibrate.measure import DISTURBED, Measurement, undisturbed
+from calibrate.pace import UNSEEN, PaceLook
 from calibrate.plan import Dispatch, Hold, Point, Solo, Steady, Together, Transfer
 from calibrate.samples import Pooled
+from calibrate.sharing import (
+    ObservedSet,
+    below_cap,
+    cross_validated,
+    demand_of,
+    fit_concurrency,
+    fit_power_cap,
+    observed_sets,
+    predicted_and_seen,
+    sharing_from,
+)
 from policies.vocabulary import Provenance
-from sim.device import demand, slow_downs
-from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear, latency_table_s
+from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
 from sim.profile import (
+    AT_ONCE,
     JITTER_QUANTILES,
     SCHEMA,
     Concurrency,
@@ -31,19 +51,19 @@ from sim.profile import (
     LatencyCurve,
     Link,
     Memory,
+    Pace,
     Power,
     Profile,
+    Range,
     Sensor,
     StatedError,
 )
 
-SOLO_ERROR = "solo latency"
-CONCURRENCY_ERROR = "slow-down under concurrency"
-ENERGY_ERROR = "energy per image"
-REPEATABILITY = "repeatability of solo latency between rounds"
+FEWEST_POWER_POINTS = 3  # to fit joules per image on
+MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full pace
+SHORTEST_SPELL_S = 0.01
 
 Floats = npt.NDArray[np.float64]
-ErrorKind = Literal["held out", "cross-validated", "repeatability"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,53 +101,126 @@ def fit(
     facts: DeviceFacts,
     name: str,
     omitted: Sequence[str] = (),
+    seen: PaceLook = UNSEEN,
 ) -> Profile:
     """The profile of one device running one model.
+
+    Args:
+        omitted: what was left out, in words; what that may cost is added.
+        seen: how the device's own speed came and went.
 
     Raises:
         ValueError: a key of the model was not measured (the profile would not be whole).
     """
-    solo = _solo_points(measurements, facts.cores, held_out=False)
+    pace = _pace_fit(measurements, seen)
+    solo = _solo_points(measurements, facts.cores, pace, held_out=False)
     steady = _steady_points(measurements, facts.power, held_out=False)
     curves = _curves(solo, steady, costs, facts)
-    concurrency = fit_concurrency(_sets(measurements, held_out=False), curves)
+    hosted = facts.info.kind == "cpu"
+    sets = _observed(measurements, pace, held_out=False)
+    concurrency = fit_concurrency(below_cap(sets, curves, facts.power, hosted=hosted), curves, hosted=hosted)
+    power = fit_power_cap(sets, curves, concurrency, facts.power, hosted=hosted) if steady else facts.power
     instances = tuple(_instance(step, result) for step, result in measurements if isinstance(step, Hold))
+    errors = tuple(_errors(measurements, solo, curves, concurrency, costs, facts, pace))
+    info = facts.info.model_copy(update={"stamps": {**facts.info.stamps, **_disturbances(measurements)}})
     return Profile(
         schema=SCHEMA,
         name=name,
         provenance=Provenance.MEASURED,
-        device=facts.info,
+        device=info,
         model=costs.info,
         execution=dict(facts.execution),
         dispatch_s=_dispatch_s(measurements),
         latency=tuple(curves[key] for key in sorted(curves)),
         memory=Memory(context_bytes=facts.context_bytes, instances=instances),
         concurrency=concurrency,
-        power=_power(facts.power, measurements),
+        power=_power(power, measurements),
         sensor=facts.sensor,
+        pace=pace.model,
         link=_link(measurements),
-        errors=tuple(_errors(measurements, solo, curves, concurrency, costs, facts)),
-        omitted=tuple(omitted),
+        errors=errors,
+        ranges=tuple(_ranges(measurements, curves)),
+        omitted=tuple(_costs_of_omissions(omitted, errors)),
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- pace
+
+
+@dataclass(frozen=True, slots=True)
+class PaceFit:
+    """How the device's own speed came and went.
+
+    Attributes:
+        factor: how much longer passes take in a slow spell.
+        reference_exponent: what makes the reference x times slower makes passes x to this power slower.
+        model: for the profile; None where there was no reference.
+    """
+
+    factor: float
+    reference_exponent: float
+    model: Pace | None
+
+
+def _pace_fit(measurements: Iterable[Measurement], seen: PaceLook) -> PaceFit:
+    if not seen.best_s:
+        return PaceFit(1.0, 1.0, None)
+    solos = [r for s, r in measurements if isinstance(s, Solo) and isinstance(r, SoloResult) and not s.held_out]
+    both = [(result, result.slow) for result in solos if result.slow is not None]
+    ratios = [Pooled.of([slow]).quantile(0.5) / Pooled.of([full.samples]).quantile(0.5) for full, slow in both]
+    factor = max(1.0, float(np.median(ratios))) if ratios else seen.slow_reference
+    slow_s = sum(slow.count * Pooled.of([slow]).mean for _, slow in both)
+    slow_s += sum(result.samples.count * Pooled.of([result.samples]).mean for result in solos if result.is_slow)
+    full_s = sum(r.samples.count * Pooled.of([r.samples]).mean for r in solos if not r.is_slow)
+    share = min(MOST_SLOW, slow_s / (slow_s + full_s)) if solos else seen.slow_share
+    exponent = float(np.log(factor) / np.log(seen.slow_reference)) if seen.slow_reference > 1 else 1.0
+    if not share or factor == 1.0:
+        return PaceFit(factor, exponent, None)
+    lasts_s = seen.mean_slow_s or SHORTEST_SPELL_S
+    model = Pace(slow_factor=factor, slow_share=share, mean_slow_s=lasts_s, provenance=Provenance.MEASURED)
+    return PaceFit(factor, exponent, model)
+
+
+def _observed(measurements: Iterable[Measurement], pace: PaceFit, *, held_out: bool) -> list[ObservedSet]:
+    return observed_sets(measurements, held_out=held_out, reference_exponent=pace.reference_exponent)
+
+
+def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
+    """How often others took the device or a part of its speed, in words; nothing where none did."""
+    results = [result for _, result in measurements if isinstance(result, SoloResult | TogetherResult)]
+    again = sum(result.tries > 1 for result in results)
+    still = sum(result.disturbance > DISTURBED for result in results)
+    if not again:
+        return {}
+    return {"disturbed": f"{again} of {len(results)} steps were measured again, {still} stayed disturbed"}
 
 
 # ------------------------------------------------------------------------------------------------------------ latency
 
 
-def _solo_points(measurements: Iterable[Measurement], cores: int, *, held_out: bool) -> dict[Point, SoloPoint]:
+def _solo_points(
+    measurements: Iterable[Measurement], cores: int, pace: PaceFit, *, held_out: bool
+) -> dict[Point, SoloPoint]:
     rounds: dict[Point, list[SoloResult]] = {}
     for step, result in measurements:
         if isinstance(step, Solo) and isinstance(result, SoloResult) and step.held_out == held_out:
             rounds.setdefault(step.point, []).append(result)
-    return {point: _solo_point(results, cores) for point, results in rounds.items()}
+    return {point: _solo_point(undisturbed(results), cores, pace.factor) for point, results in rounds.items()}
 
 
-def _solo_point(results: Sequence[SoloResult], cores: int) -> SoloPoint:
-    """CPU time a pass over the median pass: what other processes took in between belongs to no pass of ours."""
-    times = Pooled.of(result.samples for result in results)
-    cpu_s = sum(result.cpu_s for result in results) / times.count
-    medians = tuple(Pooled.of([result.samples]).quantile(0.5) for result in results)
-    return SoloPoint(times, min(1.0, max(0.0, cpu_s / (cores * times.quantile(0.5)))), medians)
+def _solo_point(results: Sequence[SoloResult], cores: int, slow_factor: float) -> SoloPoint:
+    """At full pace: what never had it is brought there."""
+    rounds = [r.samples.scaled(1 / slow_factor) if r.is_slow else r.samples for r in results]
+    medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
+    share = sum(map(_cpu_share, results)) / len(results) / cores
+    return SoloPoint(Pooled.of(rounds), min(1.0, max(0.0, share)), medians)
+
+
+def _cpu_share(result: SoloResult) -> float:
+    """CPU time over the passes' own; what other processes took in between belongs to no pass of ours."""
+    every = [result.samples] if result.slow is None else [result.samples, result.slow]
+    passes_s = sum(samples.count * Pooled.of([samples]).mean for samples in every)
+    return result.cpu_s / (passes_s * (1 - min(0.99, result.disturbed_share)))
 
 
 def _curves(
@@ -228,7 +321,7 @@ class _EnergyModel:
         self._range_w = power.cap_w - power.context_idle_w
         points = [point for point, joules in self._measured.items() if joules > 0]
         self._weights: Floats | None = None
-        if len(points) >= 3:
+        if len(points) >= FEWEST_POWER_POINTS:
             joules = np.asarray([self._measured[point] for point in points])
             features = np.stack([self._features(curves[point.key], point.batch) for point in points])
             self._weights = nnls(features / joules[:, None], np.ones(len(points)))[0]
@@ -246,81 +339,15 @@ class _EnergyModel:
     def _features(self, curve: LatencyCurve, batch: int) -> Floats:
         """(MACs, bytes, busy seconds) of one image."""
         cost = self._costs.keys[curve.segment, curve.width, curve.previous_width]
-        busy_s = interpolate_linear(curve.batches, curve.utilization, batch) * _mean_s(curve, batch)
+        busy_s = interpolate_linear(curve.batches, curve.utilization, batch) * interpolate_latency_s(
+            curve.batches, curve.mean_s, batch
+        )
         return np.asarray([float(cost.macs), cost.batch_bytes(batch) / batch, busy_s / batch])
 
 
 def _power(power: Power, measurements: Iterable[Measurement]) -> Power:
     found = [result.load.provenance for _, result in measurements if isinstance(result, SteadyResult)]
     return power.model_copy(update={"provenance": Provenance.weakest(*found)}) if found else power
-
-
-# -------------------------------------------------------------------------------------------------------- concurrency
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedSet:
-    """A concurrency set, and how much slower than alone each member was (None where it finished nothing)."""
-
-    points: tuple[Point, ...]
-    slow_downs: tuple[float | None, ...]
-
-
-def _sets(measurements: Iterable[Measurement], *, held_out: bool) -> list[ObservedSet]:
-    found = []
-    for step, result in measurements:
-        if isinstance(step, Together) and isinstance(result, TogetherResult) and step.held_out == held_out:
-            pairs = zip(result.alone_s, result.together_s, strict=True)
-            found.append(ObservedSet(step.points, tuple(both / alone if both else None for alone, both in pairs)))
-    return found
-
-
-def _mean_s(curve: LatencyCurve, batch: int) -> float:
-    return interpolate_latency_s(curve.batches, curve.mean_s, batch)
-
-
-def demand_of(curve: LatencyCurve, batch: int) -> float:
-    """d of a batch, as `sim.tables` compiles it."""
-    table = latency_table_s(curve.batches, curve.mean_s, curve.batches[-1])
-    peak_rate_img_s = float(np.max(np.arange(1, len(table)) / table[1:]))
-    return demand(batch, float(table[batch]), peak_rate_img_s)
-
-
-def predict_slow_downs(
-    points: Sequence[Point], curves: Mapping[Key, LatencyCurve], alpha: float, beta: float
-) -> list[float]:
-    """What the simulator makes of a running set."""
-    return slow_downs(*_loads(points, curves), alpha, beta)
-
-
-def _loads(points: Sequence[Point], curves: Mapping[Key, LatencyCurve]) -> tuple[list[float], list[float], list[float]]:
-    """Demands, host shares and bandwidth shares of a running set."""
-    of = [(curves[point.key], point.batch) for point in points]
-    return (
-        [demand_of(curve, batch) for curve, batch in of],
-        [interpolate_linear(curve.batches, curve.host_share, batch) for curve, batch in of],
-        [interpolate_linear(curve.batches, curve.bandwidth_share, batch) for curve, batch in of],
-    )
-
-
-def fit_concurrency(sets: Sequence[ObservedSet], curves: Mapping[Key, LatencyCurve]) -> Concurrency:
-    """alpha and beta >= 0 by least squares in the logarithm of the slow-down; fair sharing where nothing was seen."""
-    loads = [_loads(observed.points, curves) for observed in sets]
-
-    def residuals(parameters: Floats) -> Floats:
-        alpha, beta = parameters
-        differences = []
-        for observed, (demands, hosts, bandwidths) in zip(sets, loads, strict=True):
-            predicted = slow_downs(demands, hosts, bandwidths, alpha, beta)
-            differences += [np.log(p / s) for p, s in zip(predicted, observed.slow_downs, strict=True) if s is not None]
-        return np.asarray(differences)
-
-    start = np.asarray([0.1, 1.0])
-    if not len(residuals(start)):
-        return Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MODELLED)
-    # A batch that some finish together seldom is an outlier of a short run; soft_l1 keeps it from ruling the fit.
-    found = least_squares(residuals, start, bounds=([0.0, 0.0], [np.inf, np.inf]), loss="soft_l1", f_scale=0.1)
-    return Concurrency(alpha=float(found.x[0]), beta=float(found.x[1]), provenance=Provenance.MEASURED)
 
 
 # ------------------------------------------------------------------------------------------ memory, dispatch and link
@@ -359,7 +386,7 @@ def _link(measurements: Iterable[Measurement]) -> Link | None:
     return Link(latency_s=float(latency_s), bandwidth_bytes_s=float(bandwidth_bytes_s))
 
 
-# ------------------------------------------------------------------------------------------------------------- errors
+# ------------------------------------------------------------------------------------------------- errors and ranges
 
 
 def _errors(
@@ -369,55 +396,74 @@ def _errors(
     concurrency: Concurrency,
     costs: ModelCosts,
     facts: DeviceFacts,
-) -> Iterable[StatedError]:
-    held_out = _solo_points(measurements, facts.cores, held_out=True)
-    yield from _error(
-        SOLO_ERROR,
-        [(predict_solo_s(curves[p.key], p.batch), found.times.quantile(0.5)) for p, found in held_out.items()],
+    pace: PaceFit,
+) -> Iterator[StatedError]:
+    held_out = _solo_points(measurements, facts.cores, pace, held_out=True)
+    yield from solo_errors(
+        {point: found.times for point, found in held_out.items()},
+        curves,
+        {point: found.round_medians_s for point, found in solo.items()},
     )
-    yield from _error(
-        CONCURRENCY_ERROR,
-        [
-            (predicted, seen)
-            for observed in _sets(measurements, held_out=True)
-            for predicted, seen in zip(
-                predict_slow_downs(observed.points, curves, concurrency.alpha, concurrency.beta),
-                observed.slow_downs,
-                strict=True,
-            )
-            if seen is not None
-        ],
-    )
-    seen_j = _steady_points(measurements, facts.power, held_out=True)
-    yield from _error(
-        ENERGY_ERROR,
-        [
-            (interpolate_linear(curves[p.key].batches, curves[p.key].energy_j_per_image, p.batch), joules)
-            for p, (joules, _) in seen_j.items()
-            if joules > 0
-        ],
-    )
-    yield from _error(
-        REPEATABILITY,
-        [(m, f.times.quantile(0.5)) for f in solo.values() if len(f.round_medians_s) > 1 for m in f.round_medians_s],
-        "repeatability",
-    )
+    hosted = facts.info.kind == "cpu"
+    sharing, of_all = sharing_from(concurrency, hosted=hosted), _observed(measurements, pace, held_out=False)
+    for figure, across in ((CONCURRENCY_ERROR, False), (ACROSS_ERROR, True)):
+        sets = [s for s in _observed(measurements, pace, held_out=True) if s.across == across]
+        yield from stated(figure, [pair for s in sets for pair in predicted_and_seen(s, curves, sharing)])
+    yield from stated(CONCURRENCY_ERROR, cross_validated(of_all, curves, hosted=hosted), "cross-validated")
+    fitted = _steady_points(measurements, facts.power, held_out=False)
+    seen_j = {p: j for p, (j, _) in _steady_points(measurements, facts.power, held_out=True).items() if j > 0}
+    yield from stated(ENERGY_ERROR, [(_energy_at(curves[p.key], p.batch), j) for p, j in seen_j.items()])
+    yield from stated(ENERGY_ERROR, _energy_left_out(fitted, curves, costs, facts.power), "cross-validated")
 
 
-def predict_solo_s(curve: LatencyCurve, batch: int) -> float:
-    """The median solo latency that the profile gives a batch."""
-    return interpolate_latency_s(curve.batches, curve.p50_s, batch)
+def _energy_at(curve: LatencyCurve, batch: int) -> float:
+    return interpolate_linear(curve.batches, curve.energy_j_per_image, batch)
 
 
-def _error(figure: str, pairs: Sequence[tuple[float, float]], kind: ErrorKind = "held out") -> Iterable[StatedError]:
-    """Of (predicted, measured) pairs; nothing where there are none."""
-    if pairs:
-        percent = [100 * abs(predicted / measured - 1) for predicted, measured in pairs]
-        yield StatedError(
-            figure=figure,
-            kind=kind,
-            median_abs_pct=float(np.median(percent)),
-            mean_abs_pct=float(np.mean(percent)),
-            max_abs_pct=max(percent),
-            points=len(pairs),
-        )
+def _energy_left_out(
+    steady: Mapping[Point, tuple[float, float | None]],
+    curves: Mapping[Key, LatencyCurve],
+    costs: ModelCosts,
+    power: Power,
+) -> list[tuple[float, float]]:
+    """Each power point by the others."""
+    return [
+        (_EnergyModel({p: v for p, v in steady.items() if p != left}, curves, costs, power).per_image(curve, batch), j)
+        for left, (j, _) in steady.items()
+        for curve, batch in [(curves[left.key], left.batch)]
+        if j > 0 and len(steady) > FEWEST_POWER_POINTS
+    ]
+
+
+def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCurve]) -> Iterator[Range]:
+    limit = min(curve.batches[-1] for curve in curves.values())
+    yield Range(figure=SOLO_ERROR, quantity="batch", low=1, high=limit)
+    sizes = [len(step.points) for step, _ in measurements if isinstance(step, Together) and not step.held_out]
+    if sizes:
+        yield Range(figure=CONCURRENCY_ERROR, quantity=AT_ONCE, low=1, high=max(sizes))
+    loads = [result.load for _, result in measurements if isinstance(result, SteadyResult)]
+    if loads:
+        rates = [load.images / load.elapsed_s for load in loads]
+        yield Range(figure=ENERGY_ERROR, quantity="images/s", low=min(rates), high=max(rates))
+        powers_w = [load.power_w for load in loads]
+        yield Range(figure=ENERGY_ERROR, quantity="W", low=min(powers_w), high=max(powers_w))
+
+
+def _costs_of_omissions(omitted: Sequence[str], errors: Sequence[StatedError]) -> Iterator[str]:
+    """What was left out, and what it may cost: from the errors of what was not."""
+    for words in omitted:
+        for start, figure, kind, told in _TELLING:
+            found = [e for e in errors if (e.figure, e.kind) == (figure, kind)]
+            if words.startswith(start) and found:
+                words += f" ({told}: {found[0].mean_abs_pct:.1f} % on average)"
+        yield words
+
+
+# How an omission begins, the figure and kind of error that tells its cost, and in which words.
+_TELLING: tuple[tuple[str, str, str, str], ...] = (
+    ("batch sizes", SOLO_ERROR, "cross-validated", "predicting a batch size from the others is wrong by"),
+    ("rounds", REPEATABILITY, "repeatability", "a round is off its point's median by"),
+    ("repeats", REPEATABILITY, "repeatability", "a round is off its point's median by"),
+    ("concurrency sets", CONCURRENCY_ERROR, "cross-validated", "predicting a set from the others is wrong by"),
+    ("power points", ENERGY_ERROR, "cross-validated", "predicting a point from the others is wrong by"),
+)

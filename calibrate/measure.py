@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from calibrate.bench import (
     Bench,
     HoldResult,
+    Loop,
     Result,
     SoloResult,
     SteadyResult,
     TimesResult,
     TogetherResult,
+    WatchResult,
 )
 from calibrate.costs import Key
 from calibrate.log import Log
+from calibrate.pace import UNSEEN, PaceLook, at_full_pace, look
 from calibrate.plan import (
     LEAST,
     STEP_OVERHEAD_S,
@@ -38,6 +42,7 @@ from calibrate.plan import (
     Step,
     Together,
     Transfer,
+    Watch,
     alone_duration_s,
     describe,
     scouted_batches,
@@ -47,6 +52,10 @@ from calibrate.samples import Samples
 from policies.vocabulary import NS_PER_S
 
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
+DISTURBED = 0.03  # a step of which other programs took more is measured again, at once
+TRIES = 5
+FEWEST_AT_FULL_PACE = 4  # repeats
+WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's pace; at least and at most
 LOADS = 3  # of an instance: from disk, then from host memory
 MOST_ROUNDS = 6
 SCOUT_SHARE = 0.1  # of the budget, for whole curves
@@ -64,6 +73,7 @@ class Progress:
 
 
 Measurement = tuple[Step, Result]
+Disturbable = TypeVar("Disturbable", SoloResult, TogetherResult)
 Clock = Callable[[], int]  # monotonic nanoseconds
 
 
@@ -82,10 +92,12 @@ class Scouted:
     Attributes:
         corners: for each (segment, width) that was looked at, seconds by batch size.
         curves: of those that were looked at at every scouted batch size.
+        pace: how the device's own speed came and went.
     """
 
     corners: Mapping[tuple[int, float], Mapping[int, float]]
     curves: tuple[ScoutedCurve, ...]
+    pace: PaceLook
 
     def guess_s(self, point: Point) -> float:
         """Linear in the batch and in the width between what was seen of the segment."""
@@ -102,10 +114,16 @@ def scout(
     All of it is logged, and what is looked at follows from what was seen alone: a resumed plan is the same plan.
     """
 
+    watched = Planned(Watch(Point(*min(keys), 1)), 0, True, 0.0)
+    watching = replace(SCOUTING, min_s=min(max(WATCH_S[0], WATCH_SHARE * budget_s), WATCH_S[1]))
+    seen = Station(bench, log, clock, lambda _: 0.0, UNSEEN).once(watched, watching)
+    assert isinstance(seen, WatchResult)
+    station = Station(bench, log, clock, lambda _: 0.0, seen.pace)
+
     def look(segment: int, width: float, batch: int) -> float:
         previous = max(p for s, w, p in keys if (s, w) == (segment, width))
         planned = Planned(Solo(Point(segment, width, previous, batch)), 0, True, 0.0)
-        result = _once(bench, planned, SCOUTING, lambda _: 0.0, log, clock)
+        result = station.once(planned, SCOUTING)
         assert isinstance(result, SoloResult)
         return result.samples.values[0]  # the least: haste and a busy machine only ever add
 
@@ -118,7 +136,7 @@ def scout(
             break
         ends |= {size: look(*corner, size) for size in sizes if size not in ends}
         curves.append(dict(ends))
-    return Scouted(corners, tuple(curves))
+    return Scouted(corners, tuple(curves), seen.pace)
 
 
 def measure(
@@ -129,12 +147,14 @@ def measure(
     budget_s: float,
     clock: Clock,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    pace_seen: PaceLook = UNSEEN,
 ) -> Measured:
     """Do what the log does not have yet, until it is done or the budget is spent.
 
     Required steps are done whatever the clock says, with the least effort once they are late; the others stop with the
     budget. The time that earlier sittings took counts.
     """
+    station = Station(bench, log, clock, guess, pace_seen)
     pace = _Pace(plan.steps, log, budget_s)
     hurried = 0
     measurements: list[Measurement] = []
@@ -145,10 +165,10 @@ def measure(
             late = pace.late()
             hurried += late and plan.effort != LEAST
             on_progress(pace.progress(planned))
-            _once(bench, planned, _hurry(plan.effort) if late else plan.effort, guess, log, clock)
+            station.once(planned, _hurry(plan.effort) if late else plan.effort)
         pace.done(planned)
         measurements.append((planned.step, log.results[planned.id]))
-    measurements += _again(bench, plan, guess, log, pace, clock)
+    measurements += _again(station, plan, pace)
     words = [*_batches_left_out(plan, measurements), *pace.words(len(plan.steps), hurried)]
     return Measured(tuple(measurements), tuple(words))
 
@@ -209,15 +229,13 @@ class _Pace:
             yield f"late: {hurried} steps were measured with the least effort"
 
 
-def _again(bench: Bench, plan: Plan, guess: ForwardGuess, log: Log, pace: _Pace, clock: Clock) -> Iterator[Measurement]:
-    """Further rounds over solo points whose rounds differ, the worst first, while time is left."""
-    for number in range(plan.effort.rounds + 1, MOST_ROUNDS + 1):
-        for planned in _unsteady(plan, log, number):
-            if planned.id not in log.results:
-                if pace.spent_up(planned):
-                    return
-                _once(bench, planned, plan.effort, guess, log, clock)
-            yield planned.step, log.results[planned.id]
+def _again(station: Station, plan: Plan, pace: _Pace) -> Iterator[Measurement]:
+    """Further rounds over solo points whose rounds differ or were disturbed, the worst first, while time is left."""
+    for number in range(max(planned.round for planned in plan.steps) + 1, MOST_ROUNDS + 1):
+        for planned in _unsteady(plan, station.log, number):
+            if planned.id not in station.log.results and pace.spent_up(planned):
+                return
+            yield planned.step, station.once(planned, plan.effort)
 
 
 def _unsteady(plan: Plan, log: Log, number: int) -> list[Planned]:
@@ -226,10 +244,12 @@ def _unsteady(plan: Plan, log: Log, number: int) -> list[Planned]:
         if planned.round != 1 or not isinstance(planned.step, Solo):
             continue
         rounds = [replace(planned, round=earlier).id for earlier in range(1, number)]
-        results = [log.results[name] for name in rounds if name in log.results]
-        medians = [float(np.median(r.samples.values)) for r in results if isinstance(r, SoloResult)]
-        if len(medians) > 1 and max(medians) / min(medians) - 1 > UNSTEADY:
-            found.append((max(medians) / min(medians), replace(planned, round=number)))
+        logged = [log.results[name] for name in rounds if name in log.results]
+        results = undisturbed([result for result in logged if isinstance(result, SoloResult)])
+        medians = [float(np.median(result.samples.values)) for result in results]
+        apart = max(medians) / min(medians) - 1 + max(result.disturbance for result in results) if results else 0.0
+        if apart > UNSTEADY:
+            found.append((apart, replace(planned, round=number)))
     return [planned for _, planned in sorted(found, key=lambda item: -item[0])]
 
 
@@ -237,24 +257,36 @@ def _hurry(effort: Effort) -> Effort:
     return replace(effort, warmup=LEAST.warmup, repeats=LEAST.repeats, min_s=LEAST.min_s, together_s=LEAST.together_s)
 
 
-def _once(bench: Bench, planned: Planned, effort: Effort, guess: ForwardGuess, log: Log, clock: Clock) -> Result:
-    """The step's result: from the log, or measured now and logged."""
-    if planned.id in log.results:
-        return log.results[planned.id]
-    started_ns = clock()
-    result = perform(bench, planned.step, effort, guess)
-    log.append(planned.id, (clock() - started_ns) / NS_PER_S, result)
-    return result
+@dataclass(frozen=True, slots=True)
+class Station:
+    """Where steps are carried out: a bench, its log and clock, a guess of its speed, and how that comes and goes."""
+
+    bench: Bench
+    log: Log
+    clock: Clock
+    guess: ForwardGuess
+    pace: PaceLook
+
+    def once(self, planned: Planned, effort: Effort) -> Result:
+        """The step's result: from the log, or measured now and logged."""
+        if planned.id in self.log.results:
+            return self.log.results[planned.id]
+        started_ns = self.clock()
+        result = perform(self.bench, planned.step, effort, self.guess, self.pace)
+        self.log.append(planned.id, (self.clock() - started_ns) / NS_PER_S, result)
+        return result
 
 
-def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess) -> Result:
-    """Measure one step."""
+def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, pace: PaceLook = UNSEEN) -> Result:
+    """Measure one step on a device whose own speed comes and goes like that."""
     match step:
         case Solo(point):
-            loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s)
-            return SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s)
-        case Together(points):
-            return _together(bench, points, effort, guess)
+            return _retried(lambda: _solo(bench, point, effort, pace.best_s))
+        case Together(points, across=across):
+            return _retried(lambda: _together(bench, points, across, effort, guess, pace.best_s))
+        case Watch(point):
+            loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s, paused=False)
+            return WatchResult(look(loop.repeats_s, loop.references_s))
         case Hold(segment, width):
             return _hold(bench, segment, width)
         case Dispatch(point):
@@ -265,16 +297,64 @@ def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess) -> Re
             return SteadyResult(bench.steady(point, effort.steady_s))
 
 
-def _together(bench: Bench, points: Sequence[Point], effort: Effort, guess: ForwardGuess) -> TogetherResult:
-    """Alone just before, then at once: a device that drifts slows both."""
-    alone_s = {}
+def _together(
+    bench: Bench, points: Sequence[Point], across: bool, effort: Effort, guess: ForwardGuess, best_s: float
+) -> TogetherResult:
+    """Alone just before, then at once: a device that drifts slows both. Neither with a pause."""
+    alone = {}
     for point in dict.fromkeys(points):
-        loop = bench.solo(point, 1, 3, alone_duration_s(point, effort, guess))
-        alone_s[point] = float(np.mean(loop.repeats_s))
-    shared = bench.together(points, together_duration_s(points, effort, guess))
+        alone[point] = bench.solo(point, 1, 3, alone_duration_s(point, effort, guess), paused=False)
+    shared = bench.together(points, together_duration_s(points, effort, guess), across=across)
+    means = {point: _mean_alone(loop, best_s) for point, loop in alone.items()}
     return TogetherResult(
-        tuple(alone_s[point] for point in points),
-        tuple(member.elapsed_s / member.completed if member.completed else 0.0 for member in shared),
+        alone_s=tuple(means[point][0] for point in points),
+        together_s=tuple(member.elapsed_s / member.completed if member.completed else 0.0 for member in shared.members),
+        alone_reference=tuple(means[point][1] for point in points),
+        together_reference=tuple(
+            member.reference_s / best_s if best_s and member.reference_s else 1.0 for member in shared.members
+        ),
+        disturbed_share=max(shared.foreign_share, *(loop.disturbed_share for loop in alone.values())),
+    )
+
+
+def _mean_alone(loop: Loop, best_s: float) -> tuple[float, float]:
+    """Mean seconds at full pace and 1.0; where it never had it, of all repeats and their references' mean ratio."""
+    if not best_s or not loop.references_s:
+        return float(np.mean(loop.repeats_s)), 1.0
+    is_full = at_full_pace(loop.references_s, best_s)
+    if is_full.any():
+        return float(np.mean(np.asarray(loop.repeats_s)[is_full])), 1.0
+    return float(np.mean(loop.repeats_s)), float(np.mean(loop.references_s)) / best_s
+
+
+def undisturbed(results: Sequence[Disturbable]) -> Sequence[Disturbable]:
+    """Those that no other program took much of; where there is none, the least disturbed."""
+    kept = [result for result in results if result.disturbance <= DISTURBED]
+    return kept or sorted(results, key=lambda result: result.disturbance)[:1]
+
+
+def _retried(attempt: Callable[[], Disturbable]) -> Disturbable:
+    """Again while others take the device or a part of its speed; the attempt that they took least of counts."""
+    tries = [attempt()]
+    while tries[-1].disturbance > DISTURBED and len(tries) < TRIES:
+        tries.append(attempt())
+    return replace(min(tries, key=lambda result: result.disturbance), tries=len(tries))
+
+
+def _solo(bench: Bench, point: Point, effort: Effort, best_s: float) -> SoloResult:
+    loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s)
+    if not best_s or not loop.references_s:
+        return SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, disturbed_share=loop.disturbed_share)
+    is_full = at_full_pace(loop.references_s, best_s)
+    full = [repeat for repeat, kept in zip(loop.repeats_s, is_full, strict=True) if kept]
+    slow = [repeat for repeat, kept in zip(loop.repeats_s, is_full, strict=True) if not kept]
+    return SoloResult(
+        samples=Samples.of(full or slow),
+        wall_s=loop.wall_s,
+        cpu_s=loop.cpu_s,
+        slow=Samples.of(slow) if slow and full else None,
+        is_slow=len(full) < min(FEWEST_AT_FULL_PACE, effort.repeats),
+        disturbed_share=loop.disturbed_share,
     )
 
 

@@ -24,6 +24,9 @@ USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
 STEP_OVERHEAD_S = 0.004  # a command to the worker and its answer
 HOLD_S = 0.01  # a guess for loading and unloading one instance a few times
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
+AT_ONCE = (2, 4, 8)  # so many batches at once; eight only where there are enough sets
+FEW_SETS = 16
+REPEATED = 12  # solo points that are measured twice where there is one round alone
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,10 +61,21 @@ class Solo:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Time points that run at once, each in an instance of its own, against each alone just before."""
+    """Time points that run at once, each in an instance of its own, against each alone just before.
+
+    `across`: in two processes on the device, in turn; else in one.
+    """
 
     points: tuple[Point, ...]
     held_out: bool = False
+    across: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Run a point without a pause, to see how the device's own speed comes and goes."""
+
+    point: Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +108,7 @@ class Steady:
     held_out: bool = False
 
 
-Step = Solo | Together | Hold | Dispatch | Transfer | Steady
+Step = Solo | Together | Watch | Hold | Dispatch | Transfer | Steady
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +135,7 @@ class Effort:
 
 
 LAVISH = Effort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
-LEAST = Effort(1, FEWEST_BATCHES, 1, 3, 0.0, 8, 0.1, 6, 1.5)
+LEAST = Effort(1, FEWEST_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5)
 TRANSFER_BYTES = (256, 4096, 65536, 1048576)
 
 
@@ -164,10 +178,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What else can be measured here: a power sensor worth steady points, a second server to move activations to."""
+    """What else can be measured here.
+
+    Attributes:
+        power: steady points under the power sensor, which is worth it.
+        peer: moving activations to a second server.
+        sibling: concurrency sets across two processes of the device.
+    """
 
     power: bool
     peer: bool
+    sibling: bool = False
 
 
 def make_plan(
@@ -204,8 +225,8 @@ def efforts(grid: int) -> Iterator[Effort]:
     yield Effort(1, None, 5, 30, 0.1, 16, 0.4, 20, 2.5)
     for batches in range(grid - 1, FEWEST_BATCHES - 1, -1):
         yield Effort(1, batches, 5, 30, 0.1, 16, 0.3, 16, 2.0)
-    yield Effort(1, FEWEST_BATCHES, 3, 15, 0.05, 12, 0.2, 12, 2.0)
-    yield Effort(1, FEWEST_BATCHES, 2, 8, 0.02, 12, 0.15, 8, 1.5)
+    yield Effort(1, FEWEST_BATCHES, 3, 15, 0.05, 16, 0.2, 12, 2.0)
+    yield Effort(1, FEWEST_BATCHES, 2, 8, 0.02, 16, 0.15, 8, 1.5)
     yield LEAST
 
 
@@ -262,10 +283,10 @@ def describe(step: Step) -> str:
     """A step's name, unique among steps."""
     held_out = "held out " if getattr(step, "held_out", False) else ""
     match step:
-        case Solo(point) | Dispatch(point) | Steady(point):
+        case Solo(point) | Watch(point) | Dispatch(point) | Steady(point):
             return f"{held_out}{type(step).__name__.lower()} {point}"
-        case Together(points):
-            return f"{held_out}together {' + '.join(map(str, points))}"
+        case Together(points, across=across):
+            return f"{held_out}together{' across' if across else ''} {' + '.join(map(str, points))}"
         case Hold(segment, width):
             return f"hold {segment}/{width:g}"
         case Transfer(size_bytes):
@@ -281,6 +302,8 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
         case Together(points):
             alone_s = sum(alone_duration_s(point, effort, guess) for point in set(points))
             return len(points) * STEP_OVERHEAD_S + alone_s + together_duration_s(points, effort, guess)
+        case Watch():
+            return STEP_OVERHEAD_S + effort.min_s
         case Hold():
             return HOLD_S
         case Dispatch(point):
@@ -298,7 +321,7 @@ def alone_duration_s(point: Point, effort: Effort, guess: ForwardGuess) -> float
 
 def together_duration_s(points: Sequence[Point], effort: Effort, guess: ForwardGuess) -> float:
     """How long a concurrency set runs: its slowest member shall finish several batches."""
-    return max(effort.together_s, 4 * len(points) * max(guess(point) for point in points))
+    return max(effort.together_s, 3 * len(points) * max(guess(point) for point in points))
 
 
 # ------------------------------------------------------------------------------------------------------ parts of a plan
@@ -318,9 +341,11 @@ def _plan(
     once += [Transfer(size_bytes) for size_bytes in TRANSFER_BYTES if extras.peer]
     solos: list[Step] = [Solo(Point(*key, batch)) for key in keys for batch in batches]
     solos += _held_out(keys, ranked, effort, rng)
-    sets = _sets(keys, batches, effort.sets, rng)
+    sets = _sets(keys, batches, effort.sets, extras.sibling, rng)
     steady = _steady(keys, batches, effort.points, rng) if extras.power else []
     rounds = [_shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
+    if effort.rounds == 1:  # how far two measurements of one thing lie apart is known at any budget
+        rounds.append(_some([step for step in solos if isinstance(step, Solo) and not step.held_out], REPEATED, rng))
     order = [(step, 1) for step in once] + [(step, 1) for step in rounds[0]] + [(step, 1) for step in steady]
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
     # An interrupted or late calibration must still give a whole profile: the first round is required.
@@ -351,23 +376,25 @@ def _held_out(keys: Sequence[Key], grid: Sequence[int], effort: Effort, rng: np.
     return [Solo(Point(*key, batch), held_out=True) for key, batch in zip(some, nearest, strict=True)]
 
 
-def _sets(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.random.Generator) -> list[Step]:
-    """Half of them n times the same point, half mixed; a quarter of each held out; no set twice."""
+def _sets(
+    keys: Sequence[Key], batches: Sequence[int], number: int, has_sibling: bool, rng: np.random.Generator
+) -> list[Step]:
+    """Half of them n times the same point, half mixed; half of each kind across processes, where there are two; a
+    quarter of each kind held out; no set twice."""
 
     def draw() -> Point:
         return Point(*keys[int(rng.integers(len(keys)))], batches[int(rng.integers(len(batches)))])
 
-    def mixed(size: int) -> tuple[Point, ...]:
-        return tuple(sorted(draw() for _ in range(size)))
-
-    found: dict[tuple[Point, ...], bool] = {}
-    sizes = itertools.cycle((2, 4))
+    found: dict[tuple[tuple[Point, ...], bool], bool] = {}
+    sizes = AT_ONCE if number > FEW_SETS else AT_ONCE[:-1]
+    kinds = list(itertools.product((True, False), (False, True) if has_sibling else (False,)))
     for index in range(number):
-        identical = index % 2 == 0
-        size = next(sizes) if identical else int(rng.integers(2, 5))
-        points = (draw(),) * size if identical else mixed(size)
-        found.setdefault(points, index // 2 % HELD_OUT_SETS == HELD_OUT_SETS - 1)
-    return [Together(points, held_out) for points, held_out in found.items()]
+        identical, across = kinds[index % len(kinds)]
+        turn = index // len(kinds)
+        size = sizes[turn % len(sizes)] if identical else int(rng.integers(2, sizes[-1] + 1))
+        points = (draw(),) * size if identical else tuple(sorted(draw() for _ in range(size)))
+        found.setdefault((points, across), turn % HELD_OUT_SETS == HELD_OUT_SETS - 1)
+    return [Together(points, held_out, across) for (points, across), held_out in found.items()]
 
 
 def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.random.Generator) -> list[Step]:
@@ -389,12 +416,12 @@ def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
 def _omitted(effort: Effort, extras: Extras) -> tuple[str, ...]:
     words = []
     if effort.rounds < LAVISH.rounds:
-        words.append(f"{LAVISH.rounds - effort.rounds} of {LAVISH.rounds} rounds over the grid")
+        words.append(f"rounds over the grid: {effort.rounds} instead of {LAVISH.rounds}")
     if effort.repeats < LAVISH.repeats or effort.min_s < LAVISH.min_s:
         wanted = f"{LAVISH.repeats} and {LAVISH.min_s:g} s"
         words.append(f"repeats: {effort.repeats} and {effort.min_s:g} s a point and round instead of {wanted}")
     if effort.sets < LAVISH.sets:
-        words.append(f"{LAVISH.sets - effort.sets} of {LAVISH.sets} concurrency sets")
+        words.append(f"concurrency sets: {effort.sets} instead of {LAVISH.sets}")
     if extras.power and effort.points < LAVISH.points:
-        words.append(f"{LAVISH.points - effort.points} of {LAVISH.points} power points")
+        words.append(f"power points: {effort.points} instead of {LAVISH.points}")
     return tuple(words)

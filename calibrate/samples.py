@@ -34,6 +34,10 @@ class Samples:
         weights = np.ones(len(repeats))
         return cls(len(repeats), tuple(slice_means(np.sort(np.asarray(repeats)), weights, KEPT)))
 
+    def scaled(self, factor: float) -> Samples:
+        """The same distribution, stretched."""
+        return Samples(self.count, tuple(factor * value for value in self.values))
+
 
 @dataclass(frozen=True, slots=True)
 class Pooled:

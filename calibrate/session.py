@@ -75,6 +75,7 @@ def calibrate(
             sensor_period_s,
             idle_s,
             Point(*keys[-1], batch_limit),
+            sibling=True,
             allow_busy=allow_busy,
         ) as ready,
         Log(log_path, _stamp(ready.found, costs, device, batch_limit)) as log,
@@ -82,14 +83,17 @@ def calibrate(
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
         planned_s = max(0.0, budget_s - START_S)
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
-        extras = Extras(power=ready.found.metered, peer=peer is not None)
+        extras = Extras(power=ready.found.metered, peer=peer is not None, sibling=True)
         rng = stream(seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         on_plan(plan)
-        measured = measure(ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, on_progress)
+        measured = measure(
+            ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, on_progress, seen.pace
+        )
         facts = ready.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if peer else ("the link between servers of this host",)))
-    return fit(measured.measurements, costs, facts, name or f"{device.kind}-{costs.info.name}", omitted)
+    profile_name = name or f"{device.kind}-{costs.info.name}"
+    return fit(measured.measurements, costs, facts, profile_name, omitted, seen.pace)
 
 
 def check_profile(

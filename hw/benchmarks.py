@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 from hw.executor import Lane, seconds_since, serve
 from hw.messages import (
@@ -22,6 +26,29 @@ if TYPE_CHECKING:
     from hw.executor import Executor
 
 _WARM_PASSES_TOGETHER = 3
+_REFERENCE_SIZE, _REFERENCE_WARMUP, _REFERENCE_TIMES = 48, 3, 8
+_REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
+
+
+class Reference:
+    """A fixed piece of arithmetic whose data fit the first cache: its CPU time tells how fast the core runs now.
+
+    A core that is lent by a virtual machine's host may be half of a physical one: while another tenant computes on the
+    other half, everything takes half as long again, and no counter of the guest shows it.
+    """
+
+    def __init__(self) -> None:
+        self._factor = torch.full((_REFERENCE_SIZE, _REFERENCE_SIZE), 1 / _REFERENCE_SIZE)
+        self._product = torch.empty_like(self._factor)
+
+    def cpu_ns(self) -> int:
+        """Do it: a few times to fill the caches again, then timed."""
+        for _ in range(_REFERENCE_WARMUP):
+            torch.mm(self._factor, self._factor, out=self._product)
+        begin_ns = time.thread_time_ns()
+        for _ in range(_REFERENCE_TIMES):
+            torch.mm(self._factor, self._factor, out=self._product)
+        return time.thread_time_ns() - begin_ns
 
 
 def warm(executor: Executor, batches: Sequence[int]) -> None:
@@ -40,24 +67,54 @@ def warm(executor: Executor, batches: Sequence[int]) -> None:
 def alone(executor: Executor, message: Benchmark) -> BenchmarkResult:
     """A point by itself: each pass timed."""
     samples_ns: list[int] = []
-    clocks: list[tuple[int, int]] = []
+    references_ns: list[int] = []
+    clocks: list[tuple[int, int, int]] = []
+    reference = _reference(executor)
 
     def job() -> None:
         with contextlib.closing(_passes(executor, message.point)) as passes:
             for _ in range(message.warmup):
                 next(passes)
-            clocks.append((time.monotonic_ns(), time.process_time_ns()))
+            references_ns.extend(reference.cpu_ns() for _ in range(2) if reference)
+            clocks.append(_clocks())
             while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
                 if message.pause_s:
                     time.sleep(message.pause_s)
                 begin_ns = time.monotonic_ns()
                 next(passes)
                 samples_ns.append(time.monotonic_ns() - begin_ns)
-            clocks.append((time.monotonic_ns(), time.process_time_ns()))
+                if reference:
+                    references_ns.append(reference.cpu_ns())
+            clocks.append(_clocks())
 
     _in_lanes(executor, [job])
-    wall_ns, cpu_ns = (clocks[1][i] - clocks[0][i] for i in range(2))
-    return BenchmarkResult(tuple(sample / 1e9 for sample in samples_ns), wall_ns / 1e9, cpu_ns / 1e9)
+    wall_ns, cpu_ns, waited_ns = (after - before for before, after in zip(*clocks, strict=True))
+    around_ns = [max(pair) for pair in itertools.pairwise(references_ns[1:])]  # the first one finds a cold cache
+    return BenchmarkResult(
+        samples_s=tuple(sample / 1e9 for sample in samples_ns),
+        wall_s=wall_ns / 1e9,
+        cpu_s=(cpu_ns - sum(references_ns[2:])) / 1e9,
+        waited_s=waited_ns / 1e9,
+        references_s=tuple(reference_ns / 1e9 for reference_ns in around_ns),
+    )
+
+
+def _reference(executor: Executor) -> Reference | None:
+    return Reference() if executor.place.type == "cpu" else None
+
+
+def _clocks() -> tuple[int, int, int]:
+    """Wall time, this process's CPU time, and how long its threads have waited for a core."""
+    return time.monotonic_ns(), time.process_time_ns(), _waited_ns()
+
+
+def _waited_ns() -> int:
+    """From Linux's scheduler statistics: (time on a core, time ready without one, times that it got one) a thread."""
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # a thread that has just ended; a kernel without statistics
+            waited_ns += int(path.read_text().split()[1])
+    return waited_ns
 
 
 def together(executor: Executor, message: BenchmarkTogether) -> TogetherResult:
@@ -67,17 +124,21 @@ def together(executor: Executor, message: BenchmarkTogether) -> TogetherResult:
     barrier = threading.Barrier(len(message.points), action=lambda: cpu_ns.append(time.process_time_ns()))
 
     def job(index: int, point: BenchmarkPoint) -> None:
+        reference = _reference(executor)
         try:
             with contextlib.closing(_passes(executor, point)) as passes:
                 for _ in range(_WARM_PASSES_TOGETHER):
                     next(passes)
                 barrier.wait()
-                begin_ns, completed, elapsed_s = time.monotonic_ns(), 0, 0.0
+                begin_ns, completed, elapsed_s, references_ns = time.monotonic_ns(), 0, 0.0, [0]
                 while elapsed_s < message.duration_s:
                     next(passes)
                     completed += 1
                     elapsed_s = seconds_since(begin_ns)
-                results[index] = ConcurrentResult(completed, elapsed_s)
+                    if reference and elapsed_s * 1e9 > len(references_ns) * _REFERENCE_PERIOD_NS:
+                        references_ns.append(reference.cpu_ns())
+                mean_ns = sum(references_ns) / max(1, len(references_ns) - 1)
+                results[index] = ConcurrentResult(completed, elapsed_s, mean_ns / 1e9)
         except BaseException:
             barrier.abort()
             raise

@@ -275,19 +275,28 @@ class BenchmarkResult:
     Attributes:
         samples_s: for each pass, stacking and the wait for the device included.
         wall_s, cpu_s: of the whole loop, and the CPU time the process used meanwhile.
+        waited_s: how long the process's threads were ready to run but had no core; 0 where the system does not tell.
+        references_s: for each pass the CPU time of a fixed piece of work beside it (the longer of those before and
+            after), which tells how fast the core ran; empty on a GPU.
     """
 
     samples_s: tuple[float, ...]
     wall_s: float
     cpu_s: float
+    waited_s: float = 0.0
+    references_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentResult:
-    """One point among others: passes finished, and the time from the common start to the last one's end."""
+    """One point among others: passes finished, and the time from the common start to the last one's end.
+
+    `reference_s`: the mean CPU time of a fixed piece of work meanwhile (see `BenchmarkResult`); 0 on a GPU.
+    """
 
     completed: int
     elapsed_s: float
+    reference_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from hw.messages import (
     BenchmarkTogether,
     Broken,
     Close,
-    ConcurrentResult,
     Done,
     Finished,
     FromWorker,
@@ -280,10 +279,10 @@ class Worker:
         self.send(Benchmark(point, warmup, repeats, min_s, pause_s))
         return self._expect(BenchmarkResult)
 
-    def benchmark_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> tuple[ConcurrentResult, ...]:
+    def benchmark_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> TogetherResult:
         """Loop points at the same time, each in its own instance and thread."""
         self.start_together(points, duration_s)
-        return self.finish_together().results
+        return self.finish_together()
 
     def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> None:
         """The first half of `benchmark_together`, so that several workers can run at once."""

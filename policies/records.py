@@ -122,12 +122,16 @@ class ServerTotals:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
-    """One device over the whole run: its integrated energy and the idle powers that are part of it."""
+    """One device over the whole run: its integrated energy and the idle powers that are part of it.
+
+    `extrapolated_s`: simulated with more batches at once than its profile was measured with.
+    """
 
     name: str
     energy_j: float
     bare_idle_w: float
     context_idle_w: float
+    extrapolated_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

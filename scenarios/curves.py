@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.fit import SOLO_ERROR
+from calibrate.errors import SOLO_ERROR
 from sim.profile import JITTER_QUANTILES, LatencyCurve, Profile
 from sim.steady import AT_ONCE, LOADS, SteadyPoint, shared_device, steady_points
 from sim.tables import BatchKey, compile_tables

@@ -20,6 +20,7 @@ from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
 from policies.router import RouterCore
 from policies.routing import RouterConfig, RoutingPolicy
 from policies.vocabulary import (
+    NS_PER_S,
     ROUTER,
     BlockArrived,
     Choice,
@@ -72,7 +73,7 @@ class RunSpec:
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
         deadline_ns: after its arrival, for every request; None for no deadlines.
-        seed: of the jitter and of lost packets.
+        seed: of the jitter, the devices' pace and lost packets.
         detail, keep_log: what the ledger keeps.
     """
 
@@ -143,6 +144,8 @@ class Simulation:
         for server in self.servers:
             self._faults.come_up(server.index)
             self._sample(server)
+        for index, device in enumerate(self._devices):
+            device.start_pace(derived_seed(self.spec.seed, f"pace:{index}"))
         for fault in self.spec.faults:
             self._faults.plan(fault)
         self._plan_arrival()
@@ -338,4 +341,5 @@ def _device_totals(device: SimulatedDevice, ended_ns: int) -> DeviceTotals:
         energy_j=device.energy_mj(ended_ns) / 1000,
         bare_idle_w=power.bare_idle_w,
         context_idle_w=power.context_idle_w,
+        extrapolated_s=device.extrapolated_ns / NS_PER_S,
     )

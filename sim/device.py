@@ -6,15 +6,43 @@ It knows no clock, no queue and no server. `calibrate` fits its parameters by ca
     d_j   demand: the batch's solo image rate over the key's best solo image rate
     h_j   host share: how long the launching thread is busy
     m_j   bandwidth share: bytes moved per second over the device's bandwidth
-    S0_j  = crowding(max(sum d, sum h)) * (1 + alpha * sum over i != j of m_i)       crowding(x) = max(1, x) ** beta
+    u_j   busy share: how long any of the device's units works for the batch
+    x     = max(sum d, host, turns)                                                  what all of them ask of the device
+    S0_j  = crowding(x) * (1 + alpha * sum over i != j of m_i)                       crowding(x) = max(1, x) ** beta
     P_u   = P_ctx + sum of p_j / S0_j                                                p_j: solo power above context idle
     phi   = clip(1 - a (P_u / P_cap - 1), phi_min, 1)                                clocks fall only above the cap
     S_j   = S0_j / phi,   P = min(P_cap, P_u),   U = min(1, sum u_j)
+
+On a CPU the launching threads run on the device itself: host = sum h. On a GPU each process launches for itself: host
+is the largest sum of h of one process; and without help (MPS) a GPU runs the kernels of one process at a time: with
+several of them turns = sum over processes of min(1, sum u), and across_beta takes the place of beta.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoad:
+    """What one running batch asks of the device: d, h, u, m, and which process it belongs to."""
+
+    demand: float
+    host: float
+    busy: float
+    bandwidth: float
+    process: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a device is shared; `hosted` where the launching threads run on the device itself (a CPU)."""
+
+    alpha: float
+    beta: float
+    across_beta: float
+    hosted: bool
 
 
 def demand(batch: int, latency_s: float, peak_rate_img_s: float) -> float:
@@ -32,17 +60,40 @@ def contention(alpha: float, others_bandwidth_share: float) -> float:
     return 1.0 + alpha * others_bandwidth_share
 
 
-def slow_downs(
+def total_load(
     demands: Sequence[float],
-    host_shares: Sequence[float],
-    bandwidth_shares: Sequence[float],
-    alpha: float,
-    beta: float,
-) -> list[float]:
-    """S0 of each batch of a running set; the three sequences hold one value a batch."""
-    common = crowding(max(sum(demands), sum(host_shares)), beta)
-    total = sum(bandwidth_shares)
-    return [common * contention(alpha, total - own) for own in bandwidth_shares]
+    hosts: Sequence[float],
+    busy: Sequence[float],
+    processes: Sequence[int],
+    hosted: bool,
+    whole: float = 1,
+) -> tuple[float, bool]:
+    """x of a running set, one value a batch in each sequence, and whether it is of several processes.
+
+    Args:
+        whole: what a share of 1 is in the unit of the values (1000 for permille).
+    """
+    present = set(processes)
+    if hosted or len(present) < 2:
+        return max(sum(demands), sum(hosts)), len(present) > 1
+    of = [[i for i, process in enumerate(processes) if process == one] for one in sorted(present)]
+    host = max(sum(hosts[i] for i in members) for members in of)
+    turns = sum(min(whole, sum(busy[i] for i in members)) for members in of)
+    return max(sum(demands), host, turns), True
+
+
+def slow_downs(batches: Sequence[BatchLoad], sharing: Sharing) -> list[float]:
+    """S0 of each batch of a running set."""
+    load, is_across = total_load(
+        [b.demand for b in batches],
+        [b.host for b in batches],
+        [b.busy for b in batches],
+        [b.process for b in batches],
+        sharing.hosted,
+    )
+    common = crowding(load, sharing.across_beta if is_across else sharing.beta)
+    total = sum(b.bandwidth for b in batches)
+    return [common * contention(sharing.alpha, total - b.bandwidth) for b in batches]
 
 
 def clock_ratio(uncapped_w: float, cap_w: float, throttle: float, phi_min: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from policies.vocabulary import NS_PER_S
-from sim.device import clock_ratio, contention
+from sim.device import clock_ratio, contention, total_load
 from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable
 
 
@@ -40,6 +40,8 @@ class SimulatedDevice:
         self.running: dict[tuple[int, int], RunningBatch] = {}
         self.power_mw = tables.context_idle_mw
         self.busy_permille = 0
+        self._pace = 1.0
+        self.extrapolated_ns = 0  # time with more batches at once than calibration measured
         self._energy_mw_ns = 0.0
         self._busy_permille_ns = 0
         self._updated_ns = 0
@@ -49,6 +51,8 @@ class SimulatedDevice:
         elapsed_ns = now_ns - self._updated_ns
         if elapsed_ns == 0:
             return
+        if len(self.running) > self.tables.most_at_once:
+            self.extrapolated_ns += elapsed_ns
         self._energy_mw_ns += self.power_mw * elapsed_ns
         self._busy_permille_ns += self.busy_permille * elapsed_ns
         for running in self.running.values():
@@ -95,6 +99,12 @@ class SimulatedDevice:
                 running.factor = factor
         self._rerate(now_ns)
 
+    def set_pace(self, factor: float, now_ns: int) -> None:
+        """From now on everything takes so many times as long."""
+        self.advance(now_ns)
+        self._pace = factor
+        self._rerate(now_ns)
+
     def next_end(self) -> RunningBatch | None:
         """The batch that ends first; ties go to the lower server, then the lower batch."""
         moving = (running for running in self.running.values() if not running.frozen)
@@ -103,10 +113,16 @@ class SimulatedDevice:
     def _rerate(self, now_ns: int) -> None:
         """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""
         tables, running = self.tables, self.running.values()
-        load = max(
-            sum(r.table.demand_permille[r.size] for r in running), sum(r.table.host_permille[r.size] for r in running)
+        load, is_across = total_load(
+            [r.table.demand_permille[r.size] for r in running],
+            [r.table.host_permille[r.size] for r in running],
+            [r.table.busy_permille[r.size] for r in running],
+            [r.server for r in running],
+            tables.hosted,
+            1000,
         )
-        common = tables.crowding[min(load, CROWDING_LIMIT_PERMILLE)]
+        crowding = tables.crowding_across if is_across else tables.crowding
+        common = crowding[min(int(load), CROWDING_LIMIT_PERMILLE)]
         bandwidth = sum(r.table.bandwidth[r.size] for r in running)
         uncapped_mw = tables.context_idle_mw
         for r in running:
@@ -114,7 +130,7 @@ class SimulatedDevice:
             uncapped_mw += r.table.power_mw[r.size] / r.slow_down
         phi = clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
         for r in running:
-            r.slow_down /= phi
+            r.slow_down *= self._pace / phi
             r.end_ns = now_ns + max(0, ceil(r.work_ns * r.slow_down))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
         self.busy_permille = min(1000, sum(r.table.busy_permille[r.size] for r in running))

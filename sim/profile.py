@@ -18,6 +18,7 @@ from sim.strict import StrictModel
 
 SCHEMA: Literal["slimsched.profile/1"] = "slimsched.profile/1"
 JITTER_QUANTILES = 33
+AT_ONCE = "batches at once"  # the quantity of a `Range` that bounds how many were measured together
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -133,12 +134,18 @@ class Memory(StrictModel):
 class Concurrency(StrictModel):
     """How batches that run together slow each other down (`sim.device`): alpha, beta >= 0.
 
-    `across_beta` takes the place of beta where the batches are of several processes; None: the same.
+    Attributes:
+        across_beta: takes the place of beta where the batches are of several processes; None: the same.
+        alpha_ci95, beta_ci95, across_beta_ci95: half-widths of the 95 % intervals; None where nothing was measured, or
+            where alpha is not told from 0 and taken as 0.
     """
 
     alpha: NonNegative
     beta: NonNegative
     across_beta: NonNegative | None = None
+    alpha_ci95: NonNegative | None = None
+    beta_ci95: NonNegative | None = None
+    across_beta_ci95: NonNegative | None = None
     provenance: Provenance
 
 
@@ -165,6 +172,24 @@ class Power(StrictModel):
         if not self.bare_idle_w <= self.context_idle_w <= self.cap_w:
             raise ValueError("bare_idle_w <= context_idle_w <= cap_w must hold")
         return self
+
+
+class Pace(StrictModel):
+    """How a device's own speed comes and goes: its host lends a part of it to others (a virtual machine's cores).
+
+    Latencies are of its full pace; now and then it is `slow_factor` times slower, for `mean_slow_s` on average
+    (exponentially distributed), `slow_share` of the time in all.
+    """
+
+    slow_factor: Annotated[float, Field(ge=1)]
+    slow_share: Annotated[float, Field(ge=0, lt=1)]
+    mean_slow_s: Positive
+    provenance: Provenance
+
+    @property
+    def mean_factor(self) -> float:
+        """How much longer things take on average."""
+        return 1.0 + self.slow_share * (self.slow_factor - 1.0)
 
 
 class Sensor(StrictModel):
@@ -219,6 +244,9 @@ class Profile(StrictModel):
         dispatch_s: from a command to the forward's start plus from its end to the scheduler; it holds the instance.
         decision_s: until a routing decision is made and sent, on an idle host, where it was measured.
         decision_busy_s: all that the router's host does for one decision; the next one does not begin before.
+        served_extra_s: what a served batch takes of the device beyond its solo pass, where it was measured; on a CPU
+            all that the executor does for it.
+        pace: how the device's speed comes and goes; None where it was not seen to.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
@@ -235,12 +263,14 @@ class Profile(StrictModel):
     dispatch_s: NonNegative
     decision_s: NonNegative | None = None
     decision_busy_s: NonNegative | None = None
+    served_extra_s: NonNegative = 0.0
     padding: Literal["none", "grid"] = "none"
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
     memory: Memory
     concurrency: Concurrency
     power: Power
     sensor: Sensor
+    pace: Pace | None = None
     link: Link | None = None
     errors: tuple[StatedError, ...] = ()
     ranges: tuple[Range, ...] = ()

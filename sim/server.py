@@ -37,8 +37,10 @@ from policies.vocabulary import (
 from sim.agenda import Agenda, Kind, rank
 from sim.network import Attachment
 from sim.physics import RunningBatch, SimulatedDevice
-from sim.tables import KeyTable
+from sim.tables import KeyTable, PaceTable
 from sim.telemetry import WindowedSensor
+
+_FIRST = 1 << 32  # no number of a change
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,25 @@ class SharedDevice:
         if batch is not None:
             order = rank(batch.server, Kind.BATCH_END, batch.batch)
             self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
+
+    def start_pace(self, salt: int) -> None:
+        """Let the device's speed come and go, where its profile says that it does; `salt` is of the hash that draws.
+
+        It starts in either state, as it would be found at any time.
+        """
+        pace = self.physics.tables.pace
+        if pace is not None:
+            full_ns, slow_ns = sum(pace.full_ns), sum(pace.slow_ns)
+            is_slow = hashed(salt, _FIRST, _FIRST) % (full_ns + slow_ns) < slow_ns
+            self._change_pace(pace, salt, 0, is_slow)
+
+    def _change_pace(self, pace: PaceTable, salt: int, number: int, is_slow: bool) -> None:
+        self.physics.set_pace(pace.slow_factor if is_slow else 1.0, self._agenda.now_ns)
+        self.replan()
+        durations_ns = pace.slow_ns if is_slow else pace.full_ns
+        next_ns = self._agenda.now_ns + durations_ns[hashed(salt, int(is_slow), number) % len(durations_ns)]
+        order = rank(min(self._servers), Kind.PACE)
+        self._agenda.at(next_ns, order, self._change_pace, pace, salt, number + 1, not is_slow)
 
     def _end(self, plan: int, batch: RunningBatch) -> None:
         if plan != self._plan:

@@ -5,20 +5,23 @@ Everything that needs a logarithm, a power or an interpolation happens here, onc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
 
 from policies.errors import InputError
 from policies.vocabulary import NS_PER_S
-from sim.device import crowding, demand
+from sim.device import Sharing, crowding, demand
 from sim.interpolation import interpolate_linear, latency_table_s
-from sim.profile import LatencyCurve, Profile
+from sim.profile import AT_ONCE, LatencyCurve, Profile
 
 BatchKey = tuple[int, float, float]  # (segment, width, previous width)
 UtilMetric = Literal["nvml", "sm"]
 
+PACE_QUANTILES = 256
 CROWDING_LIMIT_PERMILLE = 64_000  # total demand up to which crowding is tabulated: 64 saturating batches at once
 
 
@@ -27,7 +30,7 @@ class KeyTable:
     """One (segment, width, previous width); every tuple is indexed by the batch size that the device sees, 0 unused.
 
     Attributes:
-        latency_ns: solo forward time with jitter off (the mean).
+        latency_ns: time on an idle device with jitter off (the mean).
         typical_ns: the median, which `jitter` multiplies.
         demand_permille, host_permille, busy_permille: d, h and u of the device model.
         bandwidth: m.
@@ -46,6 +49,15 @@ class KeyTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceTable:
+    """How a device's speed comes and goes: quantiles of how long each state lasts, in equal parts."""
+
+    slow_factor: float
+    full_ns: tuple[int, ...]
+    slow_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceTable:
     """What one (segment, width) costs to hold, load and unload."""
 
@@ -57,15 +69,25 @@ class InstanceTable:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTables:
-    """A device as the simulation sees it; `crowding[x]` is `sim.device.crowding` at a total of x permille."""
+    """A device as the simulation sees it.
+
+    Attributes:
+        crowding: [x] is `sim.device.crowding` at a total of x permille; `crowding_across` the same across processes.
+        hosted: see `sim.device.Sharing`.
+        most_at_once: batches at once that the profile was measured with; slow-downs beyond are extrapolated.
+    """
 
     name: str
     profile: Profile
     batch_limit: int
     keys: dict[BatchKey, KeyTable]
     instances: dict[tuple[int, float], InstanceTable]
+    pace: PaceTable | None
     alpha: float
     crowding: tuple[float, ...]
+    crowding_across: tuple[float, ...]
+    hosted: bool
+    most_at_once: float
     dispatch_ns: int
     context_idle_mw: float
     cap_mw: float
@@ -99,20 +121,24 @@ def compile_tables(
             "calibrate with larger batches",
         )
     curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
-    power, sensor = profile.power, profile.sensor
+    power, sensor, sharing = profile.power, profile.sensor, sharing_of(profile)
     return DeviceTables(
         name=profile.name,
         profile=profile,
         batch_limit=batch_limit,
-        keys={key: _key_table(curve, batch_limit, jitter, util_metric, profile.name) for key, curve in curves.items()},
+        keys={key: _key_table(curve, batch_limit, jitter, util_metric, profile) for key, curve in curves.items()},
         instances={
             (cost.segment, cost.width): InstanceTable(
                 cost.vram_bytes, nanoseconds(cost.load_s), nanoseconds(cost.reload_s), nanoseconds(cost.unload_s)
             )
             for cost in profile.memory.instances
         },
-        alpha=profile.concurrency.alpha,
-        crowding=tuple(crowding(x / 1000, profile.concurrency.beta) for x in range(CROWDING_LIMIT_PERMILLE + 1)),
+        pace=_pace_table(profile) if jitter else None,
+        alpha=sharing.alpha,
+        crowding=_crowding(sharing.beta),
+        crowding_across=_crowding(sharing.across_beta),
+        hosted=sharing.hosted,
+        most_at_once=next((found.high for found in profile.ranges if found.quantity == AT_ONCE), inf),
         dispatch_ns=nanoseconds(profile.dispatch_s),
         context_idle_mw=power.context_idle_w * 1000,
         cap_mw=power.cap_w * 1000,
@@ -126,6 +152,17 @@ def compile_tables(
     )
 
 
+def sharing_of(profile: Profile) -> Sharing:
+    """How the profile's device is shared."""
+    found = profile.concurrency
+    across_beta = found.beta if found.across_beta is None else found.across_beta
+    return Sharing(found.alpha, found.beta, across_beta, profile.device.kind == "cpu")
+
+
+def _crowding(beta: float) -> tuple[float, ...]:
+    return tuple(crowding(x / 1000, beta) for x in range(CROWDING_LIMIT_PERMILLE + 1))
+
+
 def _padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
     if profile.padding == "none":
         return ()
@@ -133,30 +170,56 @@ def _padded_sizes(profile: Profile, batch_limit: int) -> tuple[int, ...]:
     return tuple(sorted({size for size in common if size < batch_limit} | {batch_limit}))
 
 
-def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilMetric, name: str) -> KeyTable:
+def demands(latency_s: Sequence[float]) -> list[float]:
+    """d at every integer batch size from 1, of a key with these latencies (index = batch in both, [0] is nothing)."""
+    peak_rate_img_s = max(b / latency_s[b] for b in range(1, len(latency_s)))
+    return [0.0, *(demand(b, float(latency_s[b]), peak_rate_img_s) for b in range(1, len(latency_s)))]
+
+
+def _pace_table(profile: Profile) -> PaceTable | None:
+    pace = profile.pace
+    if pace is None or pace.slow_share == 0 or pace.slow_factor == 1:
+        return None
+    mean_full_s = pace.mean_slow_s * (1 - pace.slow_share) / pace.slow_share
+    shares = (np.arange(PACE_QUANTILES) + 0.5) / PACE_QUANTILES
+    exponential = -np.log1p(-shares)
+    exponential /= exponential.mean()
+
+    def durations(mean_s: float) -> tuple[int, ...]:
+        return tuple(nanoseconds(float(mean_s * share)) for share in exponential)
+
+    return PaceTable(pace.slow_factor, durations(mean_full_s), durations(pace.mean_slow_s))
+
+
+def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilMetric, profile: Profile) -> KeyTable:
     utilization = curve.utilization if util_metric == "nvml" else curve.sm_utilization
     if not utilization:
-        raise InputError(f"profile {name}", "latency.sm_utilization", "not measured here; use util_metric: nvml")
-    mean_s = latency_table_s(curve.batches, curve.mean_s, limit)
-    median_s = latency_table_s(curve.batches, curve.p50_s, limit)
-    peak_rate_img_s = max(b / mean_s[b] for b in range(1, limit + 1))
+        raise InputError(
+            f"profile {profile.name}", "latency.sm_utilization", "not measured here; use util_metric: nvml"
+        )
+    solo_s = latency_table_s(curve.batches, curve.mean_s, limit)
+    slower = 1.0 if jitter or profile.pace is None else profile.pace.mean_factor
+    mean_s = slower * (solo_s + profile.served_extra_s)
+    median_s = latency_table_s(curve.batches, curve.p50_s, limit) + profile.served_extra_s
     sizes = range(1, limit + 1)
 
     def along(values: tuple[float, ...]) -> list[float]:
         return [interpolate_linear(curve.batches, values, b) for b in sizes]
 
     def permille(shares: list[float]) -> tuple[int, ...]:
-        return (0, *(round(1000 * share) for share in shares))
+        return tuple(round(1000 * share) for share in shares)
 
     joules = along(curve.energy_j_per_image)
+    # What an executor does around a pass keeps a CPU's cores as busy as the pass does, and a GPU waiting.
+    power_s = solo_s if profile.device.kind == "cpu" else mean_s
     return KeyTable(
         latency_ns=(0, *(nanoseconds(mean_s[b]) for b in sizes)),
         typical_ns=(0, *(nanoseconds(median_s[b]) for b in sizes)),
-        demand_permille=permille([demand(b, mean_s[b], peak_rate_img_s) for b in sizes]),
-        host_permille=permille(along(curve.host_share)),
-        busy_permille=permille(along(utilization)),
+        demand_permille=permille(demands(mean_s.tolist())),
+        host_permille=permille([0.0, *along(curve.host_share)]),
+        busy_permille=permille([0.0, *along(utilization)]),
         bandwidth=(0.0, *along(curve.bandwidth_share)),
-        power_mw=(0.0, *(1000 * k * b / float(mean_s[b]) for k, b in zip(joules, sizes, strict=True))),
+        power_mw=(0.0, *(1000 * k * b / float(power_s[b]) for k, b in zip(joules, sizes, strict=True))),
         jitter=_jitter_rows(curve, limit) if jitter else (),
     )
 

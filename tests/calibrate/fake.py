@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from calibrate.bench import Loop, Shared, SteadyLoad
+from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
 from calibrate.costs import Key, KeyCost, ModelCosts
 from calibrate.fit import DeviceFacts
 from calibrate.plan import Point
 from policies.vocabulary import NS_PER_S, Provenance
-from sim.device import demand, slow_downs
+from sim.device import BatchLoad, Sharing, demand, slow_downs
 from sim.profile import DeviceInfo, ModelInfo, Power, Sensor
 
 WIDTHS = (0.5, 1.0)
 SEGMENTS = 2
 BANDWIDTH_BYTES_S = 1e9
 LIMIT = 32
+REFERENCE_S, SLOW_FACTOR, SLOW_REFERENCE, SLOW_S = 3e-5, 1.5, 1.4, 0.1
 
 
 def model_costs() -> ModelCosts:
@@ -47,6 +49,9 @@ class FakeBench:
     now_ns: int = 0
     asked: list[Point] = field(default_factory=list)
     dies_after: int | None = None
+    across_beta: float | None = None
+    slow_share: float = 0.0  # of the time that the device is SLOW_FACTOR times slower
+    foreign_share: float = 0.0  # of the device, taken by others
     held: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,11 +66,12 @@ class FakeBench:
         speed = 1e-3 * point.segment * point.width * (1 + point.previous_width)
         return max(6 * speed, 2 * speed + speed * point.batch)
 
-    def loads(self, point: Point) -> tuple[float, float, float]:
-        """d, h, m."""
+    def load_of(self, point: Point, process: int = 0) -> BatchLoad:
+        """d, h, u, m."""
         peak = max(b / self.truth_s(Point(*point.key, b)) for b in range(1, LIMIT + 1))
         moved = model_costs().keys[point.key].batch_bytes(point.batch) / self.truth_s(point) / BANDWIDTH_BYTES_S
-        return demand(point.batch, self.truth_s(point), peak), self.host_share(point), min(1.0, moved)
+        host = self.host_share(point)
+        return BatchLoad(demand(point.batch, self.truth_s(point), peak), host, host, min(1.0, moved), process)
 
     def host_share(self, point: Point) -> float:
         """Falls with the batch."""
@@ -84,24 +90,46 @@ class FakeBench:
         del self.held[instance]
         return 0.001
 
-    def solo(self, point: Point, warmup: int, repeats: int, min_s: float) -> Loop:
-        """Repeats with multiplicative log-normal jitter."""
+    def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
+        """Repeats with multiplicative log-normal jitter, and slow spells where there are any."""
         self._ask(point)
         truth_s = self.truth_s(point)
         number = max(repeats, int(np.ceil(min_s / truth_s)))
         repeats_s = truth_s * np.exp(self.jitter * self._rng.standard_normal(number))
+        references_s: list[float] = []
+        if self.slow_share:
+            is_slow = self._spells(number, truth_s)
+            repeats_s *= np.where(is_slow, SLOW_FACTOR, 1.0)
+            references_s = (REFERENCE_S * np.where(is_slow, SLOW_REFERENCE, 1.0)).tolist()
         wall_s = float(repeats_s.sum())
         self._pass((wall_s + warmup * truth_s) * self.slowness)
-        return Loop(repeats_s.tolist(), wall_s, self.host_share(point) * wall_s)
+        waited_s = self.foreign_share * wall_s
+        return Loop(repeats_s.tolist(), wall_s, self.host_share(point) * (wall_s - waited_s), waited_s, references_s)
 
-    def together(self, points: Sequence[Point], duration_s: float) -> Sequence[Shared]:
-        """Each member at its slowed-down pace."""
+    def _spells(self, number: int, truth_s: float) -> npt.NDArray[np.bool_]:
+        """A two-state chain that is slow for so much of the time, for a tenth of a second on average."""
+        leave = min(1.0, truth_s / SLOW_S)
+        enter = min(1.0, leave * self.slow_share / (1 - self.slow_share))
+        state, found = self._rng.random() < self.slow_share, []
+        for draw in self._rng.random(number):
+            state = draw >= leave if state else draw < enter
+            found.append(state)
+        return np.asarray(found)
+
+    def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
+        """Each member at its slowed-down speed, the whole set in slow spells for a share of the time."""
         self._ask(*points)
         self._pass(duration_s * self.slowness)
-        loads = [self.loads(point) for point in points]
-        demands, hosts, bandwidths = zip(*loads, strict=True)
-        factors = slow_downs(demands, hosts, bandwidths, self.alpha, self.beta)
-        return [Shared(7, 7 * self.truth_s(p) * f) for p, f in zip(points, factors, strict=True)]
+        loads = [self.load_of(point, index % 2 if across else 0) for index, point in enumerate(points)]
+        across_beta = self.beta if self.across_beta is None else self.across_beta
+        factors = slow_downs(loads, Sharing(self.alpha, self.beta, across_beta, hosted=True))
+        share = float(np.clip(self.slow_share + 0.2 * self._rng.standard_normal(), 0, 1)) if self.slow_share else 0.0
+        slow, reference = 1 + share * (SLOW_FACTOR - 1), REFERENCE_S * (1 + share * (SLOW_REFERENCE - 1))
+        members = [
+            Shared(7, 7 * self.truth_s(p) * f * slow, reference if self.slow_share else 0.0)
+            for p, f in zip(points, factors, strict=True)
+        ]
+        return SharedLoop(members, self.foreign_share)
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
         """100 us."""

@@ -76,7 +76,7 @@ def test_a_plan_keeps_to_its_budget_where_it_can() -> None:
 def test_what_is_left_out_is_said() -> None:
     """Batch sizes, rounds and repeats by name; and that a budget cannot be met."""
     words = " ".join(plan(0.1).omitted)
-    assert "2 of 3 rounds" in words
+    assert "rounds over the grid: 1 instead of 3" in words
     assert "repeats: 3" in words
     assert "the budget is 0 s" in words
 
@@ -100,8 +100,26 @@ def test_sets_are_identical_and_mixed_a_quarter_held_out() -> None:
     for held_out in (False, True):
         kinds = {len(set(s.points)) == 1 for s in sets if s.held_out == held_out}
         assert kinds == {True, False}
-    assert {len(s.points) for s in sets if len(set(s.points)) == 1} == {2, 4}
+    assert {len(s.points) for s in sets if len(set(s.points)) == 1} == {2, 4, 8}
+    assert {s.across for s in sets} == {False}
     assert np.mean([s.held_out for s in sets]) == pytest.approx(0.25, abs=0.1)
+
+
+def test_half_of_the_sets_are_across_processes_where_there_are_two() -> None:
+    """Of each kind, on both sides."""
+    steps = [p.step for p in plan(3000.0, extras=Extras(False, False, sibling=True)).steps if p.round == 1]
+    sets = [step for step in steps if isinstance(step, Together)]
+    assert len({(s.across, len(set(s.points)) == 1, s.held_out) for s in sets}) == 8
+    assert np.mean([s.across for s in sets]) == pytest.approx(0.5, abs=0.1)
+
+
+def test_one_round_repeats_some_points() -> None:
+    """So that every profile knows how far two measurements of one thing lie apart."""
+    small = plan(5.0)
+    again = [p.step for p in small.steps if p.round == 2]
+    assert small.effort.rounds == 1
+    assert again
+    assert all(isinstance(step, Solo) and not step.held_out for step in again)
 
 
 def test_each_round_has_its_own_order() -> None:

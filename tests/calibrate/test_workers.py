@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calibrate import calibrate, check_profile
-from calibrate.fit import CONCURRENCY_ERROR, SOLO_ERROR
+from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
 from calibrate.measure import Progress
 from hw.device import DeviceSpec
 from hw.networks import ModelFile, save_model

@@ -204,7 +204,7 @@ def test_benchmarks_measure_what_they_are_asked_for(pair: list[Worker]) -> None:
     assert 0 < sum(result.samples_s) <= result.wall_s
     assert result.cpu_s > 0
     together = worker.benchmark_together([BenchmarkPoint(1, 0.5, 0.0, 2), BenchmarkPoint(3, 1.0, 1.0, 1)], 0.05)
-    assert all(part.completed > 0 and part.elapsed_s >= 0.05 for part in together)
+    assert all(part.completed > 0 and part.elapsed_s >= 0.05 for part in together.results)
     with pytest.raises(WorkError, match="bad_input"):
         worker.benchmark_together([BenchmarkPoint(1, 0.5, 0.0, 2), BenchmarkPoint(3, 0.1, 1.0, 1)], 0.05)
     trips = worker.dispatch_round_trips(BenchmarkPoint(3, 0.5, 1.0, 4), 5)
@@ -342,4 +342,6 @@ def test_a_gpu_serves_what_the_cpu_computes(model: SlimResNet, path: Path) -> No
         wanted = model(images, (1.0,) * 3).argmax(1).tolist()
         assert np.mean(np.asarray(answer.labels) == wanted) > 0.9  # TF32 may turn a near-tie
         assert len(worker.benchmark(BenchmarkPoint(2, 1.0, 1.0, 64), 5, 20, 0.0).samples_s) == 20
-        assert all(part.completed for part in worker.benchmark_together([BenchmarkPoint(2, 1.0, 1.0, 64)] * 3, 0.1))
+        assert all(
+            part.completed for part in worker.benchmark_together([BenchmarkPoint(2, 1.0, 1.0, 64)] * 3, 0.1).results
+        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.device import clock_ratio, crowding, slow_downs
+from sim.device import BatchLoad, Sharing, clock_ratio, crowding, slow_downs
 from sim.physics import RunningBatch, SimulatedDevice
 from sim.tables import DeviceTables, compile_tables
 from sim.telemetry import WindowedSensor
@@ -60,10 +61,21 @@ def test_small_batches_overlap_freely_until_demand_or_host_saturates() -> None:
 
 def test_bandwidth_contention_counts_the_others_only() -> None:
     """alpha acts on what the other batches move."""
-    assert slow_downs([0.1, 0.1], [0.0, 0.0], [0.4, 0.1], alpha=1.0, beta=1.0) == [
-        pytest.approx(1.1),
-        pytest.approx(1.4),
-    ]
+    batches = [BatchLoad(0.1, 0.0, 0.0, moved) for moved in (0.4, 0.1)]
+    assert slow_downs(batches, Sharing(1.0, 1.0, 1.0, hosted=False)) == [pytest.approx(1.1), pytest.approx(1.4)]
+
+
+def test_a_gpu_runs_one_process_at_a_time_and_a_cpu_its_threads() -> None:
+    """Three batches that fill little but keep a GPU busy: one process overlaps them, two take turns; threads of a CPU
+    share its cores, whoever they belong to."""
+    small = [BatchLoad(0.2, 0.3, 0.9, 0.0, process) for process in (0, 0, 1)]
+    one_process = [replace(batch, process=0) for batch in small]
+    gpu, cpu = Sharing(0.0, 1.0, 1.0, hosted=False), Sharing(0.0, 1.0, 1.0, hosted=True)
+    assert slow_downs(one_process, gpu) == [1.0] * 3
+    assert slow_downs(small, gpu) == pytest.approx([1.9] * 3)  # one process is busy all the time, the other 0.9 of it
+    assert slow_downs([replace(batch, host=1.0) for batch in small], cpu) == pytest.approx([3.0] * 3)
+    assert slow_downs(small, replace(gpu, across_beta=2.0)) == pytest.approx([1.9**2] * 3)
+    assert slow_downs(one_process, replace(gpu, across_beta=2.0)) == [1.0] * 3
 
 
 def test_above_the_power_cap_clocks_fall_and_power_stays_at_the_cap() -> None:

@@ -1,0 +1,69 @@
+"""At what speed a device ran while it was measured: full pace, or slowed by what its host lends to others.
+
+Half of a virtual machine's core may be lent to another tenant: for milliseconds to seconds everything then takes half
+as long again, and no counter of the guest tells. A fixed piece of work beside each pass does (`hw.benchmarks`): its
+time against the best one sorts the passes. It knows no profile and measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+SLACK = 1.12  # a reference that takes longer than this beside the best one was slowed
+BEST_SHARE = 0.02  # the best: below it lie fewer than these
+SMOOTHED = 5  # passes; a single slow one is an interrupt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PaceLook:
+    """What a while of nothing but one pass after the other showed.
+
+    Attributes:
+        best_s: the reference at full pace; 0 where there is none (a GPU).
+        slow_share: of the time.
+        mean_slow_s: how long a slow spell lasts on average; 0 where there was none.
+        slow_reference: how many times as long the reference takes then; 1 where there was none.
+    """
+
+    best_s: float
+    slow_share: float
+    mean_slow_s: float
+    slow_reference: float
+
+
+UNSEEN = PaceLook(0.0, 0.0, 0.0, 1.0)
+
+
+def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> PaceLook:
+    """From passes one right after the other, and the reference beside each."""
+    if not references_s:
+        return UNSEEN
+    best_s = float(np.quantile(references_s, BEST_SHARE))
+    smoothed_s = _smoothed(np.asarray(references_s))
+    is_slow = smoothed_s > SLACK * best_s
+    times_s = np.asarray(repeats_s)
+    slow_s = float(times_s[is_slow].sum())
+    spells = int(is_slow[0]) + int(np.count_nonzero(~is_slow[:-1] & is_slow[1:]))
+    if not spells:
+        return PaceLook(best_s, 0.0, 0.0, 1.0)
+    slow_reference = float(np.median(smoothed_s[is_slow])) / best_s
+    return PaceLook(best_s, slow_s / float(times_s.sum()), slow_s / spells, slow_reference)
+
+
+def at_full_pace(references_s: Sequence[float], best_s: float) -> npt.NDArray[np.bool_]:
+    """For each pass whether the device was at full pace beside it."""
+    return np.asarray(references_s) <= SLACK * best_s
+
+
+def _smoothed(values: Floats) -> Floats:
+    """The median of each value and its neighbours."""
+    if len(values) < SMOOTHED:
+        return values
+    padded = np.pad(values, SMOOTHED // 2, mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1))

@@ -1,0 +1,239 @@
+"""How batches that run together slow each other down: the observed sets, and the fit of the simulator's own formula.
+
+alpha (bandwidth), beta (crowding) and across_beta (crowding between processes) are told apart by sets that mix keys,
+sizes and processes; a parameter whose 95 % interval holds the value that says nothing is set to that value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import OptimizeResult, least_squares
+
+from calibrate.bench import TogetherResult
+from calibrate.costs import Key
+from calibrate.measure import Measurement, undisturbed
+from calibrate.plan import Point, Together
+from policies.vocabulary import Provenance
+from sim.device import BatchLoad, Sharing, clock_ratio, slow_downs
+from sim.interpolation import interpolate_linear, latency_table_s
+from sim.profile import Concurrency, LatencyCurve, Power
+from sim.tables import demands
+
+FOLDS = 5
+FEWEST_CAPPED = 3  # sets above the power cap, to fit how clocks fall
+CONFIDENT = 1.96  # standard errors
+
+Floats = npt.NDArray[np.float64]
+Curves = Mapping[Key, LatencyCurve]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedSet:
+    """A concurrency set, and how much slower than alone each member was (None where it finished nothing)."""
+
+    points: tuple[Point, ...]
+    slow_downs: tuple[float | None, ...]
+    across: bool = False
+
+    @property
+    def seen(self) -> list[float]:
+        """The slow-downs that are known."""
+        return [slow_down for slow_down in self.slow_downs if slow_down is not None]
+
+
+def observed_sets(
+    measurements: Iterable[Measurement], *, held_out: bool, reference_exponent: float = 1.0
+) -> list[ObservedSet]:
+    """The sets, the median of their rounds for each member.
+
+    Args:
+        reference_exponent: a device that makes the reference x times slower makes passes x to this power slower.
+    """
+    rounds: dict[Together, list[TogetherResult]] = {}
+    for step, result in measurements:
+        if isinstance(step, Together) and isinstance(result, TogetherResult) and step.held_out == held_out:
+            rounds.setdefault(step, []).append(result)
+    return [
+        ObservedSet(step.points, _medians([_ratios(r, reference_exponent) for r in undisturbed(results)]), step.across)
+        for step, results in rounds.items()
+    ]
+
+
+def _ratios(result: TogetherResult, exponent: float) -> list[float | None]:
+    ones = (1.0,) * len(result.alone_s)
+    alone, together = result.alone_reference or ones, result.together_reference or ones
+    return [
+        (both_s / both_ref**exponent) / (alone_s / alone_ref**exponent) if both_s else None
+        for alone_s, both_s, alone_ref, both_ref in zip(result.alone_s, result.together_s, alone, together, strict=True)
+    ]
+
+
+def _medians(rounds: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    members = ([value for value in values if value is not None] for values in zip(*rounds, strict=True))
+    return tuple(float(np.median(values)) if values else None for values in members)
+
+
+def demand_of(curve: LatencyCurve, batch: int) -> float:
+    """d of a batch, as `sim.tables` compiles it."""
+    return demands(latency_table_s(curve.batches, curve.mean_s, curve.batches[-1]).tolist())[batch]
+
+
+def loads_of(points: Sequence[Point], curves: Curves, across: bool) -> list[BatchLoad]:
+    """What each member of a set asks of the device; across two processes they take turns."""
+    return [_load(curves[point.key], point.batch, index % 2 if across else 0) for index, point in enumerate(points)]
+
+
+def _load(curve: LatencyCurve, batch: int, process: int) -> BatchLoad:
+    host, busy, bandwidth = (
+        interpolate_linear(curve.batches, values, batch)
+        for values in (curve.host_share, curve.utilization, curve.bandwidth_share)
+    )
+    return BatchLoad(demand_of(curve, batch), host, busy, bandwidth, process)
+
+
+def predict_slow_downs(
+    points: Sequence[Point], curves: Curves, sharing: Sharing, *, across: bool = False
+) -> list[float]:
+    """What the simulator makes of a running set, below the power cap."""
+    return slow_downs(loads_of(points, curves, across), sharing)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """alpha, beta and across_beta, and the half-widths of their 95 % intervals (inf where nothing tells)."""
+
+    values: tuple[float, float, float]
+    half_widths: tuple[float, float, float]
+
+
+def fit_concurrency(sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool) -> Concurrency:
+    """alpha, beta, across_beta >= 0 by least squares in the logarithm of the slow-down; fair sharing where nothing was
+    seen."""
+    if not any(observed.seen for observed in sets):
+        return Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MODELLED)
+    has_across = any(observed.across and observed.seen for observed in sets)
+    fitted = _fit(sets, curves, hosted, free=(True, True, has_across))
+    alpha, beta, across_beta = fitted.values
+    if alpha <= fitted.half_widths[0]:  # not told from 0
+        fitted = _fit(sets, curves, hosted, free=(False, True, has_across))
+        alpha, beta, across_beta = 0.0, *fitted.values[1:]
+    return Concurrency(
+        alpha=alpha,
+        beta=beta,
+        across_beta=across_beta if has_across else None,
+        beta_ci95=_finite(fitted.half_widths[1]),
+        across_beta_ci95=_finite(fitted.half_widths[2]) if has_across else None,
+        alpha_ci95=_finite(fitted.half_widths[0]) if alpha else None,
+        provenance=Provenance.MEASURED,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _fit(sets: Sequence[ObservedSet], curves: Curves, hosted: bool, free: tuple[bool, bool, bool]) -> Fitted:
+    loads = [loads_of(observed.points, curves, observed.across) for observed in sets]
+    places = [index for index, is_free in enumerate(free) if is_free]
+
+    def whole(parameters: Floats) -> tuple[float, float, float]:
+        values = [0.0, 1.0, 1.0]
+        for place, value in zip(places, parameters, strict=True):
+            values[place] = float(value)
+        alpha, beta, across_beta = values
+        return alpha, beta, across_beta if free[2] else beta
+
+    def residuals(parameters: Floats) -> Floats:
+        alpha, beta, across_beta = whole(parameters)
+        sharing = Sharing(alpha, beta, across_beta, hosted)
+        pairs = (zip(slow_downs(load, sharing), s.slow_downs, strict=True) for load, s in zip(loads, sets, strict=True))
+        return np.asarray([np.log(predicted / seen) for pair in pairs for predicted, seen in pair if seen is not None])
+
+    start = np.asarray([0.1, 1.0, 1.0])[places]
+    # A batch that some finish together seldom is an outlier of a short run; soft_l1 keeps it from ruling the fit.
+    found = least_squares(residuals, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.1)
+    half_widths = [np.inf] * 3
+    for place, half_width in zip(places, _half_widths(found), strict=True):
+        half_widths[place] = half_width
+    return Fitted(whole(found.x), (half_widths[0], half_widths[1], half_widths[2]))
+
+
+def _half_widths(found: OptimizeResult) -> list[float]:
+    """Of the parameters' 95 % intervals, from the curvature at the optimum."""
+    freedom = len(found.fun) - len(found.x)
+    information = found.jac.T @ found.jac
+    if freedom < 1 or np.linalg.matrix_rank(information) < len(found.x):
+        return [np.inf] * len(found.x)
+    variances = np.diag(np.linalg.inv(information)) * float(found.fun @ found.fun) / freedom
+    return [CONFIDENT * float(np.sqrt(variance)) for variance in variances]
+
+
+def cross_validated(sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool) -> list[tuple[float, float]]:
+    """(predicted, seen) of every member, each set predicted by a fit that did not see it."""
+    pairs: list[tuple[float, float]] = []
+    folds = min(FOLDS, len(sets))
+    for fold in range(folds if folds > 1 else 0):
+        rest = [observed for index, observed in enumerate(sets) if index % folds != fold]
+        sharing = sharing_from(fit_concurrency(rest, curves, hosted=hosted), hosted=hosted)
+        for observed in sets[fold::folds]:
+            pairs += predicted_and_seen(observed, curves, sharing)
+    return pairs
+
+
+def predicted_and_seen(observed: ObservedSet, curves: Curves, sharing: Sharing) -> list[tuple[float, float]]:
+    """Of the members that finished something."""
+    predicted = predict_slow_downs(observed.points, curves, sharing, across=observed.across)
+    return [(p, s) for p, s in zip(predicted, observed.slow_downs, strict=True) if s is not None]
+
+
+def sharing_from(found: Concurrency, *, hosted: bool) -> Sharing:
+    """As the simulator takes it."""
+    across_beta = found.beta if found.across_beta is None else found.across_beta
+    return Sharing(found.alpha, found.beta, across_beta, hosted)
+
+
+# -------------------------------------------------------------------------------------------------------- power cap
+
+
+def uncapped_w(observed: ObservedSet, curves: Curves, sharing: Sharing, context_idle_w: float) -> float:
+    """P_u of a set."""
+    slow = predict_slow_downs(observed.points, curves, sharing, across=observed.across)
+    return context_idle_w + sum(_solo_w(curves[p.key], p.batch) / s for p, s in zip(observed.points, slow, strict=True))
+
+
+def _solo_w(curve: LatencyCurve, batch: int) -> float:
+    joules = interpolate_linear(curve.batches, curve.energy_j_per_image, batch)
+    return joules * batch / interpolate_linear(curve.batches, curve.mean_s, batch)
+
+
+def fit_power_cap(
+    sets: Sequence[ObservedSet], curves: Curves, concurrency: Concurrency, power: Power, *, hosted: bool
+) -> Power:
+    """How clocks fall above the cap, from sets that would draw more: phi = S0 / S; as it was where too few would."""
+    sharing = sharing_from(concurrency, hosted=hosted)
+    excess, ratios = [], []
+    for observed in sets:
+        over = uncapped_w(observed, curves, sharing, power.context_idle_w) / power.cap_w - 1
+        if over > 0 and observed.seen:
+            excess.append(over)
+            ratios.append(min(1.0, float(np.median([p / s for p, s in predicted_and_seen(observed, curves, sharing)]))))
+    if len(excess) < FEWEST_CAPPED:
+        return power
+    phi_min = min(ratios)
+
+    def residuals(throttle: Floats) -> Floats:
+        found = [clock_ratio(1 + over, 1.0, float(throttle[0]), phi_min) for over in excess]
+        return np.subtract(found, ratios)
+
+    throttle = float(least_squares(residuals, [0.5], bounds=(0.0, np.inf), x_scale=1.0).x[0])
+    return power.model_copy(update={"throttle": throttle, "phi_min": phi_min})
+
+
+def below_cap(sets: Sequence[ObservedSet], curves: Curves, power: Power, *, hosted: bool) -> list[ObservedSet]:
+    """The sets that draw less than the cap even if they did not slow each other down beyond fair sharing."""
+    fair = Sharing(0.0, 1.0, 1.0, hosted)
+    return [observed for observed in sets if uncapped_w(observed, curves, fair, power.context_idle_w) <= power.cap_w]
