@@ -14,9 +14,11 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -50,6 +52,7 @@ STYLE: Any = {  # matplotlib types its keys one by one
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
+GREY = "#777777"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +291,12 @@ def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> F
             stated_ms = median_ms * (1 + sign * (band.error_share or 0.0))
             panel.plot(curve.batches, stated_ms, "--", color=color, linewidth=0.7)
 
-    return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy")
+    notes: dict[str, Artist] = {}
+    if any(curve.jitter or curve.p95_s for curve in profile.latency):
+        notes["5-95 % of repeats"] = Patch(color=GREY, alpha=0.3, linewidth=0)
+    if any(band.error_share for band in bands.values()):
+        notes["stated error"] = Line2D([], [], color=GREY, linestyle="--", linewidth=0.8)
+    return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy", notes=notes)
 
 
 def utilization_by_batch(profile: Profile) -> Figure:
@@ -301,7 +309,11 @@ def utilization_by_batch(profile: Profile) -> Figure:
             panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)
         panel.set_ylim(0, 104)
 
-    return _panels(profile, draw, "batch size", "utilization, %", log="x")
+    notes: dict[str, Artist] = {}
+    if any(curve.sm_utilization for curve in profile.latency):
+        notes["any kernel runs"] = Line2D([], [], color=GREY, marker="o", markersize=2.5)
+        notes["share of the SMs"] = Line2D([], [], color=GREY, linestyle=":", linewidth=1)
+    return _panels(profile, draw, "batch size", "utilization, %", log="x", notes=notes)
 
 
 def energy_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
@@ -331,9 +343,14 @@ def _by_utilization(
         if bend is not None:
             panel.plot(100 * bend.utilization, value(bend), "o", color=color, markersize=3.5)
 
-    figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y")
+    notes: dict[str, Artist] = {
+        "nearly idle": Line2D([], [], color=GREY, marker="o", markersize=3.5, markerfacecolor="white", linewidth=0),
+        "latency's knee": Line2D([], [], color=GREY, marker="o", markersize=3.5, linewidth=0),
+        "the paper's bend": Patch(color=GREY, alpha=0.2, linewidth=0),
+    }
+    figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y", notes=notes)
     for panel in figure.axes:
-        panel.axvspan(90, 95, color="#999", alpha=0.15, linewidth=0)
+        panel.axvspan(90, 95, color=GREY, alpha=0.2, linewidth=0)
         panel.set(xlim=(0, 103), xticks=range(0, 101, 25))
     return figure
 
@@ -343,12 +360,19 @@ def _key(curve: LatencyCurve) -> BatchKey:
 
 
 def _panels(
-    profile: Profile, draw: Callable[[Axes, LatencyCurve, str], None], xlabel: str, ylabel: str, *, log: str
+    profile: Profile,
+    draw: Callable[[Axes, LatencyCurve, str], None],
+    xlabel: str,
+    ylabel: str,
+    *,
+    log: str,
+    notes: Mapping[str, Artist],
 ) -> Figure:
+    """A panel a segment; `notes` stand in the legend below the widths."""
     segments, widths = profile.model.segments, profile.model.widths
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
-    with _figure(1.4 + 2.0 * columns, 0.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
+    with _figure(1.9 + 2.0 * columns, 0.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
         shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, 0.85, len(widths))]
         for curve in profile.latency:
             if curve.segment == 1 or curve.width == curve.previous_width:
@@ -359,7 +383,8 @@ def _panels(
         figure.supxlabel(xlabel, fontsize=9)
         figure.supylabel(ylabel, fontsize=9)
         handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, title="width", loc="outside right center", title_fontsize=8)
+        handles, labels = [*handles, *notes.values()], [*(f"width {label}" for label in labels), *notes]
+        figure.legend(handles, labels, loc="outside right center")
     return figure
 
 

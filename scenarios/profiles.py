@@ -8,15 +8,17 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.commands import Output, output_file
+from scenarios.commands import Output, output_file, writable_folder
 from scenarios.loading import read_profile
 from scenarios.store import json_text, write_text
 from scenarios.tables import number, table
 from sim.profile import Profile
 
+SCREEN = 110  # characters of a line
 PROMISES_NOTHING = (
     "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
     "calibrate` measures a device"
@@ -74,8 +76,7 @@ def profile_schema(arguments: Namespace) -> int:
 def _folder(flag: str, path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise InputError(flag, "", f"{path}: this is a file; name a folder")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
+    return writable_folder(flag, path)
 
 
 # ------------------------------------------------------------------------------------------------------------ in words
@@ -84,9 +85,10 @@ def _folder(flag: str, path: Path) -> Path:
 def described(profile: Profile) -> str:
     """All that a profile says of itself, but for its curves."""
     lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}"]
-    lines += [f"  {name:<12} {text}" for name, text in _facts(profile)]
+    for name, text in _facts(profile):
+        lines.append(fill(text, SCREEN, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15))
     if profile.provenance == Provenance.DATASHEET:
-        lines.append(PROMISES_NOTHING)
+        lines += ["", fill(f"{PROMISES_NOTHING}.", SCREEN)]
     if profile.errors:
         lines += ["", table(ERROR_HEAD, error_rows(profile))]
     if profile.ranges:
