@@ -47,9 +47,8 @@ def require_quiet(device: str, found: Interference, allow_busy: bool) -> None:
     """Raise `InputError` where others use so much of the device that its figures would be theirs too."""
     if found.share is not None and found.share > STRONG and not allow_busy:
         problem = f"{found}, more than {100 * STRONG:.0f} %: its figures would be theirs too"
-        raise InputError(
-            "calibrate", device, f"{problem}; stop them, or allow it (--allow-busy) and the profile says so"
-        )
+        remedy = "stop them, or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
+        raise InputError("calibrate", device, f"{problem}; {remedy}")
 
 
 CoreTimes = Callable[[], Sequence[Any]]  # for each core a named tuple of seconds, as psutil gives it

@@ -247,6 +247,7 @@ class ScenarioRun:
                 quiet=self._quiet,
                 say=self._say,
                 budget_key=(scenario.name, "calibration.budget"),
+                allow_busy=scenario.calibration.allow_busy,
             )
             write_text(target, profile.to_yaml())
             write_text(calibrated_path(self.folder.path, server.name), profile.to_yaml())

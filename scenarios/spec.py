@@ -526,6 +526,7 @@ class CalibrationSection(StrictModel):
     """How local devices are measured."""
 
     budget: Seconds = Field(300.0, description="wall time for each device; a small one leaves points out and says so")
+    allow_busy: bool = Field(False, description="measure although other programs use much of a device")
 
 
 # ------------------------------------------------------------------------------------------------------ the whole file
