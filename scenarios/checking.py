@@ -35,7 +35,7 @@ from scenarios.loading import read_profile
 from scenarios.preflight import require_device, stamp_warnings
 from scenarios.progress import Progress
 from scenarios.result import Result
-from scenarios.serving import is_served, without_serving
+from scenarios.serving import is_served, measure_serving, with_overheads
 from scenarios.spec import (
     GB,
     ClusterSection,
@@ -57,6 +57,7 @@ SHARE = 0.5  # of the largest stable rate
 RUNS = 5
 WARMUP_SHARE = 0.1
 FEWEST_IMAGES = 50  # of a run
+SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched run` measures it"
 MODELLED = "power is modelled: nothing measures it"
@@ -141,8 +142,7 @@ def _points(
     file: ModelFile, device: DeviceSpec, profile: Profile, points: int, seed: int, *, quiet: bool
 ) -> Sequence[CheckedFigure]:
     with Progress("measure", unit="point", quiet=quiet) as progress:
-        calibrated = without_serving(profile)
-        return check_profile(file, device, calibrated, seed=seed, points=points, on_progress=progress.set)
+        return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
 
 
 def _world(profile: Profile, device: DeviceSpec, seconds: float, seed: int) -> World | None:
@@ -210,6 +210,12 @@ def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
     )
     calm = PoissonWorkload(kind="poisson", rate_img_s=SHARE * found.stable_img_s)
     return replace(world, scenario=scenario.model_copy(update={"workload": calm}))
+
+
+def with_serving(profile: Profile, file: ModelFile, device: DeviceSpec, seed: int) -> Profile:
+    """The profile with what serving costs on this host, from a few seconds of it on the device alone."""
+    world = open_loop_world(profile, device, seed)
+    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed), 0)
 
 
 def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[tuple[Result, Result]]:

@@ -188,6 +188,7 @@ def calibrate(arguments: Namespace) -> int:
     """Measure local devices; each gets a profile."""
     from calibrate import model_costs
     from hw.networks import ModelFile, Network
+    from scenarios.checking import SERVING_S, with_serving
     from scenarios.run import calibrate_device
 
     output = Output(arguments)
@@ -202,7 +203,7 @@ def calibrate(arguments: Namespace) -> int:
             file,
             device,
             peer=device,
-            budget_s=arguments.budget,
+            budget_s=max(arguments.budget - SERVING_S, 0.75 * arguments.budget),
             batch_limit=arguments.batch_limit,
             log_path=arguments.out / f"{name}.jsonl",
             seed=arguments.seed,
@@ -212,6 +213,8 @@ def calibrate(arguments: Namespace) -> int:
             allow_busy=arguments.allow_busy,
         )
         write_text(path, profile.to_yaml())
+        output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s")
+        write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())
     lines = "\n".join(f"profile: {path}" for path in written)
     return output.result(lines, {"profiles": [str(path) for path in written]})
 

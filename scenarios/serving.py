@@ -8,8 +8,10 @@ seed that no reported run uses, and go into the profiles:
     decision_busy_s   CPU time of the router's host a decision: deciding, and all else that it does for one
     dispatch_s        command to forward start, and forward end to the scheduler
     the link's latency    from a block's departure to its arrival, less its bytes at the link's rate
-    mean_s, p50_s ... of every latency: longer by what a served pass takes more than the calibrated one; on a CPU, by
-                      all that its cores do for a batch beyond the calibrated pass (then not in `dispatch_s`)
+    served_extra_s    what a served pass takes more than the calibrated one; on a CPU, all that its cores do for a batch
+                      beyond the calibrated pass (then not in `dispatch_s`)
+
+A calibrated pass is one at the device's full pace; it counts here as long as it is on average (`Profile.pace`).
 """
 
 from __future__ import annotations
@@ -23,15 +25,14 @@ from hw.datasets import Dataset
 from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
-from policies.vocabulary import NS_PER_S, Provenance
+from policies.vocabulary import NS_PER_S
 from scenarios.compose import World
 from scenarios.validate import real_cluster, run_on_hardware, without_faults
 from sim.costs import input_bytes
-from sim.profile import LatencyCurve, Profile
+from sim.profile import Profile
 from sim.tables import DeviceTables
 
 RUN_S, WARMUP_S = 6.0, 1.0
-SERVED_STAMP = "served_pass_s"  # by how much a served pass is longer than the calibrated one
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 
 
@@ -43,7 +44,7 @@ class ServingOverheads:
     decision_busy_s: float
     dispatch_s: tuple[float | None, ...]
     transfer_s: tuple[float | None, ...]
-    slower_s: tuple[float | None, ...]
+    extra_s: tuple[float | None, ...]
 
 
 def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int) -> ServingOverheads:
@@ -69,8 +70,7 @@ def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Seq
         return batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns
 
     def slower_ns(batch: BatchRecord) -> float:
-        table = tables[batch.server].keys[batch.segment, batch.width, batch.previous_width]
-        return batch.forward_ended_ns - batch.started_ns - table.latency_ns[batch.size]
+        return batch.forward_ended_ns - batch.started_ns - _calibrated_ns(tables[batch.server], batch)
 
     def beyond_bytes_ns(block: BlockRecord) -> float:
         device = tables[block.server]
@@ -82,7 +82,7 @@ def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Seq
     servers = range(len(tables))
     on_device_s = [_on_device_s(record, device, owners, index) for index, device in enumerate(devices)]
 
-    def slower_s(server: int) -> float | None:
+    def extra_s(server: int) -> float | None:
         extra_s = on_device_s[owners[server]]
         return extra_s if extra_s is not None else _mean_s([slower_ns(b) for b in batches if b.server == server])
 
@@ -100,7 +100,7 @@ def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Seq
         transfer_s=tuple(
             _mean_s([beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
         ),
-        slower_s=tuple(slower_s(server) for server in servers),
+        extra_s=tuple(extra_s(server) for server in servers),
     )
 
 
@@ -111,8 +111,16 @@ def _on_device_s(record: RunRecord, device: DeviceTables, owners: Sequence[int],
     batches = [batch for batch in record.batches if batch.server in servers]
     if device.profile.device.kind != "cpu" or not batches or not record.servers:
         return None
-    latencies_ns = [device.keys[b.segment, b.width, b.previous_width].latency_ns[b.size] for b in batches]
-    return max(0.0, record.servers[servers[0]].busy_s - sum(latencies_ns) / NS_PER_S) / len(batches)
+    calibrated_s = sum(_calibrated_ns(device, batch) for batch in batches) / NS_PER_S
+    return max(0.0, record.servers[servers[0]].busy_s - calibrated_s) / len(batches)
+
+
+def _calibrated_ns(device: DeviceTables, batch: BatchRecord) -> float:
+    """What a pass of a batch takes on average by calibration alone, at whatever pace the device has."""
+    profile = device.profile
+    table = device.keys[batch.segment, batch.width, batch.previous_width]
+    slower = profile.pace.mean_factor if device.pace is not None and profile.pace is not None else 1.0
+    return slower * (table.latency_ns[batch.size] - profile.served_extra_s * NS_PER_S)
 
 
 def _usual_wait_s(record: RunRecord) -> float:
@@ -149,41 +157,18 @@ def _mean_s(durations_ns: Sequence[float]) -> float | None:
 
 
 def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -> Profile:
-    """The profile of a server's device with what serving on this host costs."""
+    """The profile of a server's device with what serving on this host costs; what was calibrated stays as it is."""
     update: dict[str, object] = {"decision_s": overheads.decision_s, "decision_busy_s": overheads.decision_busy_s}
     dispatch_s, transfer_s = overheads.dispatch_s[server], overheads.transfer_s[server]
     if dispatch_s is not None:
         update["dispatch_s"] = dispatch_s
     if transfer_s is not None and profile.link is not None:
         update["link"] = profile.link.model_copy(update={"latency_s": transfer_s})
-    slower_s = overheads.slower_s[server]
-    stamps = {**profile.device.stamps, SERVED_STAMP: repr(slower_s or 0.0)}
-    update["device"] = profile.device.model_copy(update={"stamps": stamps})
-    if slower_s is not None:
-        scales_energy = profile.power.provenance == Provenance.MODELLED  # from busy time: more of it is more energy
-        update["latency"] = tuple(_slower(curve, slower_s, scales_energy) for curve in profile.latency)
+    if (extra_s := overheads.extra_s[server]) is not None:
+        update["served_extra_s"] = extra_s
     return profile.model_copy(update=update)
 
 
 def is_served(profile: Profile) -> bool:
     """Whether what serving costs is in a profile."""
-    return SERVED_STAMP in profile.device.stamps
-
-
-def without_serving(profile: Profile) -> Profile:
-    """The profile with the passes that calibration measured; its other overheads stay."""
-    slower_s = float(profile.device.stamps.get(SERVED_STAMP, 0.0))
-    scales_energy = profile.power.provenance == Provenance.MODELLED
-    latency = tuple(_slower(curve, -slower_s, scales_energy) for curve in profile.latency)
-    return profile.model_copy(update={"latency": latency}) if slower_s else profile
-
-
-def _slower(curve: LatencyCurve, by_s: float, scales_energy: bool) -> LatencyCurve:
-    """Every latency longer by the same: what a pass does not find in the caches, and waits for its core."""
-    update: dict[str, object] = {
-        name: tuple(value + by_s for value in getattr(curve, name)) for name in ("mean_s", "p50_s", "p95_s", "p99_s")
-    }
-    if scales_energy:
-        pairs = zip(curve.energy_j_per_image, curve.mean_s, strict=True)
-        update["energy_j_per_image"] = tuple(joules * (mean_s + by_s) / mean_s for joules, mean_s in pairs)
-    return curve.model_copy(update=update)
+    return profile.decision_s is not None

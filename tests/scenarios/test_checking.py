@@ -33,8 +33,9 @@ from scenarios.cli import main
 from scenarios.compare import run_simulation
 from scenarios.preflight import stamp_warnings
 from scenarios.result import Result
-from scenarios.serving import SERVED_STAMP, ServingOverheads, with_overheads, without_serving
+from scenarios.serving import ServingOverheads, is_served, with_overheads
 from sim.profile import Profile
+from sim.tables import compile_tables
 from tests import worlds
 from tests.scenarios.folders import simulated
 
@@ -61,9 +62,10 @@ def served_profile(power: str = "measured", **changes: Any) -> Profile:
             "kind": "cpu",
             "name": here["device"],
             "vram_bytes": device.vram_bytes,
-            "stamps": {"torch": here["torch"], SERVED_STAMP: "0.0"},
+            "stamps": {"torch": here["torch"]},
         },
         execution=device.execution(),
+        decision_s=1e-4,
         power={"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 250.0, "provenance": power},
         **changes,
     )
@@ -156,15 +158,22 @@ def test_a_profiles_device_is_used_as_it_was_calibrated() -> None:
         profile_device(absent, "p.yaml")
 
 
-def test_a_served_profile_is_checked_as_it_was_calibrated() -> None:
-    """What serving adds to every pass is taken off again, joules included where they follow from busy time."""
-    calibrated = worlds.profile(power={**worlds.profile().power.model_dump(mode="json"), "provenance": "modelled"})
+def test_what_serving_costs_stands_beside_what_was_calibrated() -> None:
+    """The curves stay, so that a check compares like with like; the simulator adds the rest to every pass, and a
+    modelled power, which follows from busy time, lasts as long."""
+    calibrated = worlds.profile()
     served = with_overheads(calibrated, ServingOverheads(1e-4, 1e-4, (2e-4,), (None,), (3e-4,)), 0)
-    assert served.latency[0].mean_s[0] == pytest.approx(calibrated.latency[0].mean_s[0] + 3e-4)
-    for now, before in zip(without_serving(served).latency, calibrated.latency, strict=True):
-        assert now.p50_s == pytest.approx(before.p50_s)
-        assert now.energy_j_per_image == pytest.approx(before.energy_j_per_image)
-    assert without_serving(calibrated) == calibrated
+    assert served.latency == calibrated.latency
+    assert not is_served(calibrated)
+    assert is_served(served)
+    before, now = (compile_tables(profile, 8, jitter=False).keys[1, 1.0, 0.0] for profile in (calibrated, served))
+    assert [late - soon for late, soon in zip(now.latency_ns[1:], before.latency_ns[1:], strict=True)] == pytest.approx(
+        [3e5] * 8, abs=2
+    )
+    cpu = calibrated.model_copy(update={"device": calibrated.device.model_copy(update={"kind": "cpu"})})
+    slower = cpu.model_copy(update={"served_extra_s": 3e-4})
+    before, now = (compile_tables(profile, 8, jitter=False).keys[1, 1.0, 0.0] for profile in (cpu, slower))
+    assert now.power_mw == before.power_mw
 
 
 def test_another_stack_is_told_line_by_line() -> None:
