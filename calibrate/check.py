@@ -21,25 +21,23 @@ from typing import Literal
 import numpy as np
 from scipy.stats import binom
 
-from calibrate.bench import Bench, SoloResult, TogetherResult
+from calibrate.bench import Bench, SoloResult, WatchResult
 from calibrate.costs import Key
-from calibrate.fit import (
-    CONCURRENCY_ERROR,
-    REPEATABILITY,
-    SOLO_ERROR,
-    Floats,
-    predict_slow_downs,
-    predict_solo_s,
-)
+from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, predict_solo_s
+from calibrate.fit import Floats
 from calibrate.measure import perform
-from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together, estimate_s
+from calibrate.pace import PaceLook
+from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together, Watch, estimate_s
 from calibrate.samples import Pooled
+from calibrate.sharing import observed_sets, predict_slow_downs
 from policies.errors import InputError
 from sim.profile import LatencyCurve, Profile
+from sim.tables import sharing_of
 
-PROMISED_PCT = {SOLO_ERROR: 3.0, CONCURRENCY_ERROR: 8.0}
+PROMISED_PCT = {SOLO_ERROR: 3.0, CONCURRENCY_ERROR: 8.0, ACROSS_ERROR: 8.0}
 CONFIDENCE = 0.95
 EFFORT = replace(LAVISH, warmup=3, repeats=10, min_s=0.1, together_s=0.3)  # of a point, and of a set
+WATCH_S = 2.0  # for a look at how the device's own speed comes and goes
 SIZES = (2, 3, 4)  # of a set
 POINTS_A_SET = 2  # a concurrency set for so many solo points
 SAMPLED = 50  # steps, for a guess of what all take
@@ -201,7 +199,18 @@ def estimated_s(profile: Profile, points: int) -> float:
     solos = [Solo(draw_point(keys, limit, rng)) for _ in range(SAMPLED)]
     sets = [Together(draw_set(keys, limit, rng)) for _ in range(SAMPLED)]
     each = [float(np.mean([estimate_s(step, EFFORT, guess) for step in steps])) for steps in (solos, sets)]
-    return points * each[0] + max(1, points // POINTS_A_SET) * each[1]
+    return sum(number * each[figure != SOLO_ERROR] for figure, number in _numbers(profile, points).items())
+
+
+def has_across(profile: Profile) -> bool:
+    """Whether the profile knows how two processes share its device."""
+    return profile.concurrency.across_beta is not None
+
+
+def _numbers(profile: Profile, points: int) -> dict[str, int]:
+    """How many measurements each figure gets."""
+    sets = max(1, points // POINTS_A_SET)
+    return {SOLO_ERROR: points, CONCURRENCY_ERROR: sets, **({ACROSS_ERROR: sets} if has_across(profile) else {})}
 
 
 def check(
@@ -212,9 +221,10 @@ def check(
     points: int = 24,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[CheckedFigure, ...]:
-    """Measure so many random solo points and half as many concurrency sets, in a random order.
+    """Measure so many random solo points and half as many concurrency sets of each kind, in a random order.
 
-    What has drifted is looked at a second time.
+    Sets across processes are measured where the profile knows of such; the bench needs a second process then. What has
+    drifted is looked at a second time.
 
     Args:
         on_progress: called with how many measurements are done, of how many.
@@ -224,36 +234,87 @@ def check(
     """
     if points < 1:
         raise InputError("--points", "", f"must be at least 1, found {points}")
-    numbers = {SOLO_ERROR: points, CONCURRENCY_ERROR: max(1, points // POINTS_A_SET)}
-    first = _look(bench, profile, rng, numbers, on_progress)
+    numbers, visit = _numbers(profile, points), _Visit.begin(bench, profile)
+    first = _look(visit, rng, numbers, on_progress)
     suspects = {figure.figure: numbers[figure.figure] for figure in first if figure.verdict == "drifted"}
-    again = {figure.figure: figure for figure in _look(bench, profile, rng, suspects, on_progress, looks=2)}
+    again = {figure.figure: figure for figure in _look(visit, rng, suspects, on_progress, looks=2)}
     return tuple(again.get(figure.figure, figure) for figure in first)
 
 
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A device that a profile is checked on.
+
+    Attributes:
+        pace: how the device's own speed comes and goes now; points and sets are compared at its full pace.
+        slow_factor: how much longer passes take in a slow spell; from the profile, else as the reference does.
+    """
+
+    bench: Bench
+    profile: Profile
+    curves: Mapping[Key, LatencyCurve]
+    pace: PaceLook
+    slow_factor: float
+
+    @classmethod
+    def begin(cls, bench: Bench, profile: Profile) -> _Visit:
+        curves = _curves(profile)
+        seen = perform(bench, Watch(Point(*min(curves), 1)), replace(EFFORT, min_s=WATCH_S), _guess(curves))
+        assert isinstance(seen, WatchResult)
+        known = profile.pace.slow_factor if profile.pace is not None else seen.pace.slow_reference
+        return cls(bench, profile, curves, seen.pace, known)
+
+    def solo(self, point: Point) -> Pair:
+        """A point alone, at full pace; what never had it is brought there."""
+        result = perform(self.bench, Solo(point), EFFORT, _guess(self.curves), self.pace)
+        assert isinstance(result, SoloResult)
+        measured_s = Pooled.of([result.samples]).quantile(0.5) / (self.slow_factor if result.is_slow else 1.0)
+        return Pair(str(point), (predict_solo_s(self.curves[point.key], point.batch),), (measured_s,))
+
+    def together(self, points: tuple[Point, ...], across: bool) -> list[Pair]:
+        """A set against each member alone just before: of a device that is slower as a whole, both are.
+
+        How long it runs follows from what a pass takes now: the profile may be far off. Nothing comes of a set of which
+        a member finished nothing.
+        """
+        now_s = {point: min(self.bench.solo(point, 1, 1, 0.0).repeats_s) for point in dict.fromkeys(points)}
+        step = Together(points, across=across)
+        result = perform(self.bench, step, EFFORT, now_s.__getitem__, self.pace)
+        (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self._exponent)
+        if len(observed.seen) < len(points):
+            return []
+        predicted = predict_slow_downs(points, self.curves, sharing_of(self.profile), across=across)
+        return [Pair(" + ".join(map(str, points)), tuple(predicted), tuple(observed.seen))]
+
+    @property
+    def _exponent(self) -> float:
+        reference = self.pace.slow_reference
+        return float(np.log(self.slow_factor) / np.log(reference)) if reference > 1 else 1.0
+
+
 def _look(
-    bench: Bench,
-    profile: Profile,
+    visit: _Visit,
     rng: np.random.Generator,
     numbers: Mapping[str, int],
     on_progress: Callable[[int, int], None],
     looks: int = 1,
 ) -> list[CheckedFigure]:
     """Fresh pairs of each figure, mixed in time: what a device does for a while is not one figure's alone."""
-    curves = _curves(profile)
-    keys = sorted(curves)
+    keys, limit = sorted(visit.curves), visit.profile.batch_limit
     tasks = [figure for figure, number in numbers.items() for _ in range(number)]
     pairs: dict[str, list[Pair]] = {figure: [] for figure in numbers}
     for done, index in enumerate(rng.permutation(len(tasks))):
         on_progress(done, len(tasks))
         figure = tasks[index]
         if figure == SOLO_ERROR:
-            pairs[figure].append(_solo(bench, curves, draw_point(keys, profile.batch_limit, rng)))
+            pairs[figure].append(visit.solo(draw_point(keys, limit, rng)))
         else:
-            pairs[figure] += _set(bench, curves, draw_set(keys, profile.batch_limit, rng), profile)
+            pairs[figure] += visit.together(draw_set(keys, limit, rng), figure == ACROSS_ERROR)
     words = {SOLO_ERROR: ("slower", "faster")}
     return [
-        CheckedFigure(figure, tuple(found), allowed(profile, figure), *words.get(figure, ("more", "less")), looks=looks)
+        CheckedFigure(
+            figure, tuple(found), allowed(visit.profile, figure), *words.get(figure, ("more", "less")), looks=looks
+        )
         for figure, found in pairs.items()
     ]
 
@@ -269,29 +330,6 @@ def draw_set(keys: Sequence[Key], batch_limit: int, rng: np.random.Generator) ->
     size = int(rng.choice(SIZES))
     drawn = sorted(draw_point(keys, batch_limit, rng) for _ in range(size))
     return tuple(drawn) if rng.random() < 0.5 else tuple(drawn[:1] * size)
-
-
-def _solo(bench: Bench, curves: Mapping[Key, LatencyCurve], point: Point) -> Pair:
-    result = perform(bench, Solo(point), EFFORT, _guess(curves))
-    assert isinstance(result, SoloResult)
-    predicted_s = predict_solo_s(curves[point.key], point.batch)
-    return Pair(str(point), (predicted_s,), (Pooled.of([result.samples]).quantile(0.5),))
-
-
-def _set(bench: Bench, curves: Mapping[Key, LatencyCurve], points: Sequence[Point], profile: Profile) -> list[Pair]:
-    """A set against each member alone just before: of a device that is slower as a whole, both are.
-
-    How long it runs follows from what a pass takes now: the profile may be far off. Nothing comes of a set of which a
-    member finished nothing.
-    """
-    now_s = {point: min(bench.solo(point, 1, 1, 0.0).repeats_s) for point in dict.fromkeys(points)}
-    result = perform(bench, Together(tuple(points)), EFFORT, now_s.__getitem__)
-    assert isinstance(result, TogetherResult)
-    if not all(result.together_s):
-        return []
-    measured = [both / alone for alone, both in zip(result.alone_s, result.together_s, strict=True)]
-    predicted = predict_slow_downs(points, curves, profile.concurrency.alpha, profile.concurrency.beta)
-    return [Pair(" + ".join(map(str, points)), tuple(predicted), tuple(measured))]
 
 
 def _curves(profile: Profile) -> dict[Key, LatencyCurve]:

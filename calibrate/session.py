@@ -6,7 +6,7 @@ import time  # noqa: TID251 - a budget is real time
 from collections.abc import Callable
 from pathlib import Path
 
-from calibrate.check import CheckedFigure, check
+from calibrate.check import CheckedFigure, check, has_across
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.fit import fit
 from calibrate.log import Log
@@ -112,7 +112,7 @@ def check_profile(
         WorkError: the device failed.
     """
     require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
-    with bench_of(file, device, None, 0) as bench:
+    with bench_of(file, device, None, 0, sibling=has_across(profile)) as bench:
         return check(bench, profile, stream(seed, "check"), points=points, on_progress=on_progress)
 
 

@@ -71,7 +71,7 @@ def span(duration_s: float) -> str:
     """A while, in the two units that people would take."""
     seconds = round(duration_s)
     if seconds < 60:
-        return f"{seconds} s"
+        return f"{seconds if seconds >= 10 else round(duration_s, 1):g} s"
     big, small, units = (
         (*divmod(seconds, 60), "min s") if seconds < 3600 else (*divmod(round(seconds / 60), 60), "h min")
     )

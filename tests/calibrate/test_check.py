@@ -10,7 +10,8 @@ import pytest
 
 from calibrate.bench import Loop
 from calibrate.check import Allowed, CheckedFigure, Pair, allowed, check, holds, median_interval
-from calibrate.fit import CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind, fit
+from calibrate.errors import CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
+from calibrate.fit import fit
 from calibrate.plan import Point
 from policies.errors import InputError
 from sim.profile import Profile, StatedError
