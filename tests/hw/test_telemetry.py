@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time  # noqa: TID251 - sensors read real clocks
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
@@ -24,7 +25,7 @@ from hw.telemetry import (
     process_cpu_s,
     used_vram_bytes,
 )
-from hw.telemetry.nvml import other_processes
+from hw.telemetry.nvml import TIMINGS, other_processes
 from policies.errors import InputError
 from tests.hw.fake_nvml import (
     AMPERE,
@@ -82,6 +83,14 @@ def test_each_architecture_says_what_it_has(make: Make, power: str, energy: str,
     assert told["sm_utilization"].startswith(utilization_of_sms)
     assert sensor.architecture.upper() == make.architecture
     assert (sensor.energy_j() is None) == (sensor.supports()["energy"].provenance is None)
+
+
+def test_an_architecture_that_nobody_measured_is_taken_for_the_slowest() -> None:
+    """And what its reading averages over is not made up."""
+    sensor = sensor_of(FakeBoard(replace(TURING, architecture="PASCAL")))
+    assert sensor.describe()["power"] == "polled (NVML, averaged over an unknown time)"
+    assert sensor.timing.window_s == max(timing.window_s for timing in TIMINGS.values())
+    assert sensor.timing.rise_s == max(timing.rise_s for timing in TIMINGS.values())
 
 
 def test_instant_and_average_power_are_two_readings() -> None:
