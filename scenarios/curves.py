@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.errors import SOLO_ERROR
+from sim.profile import AT_ONCE as MEASURED_AT_ONCE
 from sim.profile import JITTER_QUANTILES, LatencyCurve, Profile
 from sim.steady import AT_ONCE, LOADS, SteadyPoint, shared_device, steady_points
 from sim.tables import BatchKey, compile_tables
@@ -39,14 +40,21 @@ def loaded_batch(profile: Profile) -> int:
     return min(LOADED_BATCH, profile.batch_limit)
 
 
+def loaded_at_once(profile: Profile) -> int:
+    """How many of them run together at most: no more than calibration ever ran at once."""
+    measured = [found.high for found in profile.ranges if found.quantity == MEASURED_AT_ONCE]
+    return int(min([AT_ONCE, *measured]))
+
+
 def under_load(
-    profile: Profile, loads: Sequence[float] = LOADS, at_once: int = AT_ONCE
+    profile: Profile, loads: Sequence[float] = LOADS, at_once: int | None = None
 ) -> Mapping[BatchKey, Sequence[SteadyPoint]]:
-    """The device's steady state along the load, for every curve that is shown."""
+    """The device's steady state along the load, for every curve that is shown; batches are of one process."""
     tables = compile_tables(profile, profile.batch_limit, jitter=False)
     keys = [(curve.segment, curve.width, curve.previous_width) for curve in uniform_curves(profile)]
     batch = loaded_batch(profile)
-    return {key: steady_points(shared_device(tables, key, batch, at_once), loads) for key in keys}
+    limit = loaded_at_once(profile) if at_once is None else at_once
+    return {key: steady_points(shared_device(tables, key, batch, limit), loads) for key in keys}
 
 
 def latency_bands(profile: Profile) -> Mapping[BatchKey, LatencyBand]:
@@ -69,7 +77,7 @@ def _spread_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[float]]:
 def stated_solo_error(profile: Profile) -> float | None:
     """The mean error that is stated of solo latency, as a share: the held-out one, or else the cross-validated one."""
     for kind in ("held out", "cross-validated"):
-        found = [e.mean_abs_pct for e in profile.errors if e.figure.startswith(SOLO_ERROR) and e.kind == kind]
+        found = [e.mean_abs_pct for e in profile.errors if e.figure == SOLO_ERROR and e.kind == kind]
         if found:
             return max(found) / 100
     return None

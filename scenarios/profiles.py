@@ -126,20 +126,36 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.provenance})"
     watts = f"idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W"
     yield "power", f"{watts} ({power.provenance})"
-    across = "" if sharing.across_beta is None else f", across processes {sharing.across_beta:.3f}"
-    yield "concurrency", f"alpha {sharing.alpha:.3f}, beta {sharing.beta:.3f}{across} ({sharing.provenance})"
+    fitted = f"alpha {_with_interval(sharing.alpha, sharing.alpha_ci95)}, beta "
+    fitted += _with_interval(sharing.beta, sharing.beta_ci95)
+    if sharing.across_beta is not None:
+        fitted += f", across processes {_with_interval(sharing.across_beta, sharing.across_beta_ci95)}"
+    yield "concurrency", f"{fitted} ({sharing.provenance})"
     held_bytes = sum(cost.vram_bytes for cost in profile.memory.instances) + profile.memory.context_bytes
     yield "memory", f"{profile.device.vram_bytes / 1e9:.1f} GB; context and every instance {held_bytes / 1e9:.2f} GB"
-    yield "dispatch", f"{profile.dispatch_s * 1e6:.0f} us" + _decision(profile)
+    yield "dispatch", _overheads(profile)
     windows = f"power over {sensor.power_window_s:g} s, utilization over {sensor.utilization_window_s:g} s"
     yield "sensor", f"every {sensor.period_s:g} s: {windows}, {sensor.lag_s:g} s late"
+    if profile.pace is not None:
+        pace = profile.pace
+        slow = f"{pace.slow_factor:.2f} times slower for {100 * pace.slow_share:.1f} % of the time"
+        yield "pace", f"{slow}, {pace.mean_slow_s:g} s each ({pace.provenance}); latencies are of the full pace"
     if profile.link is not None:
         yield "link", f"{profile.link.latency_s * 1e6:.0f} us, {profile.link.bandwidth_bytes_s / 1e9:.2f} GB/s"
     yield from (("left out", text) for text in profile.omitted)
 
 
-def _decision(profile: Profile) -> str:
-    return "" if profile.decision_s is None else f", a routing decision {profile.decision_s * 1e6:.0f} us"
+def _with_interval(value: float, half_width: float | None) -> str:
+    return f"{value:.3f}" if half_width is None else f"{value:.3f} +-{half_width:.3f}"
+
+
+def _overheads(profile: Profile) -> str:
+    parts = [f"{profile.dispatch_s * 1e6:.0f} us"]
+    if profile.served_extra_s:
+        parts.append(f"the device {profile.served_extra_s * 1e6:.0f} us beyond the pass")
+    if profile.decision_s is not None:
+        parts.append(f"a routing decision {profile.decision_s * 1e6:.0f} us")
+    return ", ".join(parts)
 
 
 # ---------------------------------------------------------------------------------------------------------- in figures

@@ -20,7 +20,7 @@ from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios import figures
 from scenarios.comparison import Comparison
-from scenarios.curves import latency_bands, loaded_batch, under_load
+from scenarios.curves import latency_bands, loaded_at_once, loaded_batch, under_load
 from scenarios.fidelity import Row, Validation, middle_load
 from scenarios.profiles import ERROR_HEAD, PROMISES_NOTHING, RANGE_HEAD, error_rows, range_rows
 from scenarios.store import RunFolder, StoredRun, load_point, read_json, read_runs, write_text
@@ -40,7 +40,6 @@ from scenarios.tables import (
     verdict,
 )
 from sim.profile import Profile
-from sim.steady import AT_ONCE
 
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 MS = 1000
@@ -542,7 +541,8 @@ def _profile_figures(profile: Profile) -> Iterator[str]:
     stated = next(iter(bands.values())).error_share
     dashes = "" if stated is None else f"; dashed, the stated error of {100 * stated:.1f} % around it"
     stream = (
-        f"as a Poisson stream of batches of {loaded_batch(profile)} fills the device, up to {AT_ONCE} at once. "
+        f"as a Poisson stream of batches of {loaded_batch(profile)} fills the device, "
+        f"up to {loaded_at_once(profile)} at once. "
         "Dots: where latency bends most. Shaded: where the paper saw it"
     )
     drawn = {

@@ -21,7 +21,7 @@ from scenarios.curves import latency_bands, stated_solo_error, under_load
 from scenarios.loading import load_scenario, profile_file, read_profile, relative_paths
 from scenarios.profiles import described
 from scenarios.report import profile_page
-from sim.profile import Profile, Range, StatedError
+from sim.profile import Pace, Profile, Range, StatedError
 from sim.steady import knee
 from tests import worlds
 from tests.scenarios.files import write_scenario
@@ -125,6 +125,11 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     assert "(measured)" in words
     assert "(datasheet)" in words  # the toy's power and concurrency
     assert "DATASHEET" not in words
+    sharing = measured().concurrency.model_copy(update={"across_beta": 0.9, "across_beta_ci95": 0.05})
+    pace = Pace(slow_factor=1.5, slow_share=0.1, mean_slow_s=0.2, provenance=Provenance.MEASURED)
+    words = described(measured(concurrency=sharing, pace=pace))
+    assert "beta 1.000, across processes 0.900 +-0.050" in words
+    assert "1.50 times slower for 10.0 % of the time, 0.2 s each" in words
     page = profile_page(measured())
     assert all(f"<td>{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
     assert "dashed, the stated error of 2.0 %" in page
@@ -157,7 +162,7 @@ def test_the_held_out_error_is_the_one_that_is_drawn() -> None:
     """A cross-validated one takes its place where there is no other; other figures' errors never do."""
     (held_out,) = measured().errors
     crossed = held_out.model_copy(update={"kind": "cross-validated", "mean_abs_pct": 5.0})
-    other = held_out.model_copy(update={"figure": "energy per image", "mean_abs_pct": 9.0})
+    other = held_out.model_copy(update={"figure": "solo latency from four batch sizes", "mean_abs_pct": 9.0})
     assert stated_solo_error(measured(errors=(other, crossed, held_out))) == pytest.approx(0.02)
     assert stated_solo_error(measured(errors=(other, crossed))) == pytest.approx(0.05)
     assert stated_solo_error(measured(errors=(other,))) is None
@@ -176,6 +181,15 @@ def test_the_knee_of_figure_3_comes_out_of_the_device_model() -> None:
     unbounded = profile.model_copy(update={"concurrency": free, "power": power})
     low_loads = under_load(unbounded, loads=(0.01, 0.1, 0.3, 0.5), at_once=200)
     assert all(knee(points) is None for points in low_loads.values())
+
+
+def test_figures_run_no_more_at_once_than_calibration_did() -> None:
+    """Two at once were measured: the device holds two, and the others wait; the page says so."""
+    at_once = Range(figure="slow-down under concurrency", quantity="batches at once", low=1, high=2)
+    profile = measured(ranges=(at_once,))
+    assert under_load(profile) == under_load(profile, at_once=2) != under_load(profile, at_once=8)
+    assert "up to 2 at once" in profile_page(profile)
+    assert under_load(measured(ranges=())) == under_load(profile, at_once=8)
 
 
 def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
