@@ -39,6 +39,7 @@ def calibrate(
     sensor_period_s: float = 0.1,
     name: str = "",
     allow_busy: bool = False,
+    on_warning: Callable[[str], None] = lambda _: None,
     on_plan: Callable[[Plan], None] = lambda _: None,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Profile:
@@ -54,6 +55,7 @@ def calibrate(
         sensor_period_s: how often serving reads the device's sensor.
         name: of the profile; made from the device and the model by default.
         allow_busy: measure although other programs use the device.
+        on_warning: told of others on the device and of sensors that are not to be trusted, before anything is measured.
         on_plan: called once, before anything is measured but for a first hasty look.
         on_progress: called before each step.
 
@@ -80,6 +82,8 @@ def calibrate(
         ) as ready,
         Log(log_path, _stamp(ready.found, costs, device, batch_limit)) as log,
     ):
+        for warning in ready.warnings:
+            on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
         planned_s = max(0.0, budget_s - START_S)
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)

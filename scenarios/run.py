@@ -558,6 +558,7 @@ def calibrate_device(
             peer=peer,
             name=name,
             allow_busy=allow_busy,
+            on_warning=lambda text: say(f"calibrate {name}: {text}"),
             on_plan=announce,
             on_progress=lambda state: progress.set(state.done, state.total, state.left_s),
         )
