@@ -212,7 +212,8 @@ def make_plan(
     for effort in efforts(len(ranked)):
         plan = _plan(keys, ranked, effort, guess, extras, np.random.default_rng(seed))
         if plan.estimated_s <= USABLE_SHARE * budget_s:
-            return replace(plan, steps=(*plan.steps, *_if_time_is_left(keys, plan, guess, rng)))
+            more = [*_batches_given_up(keys, plan, guess, rng), *_more_rounds(plan, budget_s, rng)]
+            return replace(plan, steps=(*plan.steps, *more))
     short = f"nothing more could be left out: about {plan.estimated_s:.0f} s are needed, the budget is {budget_s:.0f} s"
     return replace(plan, omitted=(*plan.omitted, short))
 
@@ -353,14 +354,29 @@ def _plan(
     return Plan(effort, batches, tuple(ranked), planned, _omitted(effort, extras))
 
 
-def _if_time_is_left(
+def _batches_given_up(
     keys: Sequence[Key], plan: Plan, guess: ForwardGuess, rng: np.random.Generator
 ) -> Iterator[Planned]:
-    """The batch sizes that a small budget gave up, the most telling first."""
+    """The batch sizes that a small budget gave up, the most telling first, for the case that time is left."""
     for batch in plan.grid[len(plan.batches) :]:
         for key in _shuffled(keys, rng):
             step = Solo(Point(*key, batch))
             yield Planned(step, 1, False, estimate_s(step, plan.effort, guess))
+
+
+def _more_rounds(plan: Plan, budget_s: float, rng: np.random.Generator) -> Iterator[Planned]:
+    """As much of further rounds as the budget allows; where batch sizes were given up, these go before."""
+    if len(plan.batches) < len(plan.grid):
+        return
+    left_s = USABLE_SHARE * budget_s - plan.estimated_s
+    again = [p for p in plan.steps if p.round == 1 and isinstance(p.step, Solo | Together)]
+    first = 1 + max(planned.round for planned in plan.steps)
+    for number in range(first, first + LAVISH.rounds - plan.effort.rounds):
+        for planned in _shuffled(again, rng):
+            left_s -= planned.estimated_s
+            if left_s < 0:
+                return
+            yield replace(planned, round=number, required=False)
 
 
 def _held_out(keys: Sequence[Key], grid: Sequence[int], effort: Effort, rng: np.random.Generator) -> list[Step]:
@@ -416,7 +432,7 @@ def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
 def _omitted(effort: Effort, extras: Extras) -> tuple[str, ...]:
     words = []
     if effort.rounds < LAVISH.rounds:
-        words.append(f"rounds over the grid: {effort.rounds} instead of {LAVISH.rounds}")
+        words.append(f"rounds over the grid: {effort.rounds} of {LAVISH.rounds} whole ones")
     if effort.repeats < LAVISH.repeats or effort.min_s < LAVISH.min_s:
         wanted = f"{LAVISH.repeats} and {LAVISH.min_s:g} s"
         words.append(f"repeats: {effort.repeats} and {effort.min_s:g} s a point and round instead of {wanted}")

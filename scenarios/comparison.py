@@ -25,6 +25,7 @@ _FIGURES = (
     "energy_per_image_j",
     "gpu_var",
     "throughput_img_s",
+    "extrapolated_share",
     "goodput_img_s",
     "censored",
     "decisions",
@@ -86,7 +87,7 @@ def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
     row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
     for name in _FIGURES:
-        row[name] = _fold([run[name] for run in runs])  # type: ignore[literal-required]
+        row[name] = _fold([run.get(name) for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     latency = [change_pct(run["latency_s"]["mean"], other["latency_s"]["mean"]) for run, other in paired]
     energy = [change_pct(run["energy_j"]["mean"], other["energy_j"]["mean"]) for run, other in paired]

@@ -86,7 +86,11 @@ class Restart(TypedDict):
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may be older than the last four keys."""
+    """`slimsched.result/1`; a stored one may be older than the last five keys.
+
+    `extrapolated_share`: of the time, the largest over devices, in which more batches ran at once than the device's
+    profile was measured with; 0 on hardware.
+    """
 
     schema: str
     scenario: str
@@ -114,6 +118,7 @@ class Result(TypedDict):
     restarts: list[Restart]
     failures: dict[str, int]
     stages_s: dict[str, float] | None
+    extrapolated_share: float
 
 
 def summarise(
@@ -168,6 +173,7 @@ def summarise(
         ],
         failures=dict(Counter(request.reason for request in record.requests if request.status == "failed")),
         stages_s=_stages_s(done),
+        extrapolated_share=max((device.extrapolated_s for device in record.devices), default=0.0) / duration_s,
     )
 
 

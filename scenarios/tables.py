@@ -33,6 +33,8 @@ def format_result(result: Result) -> str:
     ]  # fmt: skip
     if result["goodput_img_s"] is not None:
         lines.insert(4, ("goodput", f"{number(result['goodput_img_s'], 1)} images/s within the deadline"))
+    if (extrapolated := result.get("extrapolated_share", 0.0)) > 0:
+        lines.append(("beware", _extrapolated(extrapolated)))
     body = "\n".join(f"  {name:<11} {text}" for name, text in lines)
     return f"{head}\n{body}\n\n{_servers(result)}"
 
@@ -69,7 +71,13 @@ def format_comparison(comparison: Comparison) -> str:
     of = f"{seeds} seed{'s' if seeds > 1 else ''}"
     note = f"Mean and 95 % interval over {of}; E is the paper's (mean power x latency)."
     against = f" Changes are against {baseline!r}." if baseline else " No baseline, so no changes."
-    return f"{comparison['scenario']} ({_provenance(comparison)})\n{table(head, rows)}\n{note}{against}"
+    largest = max((row.get("extrapolated_share") or {"mean": 0.0})["mean"] or 0.0 for row in comparison["rows"])
+    beware = f"\nBeware: up to {_extrapolated(largest)}" if largest > 0 else ""
+    return f"{comparison['scenario']} ({_provenance(comparison)})\n{table(head, rows)}\n{note}{against}{beware}"
+
+
+def _extrapolated(of_time: float) -> str:
+    return f"{share(of_time)} of the time more batches ran at once than were measured together: slow-downs extrapolated"
 
 
 def _provenance(of: Result | Comparison) -> str:

@@ -90,7 +90,7 @@ class SharedDevice:
         self.replan()
         durations_ns = pace.slow_ns if is_slow else pace.full_ns
         next_ns = self._agenda.now_ns + durations_ns[hashed(salt, int(is_slow), number) % len(durations_ns)]
-        order = rank(min(self._servers), Kind.PACE)
+        order = rank(min(self._servers, default=0), Kind.PACE)
         self._agenda.at(next_ns, order, self._change_pace, pace, salt, number + 1, not is_slow)
 
     def _end(self, plan: int, batch: RunningBatch) -> None:

@@ -9,15 +9,26 @@ import numpy as np
 import pytest
 
 from calibrate.bench import SoloResult, TogetherResult
-from calibrate.errors import CONCURRENCY_ERROR, ENERGY_ERROR, REPEATABILITY, SOLO_ERROR
+from calibrate.errors import (
+    ACROSS_ERROR,
+    CONCURRENCY_ERROR,
+    ENERGY_ERROR,
+    FOUR_POINT_ERROR,
+    REPEATABILITY,
+    SOLO_ERROR,
+)
 from calibrate.fit import fit
-from calibrate.measure import Measurement
-from calibrate.plan import Point, Solo, Steady, Together
+from calibrate.log import Log
+from calibrate.measure import Measurement, measure, scout
+from calibrate.plan import Extras, Point, Solo, Steady, Together, make_plan
 from calibrate.samples import Samples
+from calibrate.sharing import ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
 from policies.vocabulary import Provenance
-from sim.profile import LatencyCurve, Profile, StatedError
+from sim.device import Sharing, clock_ratio
+from sim.profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
 from sim.tables import compile_tables
-from tests.calibrate.fake import LIMIT, FakeBench, facts, model_costs
+from tests import worlds
+from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys, facts, model_costs
 from tests.calibrate.test_measure import session
 
 
@@ -156,3 +167,89 @@ def test_a_tiny_budget_still_gives_a_stated_error(tmp_path: Path) -> None:
     assert {len(curve.batches) for curve in found.latency} == {4}
     assert errors(found)[SOLO_ERROR].points >= 6
     assert CONCURRENCY_ERROR in errors(found)
+
+
+def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
+    """Half of the time half as long again: the latencies are of full pace, and the profile tells of the spells."""
+    bench = FakeBench(slow_share=0.5, jitter=0.01)
+    path = tmp_path / "log"
+    with Log(path, {}) as log:
+        scouted = scout(bench, all_keys(), LIMIT, log, bench.clock, 600.0)
+        plan = make_plan(all_keys(), LIMIT, 600.0, scouted.guess_s, Extras(True, True), np.random.default_rng(0))
+        seen = measure(bench, plan, scouted.guess_s, log, 600.0, bench.clock, pace_seen=scouted.pace)
+    found = fit(seen.measurements, model_costs(), facts(), "fake", seen=scouted.pace)
+    ratios = [
+        p50_s / bench.truth_s(Point(curve.segment, curve.width, curve.previous_width, batch))
+        for curve in found.latency
+        for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True)
+    ]
+    assert np.median(ratios) == pytest.approx(1.0, abs=0.005)
+    assert np.mean(np.abs(np.asarray(ratios) - 1)) < 0.02
+    assert found.pace is not None
+    assert found.pace.slow_factor == pytest.approx(SLOW_FACTOR, rel=0.02)
+    assert found.pace.slow_share == pytest.approx(0.55, abs=0.15)
+    assert found.concurrency.beta == pytest.approx(bench.beta, abs=0.05)
+    assert errors(found)[CONCURRENCY_ERROR].median_abs_pct < 8
+
+
+def test_crowding_across_processes_is_told_from_that_within_one(tmp_path: Path) -> None:
+    """Sets of both kinds: each has its own exponent."""
+    bench = FakeBench(beta=1.0, across_beta=1.4)
+    found = fit(measured(bench, tmp_path), model_costs(), facts(), "fake").concurrency
+    assert found.beta == pytest.approx(1.0, abs=0.01)
+    assert found.across_beta == pytest.approx(1.4, abs=0.01)
+    assert found.beta_ci95 is not None
+
+
+def test_what_is_not_told_from_nothing_is_nothing(tmp_path: Path) -> None:
+    """No contention for bandwidth, and noise: alpha is 0, not some small number with no evidence behind it."""
+    rng = np.random.default_rng(0)
+
+    def noisy(measurement: Measurement) -> Measurement:
+        step, result = measurement
+        if not isinstance(result, TogetherResult):
+            return measurement
+        return step, replace(result, together_s=tuple(s * rng.normal(1, 0.05) for s in result.together_s))
+
+    found = fit([noisy(m) for m in measured(FakeBench(alpha=0.0), tmp_path)], model_costs(), facts(), "fake")
+    assert found.concurrency.alpha == 0.0
+    assert found.concurrency.alpha_ci95 is None
+    assert found.concurrency.beta == pytest.approx(1.2, abs=0.05)
+
+
+def test_how_clocks_fall_above_the_cap_is_recovered() -> None:
+    """From sets that would draw more than the cap: phi = 1 - a (P_u / P_cap - 1), down to the lowest that was seen."""
+    profile = worlds.profile(batches=(1, 8))
+    curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
+    sharing = Sharing(0.0, 1.0, 1.0, hosted=False)
+    concurrency = Concurrency(alpha=0.0, beta=1.0, provenance=Provenance.MEASURED)
+    points = [Point(*key, 8) for key in sorted(curves)]
+    sets = [ObservedSet((point,) * size, (1.0,) * size) for point in points for size in (1, 2, 3)]
+    drawn_w = [uncapped_w(observed, curves, sharing, 30.0) for observed in sets]
+    power = Power(
+        bare_idle_w=10.0, context_idle_w=30.0, cap_w=float(np.median(drawn_w)), provenance=Provenance.MEASURED
+    )
+    seen = []
+    for observed, watts in zip(sets, drawn_w, strict=True):
+        phi = clock_ratio(watts, power.cap_w, 0.4, 0.5)
+        slow = predict_slow_downs(observed.points, curves, sharing)
+        seen.append(replace(observed, slow_downs=tuple(s / phi for s in slow)))
+    found = fit_power_cap(seen, curves, concurrency, power, hosted=False)
+    assert found.throttle == pytest.approx(0.4, rel=0.02)
+    assert found.phi_min == pytest.approx(max(0.5, min(1 - 0.4 * (w / power.cap_w - 1) for w in drawn_w)), rel=0.01)
+    assert fit_power_cap(seen[:1], curves, concurrency, power, hosted=False) == power  # too few above the cap
+
+
+def test_errors_are_held_out_and_cross_validated_and_ranges_are_told(tmp_path: Path) -> None:
+    """Each figure with its kind; four batch sizes suffice for this device, whose latency is max(t0, c0 + c1 b)."""
+    found = fit(measured(FakeBench(), tmp_path), model_costs(), facts(), "fake", ["batch sizes 3 at some keys or all"])
+    kinds = {(error.figure, error.kind) for error in found.errors}
+    assert {(SOLO_ERROR, "held out"), (SOLO_ERROR, "cross-validated")} <= kinds
+    assert {(CONCURRENCY_ERROR, "held out"), (CONCURRENCY_ERROR, "cross-validated")} <= kinds
+    assert {(ACROSS_ERROR, "held out"), (ENERGY_ERROR, "held out"), (ENERGY_ERROR, "cross-validated")} <= kinds
+    assert errors(found)[FOUR_POINT_ERROR].mean_abs_pct < 8
+    ranges = {(r.figure, r.quantity): (r.low, r.high) for r in found.ranges}
+    assert ranges[SOLO_ERROR, "batch"] == (1, LIMIT)
+    assert ranges[CONCURRENCY_ERROR, AT_ONCE] == (1, 8)
+    assert found.omitted[0].startswith("batch sizes 3 at some keys or all (predicting a batch size from the others")
+    assert compile_tables(found, LIMIT).most_at_once == 8

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
-from calibrate.measure import Measured, Progress, measure, scout
-from calibrate.plan import Extras, Hold, Plan, Solo, make_plan
-from tests.calibrate.fake import LIMIT, FakeBench, all_keys
+from calibrate.measure import DISTURBED, TRIES, Measured, Progress, measure, scout
+from calibrate.plan import Extras, Hold, Plan, Point, Solo, make_plan
+from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys
 
 
 def session(bench: FakeBench, path: Path, budget_s: float, seen: list[Progress] | None = None) -> tuple[Plan, Measured]:
@@ -125,3 +126,36 @@ def test_the_guess_follows_batch_and_width(tmp_path: Path) -> None:
         ):
             if isinstance(step, Solo):
                 assert guess(step.point) == pytest.approx(bench.truth_s(step.point), rel=1.1)
+
+
+class Bursts(FakeBench):
+    """Another program has a fifth of the device every other time that it is asked for a solo point."""
+
+    def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
+        self.foreign_share = 0.2 - self.foreign_share
+        return super().solo(point, warmup, repeats, min_s, paused=paused)
+
+
+def test_what_others_disturb_is_measured_again_at_once(tmp_path: Path) -> None:
+    """A burst costs a second look and leaves no trace in the result; a lasting one is kept and flagged."""
+    _, bursts = session(Bursts(), tmp_path / "bursts", 60.0)
+    solos = [result for _, result in bursts.measurements if isinstance(result, SoloResult)]
+    assert {result.disturbed_share for result in solos} == {0.0}
+    assert {result.tries for result in solos} == {1, 2}
+    _, lasting = session(FakeBench(foreign_share=0.2), tmp_path / "lasting", 60.0)
+    results = [result for _, result in lasting.measurements if isinstance(result, SoloResult)]
+    assert {result.tries for result in results} == {TRIES}
+    assert all(result.disturbance > DISTURBED for result in results)
+
+
+def test_a_slow_device_is_asked_again_for_its_full_pace(tmp_path: Path) -> None:
+    """Points that found none are tried again; the repeats at full pace are kept apart from the others."""
+    bench = FakeBench(slow_share=0.7)
+    _, found = session(bench, tmp_path / "log", 200.0)
+    solos = [(step.point, r) for step, r in found.measurements if isinstance(step, Solo) and isinstance(r, SoloResult)]
+    kept = [(point, result) for point, result in solos if not result.is_slow]
+    assert len(kept) > 0.8 * len(solos)
+    assert any(result.tries > 1 for _, result in kept)
+    for point, result in kept:
+        assert max(result.samples.values) == pytest.approx(bench.truth_s(point))
+        assert result.slow is None or min(result.slow.values) == pytest.approx(SLOW_FACTOR * bench.truth_s(point))

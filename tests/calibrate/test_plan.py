@@ -76,7 +76,7 @@ def test_a_plan_keeps_to_its_budget_where_it_can() -> None:
 def test_what_is_left_out_is_said() -> None:
     """Batch sizes, rounds and repeats by name; and that a budget cannot be met."""
     words = " ".join(plan(0.1).omitted)
-    assert "rounds over the grid: 1 instead of 3" in words
+    assert "rounds over the grid: 1 of 3 whole ones" in words
     assert "repeats: 3" in words
     assert "the budget is 0 s" in words
 

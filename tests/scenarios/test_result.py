@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from policies.records import STAGES, DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S
+from scenarios.comparison import compare_results
 from scenarios.result import percentile
-from scenarios.tables import format_result
+from scenarios.tables import format_comparison, format_result
 from tests.scenarios.folders import simulated, summary
 
 
@@ -154,3 +155,15 @@ def test_a_simulated_run_conserves_requests() -> None:
     assert sum(server["images"] for server in found["servers"]) == 4 * images["completed"]
     total = found["energy_per_image_j"]
     assert total["total"] == pytest.approx((total["dynamic"] or 0) + (total["base"] or 0) + (total["idle"] or 0))
+
+
+def test_what_was_extrapolated_is_flagged() -> None:
+    """The device's share of the time with more batches at once than its profile knows; silence where there is none."""
+    devices = (DeviceTotals("d", 1000.0, 10.0, 30.0, extrapolated_s=2.5), DeviceTotals("e", 1000.0, 10.0, 30.0))
+    found = summary(record(request(0, 3.0, 1.0), devices=devices))
+    assert found["extrapolated_share"] == 0.25
+    assert "25.00 % of the time more batches ran at once" in format_result(found)
+    assert "extrapolated" not in format_result(summary(record(request(0, 3.0, 1.0))))
+    compared = compare_results([found])
+    assert compared["rows"][0]["extrapolated_share"]["mean"] == 0.25
+    assert "Beware" in format_comparison(compared)

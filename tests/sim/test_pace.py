@@ -1,0 +1,107 @@
+"""A device whose speed comes and goes: how slow, how often, how long, and the same again for the same seed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.agenda import Agenda
+from sim.physics import RunningBatch, SimulatedDevice
+from sim.profile import Pace
+from sim.server import SharedDevice
+from sim.tables import DeviceTables, compile_tables
+from tests import worlds
+
+PACE = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance": "measured"}
+
+
+def tables(jitter: bool = True, **changes: Any) -> DeviceTables:
+    return compile_tables(worlds.profile(batches=(1, 8), **changes), 8, jitter=jitter)
+
+
+def test_a_slow_device_does_everything_slower_at_the_same_power() -> None:
+    """Half done, then half as long again for the rest; another tenant's work is not on our meter."""
+    device = SimulatedDevice(tables())
+    table = device.tables.keys[1, 1.0, 0.0]
+    solo_ns = table.latency_ns[8]
+    batch = RunningBatch(0, 1, table, 8, float(solo_ns))
+    device.start(batch, 0)
+    power_mw = device.power_mw
+    device.set_pace(1.5, solo_ns // 2)
+    assert batch.end_ns == pytest.approx(solo_ns * 1.25, abs=4)
+    assert device.power_mw == power_mw
+    device.set_pace(1.0, solo_ns)
+    assert batch.end_ns == pytest.approx(solo_ns + (0.5 - 0.5 / 1.5) * solo_ns, abs=4)
+
+
+class Spells(SimulatedDevice):
+    """Writes down when its pace changes."""
+
+    def __init__(self, compiled: DeviceTables) -> None:
+        super().__init__(compiled)
+        self.changes: list[tuple[int, float]] = []
+
+    def set_pace(self, factor: float, now_ns: int) -> None:
+        self.changes.append((now_ns, factor))
+        super().set_pace(factor, now_ns)
+
+
+def spells(salt: int, changes: int) -> list[tuple[int, float]]:
+    agenda = Agenda()
+    physics = Spells(tables(pace=PACE))
+    device = SharedDevice(physics, agenda)
+    device.start_pace(salt)
+    while len(physics.changes) < changes:
+        agenda.step()
+    return physics.changes
+
+
+def test_spells_last_and_come_as_the_profile_says() -> None:
+    """Over many: their share of the time, their mean length, one state after the other; the same for the same salt."""
+    times, factors = np.asarray(spells(3, 20_000)).T
+    lasted_s, slow = np.diff(times) / 1e9, factors[:-1] == 1.5
+    assert lasted_s[slow].sum() / lasted_s.sum() == pytest.approx(0.4, abs=0.02)
+    assert lasted_s[slow].mean() == pytest.approx(0.1, rel=0.03)
+    assert np.std(lasted_s[slow]) == pytest.approx(0.1, rel=0.05)  # exponential
+    assert np.all(slow[1:] != slow[:-1])
+    assert spells(3, 50) == spells(3, 50)
+    assert spells(3, 50) != spells(4, 50)
+    starts_slow = [spells(salt, 1)[0][1] == 1.5 for salt in range(300)]
+    assert np.mean(starts_slow) == pytest.approx(0.4, abs=0.1)
+
+
+def test_without_jitter_a_device_has_its_mean_pace() -> None:
+    """Everything takes as much longer as it does on average, and nothing is drawn."""
+    steady, paced = tables(jitter=False), tables(jitter=False, pace=PACE)
+    assert paced.pace is None
+    assert Pace.model_validate_json(json.dumps(PACE)).mean_factor == pytest.approx(1.2)
+    ratio = paced.keys[1, 1.0, 0.0].latency_ns[8] / steady.keys[1, 1.0, 0.0].latency_ns[8]
+    assert ratio == pytest.approx(1.2, rel=1e-6)
+    assert tables().pace is None
+
+
+def test_slow_spells_lengthen_queues_more_than_their_mean() -> None:
+    """At the same mean speed, spells make worse tails than a device that is always a little slow."""
+    p99_s = []
+    for pace, speed in ((PACE, 1.0), (None, 1 / 1.2)):
+        profiles = [worlds.profile("a", speed=speed, pace=pace)]
+        spec = worlds.cluster(profiles, greedy={"idle_unload_ns": None})
+        runs = [worlds.run(spec, worlds.poisson_s(100, 8.0, seed), 8.0, seed=seed) for seed in range(3)]
+        found = [r.finished_ns - r.arrived_ns for run in runs for r in worlds.simulate(spec, run)[1].requests]
+        p99_s.append(np.quantile(found, 0.99) / 1e9)
+    assert p99_s[0] > 1.05 * p99_s[1]
+
+
+def test_time_beyond_what_was_measured_together_is_counted() -> None:
+    """Two batches at once are within the profile's range, three are extrapolated."""
+    ranges = [{"figure": "slow-down under concurrency", "quantity": "batches at once", "low": 1, "high": 2}]
+    device = SimulatedDevice(tables(ranges=ranges))
+    table = device.tables.keys[1, 1.0, 0.0]
+    for number in (1, 2, 3):
+        device.start(RunningBatch(0, number, table, 8, 1e12), number * 1000)
+    device.advance(10_000)
+    assert device.extrapolated_ns == 7000
+    assert tables().most_at_once == float("inf")
