@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,23 @@ import pytest
 
 from calibrate.bench import Loop
 from calibrate.check import Allowed, CheckedFigure, Pair, allowed, check, holds, median_interval
-from calibrate.errors import CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
+from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
 from calibrate.fit import fit
-from calibrate.plan import Point
+from calibrate.log import Log
+from calibrate.measure import measure, scout
+from calibrate.plan import Extras, Point, make_plan
 from policies.errors import InputError
 from sim.profile import Profile, StatedError
-from tests.calibrate.fake import FakeBench, facts, model_costs
-from tests.calibrate.test_measure import session
+from tests.calibrate.fake import LIMIT, FakeBench, all_keys, facts, model_costs
+
+ACROSS_BETA = 1.6
 
 
 @dataclass
 class Drifting(FakeBench):
     """Some times as slow as it was; its speed wanders from call to call, and now and then another program uses it."""
 
+    across_beta: float | None = ACROSS_BETA
     times: float = 1.0
     wander: float = 0.0
     bursts: float = 0.0
@@ -42,11 +47,20 @@ class Drifting(FakeBench):
         return bool(self._rng.random() < self.bursts)
 
 
+def calibrated(bench: FakeBench, folder: Path) -> Profile:
+    """A profile of the fake device, with the errors that its calibration stated."""
+    with Log(folder / "log", {}) as log:
+        seen = scout(bench, all_keys(), LIMIT, log, bench.clock, 300.0)
+        extras = Extras(power=True, peer=True, sibling=True)
+        plan = make_plan(all_keys(), LIMIT, 300.0, seen.guess_s, extras, np.random.default_rng(0))
+        done = measure(bench, plan, seen.guess_s, log, 300.0, bench.clock, pace_seen=seen.pace)
+    return fit(list(done.measurements), model_costs(), facts(), "fake", (), seen.pace)
+
+
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """Of the fake device, with the errors that its calibration stated."""
-    _, measured = session(FakeBench(), tmp_path_factory.mktemp("check") / "log", 300.0)
-    return fit(list(measured.measurements), model_costs(), facts(), "fake")
+    """Of the fake device, whose processes share it worse than one alone."""
+    return calibrated(FakeBench(across_beta=ACROSS_BETA), tmp_path_factory.mktemp("check"))
 
 
 def by_name(bench: FakeBench, profile: Profile, seed: int = 1) -> dict[str, CheckedFigure]:
@@ -86,10 +100,40 @@ def test_only_sharing_has_changed(profile: Profile, beta: float) -> None:
         assert ("more" if beta > 1.2 else "less") in found[CONCURRENCY_ERROR].finding
 
 
+def test_only_sharing_between_processes_has_changed(profile: Profile) -> None:
+    """Sets across processes drift; those within one, and points alone, hold."""
+    for seed in range(10):
+        found = by_name(Drifting(across_beta=1.1, jitter=0.1, wander=0.03, seed=seed), profile, seed)
+        assert {name for name, figure in found.items() if figure.verdict == "drifted"} == {ACROSS_ERROR}
+        assert "less" in found[ACROSS_ERROR].finding
+
+
+def test_sets_across_processes_are_not_measured_where_the_profile_knows_of_none(profile: Profile) -> None:
+    """No second process is asked for then."""
+    within = profile.concurrency.model_copy(update={"across_beta": None})
+    found = by_name(FakeBench(), profile.model_copy(update={"concurrency": within}))
+    assert list(found) == [SOLO_ERROR, CONCURRENCY_ERROR]
+
+
+def test_a_device_whose_host_lends_its_speed_is_checked_at_full_pace(tmp_path: Path) -> None:
+    """Slow for a third of the time, in the calibration as now, or as never before: it holds; slower at full pace as
+    well: it does not."""
+    lent = calibrated(FakeBench(slow_share=0.3, across_beta=ACROSS_BETA), tmp_path)
+    verdicts = [
+        holds(check(Drifting(slow_share=share, seed=seed), lent, np.random.default_rng(seed)))
+        for seed in range(6)
+        for share in (0.0, 0.3, 0.5)
+    ]
+    assert verdicts.count(True) >= 17
+    for seed in range(5):
+        found = by_name(Drifting(slow_share=0.3, times=1.2, seed=seed), lent, seed)[SOLO_ERROR]
+        assert found.verdict == "drifted"
+
+
 def test_errors_on_both_sides_drift_without_a_bias(profile: Profile) -> None:
     """Half of the keys faster, half slower: no direction is named."""
 
-    class Mixed(FakeBench):
+    class Mixed(Drifting):
         def truth_s(self, point: Point) -> float:
             return (1.3 if point.width == 1.0 else 0.75) * super().truth_s(point)
 
