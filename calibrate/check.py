@@ -36,6 +36,7 @@ from sim.tables import sharing_of
 
 PROMISED_PCT = {SOLO_ERROR: 3.0, CONCURRENCY_ERROR: 8.0, ACROSS_ERROR: 8.0}
 CONFIDENCE = 0.95
+MEANINGLESS_PCT = 25.0
 EFFORT = replace(LAVISH, warmup=3, repeats=10, min_s=0.1, together_s=0.3)  # of a point, and of a set
 WATCH_S = 2.0  # for a look at how the device's own speed comes and goes
 SIZES = (2, 3, 4)  # of a set
@@ -175,6 +176,11 @@ def holds(figures: Sequence[CheckedFigure]) -> bool:
     return all(figure.verdict != "drifted" for figure in figures)
 
 
+def is_promising(figure: CheckedFigure) -> bool:
+    """Whether to hold says something: a profile that states large errors itself allows about anything."""
+    return figure.allowed.size_pct <= MEANINGLESS_PCT
+
+
 def stated_pct(profile: Profile, figure: str) -> float:
     """The profile's own mean error: held out where it says that, else the largest that it states; else 0."""
     stated = [error for error in profile.errors if error.figure == figure and error.kind != "repeatability"]
@@ -199,7 +205,7 @@ def estimated_s(profile: Profile, points: int) -> float:
     solos = [Solo(draw_point(keys, limit, rng)) for _ in range(SAMPLED)]
     sets = [Together(draw_set(keys, limit, rng)) for _ in range(SAMPLED)]
     each = [float(np.mean([estimate_s(step, EFFORT, guess) for step in steps])) for steps in (solos, sets)]
-    return sum(number * each[figure != SOLO_ERROR] for figure, number in _numbers(profile, points).items())
+    return sum(number * each[figure != SOLO_ERROR] for figure, number in numbers_of(profile, points).items())
 
 
 def has_across(profile: Profile) -> bool:
@@ -207,7 +213,7 @@ def has_across(profile: Profile) -> bool:
     return profile.concurrency.across_beta is not None
 
 
-def _numbers(profile: Profile, points: int) -> dict[str, int]:
+def numbers_of(profile: Profile, points: int) -> dict[str, int]:
     """How many measurements each figure gets."""
     sets = max(1, points // POINTS_A_SET)
     return {SOLO_ERROR: points, CONCURRENCY_ERROR: sets, **({ACROSS_ERROR: sets} if has_across(profile) else {})}
@@ -234,7 +240,7 @@ def check(
     """
     if points < 1:
         raise InputError("--points", "", f"must be at least 1, found {points}")
-    numbers, visit = _numbers(profile, points), _Visit.begin(bench, profile)
+    numbers, visit = numbers_of(profile, points), _Visit.begin(bench, profile)
     first = _look(visit, rng, numbers, on_progress)
     suspects = {figure.figure: numbers[figure.figure] for figure in first if figure.verdict == "drifted"}
     again = {figure.figure: figure for figure in _look(visit, rng, suspects, on_progress, looks=2)}

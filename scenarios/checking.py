@@ -15,8 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.check import Allowed, CheckedFigure, Pair, estimated_s, holds, repeatability_pct
-from calibrate.session import check_profile
+from calibrate.check import (
+    Allowed,
+    CheckedFigure,
+    Pair,
+    estimated_s,
+    holds,
+    is_promising,
+    numbers_of,
+    repeatability_pct,
+)
+from calibrate.errors import SOLO_ERROR
+from calibrate.opening import interference
+from calibrate.probe import open_sensor
+from calibrate.session import START_S, check_profile
 from calibrate.stamps import require_model
 from hw.datasets import Dataset
 from hw.device import DeviceSpec
@@ -59,7 +71,7 @@ WARMUP_SHARE = 0.1
 FEWEST_IMAGES = 50  # of a run
 SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
-NO_SERVING = "what serving costs is not in this profile; `slimsched run` measures it"
+NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
 MODELLED = "power is modelled: nothing measures it"
 
 _FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = {
@@ -86,7 +98,7 @@ def profile_check(arguments: Namespace) -> int:
     device = profile_device(profile, source) if arguments.device is None else chosen_devices(arguments.device)[0][1]
     _require_kind(profile, device)
     world = _world(profile, device, arguments.seconds, arguments.seed)
-    warnings = stamp_warnings(profile, device)
+    warnings = (*stamp_warnings(profile, device), *_others(device))
     for text in (*warnings, _announced(profile, arguments.points, arguments.seconds)):
         output.remark(text)
     figures = list(_points(file, device, profile, arguments.points, arguments.seed, quiet=output.quiet))
@@ -130,9 +142,17 @@ def _require_kind(profile: Profile, device: DeviceSpec) -> None:
 
 
 def _announced(profile: Profile, points: int, seconds: float) -> str:
-    needed = f"about {span(estimated_s(profile, points) + seconds)}"
+    needed_s = estimated_s(profile, points) + seconds + START_S * (2 if seconds else 1)
+    numbers = numbers_of(profile, points)
+    sets = ", ".join(f"{number} sets ({figure})" for figure, number in numbers.items() if figure != SOLO_ERROR)
     runs = f", {RUNS} open-loop runs of {seconds / RUNS:g} s" if seconds else ""
-    return f"check {profile.name}: {points} points, as many concurrency sets{runs}; {needed}"
+    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}{runs}; about {span(needed_s)}"
+
+
+def _others(device: DeviceSpec) -> tuple[str, ...]:
+    """A line where other programs use the device: their use would look like drift."""
+    found = interference(device, open_sensor(device, ()))
+    return (f"warning: {found}: what is measured now may be theirs, too",) if found.notable else ()
 
 
 # ------------------------------------------------------------------------------------------------------- the figures
@@ -274,6 +294,12 @@ def format_check(profile: Profile, figures: Sequence[CheckedFigure]) -> str:
     rows = [_row(figure) for figure in figures if figure.pairs]
     notes = [f"{figure.figure} is not judged: {figure.not_judged}" for figure in figures if figure.not_judged]
     notes += [f"{figure.figure}: nothing could be measured" for figure in figures if not figure.pairs]
+    notes += [
+        f"{figure.figure}: the profile states so large errors itself that only larger ones count; calibrate longer, or "
+        "on a quieter machine"
+        for figure in figures
+        if not is_promising(figure)
+    ]
     notes.append("errors are medians, in per cent of what is measured now; bias above 0: the profile says more")
     if holds(figures):
         last = [f"the profile {profile.name} holds"]

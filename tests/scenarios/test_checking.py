@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.check import CheckedFigure
+from calibrate.check import Allowed, CheckedFigure
 from calibrate.stamps import stamps_here
 from hw.device import DeviceSpec
 from hw.networks import ModelFile, save_model
@@ -128,6 +129,9 @@ def test_the_table_and_the_document_say_the_same() -> None:
     assert (document["schema"], document["holds"], document["warnings"]) == ("slimsched.check/1", False, ["w"])
     assert [figure["verdict"] for figure in document["figures"]] == ["drifted", "drifted", "holds", "not judged"]
     assert len(document["figures"][0]["pairs"]) == 5
+    vague = format_check(profile, [replace(figures[0], allowed=Allowed(60.0, 30.0))])
+    assert "mean latency: the profile states so large errors itself" in vague
+    assert "states so large" not in text
     held = open_loop_figures(profile, twins(1, 1, 1, 1, 1))
     assert format_check(profile, held).splitlines()[-1] == "the profile toy holds"
 
