@@ -174,10 +174,14 @@ def _pace_fit(measurements: Iterable[Measurement], seen: PaceLook) -> PaceFit:
     full_s = sum(r.samples.count * Pooled.of([r.samples]).mean for r in solos if not r.is_slow)
     share = min(MOST_SLOW, slow_s / (slow_s + full_s)) if solos else seen.slow_share
     exponent = float(np.log(factor) / np.log(seen.slow_reference)) if seen.slow_reference > 1 else 1.0
-    if not share or factor == 1.0:
-        return PaceFit(factor, exponent, None)
-    lasts_s = seen.mean_slow_s or SHORTEST_SPELL_S
-    model = Pace(slow_factor=factor, slow_share=share, mean_slow_s=lasts_s, provenance=Provenance.MEASURED)
+    model = Pace(
+        slow_factor=factor,
+        slow_share=share,
+        mean_slow_s=seen.mean_slow_s or SHORTEST_SPELL_S,
+        reference_s=seen.best_s,
+        reference_exponent=exponent,
+        provenance=Provenance.MEASURED,
+    )
     return PaceFit(factor, exponent, model)
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from hw.executor import Lane, seconds_since, serve
 from hw.messages import (
     Benchmark,
@@ -21,34 +19,13 @@ from hw.messages import (
     ConcurrentResult,
     TogetherResult,
 )
+from hw.pace import Reference
 
 if TYPE_CHECKING:
     from hw.executor import Executor
 
 _WARM_PASSES_TOGETHER = 3
-_REFERENCE_SIZE, _REFERENCE_WARMUP, _REFERENCE_TIMES = 48, 3, 8
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
-
-
-class Reference:
-    """A fixed piece of arithmetic whose data fit the first cache: its CPU time tells how fast the core runs now.
-
-    A core that is lent by a virtual machine's host may be half of a physical one: while another tenant computes on the
-    other half, everything takes half as long again, and no counter of the guest shows it.
-    """
-
-    def __init__(self) -> None:
-        self._factor = torch.full((_REFERENCE_SIZE, _REFERENCE_SIZE), 1 / _REFERENCE_SIZE)
-        self._product = torch.empty_like(self._factor)
-
-    def cpu_ns(self) -> int:
-        """Do it: a few times to fill the caches again, then timed."""
-        for _ in range(_REFERENCE_WARMUP):
-            torch.mm(self._factor, self._factor, out=self._product)
-        begin_ns = time.thread_time_ns()
-        for _ in range(_REFERENCE_TIMES):
-            torch.mm(self._factor, self._factor, out=self._product)
-        return time.thread_time_ns() - begin_ns
 
 
 def warm(executor: Executor, batches: Sequence[int]) -> None:

@@ -636,4 +636,5 @@ class _Run:
             arrival_lags_ns=tuple(self._arrival_lags_ns),
             driver_busy_ns=self._busy_ns,
             restarts_ns=tuple(sorted((s.index, *times) for s in self._servers for times in s.restarts_ns)),
+            references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
         )

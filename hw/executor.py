@@ -58,6 +58,7 @@ from hw.messages import (
     Warm,
 )
 from hw.networks import ModelFile
+from hw.pace import Pacemeter
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.wire import decode, encode
@@ -220,6 +221,7 @@ class Executor:
         self._instances: dict[int, SegmentInstance] = {}
         self._slow_factor = 1.0
         self._most_images: int | None = None
+        self._pacemeter = Pacemeter() if device.kind == "cpu" else None
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -371,8 +373,11 @@ class Executor:
         if self._slow_factor > 1.0:
             time.sleep((self._slow_factor - 1.0) * seconds_since(begin_ns))
         forward_s = seconds_since(begin_ns)
+        reference_s = self._pacemeter.take() if self._pacemeter else 0.0
         if not outcome.failed:
-            self.reply(Finished(message.batch, labels, begin_ns, forward_s, outcome.passes))
+            self.reply(Finished(message.batch, labels, begin_ns, forward_s, outcome.passes, reference_s=reference_s))
+            if self._pacemeter:
+                self._pacemeter.look()
             return
         # lack of memory would cost the instance its place: it is the reason only where there is no other
         reason, detail = min(outcome.failed.values(), key=lambda found: found[0] == "out_of_memory")

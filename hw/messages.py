@@ -213,6 +213,7 @@ class Finished:
         forward_s: how long it took, all passes together.
         passes: more than one where memory or a broken member made the batch run in parts.
         failed: members that could not be run, for `reason`; their inputs are still stored.
+        reference_s: now and then, how long a fixed piece of work took on this core just before (`hw.pace`); else 0.
     """
 
     batch: int
@@ -223,6 +224,7 @@ class Finished:
     failed: tuple[int, ...] = ()
     reason: Reason | Literal[""] = ""
     detail: str = ""
+    reference_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

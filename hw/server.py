@@ -155,6 +155,7 @@ class RealServer:
         self.is_up = False
         self.died = False
         self.restarts_ns: list[tuple[int, int]] = []
+        self.references: list[tuple[int, float]] = []  # (when, seconds)
         self._labels = labels
         self._segments = segments
         self._supervision = supervision
@@ -415,6 +416,8 @@ class RealServer:
                 raise AssertionError(f"not for a server: {message}")
 
     def _finish(self, batch: RunBatch, message: Finished) -> None:
+        if message.reference_s:
+            self.references.append((self._clock.of(message.began_ns), message.reference_s))
         self.deliver(BatchStarted(self.epoch, batch.batch, self._clock.of(message.began_ns)))
         passed = [request for request in batch.requests if request not in message.failed]
         self.inbox.forget(passed)

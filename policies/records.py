@@ -154,6 +154,8 @@ class RunRecord:
             the time at which it was due); empty in simulation, where nothing is late.
         restarts_ns: (server, down, up again) for each death after which a server came back.
         driver_busy_ns: CPU time of the real cluster's driver, which is the router's host too; 0 in simulation.
+        references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
+            tells how fast its core ran; empty in simulation.
     """
 
     ended_ns: int
@@ -169,3 +171,4 @@ class RunRecord:
     arrival_lags_ns: tuple[int, ...] = ()
     restarts_ns: tuple[tuple[int, int, int], ...] = ()
     driver_busy_ns: int = 0
+    references: tuple[tuple[int, int, float], ...] = ()

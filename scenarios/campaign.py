@@ -5,8 +5,8 @@ It is given two sides, simulation and hardware, and knows neither: each takes a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
 from policies.errors import InputError, WorkError
@@ -21,6 +21,7 @@ from scenarios.fidelity import (
     reference_img_s,
     validation_run,
 )
+from scenarios.pace import Changes
 from scenarios.result import Result
 from scenarios.spec import Scenario, TraceWorkload, ValidateSection
 
@@ -37,7 +38,7 @@ class Job:
     """One run to be made.
 
     `scale` multiplies the workload's own rate; a saturated run is cut at its end; of a probe only its latencies or
-    its backlog are asked.
+    its backlog are asked. `paces` are what the devices' were in the hardware run of which a simulated one is the twin.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class Job:
     seed: int
     repeat: int = 0
     is_probe: bool = False
+    paces: Mapping[int, Changes] = field(default_factory=dict)
 
     @property
     def is_calm(self) -> bool:
@@ -142,16 +144,25 @@ class Campaign:
 
     Args:
         finished: what an earlier try has left; those runs are not made again.
+        paces_of: the devices' paces in a hardware run, where they were read; its twin replays them.
     """
 
-    def __init__(self, plan: Plan, simulation: Side, hardware: Side, finished: Sequence[ValidationRun] = ()) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        simulation: Side,
+        hardware: Side,
+        finished: Sequence[ValidationRun] = (),
+        paces_of: Callable[[RunRecord], Mapping[int, Changes]] = lambda _: {},
+    ) -> None:
         self.plan = plan
+        self._paces_of = paces_of
         self.runs: list[ValidationRun] = []
         self._simulation = simulation
         self._hardware = hardware
         self._earlier = {_key(run): run for run in finished}
         self._twins: dict[tuple[object, ...], Result] = {}
-        self._curves: dict[str, LoadCurve] = {}
+        self._curves: dict[tuple[str, int], LoadCurve] = {}
 
     def carry_out(self) -> Iterator[Finished]:
         """Saturated runs first, then repeats (outermost, so that routers alternate), then those near saturation."""
@@ -256,8 +267,9 @@ class Campaign:
         self.runs.append(run)
 
     def _finish(self, job: Job, hardware: Result, record: RunRecord) -> Finished:
-        """A hardware run with its twin, which is simulated with the first repeat."""
-        twin, twin_record = self._twins.get(_key_of(job)), None
+        """A hardware run with its twin; one twin serves all repeats where the devices' paces are not known."""
+        job = replace(job, paces=self._paces_of(record))
+        twin, twin_record = (None if job.paces else self._twins.get(_key_of(job))), None
         if twin is None:
             twin, twin_record = self._simulation(job)
         growth: Worlds | None = None
@@ -275,7 +287,7 @@ class Campaign:
             scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
         )
         self._keep(run)
-        return Finished(run, job, record, twin_record)
+        return Finished(run, job, record, twin_record if job.repeat == 0 else None)
 
     def _scale_of(self, latency_s: float | None, job: Job) -> float | None:
         """How many times the job's rate makes the simulation so slow."""
@@ -284,7 +296,7 @@ class Campaign:
             result, _ = self._simulation(replace(job, scale=scale * job.scale, repeat=0, is_probe=True))
             return result["latency_s"]["mean"]
 
-        curve = self._curves.setdefault(job.router, LoadCurve(simulated_s))
+        curve = self._curves.setdefault((job.router, job.repeat if job.paces else 0), LoadCurve(simulated_s))
         return None if latency_s is None else curve.scale_at(latency_s)
 
 

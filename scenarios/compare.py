@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a run
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from policies.chance import stream
@@ -27,14 +27,17 @@ def run_simulation(
     end: str | None = None,
     detail: bool = True,
     keep_log: bool = False,
+    paces: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
 ) -> tuple[Result, RunRecord]:
     """One run, summarised, with its record. `router` names the policy in the result and its random stream.
 
     `scale` multiplies the workload's rate; `end` is the scenario's unless it is given; without `detail` only requests
-    are recorded.
+    are recorded; `paces` are those of the devices where they are known (`RunSpec.paces`).
     """
     scenario = world.scenario
-    run = world.run_spec(seed, duration_s=duration_s, scale=scale, end=end, detail=detail, keep_log=keep_log)
+    run = world.run_spec(
+        seed, duration_s=duration_s, scale=scale, end=end, detail=detail, keep_log=keep_log, paces=paces
+    )
     began_ns = time.monotonic_ns()
     record = world.simulation(run).run(policy, stream(seed, f"router:{router}"))
     result = summarise(

@@ -157,8 +157,9 @@ class World:
         detail: bool = True,
         keep_log: bool = False,
         end: str | None = None,
+        paces: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
     ) -> RunSpec:
-        """One run of the scenario's workload."""
+        """One run of the scenario's workload; `paces`: see `RunSpec`."""
         scenario = self.scenario
         horizon_s = duration_s or scenario.duration_s
         if self.rate_img_s is not None and self.rate_img_s * scale * horizon_s > MOST_IMAGES:
@@ -175,6 +176,7 @@ class World:
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
             deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
             faults=self._faults(seed, nanoseconds(horizon_s), len(arrivals_ns)),
+            paces=paces or {},
             seed=seed,
             detail=detail,
             keep_log=keep_log,

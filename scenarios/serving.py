@@ -11,7 +11,8 @@ seed that no reported run uses, and go into the profiles:
     served_extra_s    what a served pass takes more than the calibrated one; on a CPU, all that its cores do for a batch
                       beyond the calibrated pass (then not in `dispatch_s`)
 
-A calibrated pass is one at the device's full pace; it counts here as long as it is on average (`Profile.pace`).
+A calibrated pass is one at the device's full pace, so all is brought to full pace: by what the workers read of it in
+the run (`scenarios.pace`), or by what it is on average (`Profile.pace`) where they read nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from policies.chance import derived_seed
 from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.compose import World
+from scenarios.pace import mean_pace, observed_paces
 from scenarios.validate import real_cluster, run_on_hardware, without_faults
 from sim.costs import input_bytes
 from sim.profile import Profile
@@ -50,10 +52,13 @@ class ServingOverheads:
 def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int) -> ServingOverheads:
     """Serve the scenario's workload for a few seconds and look at every stage of every block."""
     world = without_faults(world)
+    scale = 1.0
+    if (loads := world.scenario.validate_.loads) and world.rate_img_s:
+        scale = min(loads) * world.capacity_img_s / world.rate_img_s  # caches are colder the longer a core sleeps
     with real_cluster(world, model) as cluster:
         _, record = run_on_hardware(
             world, cluster, dataset, world.router("random"), "random", derived_seed(seed, "serving"),
-            duration_s=RUN_S, warmup_s=WARMUP_S, emulate_links=False, keep_log=False,
+            duration_s=RUN_S, warmup_s=WARMUP_S, scale=scale, emulate_links=False, keep_log=False,
         )  # fmt: skip
     cluster_spec = world.cluster
     return overheads_of(record, cluster_spec.devices, [server.device for server in cluster_spec.servers])
@@ -61,66 +66,94 @@ def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int)
 
 def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> ServingOverheads:
     """From a run's records; `owners` holds for each server the index of its device."""
-    tables = [devices[device] for device in owners]
-    after_ns = int(WARMUP_S * NS_PER_S)
-    batches = _alone([batch for batch in record.batches if batch.commanded_ns >= after_ns], owners)
-    blocks = [block for block in record.blocks if block.snapshot_ns >= after_ns and block.arrived_ns]
+    run = _ServedRun(record, devices, owners)
+    servers = range(len(owners))
+    blocks = [block for block in record.blocks if block.snapshot_ns >= run.after_ns and block.arrived_ns]
+    return ServingOverheads(
+        decision_s=(_mean_s([block.sent_ns - block.snapshot_ns for block in blocks]) or 0.0) + _usual_wait_s(record),
+        decision_busy_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
+        dispatch_s=tuple(run.dispatch_s(server) for server in servers),
+        transfer_s=tuple(
+            _mean_s([run.beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
+        ),
+        extra_s=tuple(run.extra_s(server) for server in servers),
+    )
 
-    def dispatch_ns(batch: BatchRecord) -> float:
-        return batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns
 
-    def slower_ns(batch: BatchRecord) -> float:
-        return batch.forward_ended_ns - batch.started_ns - _calibrated_ns(tables[batch.server], batch)
+class _ServedRun:
+    """A run's batches beside what calibration says of them."""
 
-    def beyond_bytes_ns(block: BlockRecord) -> float:
-        device = tables[block.server]
+    def __init__(self, record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> None:
+        self.after_ns = int(WARMUP_S * NS_PER_S)
+        self._record = record
+        self._owners = owners
+        self._tables = [devices[device] for device in owners]
+        paces = observed_paces(record, devices, owners)
+        self._slower = [
+            mean_pace(paces[index], record.ended_ns) if index in paces else _usual_pace(tables)
+            for index, tables in enumerate(devices)
+        ]
+        late = [batch for batch in record.batches if batch.commanded_ns >= self.after_ns]
+        self._batches = _alone(late, owners)
+        self._on_device_s = [self._of_device_s(index, tables) for index, tables in enumerate(devices)]
+
+    def extra_s(self, server: int) -> float | None:
+        """What a served batch takes of the device beyond its calibrated pass, at full pace."""
+        extra_s = self._on_device_s[self._owners[server]]
+        if extra_s is not None:
+            return extra_s
+        return _mean_s([self._longer_ns(b) / self._pace(server) for b in self._batches if b.server == server])
+
+    def dispatch_s(self, server: int) -> float | None:
+        """On a CPU: what is left of a batch's time without its pass and all that its core does for it."""
+        batches = [batch for batch in self._batches if batch.server == server]
+        extra_s = self._on_device_s[self._owners[server]]
+        if extra_s is None:
+            return _mean_s([_dispatch_ns(b) for b in batches])
+        extra_ns = extra_s * self._pace(server) * NS_PER_S
+        return _mean_s([_dispatch_ns(b) + self._longer_ns(b) - extra_ns for b in batches])
+
+    def beyond_bytes_ns(self, block: BlockRecord) -> float:
+        """What a block's way takes beyond its bytes at the link's rate."""
+        device = self._tables[block.server]
         moved = block.size * input_bytes(device, block.head.segment, block.head.previous_width)
         link = device.profile.link
         carried_s = moved / link.bandwidth_bytes_s if link is not None else 0.0
         return block.arrived_ns - block.sent_ns - carried_s * NS_PER_S
 
-    servers = range(len(tables))
-    on_device_s = [_on_device_s(record, device, owners, index) for index, device in enumerate(devices)]
+    def _pace(self, server: int) -> float:
+        return self._slower[self._owners[server]]
 
-    def extra_s(server: int) -> float | None:
-        extra_s = on_device_s[owners[server]]
-        return extra_s if extra_s is not None else _mean_s([slower_ns(b) for b in batches if b.server == server])
+    def _longer_ns(self, batch: BatchRecord) -> float:
+        calibrated_ns = _calibrated_ns(self._tables[batch.server], batch) * self._pace(batch.server)
+        return batch.forward_ended_ns - batch.started_ns - calibrated_ns
 
-    def dispatch_s(server: int) -> float | None:
-        """On a CPU: what is left of a batch's time without its pass and all that its core does for it."""
-        extra_s = on_device_s[owners[server]]
-        if extra_s is None:
-            return _mean_s([dispatch_ns(b) for b in batches if b.server == server])
-        return _mean_s([dispatch_ns(b) + slower_ns(b) - extra_s * NS_PER_S for b in batches if b.server == server])
-
-    return ServingOverheads(
-        decision_s=(_mean_s([block.sent_ns - block.snapshot_ns for block in blocks]) or 0.0) + _usual_wait_s(record),
-        decision_busy_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
-        dispatch_s=tuple(dispatch_s(server) for server in servers),
-        transfer_s=tuple(
-            _mean_s([beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
-        ),
-        extra_s=tuple(extra_s(server) for server in servers),
-    )
+    def _of_device_s(self, index: int, device: DeviceTables) -> float | None:
+        """CPU time, at full pace, that a CPU device spends on each batch beyond its calibrated pass: the executor's own
+        work runs on the cores that compute. None on a GPU, and where nothing ran."""
+        servers = [server for server, owner in enumerate(self._owners) if owner == index]
+        batches = [batch for batch in self._record.batches if batch.server in servers]
+        if device.profile.device.kind != "cpu" or not batches or not self._record.servers:
+            return None
+        calibrated_s = sum(_calibrated_ns(device, batch) for batch in batches) / NS_PER_S
+        busy_s = self._record.servers[servers[0]].busy_s / self._slower[index]
+        return max(0.0, busy_s - calibrated_s) / len(batches)
 
 
-def _on_device_s(record: RunRecord, device: DeviceTables, owners: Sequence[int], index: int) -> float | None:
-    """CPU time that a CPU device spends on each batch beyond its calibrated pass: the executor's own work runs on the
-    cores that compute. None on a GPU, and where nothing ran."""
-    servers = [server for server, owner in enumerate(owners) if owner == index]
-    batches = [batch for batch in record.batches if batch.server in servers]
-    if device.profile.device.kind != "cpu" or not batches or not record.servers:
-        return None
-    calibrated_s = sum(_calibrated_ns(device, batch) for batch in batches) / NS_PER_S
-    return max(0.0, record.servers[servers[0]].busy_s - calibrated_s) / len(batches)
+def _dispatch_ns(batch: BatchRecord) -> float:
+    return batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns
 
 
 def _calibrated_ns(device: DeviceTables, batch: BatchRecord) -> float:
-    """What a pass of a batch takes on average by calibration alone, at whatever pace the device has."""
-    profile = device.profile
+    """A pass of a batch at full pace, by calibration alone."""
     table = device.keys[batch.segment, batch.width, batch.previous_width]
-    slower = profile.pace.mean_factor if device.pace is not None and profile.pace is not None else 1.0
-    return slower * (table.latency_ns[batch.size] - profile.served_extra_s * NS_PER_S)
+    return table.latency_ns[batch.size] - device.profile.served_extra_s * NS_PER_S
+
+
+def _usual_pace(device: DeviceTables) -> float:
+    """How much longer than at full pace things take on average; the tables' latencies hold it where jitter is off."""
+    pace = device.profile.pace
+    return pace.mean_factor if device.pace is not None and pace is not None else 1.0
 
 
 def _usual_wait_s(record: RunRecord) -> float:

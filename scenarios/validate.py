@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a real run
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from scenarios.campaign import Campaign, Finished, Job, Plan, Ran
 from scenarios.compare import display_name, run_simulation
 from scenarios.compose import World
 from scenarios.fidelity import ValidationRun
+from scenarios.pace import Changes, observed_paces
 from scenarios.result import Result, summarise
 from scenarios.spec import GB, DeviceSection, ServerSection
 
@@ -166,6 +167,7 @@ def validate_runs(
         return calm if job.is_calm else world
 
     def simulate(job: Job) -> Ran:
+        """With the jobs' paces, where they are known: see `scenarios.pace`."""
         return run_simulation(
             world_of(job),
             world.router(files[job.router], trained),
@@ -176,7 +178,12 @@ def validate_runs(
             scale=job.scale,
             end=_end_of(job),
             detail=not job.is_probe,
+            paces=job.paces,
         )
+
+    def paces_of(record: RunRecord) -> Mapping[int, Changes]:
+        owners = [server.device for server in world.cluster.servers]
+        return observed_paces(record, world.cluster.devices, owners)
 
     with real_cluster(world, model) as cluster:
 
@@ -196,7 +203,7 @@ def validate_runs(
                 on_progress=on_progress,
             )
 
-        yield from Campaign(plan, simulate, serve, finished).carry_out()
+        yield from Campaign(plan, simulate, serve, finished, paces_of).carry_out()
 
 
 def _end_of(job: Job) -> str | None:

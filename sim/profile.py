@@ -179,11 +179,17 @@ class Pace(StrictModel):
 
     Latencies are of its full pace; now and then it is `slow_factor` times slower, for `mean_slow_s` on average
     (exponentially distributed), `slow_share` of the time in all.
+
+    Attributes:
+        reference_s: at full pace, of the fixed piece of work that tells the pace; 0 where it is not known.
+        reference_exponent: what makes that piece x times slower makes passes x to this power slower.
     """
 
     slow_factor: Annotated[float, Field(ge=1)]
     slow_share: Annotated[float, Field(ge=0, lt=1)]
     mean_slow_s: Positive
+    reference_s: NonNegative = 0.0
+    reference_exponent: NonNegative = 1.0
     provenance: Provenance
 
     @property

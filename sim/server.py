@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -85,9 +85,17 @@ class SharedDevice:
             is_slow = hashed(salt, _FIRST, _FIRST) % (full_ns + slow_ns) < slow_ns
             self._change_pace(pace, salt, 0, is_slow)
 
-    def _change_pace(self, pace: PaceTable, salt: int, number: int, is_slow: bool) -> None:
-        self.physics.set_pace(pace.slow_factor if is_slow else 1.0, self._agenda.now_ns)
+    def follow_pace(self, changes: Sequence[tuple[int, float]]) -> None:
+        """Let the device's speed come and go as it really did."""
+        for now_ns, factor in changes:
+            self._agenda.at(now_ns, rank(min(self._servers, default=0), Kind.PACE), self._set_pace, factor)
+
+    def _set_pace(self, factor: float) -> None:
+        self.physics.set_pace(factor, self._agenda.now_ns)
         self.replan()
+
+    def _change_pace(self, pace: PaceTable, salt: int, number: int, is_slow: bool) -> None:
+        self._set_pace(pace.slow_factor if is_slow else 1.0)
         durations_ns = pace.slow_ns if is_slow else pace.full_ns
         next_ns = self._agenda.now_ns + durations_ns[hashed(salt, int(is_slow), number) % len(durations_ns)]
         order = rank(min(self._servers, default=0), Kind.PACE)

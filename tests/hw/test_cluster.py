@@ -108,6 +108,16 @@ def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
     assert times == sorted(times)
 
 
+def test_a_cpu_server_reads_its_cores_pace(record: RunRecord) -> None:
+    """Now and then, between its batches: no more often than every 20 ms, and each reading some tens of microseconds."""
+    for server in range(2):
+        times, reads_s = zip(*((at, read_s) for s, at, read_s in record.references if s == server), strict=True)
+        assert len(times) >= 3
+        assert max(times) <= record.ended_ns
+        assert len(times) <= record.ended_ns / 20e6 + 1
+        assert all(1e-6 < read_s < 1e-2 for read_s in reads_s)
+
+
 def test_the_log_replays_through_fresh_cores(record: RunRecord) -> None:
     """Same events and times, same decisions: fresh cores answer every event of the log with the same commands."""
     cores = [GreedyScheduler(knobs(), index) for index in range(2)]

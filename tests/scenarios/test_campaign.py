@@ -56,7 +56,9 @@ def side(world: World, seen: list[Job], mode: Mode = "simulation") -> Callable[[
         end = "cut" if job.kind == "saturated" else None
         policy = world.router(job.router)
         detail = not job.is_probe
-        result, record = run_simulation(world, policy, job.router, job.seed, scale=job.scale, end=end, detail=detail)
+        result, record = run_simulation(
+            world, policy, job.router, job.seed, scale=job.scale, end=end, detail=detail, paces=job.paces
+        )
         result["mode"] = mode
         return result, record
 

@@ -1,0 +1,110 @@
+"""What workers read of their cores' pace becomes the pace of the simulated twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.records import BatchRecord, RunRecord, ServerTotals
+from scenarios.campaign import Campaign
+from scenarios.compose import World
+from scenarios.pace import mean_pace, observed_paces
+from scenarios.serving import overheads_of
+from sim.tables import DeviceTables, compile_tables
+from tests import worlds
+from tests.scenarios.test_campaign import plan, side, world  # noqa: F401 - a fixture
+
+REFERENCE_S = 3e-5
+PACE: dict[str, Any] = {
+    "slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "reference_s": REFERENCE_S, "reference_exponent": 2.0,
+    "provenance": "measured",
+}  # fmt: skip
+
+
+def tables(**changes: Any) -> DeviceTables:
+    return compile_tables(worlds.profile(**changes), 32)
+
+
+def record(*references: tuple[int, int, float], **changes: Any) -> RunRecord:
+    return replace(RunRecord(10**9, (), (), (), (), (), (), (), 1, references=references), **changes)
+
+
+def test_readings_become_changes_of_their_device() -> None:
+    """Two servers on the first device, one without a pace in its profile on the second; the exponent is applied."""
+    readings = [
+        (server, at * 10**8 + server, REFERENCE_S * (1.2 if at > 4 else 1.0)) for at in range(10) for server in (0, 1)
+    ]
+    found = observed_paces(record(*readings, (2, 5, REFERENCE_S)), [tables(pace=PACE), tables()], [0, 0, 1])
+    assert list(found) == [0]
+    starts, factors = zip(*found[0], strict=True)
+    assert starts[0] == 0
+    assert list(starts) == sorted(starts)
+    assert factors == pytest.approx([1.0] * 10 + [1.44] * 10)
+    assert mean_pace(found[0], 10**9) == pytest.approx((0.45 + 0.55 * 1.44), rel=0.02)
+
+
+def test_one_long_reading_is_an_interrupt() -> None:
+    """And what lies beyond any pace is cut."""
+    readings = [(0, at * 10**8, REFERENCE_S * (9.0 if at == 5 else 1.0)) for at in range(10)]
+    (changes,) = observed_paces(record(*readings), [tables(pace=PACE)], [0]).values()
+    assert {factor for _, factor in changes} == {1.0}
+    always = [(0, at * 10**8, 9.0 * REFERENCE_S) for at in range(10)]
+    (changes,) = observed_paces(record(*always), [tables(pace=PACE)], [0]).values()
+    assert {factor for _, factor in changes} == {5.0}
+
+
+def test_what_serving_costs_is_told_at_full_pace() -> None:
+    """A run on a device that was 1.44 times slower: the same extra, once the pace is taken out."""
+    profile = worlds.profile(pace=PACE)
+    cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
+    device = compile_tables(cpu, 32)
+    latency_ns = device.keys[1, 1.0, 0.0].latency_ns[2]
+    extra_ns, begin = 500_000, 2 * 10**9
+    for reference, slower in ((1.0, 1.0), (1.2, 1.44)):
+        busy_s = slower * 3 * (latency_ns + extra_ns) / 1e9
+        batches = tuple(
+            BatchRecord(
+                0, i, 0, 1, 1.0, 0.0, 2, at, at, at + round(slower * latency_ns), at + round(slower * latency_ns)
+            )
+            for i, at in enumerate((begin, 2 * begin, 3 * begin))
+        )
+        readings = [(0, at * 10**8, REFERENCE_S * reference) for at in range(10)]
+        served = record(*readings, batches=batches, servers=(ServerTotals("s", 0, busy_s, 6, 3, 0, 0, 0),))
+        assert overheads_of(served, [device], [0]).extra_s[0] == pytest.approx(extra_ns / 1e9, rel=0.01)
+
+
+def test_each_repeat_has_a_twin_at_its_own_pace(world: World) -> None:  # noqa: F811
+    """The second repeat's device was slow throughout: its twin is slower than the first one's; with nothing read, one
+    twin serves both."""
+    runs: list[int] = []
+
+    def paces_of(_: RunRecord) -> dict[int, tuple[tuple[int, float], ...]]:
+        runs.append(len(runs))
+        return dict.fromkeys(range(len(world.cluster.devices)), ((0, 1.0 + runs[-1]),))
+
+    asked: list[Any] = []
+    simulated = side(world, asked)
+    repeated = plan(world, ("jsq",), repeats=2)
+    found = list(Campaign(repeated, simulated, side(world, []), (), paces_of).carry_out())
+    first, second = (each.run["simulated"]["latency_s"]["mean"] for each in found)
+    assert first is not None
+    assert second is not None
+    assert second > 1.5 * first
+    assert [job.paces[0][0][1] for job in asked] == [1.0, 2.0]
+    assert found[1].simulated is None  # the first one's record is kept
+    asked.clear()
+    list(Campaign(repeated, simulated, side(world, [])).carry_out())
+    assert len(asked) == 1
+
+
+def test_a_twin_without_paces_draws_its_own() -> None:
+    """The named stream of the profile's spells; with the run's own, the same run again."""
+    spec = worlds.cluster([worlds.profile("a", pace=PACE)])
+    plain = worlds.run(spec, worlds.poisson_s(50, 2.0), 2.0)
+    always_slow = replace(plain, paces={0: ((0, 3.0),)})
+    drawn, slow = (worlds.simulate(spec, run)[1] for run in (plain, always_slow))
+    took = [np.mean([r.finished_ns - r.arrived_ns for r in found.requests]) for found in (drawn, slow)]
+    assert took[1] > 1.2 * took[0]
