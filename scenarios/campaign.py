@@ -21,7 +21,7 @@ from scenarios.fidelity import (
     reference_img_s,
     validation_run,
 )
-from scenarios.pace import Changes
+from scenarios.pace import Changes, mean_pace
 from scenarios.result import Result
 from scenarios.spec import Scenario, TraceWorkload, ValidateSection
 
@@ -285,6 +285,7 @@ class Campaign:
             repeat=job.repeat,
             backlog_growth=growth,
             scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
+            pace=_mean_of(job.paces, record.ended_ns),
         )
         self._keep(run)
         return Finished(run, job, record, twin_record if job.repeat == 0 else None)
@@ -298,6 +299,10 @@ class Campaign:
 
         curve = self._curves.setdefault((job.router, job.repeat if job.paces else 0), LoadCurve(simulated_s))
         return None if latency_s is None else curve.scale_at(latency_s)
+
+
+def _mean_of(paces: Mapping[int, Changes], until_ns: int) -> float | None:
+    return sum(mean_pace(changes, until_ns) for changes in paces.values()) / len(paces) if paces else None
 
 
 class LoadCurve:

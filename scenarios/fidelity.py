@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import combinations
 from math import sqrt
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 from scipy import stats
@@ -53,7 +53,9 @@ class ValidationRun(TypedDict):
     """One hardware run and its simulated twin, as `validate` leaves them.
 
     `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `scale` is
-    told of runs near saturation: at how many times the rate the simulation is as slow; null where at none.
+    told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `pace` is
+    how many times as long as at full pace the devices took during the hardware run (their twin replays it), the mean
+    over those that were read; null where none was, and missing in older ones.
     """
 
     kind: Kind
@@ -66,6 +68,7 @@ class ValidationRun(TypedDict):
     hardware: Result
     backlog_growth: Worlds | None
     scale: float | None
+    pace: NotRequired[float | None]
 
 
 class Pair(TypedDict):
@@ -107,6 +110,7 @@ class Row(TypedDict):
     target_pct: dict[str, float | None]
     met: dict[str, bool | None]
     stages_s: Stages
+    pace: NotRequired[Estimate]
 
 
 class SaturatedRow(TypedDict):
@@ -176,6 +180,7 @@ def validation_run(
     repeat: int = 0,
     backlog_growth: Worlds | None = None,
     scale: float | None = None,
+    pace: float | None = None,
 ) -> ValidationRun:
     """The two results of one router and seed."""
     assert simulated["router"] == hardware["router"], "both are of one router"
@@ -190,6 +195,7 @@ def validation_run(
         hardware=hardware,
         backlog_growth=backlog_growth,
         scale=scale,
+        pace=pace,
     )
 
 
@@ -279,6 +285,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         repeatability_pct=noise,
         target_pct=targets,
         met={name: _is_met(errors[name]["mean"], targets[name]) for name in FIGURES},
+        pace=estimate([run.get("pace") for run in runs]),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),

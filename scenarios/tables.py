@@ -125,7 +125,8 @@ def load_title(row: Row) -> str:
 
 def _errors_table(rows: Sequence[Row]) -> str:
     judged = {name for name in _ERRORS for row in rows if row["met"][name] is not None}
-    head = ["router", "sim ms", "real ms", "noise %"]
+    paced = [row["pace"] for row in rows if row.get("pace") and row["pace"]["mean"] is not None]
+    head = ["router", "sim ms", "real ms", "noise %", *(["pace"] if paced else [])]
     for name, title in _ERRORS.items():
         head += [title, "allowed"] if name in judged else [title]
     body = []
@@ -135,6 +136,7 @@ def _errors_table(rows: Sequence[Row]) -> str:
             number(milli(row["simulated"]["latency_mean"]), 2),
             interval(row["hardware"]["latency_mean"], 2, 1000),
             number(row["repeatability_pct"]["latency_mean"], 1),
+            *([interval(row["pace"], 2)] if paced else []),
         ]
         for name in _ERRORS:
             cells.append(signed(row["error_pct"][name]))
@@ -223,6 +225,8 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append("Intervals (95 %) are over seeds, each the mean of its repeats.")
     elif any(row["repeats"] > 1 for row in rows):
         notes.append("Intervals (95 %) are over repeats of one trace.")
+    if any(row.get("pace") and row["pace"]["mean"] is not None for row in rows):
+        notes.append("Pace: how many times as long as at full pace the devices took; each run's twin replays it.")
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return notes

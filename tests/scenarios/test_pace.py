@@ -95,6 +95,7 @@ def test_each_repeat_has_a_twin_at_its_own_pace(world: World) -> None:  # noqa: 
     assert second > 1.5 * first
     assert [job.paces[0][0][1] for job in asked] == [1.0, 2.0]
     assert found[1].simulated is None  # the first one's record is kept
+    assert [each.run["pace"] for each in found] == pytest.approx([1.0, 2.0])
     asked.clear()
     list(Campaign(repeated, simulated, side(world, [])).carry_out())
     assert len(asked) == 1
