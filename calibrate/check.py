@@ -24,12 +24,11 @@ from scipy.stats import binom
 from calibrate.bench import Bench, SoloResult, WatchResult
 from calibrate.costs import Key
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, predict_solo_s
-from calibrate.fit import Floats
 from calibrate.measure import perform
 from calibrate.pace import PaceLook
 from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together, Watch, estimate_s
 from calibrate.samples import Pooled
-from calibrate.sharing import observed_sets, predict_slow_downs
+from calibrate.sharing import Floats, observed_sets, predict_slow_downs
 from policies.errors import InputError
 from sim.profile import LatencyCurve, Profile
 from sim.tables import sharing_of
@@ -254,6 +253,7 @@ class _Visit:
     Attributes:
         pace: how the device's own speed comes and goes now; points and sets are compared at its full pace.
         slow_factor: how much longer passes take in a slow spell; from the profile, else as the reference does.
+        exponent: what makes the reference x times slower makes passes x to this power slower.
     """
 
     bench: Bench
@@ -261,14 +261,16 @@ class _Visit:
     curves: Mapping[Key, LatencyCurve]
     pace: PaceLook
     slow_factor: float
+    exponent: float
 
     @classmethod
     def begin(cls, bench: Bench, profile: Profile) -> _Visit:
         curves = _curves(profile)
         seen = perform(bench, Watch(Point(*min(curves), 1)), replace(EFFORT, min_s=WATCH_S), _guess(curves))
         assert isinstance(seen, WatchResult)
-        known = profile.pace.slow_factor if profile.pace is not None else seen.pace.slow_reference
-        return cls(bench, profile, curves, seen.pace, known)
+        known = profile.pace
+        slow_factor = seen.pace.slow_reference if known is None else known.slow_factor
+        return cls(bench, profile, curves, seen.pace, slow_factor, 1.0 if known is None else known.reference_exponent)
 
     def solo(self, point: Point) -> Pair:
         """A point alone, at full pace; what never had it is brought there."""
@@ -283,19 +285,14 @@ class _Visit:
         How long it runs follows from what a pass takes now: the profile may be far off. Nothing comes of a set of which
         a member finished nothing.
         """
-        now_s = {point: min(self.bench.solo(point, 1, 1, 0.0).repeats_s) for point in dict.fromkeys(points)}
+        now_s = {point: min(self.bench.solo(point, 1, 3, 0.0).repeats_s) for point in dict.fromkeys(points)}
         step = Together(points, across=across)
         result = perform(self.bench, step, EFFORT, now_s.__getitem__, self.pace)
-        (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self._exponent)
+        (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self.exponent)
         if len(observed.seen) < len(points):
             return []
         predicted = predict_slow_downs(points, self.curves, sharing_of(self.profile), across=across)
         return [Pair(" + ".join(map(str, points)), tuple(predicted), tuple(observed.seen))]
-
-    @property
-    def _exponent(self) -> float:
-        reference = self.pace.slow_reference
-        return float(np.log(self.slow_factor) / np.log(reference)) if reference > 1 else 1.0
 
 
 def _look(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -44,6 +44,7 @@ from scenarios.comparison import UNMETERED
 from scenarios.compose import Accuracy, World, build_world
 from scenarios.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
 from scenarios.loading import read_profile
+from scenarios.pace import mean_pace, observed_paces
 from scenarios.preflight import require_device, stamp_warnings
 from scenarios.progress import Progress
 from scenarios.result import Result
@@ -66,12 +67,14 @@ SCHEMA = "slimsched.check/1"
 ROUTER = "random"
 SERVER = "checked"
 SHARE = 0.5  # of the largest stable rate
+LIGHT_SHARE, LIGHT_IMG_S = 0.1, 20.0  # of it, and what is light in any case
 RUNS = 5
 WARMUP_SHARE = 0.1
 FEWEST_IMAGES = 50  # of a run
 SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
+FOREIGN = "it is lent to others and comes back; points are compared at full pace, runs at the pace they had"
 MODELLED = "power is modelled: nothing measures it"
 
 _FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = {
@@ -191,6 +194,17 @@ def _open_loop(
 
 def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
     """One server on the device, all its instances loaded where they fit, and arrivals that it can carry well."""
+    world, stable_img_s = _lone_world(profile, device, seed)
+    return _at_rate(world, SHARE * stable_img_s)
+
+
+def _at_rate(world: World, rate_img_s: float) -> World:
+    workload = PoissonWorkload(kind="poisson", rate_img_s=rate_img_s)
+    return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
+
+
+def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World, float]:
+    """The device's world, and the largest rate that is stable in it."""
     needed = profile.memory.context_bytes + sum(instance.vram_bytes for instance in profile.memory.instances)
     server = ServerSection(
         name=SERVER,
@@ -228,38 +242,54 @@ def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
         duration_s=CAPACITY_IMAGES / world.capacity_img_s,
         precision=CAPACITY_PRECISION,
     )
-    calm = PoissonWorkload(kind="poisson", rate_img_s=SHARE * found.stable_img_s)
-    return replace(world, scenario=scenario.model_copy(update={"workload": calm}))
+    return world, found.stable_img_s
 
 
 def with_serving(profile: Profile, file: ModelFile, device: DeviceSpec, seed: int) -> Profile:
-    """The profile with what serving costs on this host, from a few seconds of it on the device alone."""
-    world = open_loop_world(profile, device, seed)
+    """The profile with what serving costs on this host, from a few seconds of it on the device alone.
+
+    What it costs is not known yet, so the rate is low: a router with more to do than it can would tell its queue.
+    """
+    world, stable_img_s = _lone_world(profile, device, seed)
+    world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
     return with_overheads(profile, measure_serving(world, file, _any_images(file), seed), 0)
 
 
-def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[tuple[Result, Result]]:
-    """Each run's simulated and real result."""
+@dataclass(frozen=True, slots=True)
+class OpenLoopRun:
+    """A run on the hardware and its simulated twin, which has the same arrivals and replays the device's pace.
+
+    `pace`: how much longer things took than at full pace, on average; None where nothing told.
+    """
+
+    simulated: Result
+    real: Result
+    pace: float | None = None
+
+
+def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[OpenLoopRun]:
+    """One after the other, each with arrivals of its own."""
     dataset = _any_images(file)
     warmup_s = WARMUP_SHARE * duration_s
     with real_cluster(world, file) as cluster:
-        for number_of_run in range(RUNS):
-            run_seed = derived_seed(seed, f"check:{number_of_run}")
-            simulated, _ = run_simulation(
-                world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s
-            )
-            real, _ = run_on_hardware(
+        for index in range(RUNS):
+            run_seed = derived_seed(seed, f"check:{index}")
+            real, record = run_on_hardware(
                 world, cluster, dataset, world.router(ROUTER), ROUTER, run_seed,
                 duration_s=duration_s, warmup_s=warmup_s, image_limit=SATURATED_IMAGES, keep_log=False,
             )  # fmt: skip
-            yield simulated, real
+            paces = observed_paces(record, world.cluster.devices, [0])
+            simulated, _ = run_simulation(
+                world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s, paces=paces
+            )
+            yield OpenLoopRun(simulated, real, mean_pace(paces[0], record.ended_ns) if paces else None)
 
 
-def open_loop_figures(profile: Profile, runs: Sequence[tuple[Result, Result]]) -> list[CheckedFigure]:
-    """Latencies, throughput and energy of runs, (simulated, real) each."""
+def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedFigure]:
+    """Latencies, throughput and energy of runs; and the device's pace, where the profile has one."""
     figures = []
     for name, (value_of, promised_pct, more, less) in _FIGURES.items():
-        values = [(value_of(simulated), value_of(real)) for simulated, real in runs]
+        values = [(value_of(run.simulated), value_of(run.real)) for run in runs]
         pairs = tuple(
             Pair(f"run {index}", (simulated,), (real,))
             for index, (simulated, real) in enumerate(values, start=1)
@@ -268,6 +298,10 @@ def open_loop_figures(profile: Profile, runs: Sequence[tuple[Result, Result]]) -
         repeatability = repeatability_pct(profile) if "latency" in name else 0.0
         allowed = Allowed.by(promised_pct, repeatability_pct=repeatability)
         figures.append(CheckedFigure(name, pairs, allowed, more, less, _not_judged(profile, name)))
+    usual = 1.0 if profile.pace is None else profile.pace.mean_factor
+    paces = tuple(Pair(f"run {i}", (usual,), (run.pace,)) for i, run in enumerate(runs, start=1) if run.pace)
+    if paces:
+        figures.append(CheckedFigure("pace of the device", paces, Allowed(0.0, 0.0), "slower", "faster", FOREIGN))
     return figures
 
 

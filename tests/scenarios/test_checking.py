@@ -24,6 +24,7 @@ from scenarios.checking import (
     MODELLED,
     NO_SERVING,
     SHARE,
+    OpenLoopRun,
     check_document,
     format_check,
     open_loop_figures,
@@ -78,7 +79,7 @@ def told() -> Result:
     return simulated("random", 0, rate=50)[0]
 
 
-def twins(*factors: float, energy: float = 1.0) -> list[tuple[Result, Result]]:
+def twins(*factors: float, energy: float = 1.0) -> list[OpenLoopRun]:
     """Runs, each with a real twin whose latencies are so many times as long."""
     pairs = []
     for factor in factors:
@@ -86,11 +87,11 @@ def twins(*factors: float, energy: float = 1.0) -> list[tuple[Result, Result]]:
         real["latency_s"]["mean"] = factor * (real["latency_s"]["mean"] or 0.0)
         real["latency_s"]["p99"] = factor * (real["latency_s"]["p99"] or 0.0)
         real["energy_per_image_j"]["total"] = energy * (real["energy_per_image_j"]["total"] or 0.0)
-        pairs.append((told(), real))
+        pairs.append(OpenLoopRun(told(), real))
     return pairs
 
 
-def judged(profile: Profile, runs: list[tuple[Result, Result]]) -> dict[str, CheckedFigure]:
+def judged(profile: Profile, runs: list[OpenLoopRun]) -> dict[str, CheckedFigure]:
     return {figure.figure: figure for figure in open_loop_figures(profile, runs)}
 
 
@@ -116,6 +117,15 @@ def test_what_a_profile_does_not_know_is_shown_and_not_judged() -> None:
     bare = worlds.profile(provenance="measured", errors=ERRORS)
     found = judged(bare, twins(2, 2, 2, 2, 2))["p99 latency"]
     assert (found.verdict, found.not_judged) == ("not judged", NO_SERVING)
+
+
+def test_a_pace_that_is_not_the_profiles_is_shown_beside() -> None:
+    """Others come and go on the host: the runs had it, and nothing is concluded from it."""
+    runs = [replace(run, pace=1.5) for run in twins(1, 1, 1)]
+    pace = judged(served_profile(), runs)["pace of the device"]
+    assert pace.verdict == "not judged"
+    assert pace.bias_pct == pytest.approx(100 / 1.5 - 100)
+    assert "pace of the device" not in judged(served_profile(), twins(1, 1, 1))
 
 
 def test_the_table_and_the_document_say_the_same() -> None:
