@@ -60,7 +60,7 @@ class SharedLoop:
 class SteadyLoad:
     """A point run in a loop under the device's sensor; `power_w` is above nothing (idle included).
 
-    `utilization` is None where the sensor has none.
+    `utilization`, and `sm_utilization` (the share of a GPU's multiprocessors), are None where the sensor has none.
     """
 
     images: int
@@ -68,6 +68,7 @@ class SteadyLoad:
     power_w: float
     utilization: float | None
     provenance: Provenance
+    sm_utilization: float | None = None
 
 
 class Bench(Protocol):

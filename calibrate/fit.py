@@ -10,11 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import nnls
 
 from calibrate.bench import HoldResult, SoloResult, SteadyResult, TimesResult, TogetherResult
 from calibrate.costs import Key, ModelCosts
+from calibrate.energy import (
+    EnergyModel,
+    PowerPoint,
+    held_out_energy,
+    left_out_energy,
+    metered,
+    power_points,
+    with_busy_shares,
+)
 from calibrate.errors import (
     ACROSS_ERROR,
     CONCURRENCY_ERROR,
@@ -26,13 +34,12 @@ from calibrate.errors import (
 )
 from calibrate.measure import DISTURBED, Measurement, undisturbed
 from calibrate.pace import UNSEEN, PaceLook
-from calibrate.plan import Dispatch, Hold, Point, Solo, Steady, Together, Transfer
+from calibrate.plan import Dispatch, Hold, Point, Solo, Together, Transfer
 from calibrate.samples import Pooled
 from calibrate.sharing import (
     ObservedSet,
     below_cap,
     cross_validated,
-    demand_of,
     fit_concurrency,
     fit_power_cap,
     observed_sets,
@@ -40,7 +47,6 @@ from calibrate.sharing import (
     sharing_from,
 )
 from policies.vocabulary import Provenance
-from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
 from sim.profile import (
     AT_ONCE,
     JITTER_QUANTILES,
@@ -59,11 +65,8 @@ from sim.profile import (
     StatedError,
 )
 
-FEWEST_POWER_POINTS = 3  # to fit joules per image on
 MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full pace
 SHORTEST_SPELL_S = 0.01
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ def fit(
     """
     pace = _pace_fit(measurements, seen)
     solo = _solo_points(measurements, facts.cores, pace, held_out=False)
-    steady = _steady_points(measurements, facts.power, held_out=False)
+    steady = power_points(measurements, facts.power, held_out=False)
     curves = _curves(solo, steady, costs, facts)
     hosted = facts.info.kind == "cpu"
     sets = _observed(measurements, pace, held_out=False)
@@ -134,7 +137,7 @@ def fit(
         latency=tuple(curves[key] for key in sorted(curves)),
         memory=Memory(context_bytes=facts.context_bytes, instances=instances),
         concurrency=concurrency,
-        power=_power(power, measurements),
+        power=metered(power, measurements),
         sensor=facts.sensor,
         pace=pace.model,
         link=_link(measurements),
@@ -178,7 +181,7 @@ def _pace_fit(measurements: Iterable[Measurement], seen: PaceLook) -> PaceFit:
         slow_factor=factor,
         slow_share=share,
         mean_slow_s=seen.mean_slow_s or SHORTEST_SPELL_S,
-        reference_s=seen.best_s,
+        reference_s=seen.full_s,
         reference_exponent=exponent,
         provenance=Provenance.MEASURED,
     )
@@ -229,14 +232,14 @@ def _cpu_share(result: SoloResult) -> float:
 
 def _curves(
     solo: Mapping[Point, SoloPoint],
-    steady: Mapping[Point, tuple[float, float | None]],
+    steady: Mapping[Point, PowerPoint],
     costs: ModelCosts,
     facts: DeviceFacts,
 ) -> dict[Key, LatencyCurve]:
     bare = {key: _bare_curve(key, solo, costs, facts) for key in costs.keys}
     if facts.info.kind == "cuda":
-        bare = _with_busy_shares(bare, steady)
-    joules = _EnergyModel(steady, bare, costs, facts.power)
+        bare = with_busy_shares(bare, steady)
+    joules = EnergyModel(steady, bare, costs, facts.power)
     return {
         key: curve.model_copy(
             update={"energy_j_per_image": tuple(joules.per_image(curve, batch) for batch in curve.batches)}
@@ -274,84 +277,6 @@ def _bare_curve(key: Key, solo: Mapping[Point, SoloPoint], costs: ModelCosts, fa
             for pooled, median in zip(times, medians, strict=True)
         ),
     )
-
-
-# ---------------------------------------------------------------------------------------------- utilization and energy
-
-
-def _steady_points(
-    measurements: Iterable[Measurement], power: Power, *, held_out: bool
-) -> dict[Point, tuple[float, float | None]]:
-    """Joules per image above context idle, and the sensor's utilization, of each power point."""
-    found: dict[Point, tuple[float, float | None]] = {}
-    for step, result in measurements:
-        if isinstance(step, Steady) and isinstance(result, SteadyResult) and step.held_out == held_out:
-            load = result.load
-            dynamic_w = max(0.0, load.power_w - power.context_idle_w)
-            found[step.point] = dynamic_w * load.elapsed_s / load.images, load.utilization
-    return found
-
-
-def _with_busy_shares(
-    curves: Mapping[Key, LatencyCurve], steady: Mapping[Point, tuple[float, float | None]]
-) -> dict[Key, LatencyCurve]:
-    """Utilization of a GPU: what its sensor showed, as an ascending function of demand; demand itself without one."""
-    shown = sorted(
-        (demand_of(curves[point.key], point.batch), utilization)
-        for point, (_, utilization) in steady.items()
-        if utilization is not None
-    )
-    nodes = [d for d, _ in shown] or [0.0, 1.0]
-    values = ascending([u for _, u in shown] or [0.0, 1.0])
-
-    def along(curve: LatencyCurve) -> tuple[float, ...]:
-        return tuple(float(np.interp(demand_of(curve, batch), nodes, values)) for batch in curve.batches)
-
-    return {key: curve.model_copy(update={"utilization": along(curve)}) for key, curve in curves.items()}
-
-
-class _EnergyModel:
-    """Joules per image above context idle: fitted on power points where there are enough, else idle to cap by use."""
-
-    def __init__(
-        self,
-        steady: Mapping[Point, tuple[float, float | None]],
-        curves: Mapping[Key, LatencyCurve],
-        costs: ModelCosts,
-        power: Power,
-    ) -> None:
-        self._measured = {point: joules for point, (joules, _) in steady.items()}
-        self._costs = costs
-        self._range_w = power.cap_w - power.context_idle_w
-        points = [point for point, joules in self._measured.items() if joules > 0]
-        self._weights: Floats | None = None
-        if len(points) >= FEWEST_POWER_POINTS:
-            joules = np.asarray([self._measured[point] for point in points])
-            features = np.stack([self._features(curves[point.key], point.batch) for point in points])
-            self._weights = nnls(features / joules[:, None], np.ones(len(points)))[0]
-
-    def per_image(self, curve: LatencyCurve, batch: int) -> float:
-        """k of a batch of the curve's key."""
-        known = self._measured.get(Point(curve.segment, curve.width, curve.previous_width, batch))
-        if known is not None:
-            return known
-        features = self._features(curve, batch)
-        if self._weights is None:
-            return float(self._range_w * features[2])
-        return float(features @ self._weights)
-
-    def _features(self, curve: LatencyCurve, batch: int) -> Floats:
-        """(MACs, bytes, busy seconds) of one image."""
-        cost = self._costs.keys[curve.segment, curve.width, curve.previous_width]
-        busy_s = interpolate_linear(curve.batches, curve.utilization, batch) * interpolate_latency_s(
-            curve.batches, curve.mean_s, batch
-        )
-        return np.asarray([float(cost.macs), cost.batch_bytes(batch) / batch, busy_s / batch])
-
-
-def _power(power: Power, measurements: Iterable[Measurement]) -> Power:
-    found = [result.load.provenance for _, result in measurements if isinstance(result, SteadyResult)]
-    return power.model_copy(update={"provenance": Provenance.weakest(*found)}) if found else power
 
 
 # ------------------------------------------------------------------------------------------ memory, dispatch and link
@@ -414,29 +339,9 @@ def _errors(
         sets = [s for s in _observed(measurements, pace, held_out=True) if s.across == across]
         yield from stated(figure, [pair for s in sets for pair in predicted_and_seen(s, curves, sharing)])
     yield from stated(CONCURRENCY_ERROR, cross_validated(of_all, curves, hosted=hosted), "cross-validated")
-    fitted = _steady_points(measurements, facts.power, held_out=False)
-    seen_j = {p: j for p, (j, _) in _steady_points(measurements, facts.power, held_out=True).items() if j > 0}
-    yield from stated(ENERGY_ERROR, [(_energy_at(curves[p.key], p.batch), j) for p, j in seen_j.items()])
-    yield from stated(ENERGY_ERROR, _energy_left_out(fitted, curves, costs, facts.power), "cross-validated")
-
-
-def _energy_at(curve: LatencyCurve, batch: int) -> float:
-    return interpolate_linear(curve.batches, curve.energy_j_per_image, batch)
-
-
-def _energy_left_out(
-    steady: Mapping[Point, tuple[float, float | None]],
-    curves: Mapping[Key, LatencyCurve],
-    costs: ModelCosts,
-    power: Power,
-) -> list[tuple[float, float]]:
-    """Each power point by the others."""
-    return [
-        (_EnergyModel({p: v for p, v in steady.items() if p != left}, curves, costs, power).per_image(curve, batch), j)
-        for left, (j, _) in steady.items()
-        for curve, batch in [(curves[left.key], left.batch)]
-        if j > 0 and len(steady) > FEWEST_POWER_POINTS
-    ]
+    fitted = power_points(measurements, facts.power, held_out=False)
+    yield from stated(ENERGY_ERROR, held_out_energy(power_points(measurements, facts.power, held_out=True), curves))
+    yield from stated(ENERGY_ERROR, left_out_energy(fitted, curves, costs, facts.power), "cross-validated")
 
 
 def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCurve]) -> Iterator[Range]:

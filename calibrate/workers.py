@@ -93,6 +93,7 @@ class WorkerBench:
             power_w=power.power_w,
             utilization=power.utilization,
             provenance=power.provenance,
+            sm_utilization=power.sm_utilization,
         )
 
 

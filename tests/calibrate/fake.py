@@ -52,6 +52,7 @@ class FakeBench:
     across_beta: float | None = None
     slow_share: float = 0.0  # of the time that the device is SLOW_FACTOR times slower
     foreign_share: float = 0.0  # of the device, taken by others
+    sm_share: float | None = None  # of the multiprocessors, at full demand; None: nothing tells
     held: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -151,7 +152,8 @@ class FakeBench:
         self._pass(duration_s)
         images = int(duration_s / self.truth_s(point)) * point.batch
         power_w = 20.0 + self.joules(point) * images / duration_s
-        return SteadyLoad(images, duration_s, power_w, 0.5, Provenance.POLLED)
+        sm_utilization = None if self.sm_share is None else self.sm_share * self.load_of(point).demand
+        return SteadyLoad(images, duration_s, power_w, 0.5, Provenance.POLLED, sm_utilization)
 
     def _ask(self, *points: Point) -> None:
         self.asked += points

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.bench import SoloResult, TogetherResult
+from calibrate.bench import SoloResult, SteadyLoad, SteadyResult, TogetherResult
+from calibrate.energy import power_points
 from calibrate.errors import (
     ACROSS_ERROR,
     CONCURRENCY_ERROR,
@@ -108,6 +109,34 @@ def test_energy_is_modelled_without_a_sensor(tmp_path: Path) -> None:
     assert ENERGY_ERROR not in errors(found)
 
 
+def test_the_share_of_the_multiprocessors_is_read_along_demand(tmp_path: Path) -> None:
+    """On a GPU that tells it: 0.8 at full demand here, for keys that had no power point too."""
+    bench = FakeBench(sm_share=0.8)
+    seen = measured(bench, tmp_path)
+    found = fit(seen, model_costs(), facts("cuda"), "fake")
+    shown = [demand for step, _ in seen if isinstance(step, Steady) for demand in [bench.load_of(step.point).demand]]
+    compared = 0
+    for curve in found.latency:
+        for batch, share in zip(curve.batches, curve.sm_utilization, strict=True):
+            demand = bench.load_of(Point(curve.segment, curve.width, curve.previous_width, batch)).demand
+            if min(shown) <= demand <= max(shown):
+                compared += 1
+                assert share == pytest.approx(0.8 * demand, rel=0.02)
+    assert compared > 20
+    assert max(compile_tables(found, LIMIT, util_metric="sm").keys[1, 1.0, 0.0].busy_permille) == pytest.approx(
+        800, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("told, kept", [(None, None), (float("nan"), None), (1.01, 1.0), (-0.01, 0.0), (0.4, 0.4)])
+def test_a_share_of_the_multiprocessors_is_a_share_or_nothing(told: float | None, kept: float | None) -> None:
+    """A counter lies a little beyond 1 now and then, and is no number where it did not count."""
+    point = Point(1, 1.0, 0.0, 1)
+    load = SteadyLoad(100, 1.0, 50.0, 0.9, Provenance.POLLED, told)
+    seen = power_points([(Steady(point), SteadyResult(load))], facts().power, held_out=False)[point]
+    assert (seen.utilization, seen.sm_utilization) == (0.9, kept)
+
+
 def test_what_is_held_out_enters_no_fit(tmp_path: Path) -> None:
     """Held-out results replaced by nonsense change the stated errors and nothing else."""
     honest = measured(FakeBench(jitter=0.05), tmp_path)
@@ -159,6 +188,7 @@ def test_the_profile_survives_a_file_and_compiles(tmp_path: Path, kind: str) -> 
     assert found.omitted == ("nothing",)
     if kind == "cuda":  # the sensor's own utilization, not the launching thread's share
         assert {u for curve in found.latency for u in curve.utilization} == {0.5}
+        assert {curve.sm_utilization for curve in found.latency} == {()}  # nothing told it
 
 
 def test_a_tiny_budget_still_gives_a_stated_error(tmp_path: Path) -> None:

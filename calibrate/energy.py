@@ -1,0 +1,165 @@
+"""Utilization and joules of every key and batch size, from the points that ran under the device's sensor.
+
+Power points are few. Utilization grows with demand, so it is read along demand; joules are fitted on the work that a
+batch is. Where no sensor tells power, joules follow from idle power, the cap and busy time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from calibrate.bench import SteadyResult
+from calibrate.costs import Key, ModelCosts
+from calibrate.measure import Measurement
+from calibrate.plan import Point, Steady
+from calibrate.sharing import demand_of
+from policies.vocabulary import Provenance
+from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
+from sim.profile import LatencyCurve, Power
+
+FEWEST_POWER_POINTS = 3  # to fit joules per image on
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PowerPoint:
+    """What the sensor showed while a point ran in a loop.
+
+    Attributes:
+        energy_j_per_image: above context idle.
+        utilization, sm_utilization: shares in [0, 1]; None where nothing tells.
+    """
+
+    energy_j_per_image: float
+    utilization: float | None = None
+    sm_utilization: float | None = None
+
+
+def power_points(measurements: Iterable[Measurement], power: Power, *, held_out: bool) -> dict[Point, PowerPoint]:
+    """Those that are fitted, or those that are held out."""
+    found: dict[Point, PowerPoint] = {}
+    for step, result in measurements:
+        if isinstance(step, Steady) and isinstance(result, SteadyResult) and step.held_out == held_out:
+            load = result.load
+            dynamic_w = max(0.0, load.power_w - power.context_idle_w)
+            joules = dynamic_w * load.elapsed_s / load.images
+            found[step.point] = PowerPoint(joules, load.utilization, _share(load.sm_utilization))
+    return found
+
+
+def _share(value: float | None) -> float | None:
+    """Of a performance counter, which may lie a little beyond 1, or be no number where it did not count."""
+    return None if value is None or not math.isfinite(value) else min(1.0, max(0.0, value))
+
+
+def metered(power: Power, measurements: Iterable[Measurement]) -> Power:
+    """With the provenance of the power points, where there are any."""
+    found = [result.load.provenance for _, result in measurements if isinstance(result, SteadyResult)]
+    return power.model_copy(update={"provenance": Provenance.weakest(*found)}) if found else power
+
+
+# -------------------------------------------------------------------------------------------------------- utilization
+
+
+def with_busy_shares(curves: Mapping[Key, LatencyCurve], points: Mapping[Point, PowerPoint]) -> dict[Key, LatencyCurve]:
+    """Utilization of a GPU: what its sensor showed, along demand; demand itself without one.
+
+    The share of its multiprocessors likewise; left out where nothing told it.
+    """
+    shown = {point: seen.utilization for point, seen in points.items() if seen.utilization is not None}
+    of_sms = {point: seen.sm_utilization for point, seen in points.items() if seen.sm_utilization is not None}
+    busy = _along_demand(curves, shown) if shown else {key: _demands(curve) for key, curve in curves.items()}
+    sms = _along_demand(curves, of_sms) if of_sms else dict.fromkeys(curves, ())
+    return {
+        key: curve.model_copy(update={"utilization": busy[key], "sm_utilization": sms[key]})
+        for key, curve in curves.items()
+    }
+
+
+def _demands(curve: LatencyCurve) -> tuple[float, ...]:
+    return tuple(min(1.0, demand_of(curve, batch)) for batch in curve.batches)
+
+
+def _along_demand(curves: Mapping[Key, LatencyCurve], shown: Mapping[Point, float]) -> dict[Key, tuple[float, ...]]:
+    """The ascending function of demand through the shares that were shown, at every batch size of every curve."""
+    pairs = sorted((demand_of(curves[point.key], point.batch), share) for point, share in shown.items())
+    nodes, values = [demand for demand, _ in pairs], ascending([share for _, share in pairs])
+    return {
+        key: tuple(float(np.interp(demand, nodes, values)) for demand in _demands(curve))
+        for key, curve in curves.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- energy
+
+
+class EnergyModel:
+    """Joules per image above context idle: fitted on power points where there are enough, else idle to cap by use."""
+
+    def __init__(
+        self,
+        points: Mapping[Point, PowerPoint],
+        curves: Mapping[Key, LatencyCurve],
+        costs: ModelCosts,
+        power: Power,
+    ) -> None:
+        self._measured = {point: seen.energy_j_per_image for point, seen in points.items()}
+        self._costs = costs
+        self._range_w = power.cap_w - power.context_idle_w
+        telling = [point for point, joules in self._measured.items() if joules > 0]
+        self._weights: Floats | None = None
+        if len(telling) >= FEWEST_POWER_POINTS:
+            joules = np.asarray([self._measured[point] for point in telling])
+            features = np.stack([self._features(curves[point.key], point.batch) for point in telling])
+            self._weights = nnls(features / joules[:, None], np.ones(len(telling)))[0]
+
+    def per_image(self, curve: LatencyCurve, batch: int) -> float:
+        """k of a batch of the curve's key."""
+        known = self._measured.get(Point(curve.segment, curve.width, curve.previous_width, batch))
+        if known is not None:
+            return known
+        features = self._features(curve, batch)
+        if self._weights is None:
+            return float(self._range_w * features[2])
+        return float(features @ self._weights)
+
+    def _features(self, curve: LatencyCurve, batch: int) -> Floats:
+        """(MACs, bytes, busy seconds) of one image."""
+        cost = self._costs.keys[curve.segment, curve.width, curve.previous_width]
+        busy_s = interpolate_linear(curve.batches, curve.utilization, batch) * interpolate_latency_s(
+            curve.batches, curve.mean_s, batch
+        )
+        return np.asarray([float(cost.macs), cost.batch_bytes(batch) / batch, busy_s / batch])
+
+
+def held_out_energy(
+    points: Mapping[Point, PowerPoint], curves: Mapping[Key, LatencyCurve]
+) -> list[tuple[float, float]]:
+    """(predicted, measured) joules of power points that no fit saw."""
+    return [
+        (interpolate_linear(curve.batches, curve.energy_j_per_image, point.batch), seen.energy_j_per_image)
+        for point, seen in points.items()
+        for curve in [curves[point.key]]
+        if seen.energy_j_per_image > 0
+    ]
+
+
+def left_out_energy(
+    points: Mapping[Point, PowerPoint], curves: Mapping[Key, LatencyCurve], costs: ModelCosts, power: Power
+) -> list[tuple[float, float]]:
+    """(predicted, measured) joules of each power point by the others."""
+    if len(points) <= FEWEST_POWER_POINTS:
+        return []
+    found = []
+    for left, seen in points.items():
+        others = EnergyModel({p: s for p, s in points.items() if p != left}, curves, costs, power)
+        if seen.energy_j_per_image > 0:
+            found.append((others.per_image(curves[left.key], left.batch), seen.energy_j_per_image))
+    return found
