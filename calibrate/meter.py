@@ -10,9 +10,9 @@ import itertools
 import math
 import threading
 import time  # noqa: TID251 - power is sampled beside a real loop
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -28,6 +28,7 @@ APART = 0.03  # counter against polling
 TELLING_S = 0.5  # between a counter's first and last step; less says nothing
 ENOUGH = 5  # looks that may be called always the same
 NONSENSE_TIMES = 3.0  # the power limit
+TRUSTED = "telemetry_trusted"  # a profile's stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,19 @@ class Trust:
     def power(self) -> bool:
         """Whether anything tells power."""
         return self.counter or self.polling
+
+    def stamps(self) -> dict[str, str]:
+        """For a profile: which readings may be used."""
+        trusted = [reading.name for reading in fields(self) if getattr(self, reading.name)]
+        return {TRUSTED: ", ".join(trusted) or "nothing"}
+
+    @classmethod
+    def stamped(cls, stamps: Mapping[str, str]) -> Trust:
+        """What `stamps` wrote; all, where nothing was tested."""
+        if TRUSTED not in stamps:
+            return cls()
+        trusted = stamps[TRUSTED].split(", ")
+        return cls(**{reading.name: reading.name in trusted for reading in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,4 +174,5 @@ def _tested(bench: WorkerBench, meter: Meter, found: Probe, context: Sequence[Wa
 
 def _stamped(found: Probe, tested: SelfTest, others: Interference) -> Probe:
     stamps = {**found.info.stamps, "telemetry_self_test": tested.words, "interference": str(others)}
+    stamps |= tested.trust.stamps() if found.metered else {}
     return Probe(found.info.model_copy(update={"stamps": stamps}), found.metered and tested.trust.power)

@@ -188,7 +188,7 @@ class HardwareCluster:
 
     def telemetry(self) -> dict[str, dict[str, str]]:
         """For each device by name: where each of its sensor's fields comes from."""
-        return {device.name: device.sensor.describe() for device in self._devices}
+        return {device.name: device.describe() for device in self._devices}
 
     def run(
         self,
@@ -239,6 +239,7 @@ class _Device:
     servers: tuple[int, ...]
     bare_idle_w: float
     context_idle_w: float
+    trusts_counter: bool = True
     busy_s: float = 0.0
     energy_j: float = 0.0
     _counter_j: float | None = None
@@ -248,21 +249,31 @@ class _Device:
     def start(self) -> None:
         """Forget what was before the run."""
         self.sensor.sample()
-        self._counter_j = self.sensor.energy_j()
+        self._counter_j = self._counted_j()
         self.busy_s = self.energy_j = 0.0
         self._at_ns = 0
 
     def read(self, now_ns: int) -> Reading:
-        """Sample, and go on with the integrals; the energy counter is preferred where there is one."""
+        """Sample, and go on with the integrals; the energy counter is preferred where it is trusted."""
         reading = self.sensor.sample()
         elapsed_s, self._at_ns = (now_ns - self._at_ns) / NS_PER_S, now_ns
         self.busy_s += (reading.utilization or 0.0) * elapsed_s
-        before_j, self._counter_j = self._counter_j, self.sensor.energy_j()
+        before_j, self._counter_j = self._counter_j, self._counted_j()
         if self._counter_j is not None and before_j is not None:
             self.energy_j += self._counter_j - before_j
         else:
             self.energy_j += (reading.power_w or 0.0) * elapsed_s
         return reading
+
+    def _counted_j(self) -> float | None:
+        return self.sensor.energy_j() if self.trusts_counter else None
+
+    def describe(self) -> dict[str, str]:
+        """Where each field comes from, in words."""
+        told = self.sensor.describe()
+        if not self.trusts_counter:
+            told["energy"] += ", not trusted: power is integrated"
+        return told
 
     def watch(self, servers: Sequence[RealServer]) -> None:
         """Count the device memory of these servers."""
@@ -283,7 +294,8 @@ def _devices(servers: Sequence[HardwareServer], slots: Sequence[WorkerSlot]) -> 
     for indexes in members.values():
         first = servers[indexes[0]]
         name = "+".join(servers[index].name for index in indexes)
-        device = _Device(name, AbsentSensor(), tuple(indexes), first.bare_idle_w, first.context_idle_w)
+        trusts_counter = all(servers[index].trusts_counter for index in indexes)
+        device = _Device(name, AbsentSensor(), tuple(indexes), first.bare_idle_w, first.context_idle_w, trusts_counter)
         own = tuple(slots[index] for index in indexes)
         device.sensor = _sensor(first, partial(_pids, own), nvml, device.vram_used_bytes)
         found.append(device)

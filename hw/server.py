@@ -74,13 +74,17 @@ from policies.vocabulary import (
 
 @dataclass(frozen=True, slots=True)
 class HardwareServer:
-    """A server of the cluster: its device, the knobs of its scheduler, and its device's idle powers for the record."""
+    """A server of the cluster: its device, the knobs of its scheduler, and its device's idle powers for the record.
+
+    `trusts_counter`: whether the device's energy counter may be used, where it has one.
+    """
 
     name: str
     device: DeviceSpec
     knobs: GreedyKnobs
     bare_idle_w: float
     context_idle_w: float
+    trusts_counter: bool = True
 
 
 NEVER_NS = 1 << 62

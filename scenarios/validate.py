@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from calibrate.meter import Trust
 from hw.accuracy import MEASURED
 from hw.cluster import HardwareCluster, HardwareRun, Progress
 from hw.datasets import Dataset
@@ -59,24 +60,29 @@ def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> Device
     return device_spec(owner.device or DeviceSection())
 
 
-@contextmanager
-def real_cluster(world: World, model: ModelFile) -> Iterator[HardwareCluster]:
-    """The scenario's servers as executor processes on this machine; gone when the block ends."""
+def hardware_servers(world: World) -> list[HardwareServer]:
+    """The scenario's servers as the executors take them."""
     sections = world.scenario.cluster.named_servers
-    servers = [
+    return [
         HardwareServer(
             name=spec.name,
             device=device_of(section, sections),
             knobs=spec.knobs,
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,
+            trusts_counter=Trust.stamped(profile.device.stamps).counter,
         )
         for section, spec, profile in zip(sections, world.cluster.servers, world.profiles, strict=True)
     ]
+
+
+@contextmanager
+def real_cluster(world: World, model: ModelFile) -> Iterator[HardwareCluster]:
+    """The scenario's servers as executor processes on this machine; gone when the block ends."""
     period_s = min(profile.sensor.period_s for profile in world.profiles)
     with HardwareCluster(
         model,
-        servers,
+        hardware_servers(world),
         sensor_period_s=period_s,
         warm_batches=WARM_BATCHES,
         supervision=world.supervision,

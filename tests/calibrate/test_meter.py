@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 
@@ -124,6 +125,14 @@ def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted
         assert off in tested.words
         assert power.provenance == Provenance.POLLED
     assert power.power_w == pytest.approx(true_w, rel=APART)
+
+
+@pytest.mark.parametrize("counter, polling, utilization", list(product((True, False), repeat=3)))
+def test_trust_survives_a_profiles_stamps(counter: bool, polling: bool, utilization: bool) -> None:
+    """Whatever was trusted; a device that nobody tested is believed."""
+    trust = Trust(counter=counter, polling=polling, utilization=utilization)
+    assert Trust.stamped(trust.stamps()) == trust
+    assert Trust.stamped({"driver": "999.10"}) == Trust()
 
 
 def test_without_a_counter_polling_is_used_and_no_one_is_warned() -> None:

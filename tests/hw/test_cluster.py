@@ -6,29 +6,33 @@ import dataclasses
 import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from hw.cluster import HardwareCluster, HardwareRun, Progress, own_cores
+from hw.cluster import HardwareCluster, HardwareRun, Progress, _devices, own_cores
 from hw.device import DeviceSpec
 from hw.messages import Load, ToWorker
 from hw.networks import ModelFile, save_model
 from hw.server import HardwareServer, RunClock
 from hw.slimresnet import SlimResNet
 from hw.telemetry import usable_cores
-from hw.worker import Worker
+from hw.worker import Worker, WorkerSlot
 from policies.errors import InputError
 from policies.greedy import GreedyScheduler
 from policies.records import RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
 from policies.vocabulary import NS_PER_S, RequestArrived, TelemetrySampled
+from tests.hw.fake_nvml import TURING, FakeBoard, FakeNvml
 from tests.hw.worlds import TINY, Wanderer, device, knobs, router, tiny_model
 
 WIDTHS = (1.0, 0.5, 1.0)
@@ -262,3 +266,20 @@ def test_no_garbage_collection_stops_the_router_during_a_run(cluster: HardwareCl
     assert enabled
     assert not any(enabled)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_counter_that_calibration_distrusts_is_not_integrated(monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
+    """A board whose counter runs half as fast again: its joules where it is trusted, else polled power over time."""
+    board = FakeBoard(TURING, counter_factor=1.5)
+    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board)))
+    server = HardwareServer("gpu", DeviceSpec(kind="cuda"), knobs(), 1.0, 2.0, trusts_counter=trusted)
+    (gpu,) = _devices([server], [cast(WorkerSlot, None)])  # a GPU's sensor asks for no process
+    board.load = 1.0
+    board.advance(2.0)
+    gpu.start()
+    for tick in range(1, 21):
+        board.advance(0.1)
+        gpu.read(tick * NS_PER_S // 10)
+    assert gpu.energy_j == pytest.approx(2.0 * board.busy_w * (1.5 if trusted else 1.0), rel=0.01)
+    assert ("not trusted" in gpu.describe()["energy"]) != trusted
