@@ -28,16 +28,18 @@ class PaceLook:
         best_s: the reference at full pace; 0 where there is none (a GPU).
         slow_share: of the time.
         mean_slow_s: how long a slow spell lasts on average; 0 where there was none.
-        slow_reference: how many times as long the reference takes then; 1 where there was none.
+        slow_reference: how many times as long the reference takes then as it does at full pace; 1 where there was none.
+        full_s: the reference at full pace as a rule (its median there).
     """
 
     best_s: float
     slow_share: float
     mean_slow_s: float
     slow_reference: float
+    full_s: float
 
 
-UNSEEN = PaceLook(0.0, 0.0, 0.0, 1.0)
+UNSEEN = PaceLook(0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> PaceLook:
@@ -50,10 +52,11 @@ def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> PaceLook:
     times_s = np.asarray(repeats_s)
     slow_s = float(times_s[is_slow].sum())
     spells = int(is_slow[0]) + int(np.count_nonzero(~is_slow[:-1] & is_slow[1:]))
+    full_s = float(np.median(smoothed_s[~is_slow])) if not is_slow.all() else best_s
     if not spells:
-        return PaceLook(best_s, 0.0, 0.0, 1.0)
-    slow_reference = float(np.median(smoothed_s[is_slow])) / best_s
-    return PaceLook(best_s, slow_s / float(times_s.sum()), slow_s / spells, slow_reference)
+        return PaceLook(best_s, 0.0, 0.0, 1.0, full_s)
+    slow_reference = float(np.median(smoothed_s[is_slow])) / full_s
+    return PaceLook(best_s, slow_s / float(times_s.sum()), slow_s / spells, slow_reference, full_s)
 
 
 def at_full_pace(references_s: Sequence[float], best_s: float) -> npt.NDArray[np.bool_]:

@@ -30,6 +30,7 @@ def test_spells_are_seen() -> None:
     assert found.mean_slow_s == pytest.approx(0.1, rel=0.15)
     assert found.slow_reference == pytest.approx(1.4, rel=0.05)
     assert found.best_s == pytest.approx(REFERENCE_S, rel=0.06)
+    assert found.full_s == pytest.approx(REFERENCE_S, rel=0.01)
 
 
 def test_a_steady_device_has_no_spells() -> None:
