@@ -22,6 +22,8 @@ from typing import Literal
 
 from calibrate.costs import ELEMENT_BYTES, Key, KeyCost, ModelCosts
 from calibrate.plan import full_grid
+from calibrate.sensors import gpu_sensor
+from hw.telemetry.nvml import timing_of
 from policies.errors import InputError, nearest
 from policies.vocabulary import Provenance
 from sim.profile import (
@@ -50,10 +52,6 @@ ALPHA, BETA = 0.1, 1.0  # fair sharing, and a little contention for bandwidth
 THROTTLE, PHI_MIN = 0.3, 0.7
 DIGITS = 5  # significant ones in a profile: more would pretend
 
-# Sensor period and power window in seconds by architecture (arXiv 2312.02741).
-_MAXWELL, _VOLTA, _TURING, _LATER = (0.1, 0.345), (0.02, 0.02), (0.1, 0.1), (0.1, 1.0)
-UTILIZATION_WINDOW_S = 1.0
-
 MemoryKind = Literal["HBM", "GDDR"]
 # Of the TDP, drawn by a context that does nothing (arXiv 2605.23918; the Zeus trace).
 CONTEXT_SHARES: dict[MemoryKind, float] = {"HBM": 0.07, "GDDR": 0.18}
@@ -65,8 +63,8 @@ class Gpu:
 
     Attributes:
         peak_flop_s: FP32.
+        architecture: by NVIDIA's name, which decides how its power sensor lags (`hw.telemetry`).
         memory: its kind, which decides what a context that does nothing draws.
-        sensor_s: (period, window) of its power sensor.
     """
 
     name: str
@@ -76,13 +74,19 @@ class Gpu:
     vram_bytes: int
     tdp_w: float
     idle_w: float
-    sensor_s: tuple[float, float]
+    architecture: str
     memory: MemoryKind
 
     @property
     def context_idle_w(self) -> float:
         """With a context that does nothing."""
         return self.idle_w + CONTEXT_SHARES[self.memory] * self.tdp_w
+
+    @property
+    def sensor(self) -> Sensor:
+        """Read whenever it has something new; the instant reading, which serving prefers where a board has one."""
+        timing = timing_of(self.architecture)
+        return gpu_sensor(timing, timing.period_s, instant=True)
 
 
 def _gpu(
@@ -93,24 +97,24 @@ def _gpu(
     gb: int,
     tdp_w: float,
     idle_w: float,
-    sensor: tuple[float, float],
+    architecture: str,
     memory: MemoryKind,
 ) -> Gpu:
-    return Gpu(name, sms, tflop_s * 1e12, gb_s * 1e9, gb * 10**9, tdp_w, idle_w, sensor, memory)
+    return Gpu(name, sms, tflop_s * 1e12, gb_s * 1e9, gb * 10**9, tdp_w, idle_w, architecture, memory)
 
 
 _TABLE = (
-    _gpu("GTX 980 Ti", 22, 6.06, 336, 6, 250, 10, _MAXWELL, "GDDR"),
-    _gpu("RTX 2080 Ti", 68, 13.45, 616, 11, 250, 15, _TURING, "GDDR"),
-    _gpu("T4", 40, 8.1, 320, 16, 70, 10, _TURING, "GDDR"),
-    _gpu("V100 SXM2", 80, 15.7, 900, 16, 300, 53.5, _VOLTA, "HBM"),
-    _gpu("A10", 72, 31.2, 600, 24, 150, 17, _LATER, "GDDR"),
-    _gpu("A100 SXM", 108, 19.5, 2039, 80, 400, 56, _LATER, "HBM"),
-    _gpu("L4", 58, 30.3, 300, 24, 72, 16, _LATER, "GDDR"),
-    _gpu("RTX 3090", 82, 35.6, 936, 24, 350, 30, _LATER, "GDDR"),
-    _gpu("RTX 4090", 128, 82.6, 1008, 24, 450, 30, _LATER, "GDDR"),
-    _gpu("H100 SXM", 132, 67, 3350, 80, 700, 70, _LATER, "HBM"),
-    _gpu("H200", 132, 67, 4800, 141, 700, 77, _LATER, "HBM"),
+    _gpu("GTX 980 Ti", 22, 6.06, 336, 6, 250, 10, "Maxwell", "GDDR"),
+    _gpu("RTX 2080 Ti", 68, 13.45, 616, 11, 250, 15, "Turing", "GDDR"),
+    _gpu("T4", 40, 8.1, 320, 16, 70, 10, "Turing", "GDDR"),
+    _gpu("V100 SXM2", 80, 15.7, 900, 16, 300, 53.5, "Volta", "HBM"),
+    _gpu("A10", 72, 31.2, 600, 24, 150, 17, "Ampere", "GDDR"),
+    _gpu("A100 SXM", 108, 19.5, 2039, 80, 400, 56, "Ampere", "HBM"),
+    _gpu("L4", 58, 30.3, 300, 24, 72, 16, "Ada", "GDDR"),
+    _gpu("RTX 3090", 82, 35.6, 936, 24, 350, 30, "Ampere", "GDDR"),
+    _gpu("RTX 4090", 128, 82.6, 1008, 24, 450, 30, "Ada", "GDDR"),
+    _gpu("H100 SXM", 132, 67, 3350, 80, 700, 70, "Hopper", "HBM"),
+    _gpu("H200", 132, 67, 4800, 141, 700, 77, "Hopper", "HBM"),
 )
 GPUS: dict[str, Gpu] = {re.sub(r" SXM.*", "", gpu.name).lower().replace(" ", "-"): gpu for gpu in _TABLE}
 
@@ -142,7 +146,6 @@ def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Prof
     gpu = find_gpu(gpu_name)
     if batch_limit < 1:
         raise InputError("profile synth", "batch_limit", f"must be at least 1, found {batch_limit}")
-    period_s, window_s = gpu.sensor_s
     return Profile(
         schema=SCHEMA,
         name=f"{gpu_key(gpu_name)}-{costs.info.name}",
@@ -162,7 +165,7 @@ def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Prof
             phi_min=PHI_MIN,
             provenance=Provenance.DATASHEET,
         ),
-        sensor=Sensor(period_s=period_s, lag_s=0.0, power_window_s=window_s, utilization_window_s=UTILIZATION_WINDOW_S),
+        sensor=gpu.sensor,
         omitted=("everything: derived from published figures, nothing was measured",),
     )
 

@@ -16,11 +16,12 @@ import torch
 
 from calibrate.datasheet import find_gpu
 from calibrate.meter import RISE_S, Meter
+from calibrate.sensors import gpu_sensor
 from hw.device import DeviceSpec
 from hw.telemetry import NvmlSensor, board_facts, cpu_name, cpu_sensor, device_label, nvml_handle
 from hw.telemetry import Sensor as HardwareSensor
 from hw.telemetry.library import RefusedError
-from hw.telemetry.nvml import UTILIZATION_WINDOW_S, open_library
+from hw.telemetry.nvml import open_library
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo, Power, Sensor
@@ -125,18 +126,11 @@ def power_model(
 def sensor_model(spec: DeviceSpec, period_s: float, sensor: HardwareSensor | None = None) -> Sensor:
     """What the simulator makes of the sensor, sampled every `period_s`.
 
-    A modelled CPU sensor averages over its own period, and nothing in it is old. A GPU's reading is renewed at a period
-    of its own, so it is half of that old on average, and half of its rise; it averages over the architecture's window.
+    A modelled CPU sensor averages over its own period, and nothing in it is old. A GPU's: see `gpu_sensor`.
     """
     if not isinstance(sensor, NvmlSensor):
         return Sensor(period_s=period_s, lag_s=0.0, power_window_s=period_s, utilization_window_s=period_s)
-    timing = sensor.timing
-    return Sensor(
-        period_s=period_s,
-        lag_s=(timing.period_s + timing.rise_s) / 2,
-        power_window_s=max(period_s, timing.window_of(sensor.instant)),
-        utilization_window_s=max(period_s, UTILIZATION_WINDOW_S),
-    )
+    return gpu_sensor(sensor.timing, period_s, instant=sensor.instant)
 
 
 # ---------------------------------------------------------------------------------------------------------- stamps

@@ -19,10 +19,15 @@ from calibrate.datasheet import (
     forward_times,
     synthesize,
 )
+from calibrate.probe import sensor_model
+from hw.device import DeviceSpec
 from hw.networks import Network
+from hw.telemetry import NvmlSensor
+from hw.telemetry.nvml import TIMINGS
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from sim.profile import LatencyCurve, Profile
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle
 
 COSTS = costs_of(Network("slimresnet18").build(), "slimresnet18", "0")
 PROFILES = {name: synthesize(name, COSTS, 128) for name in GPUS}
@@ -101,7 +106,7 @@ def test_the_trace_that_the_bend_was_taken_from() -> None:
 
 def test_a_batch_that_leaves_multiprocessors_without_a_tile_is_no_faster_for_more_of_them() -> None:
     """The same arithmetic spread over twice the multiprocessors: half as fast for one tile, equal for many."""
-    narrow = Gpu("narrow", 40, 1e13, 1e15, 1, 100.0, 10.0, (0.1, 0.1), "HBM")
+    narrow = Gpu("narrow", 40, 1e13, 1e15, 1, 100.0, 10.0, "Turing", "HBM")
     wide = dataclasses.replace(narrow, multiprocessors=80)
     cost = KeyCost(macs=10**9, weight_bytes=1, moved_bytes=1, kernels=1)
     one, two = (forward_times(gpu, cost, TILE_OUTPUTS, 1) for gpu in (narrow, wide))
@@ -116,6 +121,18 @@ def _powers_w(profile: Profile, curve: LatencyCurve) -> list[float]:
         profile.power.context_idle_w + k * b / latency
         for k, b, latency in zip(curve.energy_j_per_image, curve.batches, curve.mean_s, strict=True)
     ]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_the_sensor_is_what_a_calibration_would_state(name: str) -> None:
+    """A board of the same architecture: one table of sensors, and no GPU of an architecture that nobody measured."""
+    assert GPUS[name].architecture in TIMINGS
+    make = {make.architecture.title(): make for make in (MAXWELL, VOLTA, TURING, AMPERE, HOPPER)}
+    board = FakeBoard(make.get(GPUS[name].architecture, AMPERE))  # Ada's sensor is as Ampere's
+    sensor = PROFILES[name].sensor
+    assert sensor == sensor_model(
+        DeviceSpec(kind="cuda"), sensor.period_s, NvmlSensor(FakeNvml(board), Handle(board), board.now_ns)
+    )
 
 
 def test_the_label_is_datasheet_and_it_survives_a_file() -> None:
