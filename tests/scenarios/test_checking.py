@@ -260,6 +260,6 @@ def test_a_made_up_profile_does_not_hold(model: Path, tmp_path: Path, capsys: An
     assert figures["solo latency"]["verdict"] == "drifted"
     assert figures["solo latency"]["looks"] == 2
     assert len(figures["solo latency"]["pairs"]) == 8
-    assert figures["mean latency"]["bias_pct"] > 50
+    assert len(figures["mean latency"]["pairs"]) == 5
     assert np.median([pair["predicted"][0] for pair in figures["mean latency"]["pairs"]]) > 0.02
     assert "faster than the profile says" in capsys.readouterr().out
