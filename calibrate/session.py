@@ -22,7 +22,9 @@ from policies.errors import InputError
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
 
-START_S = 5.0  # a guess for what comes before the first measurement, so that a resumed plan is the same plan
+# What comes before the first measurement is guessed, not timed, so that a resumed plan is the same plan.
+START_S = {"cpu": 8.0, "cuda": 15.0}  # processes that open torch, contexts, bandwidth, a look at who else is there
+SELF_TEST_S = 4.0  # of a sensor
 IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
 IDLE_S = (0.5, 30.0)  # at least and at most
 
@@ -67,7 +69,6 @@ def calibrate(
     begin_ns = time.monotonic_ns()
     costs = model_costs(file)
     keys = sorted(costs.keys)
-    idle_s = min(max(IDLE_S[0], IDLE_SHARE * budget_s), IDLE_S[1])
     with (
         opened(
             file,
@@ -75,7 +76,7 @@ def calibrate(
             peer,
             batch_limit,
             sensor_period_s,
-            idle_s,
+            idle_look_s(budget_s),
             Point(*keys[-1], batch_limit),
             sibling=True,
             allow_busy=allow_busy,
@@ -85,7 +86,7 @@ def calibrate(
         for warning in ready.warnings:
             on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-        planned_s = max(0.0, budget_s - START_S)
+        planned_s = max(0.0, budget_s - start_s(device.kind, budget_s, metered=ready.found.metered))
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
         extras = Extras(power=ready.found.metered, peer=peer is not None, sibling=True)
         rng = stream(seed, "calibration")
@@ -118,6 +119,21 @@ def check_profile(
     require_model(profile, model_costs(file).info.hash, f"profile {profile.name}", "model.hash")
     with bench_of(file, device, None, 0, sibling=has_across(profile)) as bench:
         return check(bench, profile, stream(seed, "check"), points=points, on_progress=on_progress)
+
+
+def start_s(kind: str, budget_s: float, *, metered: bool) -> float:
+    """About how long it takes until the first measurement; the same for the same device and budget.
+
+    Args:
+        kind: of the device.
+        metered: whether a sensor tells its power: then it is tested, and idle power is looked at twice.
+    """
+    return START_S[kind] + (SELF_TEST_S + 2 * idle_look_s(budget_s) if metered else 0.0)
+
+
+def idle_look_s(budget_s: float) -> float:
+    """How long each idle power is looked at."""
+    return min(max(IDLE_S[0], IDLE_SHARE * budget_s), IDLE_S[1])
 
 
 def model_costs(file: ModelFile) -> ModelCosts:

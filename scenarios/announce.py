@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence, Set
-from math import ceil
+from itertools import count
 from pathlib import Path
 
 from calibrate.plan import LEAST, USABLE_SHARE, Dispatch, Hold, Plan, Planned, Solo, Steady, Step, Together, Transfer
-from calibrate.session import START_S
+from calibrate.session import start_s
 from policies.errors import InputError
 
 TOO_LITTLE = 2.0  # times the budget: what needs more was not meant
@@ -38,8 +38,12 @@ def announcement(plan: Plan, *, name: str, device: str, budget_s: float, log_pat
     return "\n".join([*lines, *(f"  left out    {text}" for text in plan.omitted)])
 
 
-def require_budget(plan: Plan, budget_s: float, log_path: Path, source: str, key: str) -> None:
+def require_budget(plan: Plan, budget_s: float, log_path: Path, source: str, key: str, kind: str = "cpu") -> None:
     """What must be measured in any case has to fit somehow; the time that it takes is a guess.
+
+    Args:
+        source, key: who gave the budget.
+        kind: of the device.
 
     Raises:
         InputError: the budget is far too small; it names the smallest sensible one. The log is kept.
@@ -47,9 +51,16 @@ def require_budget(plan: Plan, budget_s: float, log_path: Path, source: str, key
     required = [planned for planned in _left(plan, finished_steps(log_path)) if planned.required]
     needed_s = sum(planned.estimated_s for planned in required)
     if plan.effort == LEAST and needed_s > TOO_LITTLE * budget_s:
-        sensible_s = SENSIBLE_STEP_S * ceil((START_S + needed_s / USABLE_SHARE) / SENSIBLE_STEP_S)
+        sensible_s = _sensible_s(plan, needed_s / USABLE_SHARE, kind)
         problem = f"{span(budget_s)} is too little: every key must be measured, which takes about {span(needed_s)}"
         raise InputError(source, key, f"{problem} here; give {sensible_s:.0f}s or more, or lower the batch limit")
+
+
+def _sensible_s(plan: Plan, needed_s: float, kind: str) -> float:
+    """The smallest round budget that leaves so much once all is open."""
+    metered = any(isinstance(planned.step, Steady) for planned in plan.steps)
+    budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
+    return next(s for s in budgets_s if s - start_s(kind, s, metered=metered) >= needed_s)
 
 
 def finished_steps(log_path: Path) -> Set[str]:

@@ -145,7 +145,7 @@ def _require_kind(profile: Profile, device: DeviceSpec) -> None:
 
 
 def _announced(profile: Profile, points: int, seconds: float) -> str:
-    needed_s = estimated_s(profile, points) + seconds + START_S * (2 if seconds else 1)
+    needed_s = estimated_s(profile, points) + seconds + START_S[profile.device.kind] * (2 if seconds else 1)
     numbers = numbers_of(profile, points)
     sets = ", ".join(f"{number} sets ({figure})" for figure, number in numbers.items() if figure != SOLO_ERROR)
     runs = f", {RUNS} open-loop runs of {seconds / RUNS:g} s" if seconds else ""

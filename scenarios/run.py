@@ -542,7 +542,7 @@ def calibrate_device(
     progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
 
     def announce(plan: Steps) -> None:
-        require_budget(plan, budget_s, log_path, *budget_key)
+        require_budget(plan, budget_s, log_path, *budget_key, device.kind)
         say(announcement(plan, name=name, device=device_name(device), budget_s=budget_s, log_path=log_path))
         begun.enter_context(progress)
 

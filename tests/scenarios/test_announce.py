@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.plan import Extras, Plan, make_plan
+from calibrate.plan import USABLE_SHARE, Extras, Plan, make_plan
+from calibrate.session import SELF_TEST_S, START_S, idle_look_s
 from policies.errors import InputError
-from scenarios.announce import announcement, finished_steps, require_budget, span
+from scenarios.announce import SENSIBLE_STEP_S, announcement, finished_steps, require_budget, span
 from tests.calibrate.fake import all_keys
 
 
@@ -85,10 +86,25 @@ def test_a_budget_for_nothing_is_refused_with_a_sensible_one(tmp_path: Path) -> 
     require_budget(slow, 1.0, log, "--budget", "")  # all that is required is there
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_sensible_budget_pays_for_the_start(tmp_path: Path, kind: str) -> None:
+    """Processes, the self-test and two looks at idle power before the first measurement; and it is the smallest."""
+    slow = plan(1.0, forward_s=0.5)  # with power points: a sensor tells power
+    needed_s = sum(planned.estimated_s for planned in slow.steps if planned.required) / USABLE_SHARE
+    with pytest.raises(InputError) as refused:
+        require_budget(slow, 1.0, tmp_path / "log", "--budget", "", kind)
+    sensible_s = float(refused.value.problem.split("give ")[1].split("s")[0])
+
+    def left_s(budget_s: float) -> float:
+        return budget_s - START_S[kind] - SELF_TEST_S - 2 * idle_look_s(budget_s)
+
+    assert left_s(sensible_s) >= needed_s > left_s(sensible_s - SENSIBLE_STEP_S)
+
+
 @pytest.mark.parametrize(
     "duration_s, text",
     [
-        (0.4, "0 s"),
+        (0.44, "0.4 s"),
         (45, "45 s"),
         (59.7, "1 min"),
         (60, "1 min"),
