@@ -24,6 +24,7 @@ USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
 STEP_OVERHEAD_S = 0.004  # a command to the worker and its answer
 HOLD_S = 0.01  # a guess for loading and unloading one instance a few times
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
+DRAWS = 20  # of a set, for one that there is not yet; a small model has few
 AT_ONCE = (2, 4, 8)  # so many batches at once; eight only where there are enough sets
 FEW_SETS = 16
 REPEATED = 12  # solo points that are measured twice where there is one round alone
@@ -213,7 +214,8 @@ def make_plan(
         plan = _plan(keys, ranked, effort, guess, extras, np.random.default_rng(seed))
         if plan.estimated_s <= USABLE_SHARE * budget_s:
             more = [*_batches_given_up(keys, plan, guess, rng), *_more_rounds(plan, budget_s, rng)]
-            return replace(plan, steps=(*plan.steps, *more))
+            steps = (*plan.steps, *more)
+            return replace(plan, steps=steps, omitted=_omitted(effort, extras, _whole_rounds(steps)))
     short = f"nothing more could be left out: about {plan.estimated_s:.0f} s are needed, the budget is {budget_s:.0f} s"
     return replace(plan, omitted=(*plan.omitted, short))
 
@@ -317,7 +319,7 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
 
 def alone_duration_s(point: Point, effort: Effort, guess: ForwardGuess) -> float:
     """How long a member of a concurrency set runs alone, for its own speed at that moment."""
-    return max(effort.together_s / 4, 3 * guess(point))
+    return max(effort.together_s / 3, 8 * guess(point))
 
 
 def together_duration_s(points: Sequence[Point], effort: Effort, guess: ForwardGuess) -> float:
@@ -341,7 +343,7 @@ def _plan(
     once += [Dispatch(Point(*key, batches[0])) for key in _some(keys, 3, rng)]
     once += [Transfer(size_bytes) for size_bytes in TRANSFER_BYTES if extras.peer]
     solos: list[Step] = [Solo(Point(*key, batch)) for key in keys for batch in batches]
-    solos += _held_out(keys, ranked, effort, rng)
+    solos += _held_out(keys, batches, effort, rng)
     sets = _sets(keys, batches, effort.sets, extras.sibling, rng)
     steady = _steady(keys, batches, effort.points, rng) if extras.power else []
     rounds = [_shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
@@ -351,16 +353,22 @@ def _plan(
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
     # An interrupted or late calibration must still give a whole profile: the first round is required.
     planned = tuple(Planned(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
-    return Plan(effort, batches, tuple(ranked), planned, _omitted(effort, extras))
+    return Plan(effort, batches, tuple(ranked), planned, _omitted(effort, extras, effort.rounds))
 
 
 def _batches_given_up(
     keys: Sequence[Key], plan: Plan, guess: ForwardGuess, rng: np.random.Generator
 ) -> Iterator[Planned]:
-    """The batch sizes that a small budget gave up, the most telling first, for the case that time is left."""
+    """The batch sizes that a small budget gave up, the most telling first, for the case that time is left.
+
+    Held-out points stay so.
+    """
+    held_out = {p.step.point for p in plan.steps if isinstance(p.step, Solo) and p.step.held_out}
     for batch in plan.grid[len(plan.batches) :]:
         for key in _shuffled(keys, rng):
             step = Solo(Point(*key, batch))
+            if step.point in held_out:
+                continue
             yield Planned(step, 1, False, estimate_s(step, plan.effort, guess))
 
 
@@ -379,12 +387,21 @@ def _more_rounds(plan: Plan, budget_s: float, rng: np.random.Generator) -> Itera
             yield replace(planned, round=number, required=False)
 
 
-def _held_out(keys: Sequence[Key], grid: Sequence[int], effort: Effort, rng: np.random.Generator) -> list[Step]:
-    """Batch sizes that are not powers of two (tile steps live between them), spread over the sizes and the keys.
+def _whole_rounds(steps: Sequence[Planned]) -> int:
+    """Rounds in which every solo and concurrency point of the first one is visited."""
+    rounds: dict[int, set[Step]] = {}
+    for planned in steps:
+        if isinstance(planned.step, Solo | Together):
+            rounds.setdefault(planned.round, set()).add(planned.step)
+    return sum(visited >= rounds[1] for visited in rounds.values())
 
-    Where the grid holds every batch size, a second, separate measurement of some of them.
+
+def _held_out(keys: Sequence[Key], batches: Sequence[int], effort: Effort, rng: np.random.Generator) -> list[Step]:
+    """Batch sizes that are not fitted (tile steps live between those that are), spread over the sizes and the keys.
+
+    Where every batch size is fitted, a second, separate measurement of some of them: that tells repeatability alone.
     """
-    between = [batch for batch in range(1, max(grid) + 1) if batch not in grid] or sorted(grid)
+    between = [batch for batch in range(1, max(batches) + 1) if batch not in batches] or sorted(batches)
     some = _some(keys, len(keys) if effort.batches is None else max(6, len(keys) // 3), rng)
     low, high = np.log(between[0]), np.log(between[-1])
     targets = np.exp(low + (high - low) * (np.arange(len(some)) + 0.5) / len(some))
@@ -396,21 +413,36 @@ def _sets(
     keys: Sequence[Key], batches: Sequence[int], number: int, has_sibling: bool, rng: np.random.Generator
 ) -> list[Step]:
     """Half of them n times the same point, half mixed; half of each kind across processes, where there are two; a
-    quarter of each kind held out; no set twice."""
+    quarter of each kind held out, of every size; no set twice."""
 
     def draw() -> Point:
         return Point(*keys[int(rng.integers(len(keys)))], batches[int(rng.integers(len(batches)))])
 
-    found: dict[tuple[tuple[Point, ...], bool], bool] = {}
     sizes = AT_ONCE if number > FEW_SETS else AT_ONCE[:-1]
     kinds = list(itertools.product((True, False), (False, True) if has_sibling else (False,)))
+    found: dict[Together, int] = {}
     for index in range(number):
-        identical, across = kinds[index % len(kinds)]
-        turn = index // len(kinds)
+        kind, turn = index % len(kinds), index // len(kinds)
+        identical, across = kinds[kind]
         size = sizes[turn % len(sizes)] if identical else int(rng.integers(2, sizes[-1] + 1))
-        points = (draw(),) * size if identical else tuple(sorted(draw() for _ in range(size)))
-        found.setdefault((points, across), turn % HELD_OUT_SETS == HELD_OUT_SETS - 1)
-    return [Together(points, held_out, across) for (points, across), held_out in found.items()]
+        for _ in range(DRAWS):
+            points = (draw(),) * size if identical else tuple(sorted(draw() for _ in range(size)))
+            drawn = Together(points, across=across)
+            if drawn not in found and identical == (len(set(points)) == 1):
+                found[drawn] = kind
+                break
+    first = int(rng.integers(HELD_OUT_SETS))
+    held_out: set[Together] = set()
+    for kind in range(len(kinds)):
+        # half a period apart in neighbouring kinds, so that few sets still hold out different sizes
+        held_out |= _spread([each for each in found if found[each] == kind], first + kind * HELD_OUT_SETS // 2)
+    return [replace(each, held_out=each in held_out) for each in found]
+
+
+def _spread(sets: Sequence[Together], first: int) -> set[Together]:
+    """One set of so many, evenly over their sizes; none where nothing would be left."""
+    by_size = sorted(sets, key=lambda each: len(each.points))
+    return set(by_size[first % min(HELD_OUT_SETS, len(sets)) :: HELD_OUT_SETS]) if len(sets) > 1 else set()
 
 
 def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.random.Generator) -> list[Step]:
@@ -429,10 +461,11 @@ def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
     return _some(items, len(items), rng)
 
 
-def _omitted(effort: Effort, extras: Extras) -> tuple[str, ...]:
+def _omitted(effort: Effort, extras: Extras, rounds: int) -> tuple[str, ...]:
+    """What the budget left out; `rounds`: whole ones, further ones in what is left of the time counted."""
     words = []
-    if effort.rounds < LAVISH.rounds:
-        words.append(f"rounds over the grid: {effort.rounds} of {LAVISH.rounds} whole ones")
+    if rounds < LAVISH.rounds:
+        words.append(f"rounds over the grid: {rounds} of {LAVISH.rounds} whole ones")
     if effort.repeats < LAVISH.repeats or effort.min_s < LAVISH.min_s:
         wanted = f"{LAVISH.repeats} and {LAVISH.min_s:g} s"
         words.append(f"repeats: {effort.repeats} and {effort.min_s:g} s a point and round instead of {wanted}")

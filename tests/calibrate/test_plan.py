@@ -50,14 +50,15 @@ def test_every_key_is_covered_whatever_the_budget(budget_s: float, limit: int, f
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0.0, 2000.0), st.integers(5, 200), st.integers(0, 5))
-def test_held_out_points_are_not_fitted_and_no_power_of_two(budget_s: float, limit: int, seed: int) -> None:
-    """No point or set stands on both sides, and held-out batches lie between the grid's."""
-    steps = [p.step for p in plan(budget_s, limit, seed=seed).steps]
+def test_held_out_points_are_not_fitted(budget_s: float, limit: int, seed: int) -> None:
+    """No point or set stands on both sides, also where time is left for batch sizes that were given up."""
+    made = plan(budget_s, limit, seed=seed)
+    steps = [p.step for p in made.steps]
     solos = [s for s in steps if isinstance(s, Solo)]
     held_out = {s.point for s in solos if s.held_out}
     assert held_out
     assert not held_out & {s.point for s in solos if not s.held_out}
-    assert all(point.batch not in full_grid(limit) for point in held_out)
+    assert all(point.batch not in made.batches for point in held_out)
     sets = [s for s in steps if isinstance(s, Together)]
     assert {s.points for s in sets if s.held_out}
     assert not {s.points for s in sets if s.held_out} & {s.points for s in sets if not s.held_out}
@@ -103,6 +104,36 @@ def test_sets_are_identical_and_mixed_a_quarter_held_out() -> None:
     assert {len(s.points) for s in sets if len(set(s.points)) == 1} == {2, 4, 8}
     assert {s.across for s in sets} == {False}
     assert np.mean([s.held_out for s in sets]) == pytest.approx(0.25, abs=0.1)
+
+
+@pytest.mark.parametrize("budget_s, sibling", list(itertools.product((5.0, 60.0, 3000.0), (False, True))))
+def test_held_out_sets_are_of_every_size(budget_s: float, sibling: bool) -> None:
+    """Identical sets of each size are fitted and held out; a lavish plan does so within each kind and process."""
+    for seed in range(10):
+        steps = [p.step for p in plan(budget_s, seed=seed, extras=Extras(False, False, sibling)).steps]
+        sets = {s for s in steps if isinstance(s, Together)}
+        identical = {s for s in sets if len(set(s.points)) == 1}
+        sizes = {len(s.points) for s in identical}
+        assert len(sizes) > 1
+        for places in ({False}, {True}) if sibling and budget_s == 3000.0 else ({False, True},):
+            for held_out in (False, True):
+                chosen = {s for s in identical if s.held_out == held_out and s.across in places}
+                assert sizes == {len(s.points) for s in chosen}
+        assert np.mean([s.held_out for s in sets]) == pytest.approx(0.25, abs=0.1)
+
+
+def test_rounds_that_the_rest_of_the_budget_completes_are_not_left_out() -> None:
+    """The words count the whole rounds that the steps make, whatever effort they began with."""
+    told = set()
+    for budget_s in np.geomspace(5, 900, 60):
+        made = plan(float(budget_s))
+        solos = [(p.round, p.step) for p in made.steps if isinstance(p.step, Solo | Together)]
+        first = {step for number, step in solos if number == 1}
+        whole = [n for n in {n for n, _ in solos} if first <= {step for number, step in solos if number == n}]
+        words = [text for text in made.omitted if text.startswith("rounds")]
+        assert words == ([] if len(whole) >= 3 else [f"rounds over the grid: {len(whole)} of 3 whole ones"])
+        told.add((made.effort.rounds, len(whole)))
+    assert {(1, 1), (1, 2), (3, 3)} <= told
 
 
 def test_half_of_the_sets_are_across_processes_where_there_are_two() -> None:
