@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -15,6 +16,7 @@ from sim.profile import LatencyCurve, StatedError
 
 SOLO_ERROR = "solo latency"
 FOUR_POINT_ERROR = "solo latency from four batch sizes"
+AFFINE_ERROR = f"{FOUR_POINT_ERROR}, max(t0, c0 + c1 b)"
 CONCURRENCY_ERROR = "slow-down under concurrency"
 ACROSS_ERROR = "slow-down across processes"
 ENERGY_ERROR = "energy per image"
@@ -47,32 +49,40 @@ def solo_errors(
     held_out: Mapping[Point, Pooled], curves: Mapping[Key, LatencyCurve], rounds: Mapping[Point, Sequence[float]]
 ) -> Iterator[StatedError]:
     """Of solo latency: at held-out batch sizes by the whole curve and by four of its points; each inner batch size by
-    the others; and each round of a point beside all of them.
+    the others; and any two rounds of a point beside each other.
+
+    A held-out point at a fitted batch size is one more round of it: how near the curve comes to it says nothing of
+    batch sizes that were not measured.
 
     Args:
         rounds: the medians of every round of each fitted point.
     """
-    seen = {point: times.quantile(0.5) for point, times in held_out.items()}
+    medians_s = {point: times.quantile(0.5) for point, times in held_out.items()}
+    seen = {p: median_s for p, median_s in medians_s.items() if p.batch not in curves[p.key].batches}
     yield from stated(SOLO_ERROR, [(predict_solo_s(curves[p.key], p.batch), s) for p, s in seen.items()])
-    yield from stated(FOUR_POINT_ERROR, [(_from_four_s(curves[p.key], p.batch), s) for p, s in seen.items()])
+    four = {point: _four_of(curves[point.key]) for point in seen}
+    yield from stated(FOUR_POINT_ERROR, [(interpolate_latency_s(*four[p], p.batch), s) for p, s in seen.items()])
+    yield from stated(AFFINE_ERROR, [(float(affine_s(fit_affine(*four[p]), p.batch)), s) for p, s in seen.items()])
     left_out = [pair for curve in curves.values() for pair in _each_left_out(curve)]
     yield from stated(SOLO_ERROR, left_out, "cross-validated")
-    apart = [
-        (median_s, float(np.median(medians_s)))
-        for medians_s in rounds.values()
-        if len(medians_s) > 1
-        for median_s in medians_s
-    ]
+    again = {point: [median_s] for point, median_s in medians_s.items() if point not in seen}
+    apart = [pair for point, found_s in rounds.items() for pair in _pairs_apart([*found_s, *again.get(point, [])])]
     yield from stated(REPEATABILITY, apart, "repeatability")
 
 
-def _from_four_s(curve: LatencyCurve, batch: int) -> float:
-    """L(b) = max(t0, c0 + c1 b), fitted on four of the curve's batch sizes, evenly spread in their logarithm."""
+def _pairs_apart(medians_s: Sequence[float]) -> Iterator[tuple[float, float]]:
+    """|a - b| beside the mean of both, of any two; as a pair whose error is that."""
+    for one_s, other_s in itertools.combinations(medians_s, 2):
+        mean_s = (one_s + other_s) / 2
+        yield mean_s + abs(one_s - other_s), mean_s
+
+
+def _four_of(curve: LatencyCurve) -> tuple[list[int], list[float]]:
+    """Four of the curve's batch sizes, evenly spread in their logarithm, with their latencies."""
     batches = np.asarray(curve.batches, dtype=np.float64)
     targets = np.geomspace(batches[0], batches[-1], FEWEST_BATCHES)
     places = sorted({int(np.argmin(np.abs(np.log(batches / target)))) for target in targets})
-    chosen = [curve.batches[place] for place in places]
-    return float(affine_s(fit_affine(chosen, [curve.p50_s[place] for place in places]), batch))
+    return [curve.batches[place] for place in places], [curve.p50_s[place] for place in places]
 
 
 def _each_left_out(curve: LatencyCurve) -> Iterable[tuple[float, float]]:
