@@ -7,6 +7,7 @@ otherwise. It does not know what the steps mean.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,8 +34,8 @@ class Log:
         spent_s: seconds that the finished steps took, over all sittings.
 
     Raises:
-        InputError: the file cannot be opened, is no calibration log, is damaged before its last line, or is of another
-            stamp.
+        InputError: the file cannot be opened, is no calibration log, is damaged before its last line, is of another
+            stamp, or another process is writing to it.
         WorkError: nothing can be written to it.
     """
 
@@ -46,19 +47,14 @@ class Log:
             raise InputError(str(path), "", "cannot be a log (no file); choose another path")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines, whole_bytes = _whole_lines(path)
+            path.touch()
             # unbuffered: a line that did not fit would be tried again at each later write, and at the end
-            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+            self._file = path.open("r+b", buffering=0)
         except OSError as error:
             raise InputError(str(path), "", f"cannot be a log ({error.strerror}); choose another path") from None
         try:
-            self._file.truncate(whole_bytes)
-            self._file.seek(whole_bytes)
-            if lines:
-                self._require_stamp(lines[0], stamp)
-                self._read(lines[1:])
-            else:
-                self._write({"schema": SCHEMA, "stamp": dict(stamp)})
+            self._require_alone()
+            self._continue(self._file.readall() or b"", stamp)
         except BaseException:
             self._file.close()
             raise
@@ -102,10 +98,39 @@ class Log:
             problem = f"{self.path} cannot be written ({error.strerror}); make room"
             raise _UnwritableError(f"{problem}: {self._kept()}") from None
 
+    def _continue(self, text: bytes, stamp: Mapping[str, str]) -> None:
+        """Take up what is there; only then is the torn rest dropped, so that what is refused stays as it is."""
+        header = json.dumps({"schema": SCHEMA, "stamp": dict(stamp)}).encode()
+        whole_bytes = text.rfind(b"\n") + 1
+        lines = text[:whole_bytes].splitlines()
+        if lines:
+            self._require_stamp(lines[0], stamp)
+            self._read(lines[1:])
+        elif not header.startswith(text):  # else a crash tore the first line
+            raise self._no_log()
+        self._file.truncate(whole_bytes)
+        self._file.seek(whole_bytes)
+        if not lines:
+            self._write({"schema": SCHEMA, "stamp": dict(stamp)})
+
+    def _no_log(self) -> InputError:
+        return InputError(str(self.path), "schema", f"no calibration log ({SCHEMA}); choose another path")
+
+    def _require_alone(self) -> None:
+        """Two writers would tear each other's lines; the lock goes with the process that holds it."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "another calibration is writing to this log; wait for it, end it, or choose another path"
+            raise InputError(str(self.path), "", problem) from None
+
     def _require_stamp(self, line: bytes, stamp: Mapping[str, str]) -> None:
-        header = self._parsed(line, 1)
-        if header.get("schema") != SCHEMA:
-            raise InputError(str(self.path), "schema", f"no calibration log ({SCHEMA}); choose another path")
+        try:
+            header = json.loads(line)
+        except ValueError:
+            raise self._no_log() from None
+        if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+            raise self._no_log()
         found = header.get("stamp", {})
         for key in sorted({*found, *stamp}):
             if found.get(key) != stamp.get(key):
@@ -140,10 +165,3 @@ class Log:
 
 class _UnwritableError(WorkError):
     """The log itself failed; its message says what is kept."""
-
-
-def _whole_lines(path: Path) -> tuple[list[bytes], int]:
-    """The lines that were written to their end, and how many bytes they take."""
-    text = path.read_bytes() if path.exists() else b""
-    whole = text[: text.rfind(b"\n") + 1]
-    return whole.splitlines(), len(whole)

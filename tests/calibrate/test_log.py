@@ -98,11 +98,33 @@ def test_damage_before_the_last_line_is_refused(tmp_path: Path, damage: bytes) -
         Log(tmp_path / "log", STAMP)
 
 
-def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    """JSON that is no calibration log."""
-    (tmp_path / "log").write_text('{"schema": "other/1"}\n')
-    with pytest.raises(InputError, match="no calibration log"):
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"schema": "other/1"}\n',
+        b'{"schema": "other/1"}\nno newline at the end',
+        b"one line without an end",
+        b"a table\nof text, torn",
+        b"\x00\xff\n\x80 bytes",
+        b'{"schema": "slimsched.calibration-log/1", "stamp": {"device": "cu',
+    ],
+)
+def test_another_kind_of_file_is_refused_and_left_as_it_was(tmp_path: Path, text: bytes) -> None:
+    """JSON that is no calibration log, no JSON at all, with or without an end of its last line: byte for byte."""
+    (tmp_path / "log").write_bytes(text)
+    with pytest.raises(InputError, match=r"no calibration log .* choose another path"):
         Log(tmp_path / "log", STAMP)
+    assert (tmp_path / "log").read_bytes() == text
+
+
+@pytest.mark.parametrize("damage", [b'{"step": "x"}\n', b'{"step": "x"}\n{"step": "torn'])
+def test_a_damaged_log_is_left_as_it_was(tmp_path: Path, damage: bytes) -> None:
+    """What is refused is not shortened either."""
+    text = written(tmp_path / "log") + damage
+    (tmp_path / "log").write_bytes(text)
+    with pytest.raises(InputError, match="line 7: damaged"):
+        Log(tmp_path / "log", STAMP)
+    assert (tmp_path / "log").read_bytes() == text
 
 
 # ------------------------------------------------------------------------------------------------------- full disk
@@ -162,3 +184,22 @@ def test_a_path_that_cannot_be_a_log_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "file" / "log"):
         with pytest.raises(InputError, match="cannot be a log"):
             Log(path, STAMP)
+
+
+def test_two_calibrations_do_not_share_a_log(tmp_path: Path) -> None:
+    """The second one is refused while the first one writes, and goes on when it has ended."""
+    with Log(tmp_path / "log", STAMP), pytest.raises(InputError, match="another calibration is writing"):
+        Log(tmp_path / "log", STAMP)
+    Log(tmp_path / "log", STAMP).close()
+
+
+def test_a_second_calibration_leaves_the_line_that_the_first_one_is_writing(tmp_path: Path) -> None:
+    """Half a line is no rest of a crash while its writer holds the lock."""
+    path = tmp_path / "log"
+    with Log(path, STAMP), path.open("ab") as half:
+        half.write(b'{"step": "half')
+        half.flush()
+        before = path.read_bytes()
+        with pytest.raises(InputError, match="another calibration is writing"):
+            Log(path, STAMP)
+        assert path.read_bytes() == before
