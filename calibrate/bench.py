@@ -113,6 +113,9 @@ class SoloResult:
     Attributes:
         samples: the repeats at the device's full pace; all of them, where it never had it (`is_slow`).
         slow: the others; None where there are none.
+        passes, slow_passes: of all tries, and how many of them were not at full pace.
+        reference_s: the median reference beside `samples`; 0 without references.
+        least_reference_s: the least one beside any pass, but for a few per cent that are flukes.
         disturbed_share: of its time, what other programs took.
         tries: how often it was measured, because of them or for want of full pace; the best one is kept.
     """
@@ -122,6 +125,10 @@ class SoloResult:
     cpu_s: float
     slow: Samples | None = None
     is_slow: bool = False
+    passes: int = 0
+    slow_passes: int = 0
+    reference_s: float = 0.0
+    least_reference_s: float = 0.0
     disturbed_share: float = 0.0
     tries: int = 1
 
@@ -138,6 +145,7 @@ class TogetherResult:
     Attributes:
         alone_reference, together_reference: how much longer than at full pace a fixed piece of work took meanwhile, for
             each member; 1.0 where the passes were picked at full pace, or nothing tells.
+        is_slow: some member never had full pace alone.
         disturbed_share, tries: see `SoloResult`.
     """
 
@@ -145,13 +153,14 @@ class TogetherResult:
     together_s: tuple[float, ...]
     alone_reference: tuple[float, ...] = ()
     together_reference: tuple[float, ...] = ()
+    is_slow: bool = False
     disturbed_share: float = 0.0
     tries: int = 1
 
     @property
     def disturbance(self) -> float:
         """0 for a measurement to be trusted."""
-        return self.disturbed_share
+        return self.disturbed_share + self.is_slow
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ touches no device, and does not know how anything was measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
 
-from calibrate.bench import HoldResult, SoloResult, SteadyResult, TimesResult, TogetherResult
+from calibrate.bench import HoldResult, Result, SoloResult, SteadyResult, TimesResult, TogetherResult
 from calibrate.costs import Key, ModelCosts
 from calibrate.energy import (
     EnergyModel,
@@ -33,7 +33,7 @@ from calibrate.errors import (
     stated,
 )
 from calibrate.measure import DISTURBED, Measurement, undisturbed
-from calibrate.pace import UNSEEN, PaceLook
+from calibrate.pace import SHORTEST_SPELL_S, SLACK, UNSEEN, PaceLook
 from calibrate.plan import Dispatch, Hold, Point, Solo, Together, Transfer
 from calibrate.samples import Pooled
 from calibrate.sharing import (
@@ -66,7 +66,9 @@ from sim.profile import (
 )
 
 MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full pace
-SHORTEST_SPELL_S = 0.01
+SPELL_SHARE = 0.2  # of a point's passes: fewer slow ones are interrupts
+FEWEST_RATIOS = 5  # points with spells, to tell what they do to passes
+EXPONENTS = (0.5, 1.5)  # within reason, of how a pass slows down with the reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def fit(
     Raises:
         ValueError: a key of the model was not measured (the profile would not be whole).
     """
+    measurements, seen = _hindsight(measurements, seen)
     pace = _pace_fit(measurements, seen)
     solo = _solo_points(measurements, facts.cores, pace, held_out=False)
     steady = power_points(measurements, facts.power, held_out=False)
@@ -166,26 +169,44 @@ class PaceFit:
 
 
 def _pace_fit(measurements: Iterable[Measurement], seen: PaceLook) -> PaceFit:
+    """Of the watched spells; what they do to passes is told by the points that had passes of both kinds."""
     if not seen.best_s:
         return PaceFit(1.0, 1.0, None)
     solos = [r for s, r in measurements if isinstance(s, Solo) and isinstance(r, SoloResult) and not s.held_out]
-    both = [(result, result.slow) for result in solos if result.slow is not None]
-    ratios = [Pooled.of([slow]).quantile(0.5) / Pooled.of([full.samples]).quantile(0.5) for full, slow in both]
-    factor = max(1.0, float(np.median(ratios))) if ratios else seen.slow_reference
-    slow_s = sum(slow.count * Pooled.of([slow]).mean for _, slow in both)
-    slow_s += sum(result.samples.count * Pooled.of([result.samples]).mean for result in solos if result.is_slow)
-    full_s = sum(r.samples.count * Pooled.of([r.samples]).mean for r in solos if not r.is_slow)
-    share = min(MOST_SLOW, slow_s / (slow_s + full_s)) if solos else seen.slow_share
-    exponent = float(np.log(factor) / np.log(seen.slow_reference)) if seen.slow_reference > 1 else 1.0
+    ratios = [
+        Pooled.of([r.slow]).quantile(0.5) / Pooled.of([r.samples]).quantile(0.5)
+        for r in solos
+        if r.slow is not None and r.slow_passes > SPELL_SHARE * r.passes
+    ]
+    told = len(ratios) >= FEWEST_RATIOS
+    factor = max(1.0, float(np.median(ratios))) if told else seen.slow_reference
+    exponent = float(np.log(factor) / np.log(seen.slow_reference)) if told and seen.slow_reference > SLACK else 1.0
+    slow, every = sum(r.slow_passes for r in solos), sum(r.passes for r in solos)
+    slow_s, full_s = factor * slow, float(every - slow)
     model = Pace(
         slow_factor=factor,
-        slow_share=share,
+        slow_share=min(MOST_SLOW, slow_s / (slow_s + full_s)) if every else seen.slow_share,
         mean_slow_s=seen.mean_slow_s or SHORTEST_SPELL_S,
         reference_s=seen.full_s,
-        reference_exponent=exponent,
+        reference_exponent=min(max(exponent, EXPONENTS[0]), EXPONENTS[1]),
         provenance=Provenance.MEASURED,
     )
-    return PaceFit(factor, exponent, model)
+    return PaceFit(factor, model.reference_exponent, model)
+
+
+def _hindsight(measurements: Sequence[Measurement], seen: PaceLook) -> tuple[list[Measurement], PaceLook]:
+    """With the best reference of all: what was full pace beside a worse one was a slow spell."""
+    least = [r.least_reference_s for _, r in measurements if isinstance(r, SoloResult) and r.least_reference_s]
+    if not least or SLACK * min(least) > seen.best_s:
+        return list(measurements), seen
+    best_s = min(least)
+
+    def corrected(result: Result) -> Result:
+        if not isinstance(result, SoloResult) or result.reference_s <= SLACK * best_s:
+            return result
+        return replace(result, is_slow=True, slow=None, slow_passes=result.passes)
+
+    return [(step, corrected(result)) for step, result in measurements], replace(seen, best_s=best_s, full_s=best_s)
 
 
 def _observed(measurements: Iterable[Measurement], pace: PaceFit, *, held_out: bool) -> list[ObservedSet]:

@@ -25,7 +25,7 @@ from calibrate.bench import (
 )
 from calibrate.costs import Key
 from calibrate.log import Log
-from calibrate.pace import UNSEEN, PaceLook, at_full_pace, look
+from calibrate.pace import BEST_SHARE, SLACK, UNSEEN, PaceLook, at_full_pace, look
 from calibrate.plan import (
     LEAST,
     STEP_OVERHEAD_S,
@@ -55,6 +55,7 @@ UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while t
 DISTURBED = 0.03  # a step of which other programs took more is measured again, at once
 TRIES = 5
 FEWEST_AT_FULL_PACE = 4  # repeats
+FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full pace are chance hits of the reference
 WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's pace; at least and at most
 LOADS = 3  # of an instance: from disk, then from host memory
 MOST_ROUNDS = 6
@@ -156,27 +157,28 @@ def measure(
     """
     station = Station(bench, log, clock, guess, pace_seen)
     pace = _Pace(plan.steps, log, budget_s)
-    hurried = 0
     measurements: list[Measurement] = []
     for planned in plan.steps:
-        if planned.id not in log.results:
+        is_logged = planned.id in log.results
+        if not is_logged:
             if not planned.required and pace.spent_up(planned):
-                break
-            late = pace.late()
-            hurried += late and plan.effort != LEAST
+                pace.skipped(planned)
+                continue
             on_progress(pace.progress(planned))
-            station.once(planned, _hurry(plan.effort) if late else plan.effort)
-        pace.done(planned)
-        measurements.append((planned.step, log.results[planned.id]))
-    measurements += _again(station, plan, pace)
-    words = [*_batches_left_out(plan, measurements), *pace.words(len(plan.steps), hurried)]
+        result = station.once(planned, _hurry(plan.effort) if pace.late() else plan.effort)
+        pace.done(planned, now=not is_logged)
+        measurements.append((planned.step, result))
+    hurried = sum(_is_hurried(result, plan.effort) for _, result in measurements)
+    dropped = list(pace.words(len(plan.steps), hurried))
+    measurements += _again(station, plan, pace, on_progress)
+    words = [*_batches_left_out(plan, measurements), *dropped]
     return Measured(tuple(measurements), tuple(words))
 
 
 def _batches_left_out(plan: Plan, measurements: Sequence[Measurement]) -> Iterator[str]:
-    fitted = [step.point for step, _ in measurements if isinstance(step, Solo) and not step.held_out]
-    keys = {point.key for point in fitted}
-    seen = {batch: {point.key for point in fitted if point.batch == batch} for batch in sorted(plan.grid)}
+    points = [step.point for step, _ in measurements if isinstance(step, Solo)]
+    keys = {point.key for point in points}
+    seen = {batch: {point.key for point in points if point.batch == batch} for batch in sorted(plan.grid)}
     missing = [str(batch) for batch, found in seen.items() if found != keys]
     if missing:
         yield f"batch sizes {', '.join(missing)} at some keys or all"
@@ -193,13 +195,24 @@ class _Pace:
         self._left_s = sum(planned.estimated_s for planned in steps)
         self._required_s = sum(planned.estimated_s for planned in steps if planned.required)
         self._estimated_done_s = 0.0
+        self._measured = 0
         self._spent_before_s = log.spent_s
 
-    def done(self, planned: Planned) -> None:
+    def more(self, steps: Sequence[Planned]) -> None:
+        """Steps that were not planned."""
+        self._total += len(steps)
+        self._left_s += sum(planned.estimated_s for planned in steps)
+
+    def skipped(self, planned: Planned) -> None:
+        self._left_s -= planned.estimated_s
+
+    def done(self, planned: Planned, *, now: bool = True) -> None:
+        """`now`: measured in this sitting; what the log had says nothing of how long things take."""
         self._count += 1
         self._left_s -= planned.estimated_s
         self._required_s -= planned.estimated_s * planned.required
-        self._estimated_done_s += planned.estimated_s
+        self._estimated_done_s += planned.estimated_s * now
+        self._measured += now
 
     @property
     def _budget_left_s(self) -> float:
@@ -208,7 +221,7 @@ class _Pace:
     @property
     def _slowness(self) -> float:
         """Real seconds an estimated one, so far; the first few steps say nothing."""
-        if self._count < 10 or self._estimated_done_s == 0:
+        if self._measured < 10 or self._estimated_done_s == 0:
             return 1.0
         return max(1.0, (self._log.spent_s - self._spent_before_s) / self._estimated_done_s)
 
@@ -226,40 +239,61 @@ class _Pace:
         if self._count < total:
             yield f"time ran out: {total - self._count} of {total} steps"
         if hurried:
-            yield f"late: {hurried} steps were measured with the least effort"
+            yield f"late: {hurried} points have fewer repeats than planned"
 
 
-def _again(station: Station, plan: Plan, pace: _Pace) -> Iterator[Measurement]:
-    """Further rounds over solo points whose rounds differ or were disturbed, the worst first, while time is left."""
+def _again(station: Station, plan: Plan, pace: _Pace, on_progress: Callable[[Progress], None]) -> Iterator[Measurement]:
+    """Further rounds over what differs between rounds or was disturbed, the worst first, while time is left."""
     for number in range(max(planned.round for planned in plan.steps) + 1, MOST_ROUNDS + 1):
-        for planned in _unsteady(plan, station.log, number):
-            if planned.id not in station.log.results and pace.spent_up(planned):
-                return
+        unsteady = _unsteady(plan, station.log, number)
+        pace.more(unsteady)
+        for planned in unsteady:
+            if planned.id not in station.log.results:
+                if pace.spent_up(planned):
+                    return
+                on_progress(pace.progress(planned))
+            is_logged = planned.id in station.log.results
             yield planned.step, station.once(planned, plan.effort)
+            pace.done(planned, now=not is_logged)
 
 
 def _unsteady(plan: Plan, log: Log, number: int) -> list[Planned]:
     found: list[tuple[float, Planned]] = []
     for planned in plan.steps:
-        if planned.round != 1 or not isinstance(planned.step, Solo):
+        if planned.round != 1 or not isinstance(planned.step, Solo | Together):
             continue
         rounds = [replace(planned, round=earlier).id for earlier in range(1, number)]
         logged = [log.results[name] for name in rounds if name in log.results]
+        sets = undisturbed([result for result in logged if isinstance(result, TogetherResult)])
+        if sets and sets[0].disturbance > DISTURBED:
+            found.append((1 + sets[0].disturbance, replace(planned, round=number)))
         results = undisturbed([result for result in logged if isinstance(result, SoloResult)])
         medians = [float(np.median(result.samples.values)) for result in results]
         apart = max(medians) / min(medians) - 1 + max(result.disturbance for result in results) if results else 0.0
+        apart += all(_is_hurried(result, plan.effort) for result in results) if results else 0.0
         if apart > UNSTEADY:
             found.append((apart, replace(planned, round=number)))
     return [planned for _, planned in sorted(found, key=lambda item: -item[0])]
 
 
+def _is_hurried(result: Result, effort: Effort) -> bool:
+    """Whether a solo point has fewer repeats than planned: for want of time, or from an earlier, smaller budget."""
+    if not isinstance(result, SoloResult):
+        return False
+    return max(result.passes / result.tries, result.samples.count) < effort.repeats
+
+
 def _hurry(effort: Effort) -> Effort:
-    return replace(effort, warmup=LEAST.warmup, repeats=LEAST.repeats, min_s=LEAST.min_s, together_s=LEAST.together_s)
+    names = ("warmup", "repeats", "min_s", "together_s", "steady_s")
+    return replace(effort, **{name: getattr(LEAST, name) for name in names})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Station:
-    """Where steps are carried out: a bench, its log and clock, a guess of its speed, and how that comes and goes."""
+    """Where steps are carried out: a bench, its log and clock, a guess of its speed, and how that comes and goes.
+
+    A first look that fell into a slow spell took that for full pace: it learns better as soon as it sees better.
+    """
 
     bench: Bench
     log: Log
@@ -269,11 +303,13 @@ class Station:
 
     def once(self, planned: Planned, effort: Effort) -> Result:
         """The step's result: from the log, or measured now and logged."""
-        if planned.id in self.log.results:
-            return self.log.results[planned.id]
-        started_ns = self.clock()
-        result = perform(self.bench, planned.step, effort, self.guess, self.pace)
-        self.log.append(planned.id, (self.clock() - started_ns) / NS_PER_S, result)
+        result = self.log.results.get(planned.id)
+        if result is None:
+            started_ns = self.clock()
+            result = perform(self.bench, planned.step, effort, self.guess, self.pace)
+            self.log.append(planned.id, (self.clock() - started_ns) / NS_PER_S, result)
+        if isinstance(result, SoloResult) and 0 < SLACK * result.least_reference_s < self.pace.best_s:
+            self.pace = replace(self.pace, best_s=result.least_reference_s, full_s=result.least_reference_s)
         return result
 
 
@@ -313,6 +349,7 @@ def _together(
         together_reference=tuple(
             member.reference_s / best_s if best_s and member.reference_s else 1.0 for member in shared.members
         ),
+        is_slow=any(reference > 1.0 for _, reference in means.values()),
         disturbed_share=max(shared.foreign_share, *(loop.disturbed_share for loop in alone.values())),
     )
 
@@ -322,7 +359,7 @@ def _mean_alone(loop: Loop, best_s: float) -> tuple[float, float]:
     if not best_s or not loop.references_s:
         return float(np.mean(loop.repeats_s)), 1.0
     is_full = at_full_pace(loop.references_s, best_s)
-    if is_full.any():
+    if np.count_nonzero(is_full) >= max(FEWEST_AT_FULL_PACE, FULL_SHARE * len(is_full)):
         return float(np.mean(np.asarray(loop.repeats_s)[is_full])), 1.0
     return float(np.mean(loop.repeats_s)), float(np.mean(loop.references_s)) / best_s
 
@@ -338,22 +375,31 @@ def _retried(attempt: Callable[[], Disturbable]) -> Disturbable:
     tries = [attempt()]
     while tries[-1].disturbance > DISTURBED and len(tries) < TRIES:
         tries.append(attempt())
-    return replace(min(tries, key=lambda result: result.disturbance), tries=len(tries))
+    best = replace(min(tries, key=lambda result: result.disturbance), tries=len(tries))
+    if not isinstance(best, SoloResult):
+        return best
+    solos = [result for result in tries if isinstance(result, SoloResult)]
+    return replace(best, passes=sum(s.passes for s in solos), slow_passes=sum(s.slow_passes for s in solos))
 
 
 def _solo(bench: Bench, point: Point, effort: Effort, best_s: float) -> SoloResult:
     loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s)
     if not best_s or not loop.references_s:
         return SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, disturbed_share=loop.disturbed_share)
+    repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)
     is_full = at_full_pace(loop.references_s, best_s)
-    full = [repeat for repeat, kept in zip(loop.repeats_s, is_full, strict=True) if kept]
-    slow = [repeat for repeat, kept in zip(loop.repeats_s, is_full, strict=True) if not kept]
+    is_slow = np.count_nonzero(is_full) < min(FEWEST_AT_FULL_PACE, (effort.repeats + 1) // 2)
+    kept = ~is_full if is_slow else is_full
     return SoloResult(
-        samples=Samples.of(full or slow),
+        samples=Samples.of(repeats_s[kept].tolist()),
         wall_s=loop.wall_s,
         cpu_s=loop.cpu_s,
-        slow=Samples.of(slow) if slow and full else None,
-        is_slow=len(full) < min(FEWEST_AT_FULL_PACE, effort.repeats),
+        slow=None if is_slow or is_full.all() else Samples.of(repeats_s[~is_full].tolist()),
+        is_slow=bool(is_slow),
+        passes=len(is_full),
+        slow_passes=int(np.count_nonzero(~is_full)),
+        reference_s=float(np.median(references_s[kept])),
+        least_reference_s=float(np.quantile(references_s, BEST_SHARE)),
         disturbed_share=loop.disturbed_share,
     )
 

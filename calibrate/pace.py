@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 SLACK = 1.12  # a reference that takes longer than this beside the best one was slowed
 BEST_SHARE = 0.02  # the best: below it lie fewer than these
-SMOOTHED = 5  # passes; a single slow one is an interrupt
+SHORTEST_SPELL_S = 0.01  # what is shorter is an interrupt
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,9 +47,9 @@ def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> PaceLook:
     if not references_s:
         return UNSEEN
     best_s = float(np.quantile(references_s, BEST_SHARE))
-    smoothed_s = _smoothed(np.asarray(references_s))
-    is_slow = smoothed_s > SLACK * best_s
     times_s = np.asarray(repeats_s)
+    smoothed_s = _smoothed(np.asarray(references_s), 1 + 2 * int(SHORTEST_SPELL_S / np.median(times_s)))
+    is_slow = smoothed_s > SLACK * best_s
     slow_s = float(times_s[is_slow].sum())
     spells = int(is_slow[0]) + int(np.count_nonzero(~is_slow[:-1] & is_slow[1:]))
     full_s = float(np.median(smoothed_s[~is_slow])) if not is_slow.all() else best_s
@@ -64,9 +64,9 @@ def at_full_pace(references_s: Sequence[float], best_s: float) -> npt.NDArray[np
     return np.asarray(references_s) <= SLACK * best_s
 
 
-def _smoothed(values: Floats) -> Floats:
-    """The median of each value and its neighbours."""
-    if len(values) < SMOOTHED:
+def _smoothed(values: Floats, window: int) -> Floats:
+    """The median of each value and its neighbours, `window` of them in all (an odd number)."""
+    if len(values) < window:
         return values
-    padded = np.pad(values, SMOOTHED // 2, mode="edge")
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTHED), axis=1))
+    padded = np.pad(values, window // 2, mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1))

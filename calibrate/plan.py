@@ -319,7 +319,7 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
 
 def alone_duration_s(point: Point, effort: Effort, guess: ForwardGuess) -> float:
     """How long a member of a concurrency set runs alone, for its own speed at that moment."""
-    return max(effort.together_s / 3, 8 * guess(point))
+    return max(effort.together_s / 3, 3 * guess(point))
 
 
 def together_duration_s(points: Sequence[Point], effort: Effort, guess: ForwardGuess) -> float:

@@ -35,6 +35,7 @@ from sim.profile import Profile
 from sim.tables import DeviceTables
 
 RUN_S, WARMUP_S = 6.0, 1.0
+FREE_SHARE = 0.1  # of the requests, at least: they find the router idle
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 
 
@@ -135,9 +136,9 @@ class _ServedRun:
         batches = [batch for batch in self._record.batches if batch.server in servers]
         if device.profile.device.kind != "cpu" or not batches or not self._record.servers:
             return None
-        calibrated_s = sum(_calibrated_ns(device, batch) for batch in batches) / NS_PER_S
-        busy_s = self._record.servers[servers[0]].busy_s / self._slower[index]
-        return max(0.0, busy_s - calibrated_s) / len(batches)
+        passes_s = sum(_calibrated_ns(device, b) * _host_share(device, b) for b in batches) / NS_PER_S
+        busy_s = self._record.servers[servers[0]].busy_s / self._slower[index]  # both are shares of all its cores
+        return _cores(device.profile) * max(0.0, busy_s - passes_s) / len(batches)  # on one of them
 
 
 def _dispatch_ns(batch: BatchRecord) -> float:
@@ -147,20 +148,29 @@ def _dispatch_ns(batch: BatchRecord) -> float:
 def _calibrated_ns(device: DeviceTables, batch: BatchRecord) -> float:
     """A pass of a batch at full pace, by calibration alone."""
     table = device.keys[batch.segment, batch.width, batch.previous_width]
-    return table.latency_ns[batch.size] - device.profile.served_extra_s * NS_PER_S
+    return table.latency_ns[batch.size] / device.mean_pace - device.profile.served_extra_s * NS_PER_S
+
+
+def _host_share(device: DeviceTables, batch: BatchRecord) -> float:
+    return device.keys[batch.segment, batch.width, batch.previous_width].host_permille[batch.size] / 1000
+
+
+def _cores(profile: Profile) -> int:
+    """Of a CPU device."""
+    named = profile.execution.get("cores", "any")
+    return len(named.split(",")) if named != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
 
 
 def _usual_pace(device: DeviceTables) -> float:
-    """How much longer than at full pace things take on average; the tables' latencies hold it where jitter is off."""
-    pace = device.profile.pace
-    return pace.mean_factor if device.pace is not None and pace is not None else 1.0
+    """How much longer than at full pace things take on average."""
+    return device.profile.pace.mean_factor if device.profile.pace is not None else 1.0
 
 
 def _usual_wait_s(record: RunRecord) -> float:
-    """What a request waits for a decision in each segment, as a rule: most find the router idle at a low load."""
+    """What a request waits for a decision in each segment where nobody is in its way, as many are at a low load."""
     wait = STAGES.index("router_wait")
     waits_ns = [r.stages_ns[wait] / len(r.widths) for r in record.requests if r.status == "completed" and r.stages_ns]
-    return float(np.median(waits_ns)) / NS_PER_S if waits_ns else 0.0
+    return float(np.quantile(waits_ns, FREE_SHARE)) / NS_PER_S if waits_ns else 0.0
 
 
 def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchRecord]:

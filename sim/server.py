@@ -88,7 +88,8 @@ class SharedDevice:
     def follow_pace(self, changes: Sequence[tuple[int, float]]) -> None:
         """Let the device's speed come and go as it really did."""
         for now_ns, factor in changes:
-            self._agenda.at(now_ns, rank(min(self._servers, default=0), Kind.PACE), self._set_pace, factor)
+            order = rank(min(self._servers, default=0), Kind.PACE)
+            self._agenda.at(now_ns, order, self._set_pace, factor / self.physics.tables.mean_pace)
 
     def _set_pace(self, factor: float) -> None:
         self.physics.set_pace(factor, self._agenda.now_ns)

@@ -74,6 +74,7 @@ class DeviceTables:
     Attributes:
         crowding: [x] is `sim.device.crowding` at a total of x permille; `crowding_across` the same across processes.
         hosted: see `sim.device.Sharing`.
+        mean_pace: what the latencies hold of the device's slow spells; 1 where these are drawn.
         most_at_once: batches at once that the profile was measured with; slow-downs beyond are extrapolated.
     """
 
@@ -83,6 +84,7 @@ class DeviceTables:
     keys: dict[BatchKey, KeyTable]
     instances: dict[tuple[int, float], InstanceTable]
     pace: PaceTable | None
+    mean_pace: float
     alpha: float
     crowding: tuple[float, ...]
     crowding_across: tuple[float, ...]
@@ -134,6 +136,7 @@ def compile_tables(
             for cost in profile.memory.instances
         },
         pace=_pace_table(profile) if jitter else None,
+        mean_pace=mean_pace_of(profile, jitter),
         alpha=sharing.alpha,
         crowding=_crowding(sharing.beta),
         crowding_across=_crowding(sharing.across_beta),
@@ -176,6 +179,11 @@ def demands(latency_s: Sequence[float]) -> list[float]:
     return [0.0, *(demand(b, float(latency_s[b]), peak_rate_img_s) for b in range(1, len(latency_s)))]
 
 
+def mean_pace_of(profile: Profile, jitter: bool) -> float:
+    """How many times as long as at full pace things take in the tables: on average, where nothing is drawn."""
+    return 1.0 if jitter or profile.pace is None else profile.pace.mean_factor
+
+
 def _pace_table(profile: Profile) -> PaceTable | None:
     pace = profile.pace
     if pace is None or pace.slow_share == 0 or pace.slow_factor == 1:
@@ -198,8 +206,8 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
             f"profile {profile.name}", "latency.sm_utilization", "not measured here; use util_metric: nvml"
         )
     solo_s = latency_table_s(curve.batches, curve.mean_s, limit)
-    slower = 1.0 if jitter or profile.pace is None else profile.pace.mean_factor
-    mean_s = slower * (solo_s + profile.served_extra_s)
+    whole_s = latency_table_s(curve.batches, curve.mean_s, curve.batches[-1])  # demand is of all that was measured
+    mean_s = mean_pace_of(profile, jitter) * (solo_s + profile.served_extra_s)
     median_s = latency_table_s(curve.batches, curve.p50_s, limit) + profile.served_extra_s
     sizes = range(1, limit + 1)
 
@@ -215,7 +223,7 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
     return KeyTable(
         latency_ns=(0, *(nanoseconds(mean_s[b]) for b in sizes)),
         typical_ns=(0, *(nanoseconds(median_s[b]) for b in sizes)),
-        demand_permille=permille(demands(mean_s.tolist())),
+        demand_permille=permille(demands(whole_s.tolist())[: limit + 1]),
         host_permille=permille([0.0, *along(curve.host_share)]),
         busy_permille=permille([0.0, *along(utilization)]),
         bandwidth=(0.0, *along(curve.bandwidth_share)),

@@ -38,6 +38,7 @@ def profile(
     dispatch_s: float = 0.0,
     jitter: Sequence[float] = (),
     load_s: float = 0.05,
+    host_share: float = 0.3,
     **changes: Any,
 ) -> Profile:
     """A profile with latency (base + per image) * (0.3 + 0.7 width) / speed and plausible everything else."""
@@ -55,7 +56,7 @@ def profile(
             "p50_s": [latency(w, b) for b in batches],
             "utilization": [min(1.0, 0.3 + 0.02 * b) for b in batches],
             "energy_j_per_image": [0.02 * w for _ in batches],
-            "host_share": [0.3 for _ in batches],
+            "host_share": [host_share for _ in batches],
             "bandwidth_share": [0.1 for _ in batches],
             "jitter": [list(jitter) for _ in batches] if len(jitter) else [],
         }

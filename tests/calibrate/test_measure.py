@@ -102,8 +102,11 @@ def test_progress_counts_up_and_time_left_stays_within_the_budget(tmp_path: Path
 
 def test_points_whose_rounds_differ_are_measured_again(tmp_path: Path) -> None:
     """On a noisy device with time left there are more rounds than planned; on a steady one there are not."""
-    plan, noisy = session(FakeBench(jitter=0.3), tmp_path / "noisy", 600.0)
+    seen: list[Progress] = []
+    plan, noisy = session(FakeBench(jitter=0.3), tmp_path / "noisy", 600.0, seen)
     assert len(noisy.measurements) > len(plan.steps)
+    assert [progress.done for progress in seen] == list(range(len(noisy.measurements)))  # none of it is silent
+    assert seen[-1].total >= len(noisy.measurements)
     plan, steady = session(FakeBench(), tmp_path / "steady", 600.0)
     assert len(steady.measurements) == len(plan.steps)
 

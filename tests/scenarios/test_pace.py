@@ -58,7 +58,7 @@ def test_one_long_reading_is_an_interrupt() -> None:
 
 def test_what_serving_costs_is_told_at_full_pace() -> None:
     """A run on a device that was 1.44 times slower: the same extra, once the pace is taken out."""
-    profile = worlds.profile(pace=PACE)
+    profile = worlds.profile(pace=PACE, host_share=1.0)
     cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
     device = compile_tables(cpu, 32)
     latency_ns = device.keys[1, 1.0, 0.0].latency_ns[2]

@@ -110,7 +110,7 @@ def test_serving_overheads_are_what_the_profile_does_not_explain() -> None:
     """The host's time a decision; command to start and end to result; sent to arrived less the bytes; what a pass took
     more than calibrated. The rest is as it was, and batches that shared their device do not count."""
     link = {"latency_s": 1e-6, "bandwidth_bytes_s": 1e6}
-    tables = compile_tables(worlds.profile(link=link), 32)
+    tables = compile_tables(worlds.profile(link=link, host_share=1.0), 32)
     forward_ns = tables.keys[1, 1.0, 0.0].latency_ns[2]
     begin = int(WARMUP_S * 1e9) + 10**6
     start = begin + 100_000
