@@ -50,6 +50,7 @@ from policies.vocabulary import Provenance
 from sim.profile import (
     AT_ONCE,
     JITTER_QUANTILES,
+    PROCESSES,
     SCHEMA,
     Concurrency,
     DeviceInfo,
@@ -355,11 +356,16 @@ def _errors(
         {point: found.round_medians_s for point, found in solo.items()},
     )
     hosted = facts.info.kind == "cpu"
-    sharing, of_all = sharing_from(concurrency, hosted=hosted), _observed(measurements, pace, held_out=False)
+    sharing = sharing_from(concurrency, hosted=hosted)
+    fitted_sets, held_sets = (
+        below_cap(_observed(measurements, pace, held_out=held), curves, facts.power, hosted=hosted)
+        for held in (False, True)
+    )
+    left_out = cross_validated(fitted_sets, curves, hosted=hosted)
     for figure, across in ((CONCURRENCY_ERROR, False), (ACROSS_ERROR, True)):
-        sets = [s for s in _observed(measurements, pace, held_out=True) if s.across == across]
-        yield from stated(figure, [pair for s in sets for pair in predicted_and_seen(s, curves, sharing)])
-    yield from stated(CONCURRENCY_ERROR, cross_validated(of_all, curves, hosted=hosted), "cross-validated")
+        pairs = [pair for s in held_sets if s.across == across for pair in predicted_and_seen(s, curves, sharing)]
+        yield from stated(figure, pairs)
+        yield from stated(figure, left_out[across], "cross-validated")
     fitted = power_points(measurements, facts.power, held_out=False)
     yield from stated(ENERGY_ERROR, held_out_energy(power_points(measurements, facts.power, held_out=True), curves))
     yield from stated(ENERGY_ERROR, left_out_energy(fitted, curves, costs, facts.power), "cross-validated")
@@ -368,9 +374,11 @@ def _errors(
 def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCurve]) -> Iterator[Range]:
     limit = min(curve.batches[-1] for curve in curves.values())
     yield Range(figure=SOLO_ERROR, quantity="batch", low=1, high=limit)
-    sizes = [len(step.points) for step, _ in measurements if isinstance(step, Together) and not step.held_out]
+    sets = [step for step, _ in measurements if isinstance(step, Together) and not step.held_out]
+    sizes, across = [len(step.points) for step in sets], any(step.across for step in sets)
     if sizes:
         yield Range(figure=CONCURRENCY_ERROR, quantity=AT_ONCE, low=1, high=max(sizes))
+        yield Range(figure=ACROSS_ERROR, quantity=PROCESSES, low=1, high=2 if across else 1)
     loads = [result.load for _, result in measurements if isinstance(result, SteadyResult)]
     if loads:
         rates = [load.images / load.elapsed_s for load in loads]

@@ -172,15 +172,18 @@ def _half_widths(found: OptimizeResult) -> list[float]:
     return [CONFIDENT * float(np.sqrt(variance)) for variance in variances]
 
 
-def cross_validated(sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool) -> list[tuple[float, float]]:
-    """(predicted, seen) of every member, each set predicted by a fit that did not see it."""
-    pairs: list[tuple[float, float]] = []
+def cross_validated(
+    sets: Sequence[ObservedSet], curves: Curves, *, hosted: bool
+) -> dict[bool, list[tuple[float, float]]]:
+    """(predicted, seen) of every member, each set predicted by a fit that did not see it; by whether it was across
+    processes."""
+    pairs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     folds = min(FOLDS, len(sets))
     for fold in range(folds if folds > 1 else 0):
         rest = [observed for index, observed in enumerate(sets) if index % folds != fold]
         sharing = sharing_from(fit_concurrency(rest, curves, hosted=hosted), hosted=hosted)
         for observed in sets[fold::folds]:
-            pairs += predicted_and_seen(observed, curves, sharing)
+            pairs[observed.across] += predicted_and_seen(observed, curves, sharing)
     return pairs
 
 

@@ -373,9 +373,9 @@ class Executor:
         if self._slow_factor > 1.0:
             time.sleep((self._slow_factor - 1.0) * seconds_since(begin_ns))
         forward_s = seconds_since(begin_ns)
-        reference_s = self._pacemeter.take() if self._pacemeter else 0.0
+        reading = self._pacemeter.take() if self._pacemeter else (0, 0.0)
         if not outcome.failed:
-            self.reply(Finished(message.batch, labels, begin_ns, forward_s, outcome.passes, reference_s=reference_s))
+            self.reply(Finished(message.batch, labels, begin_ns, forward_s, outcome.passes, (), "", "", *reading))
             if self._pacemeter:
                 self._pacemeter.look()
             return

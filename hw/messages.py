@@ -213,7 +213,8 @@ class Finished:
         forward_s: how long it took, all passes together.
         passes: more than one where memory or a broken member made the batch run in parts.
         failed: members that could not be run, for `reason`; their inputs are still stored.
-        reference_s: now and then, how long a fixed piece of work took on this core just before (`hw.pace`); else 0.
+        referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
+            and how long it took (`hw.pace`); else 0.
     """
 
     batch: int
@@ -224,6 +225,7 @@ class Finished:
     failed: tuple[int, ...] = ()
     reason: Reason | Literal[""] = ""
     detail: str = ""
+    referenced_ns: int = 0
     reference_s: float = 0.0
 
 

@@ -32,16 +32,16 @@ class Pacemeter:
     def __init__(self) -> None:
         self._reference = Reference()
         self._due_ns = 0
-        self._read_s = 0.0
+        self._read: tuple[int, float] = (0, 0.0)
 
     def look(self) -> None:
         """Read, if it is time to."""
         now_ns = time.monotonic_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + _PERIOD_NS
-            self._read_s = min(self._reference.cpu_ns() for _ in range(2)) / 1e9  # one may be interrupted
+            self._read = (now_ns, min(self._reference.cpu_ns() for _ in range(2)) / 1e9)  # one may be interrupted
 
-    def take(self) -> float:
-        """The last reading in seconds, once; 0 where there is none."""
-        read_s, self._read_s = self._read_s, 0.0
-        return read_s
+    def take(self) -> tuple[int, float]:
+        """The last reading, once: when, and how many seconds; (0, 0.0) where there is none."""
+        read, self._read = self._read, (0, 0.0)
+        return read

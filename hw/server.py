@@ -421,7 +421,7 @@ class RealServer:
 
     def _finish(self, batch: RunBatch, message: Finished) -> None:
         if message.reference_s:
-            self.references.append((self._clock.of(message.began_ns), message.reference_s))
+            self.references.append((self._clock.of(message.referenced_ns), message.reference_s))
         self.deliver(BatchStarted(self.epoch, batch.batch, self._clock.of(message.began_ns)))
         passed = [request for request in batch.requests if request not in message.failed]
         self.inbox.forget(passed)

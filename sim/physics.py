@@ -41,6 +41,7 @@ class SimulatedDevice:
         self.power_mw = tables.context_idle_mw
         self.busy_permille = 0
         self._pace = 1.0
+        self._is_extrapolated = False
         self.extrapolated_ns = 0  # time with more batches at once than calibration measured
         self._energy_mw_ns = 0.0
         self._busy_permille_ns = 0
@@ -51,7 +52,7 @@ class SimulatedDevice:
         elapsed_ns = now_ns - self._updated_ns
         if elapsed_ns == 0:
             return
-        if len(self.running) > self.tables.most_at_once:
+        if self._is_extrapolated:
             self.extrapolated_ns += elapsed_ns
         self._energy_mw_ns += self.power_mw * elapsed_ns
         self._busy_permille_ns += self.busy_permille * elapsed_ns
@@ -120,6 +121,9 @@ class SimulatedDevice:
             [r.server for r in running],
             tables.hosted,
             1000,
+        )
+        self._is_extrapolated = len(running) > tables.most_at_once or (
+            is_across and len({r.server for r in running}) > tables.most_processes
         )
         crowding = tables.crowding_across if is_across else tables.crowding
         common = crowding[min(int(load), CROWDING_LIMIT_PERMILLE)]

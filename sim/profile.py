@@ -19,6 +19,7 @@ from sim.strict import StrictModel
 SCHEMA: Literal["slimsched.profile/1"] = "slimsched.profile/1"
 JITTER_QUANTILES = 33
 AT_ONCE = "batches at once"  # the quantity of a `Range` that bounds how many were measured together
+PROCESSES = "processes at once"  # the same of the processes that they belonged to
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]

@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 
 from policies.errors import InputError
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import NS_PER_S, Provenance
 from sim.device import Sharing, crowding, demand
 from sim.interpolation import interpolate_linear, latency_table_s
-from sim.profile import AT_ONCE, LatencyCurve, Profile
+from sim.profile import AT_ONCE, PROCESSES, LatencyCurve, Profile
 
 BatchKey = tuple[int, float, float]  # (segment, width, previous width)
 UtilMetric = Literal["nvml", "sm"]
@@ -75,7 +75,8 @@ class DeviceTables:
         crowding: [x] is `sim.device.crowding` at a total of x permille; `crowding_across` the same across processes.
         hosted: see `sim.device.Sharing`.
         mean_pace: what the latencies hold of the device's slow spells; 1 where these are drawn.
-        most_at_once: batches at once that the profile was measured with; slow-downs beyond are extrapolated.
+        most_at_once, most_processes: batches, and processes, at once that the profile was measured with; slow-downs
+            beyond are extrapolated.
     """
 
     name: str
@@ -90,6 +91,7 @@ class DeviceTables:
     crowding_across: tuple[float, ...]
     hosted: bool
     most_at_once: float
+    most_processes: float
     dispatch_ns: int
     context_idle_mw: float
     cap_mw: float
@@ -141,7 +143,8 @@ def compile_tables(
         crowding=_crowding(sharing.beta),
         crowding_across=_crowding(sharing.across_beta),
         hosted=sharing.hosted,
-        most_at_once=next((found.high for found in profile.ranges if found.quantity == AT_ONCE), inf),
+        most_at_once=_most(profile, AT_ONCE),
+        most_processes=_most(profile, PROCESSES),
         dispatch_ns=nanoseconds(profile.dispatch_s),
         context_idle_mw=power.context_idle_w * 1000,
         cap_mw=power.cap_w * 1000,
@@ -160,6 +163,12 @@ def sharing_of(profile: Profile) -> Sharing:
     found = profile.concurrency
     across_beta = found.beta if found.across_beta is None else found.across_beta
     return Sharing(found.alpha, found.beta, across_beta, profile.device.kind == "cpu")
+
+
+def _most(profile: Profile, quantity: str) -> float:
+    """What was measured together; a data sheet measured nothing, and is all assumption."""
+    known = [found.high for found in profile.ranges if found.quantity == quantity]
+    return max(known) if known else inf if profile.provenance == Provenance.DATASHEET else 1
 
 
 def _crowding(beta: float) -> tuple[float, ...]:
