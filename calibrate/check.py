@@ -171,8 +171,13 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def holds(figures: Sequence[CheckedFigure]) -> bool:
-    """Whether nothing has drifted."""
-    return all(figure.verdict != "drifted" for figure in figures)
+    """Whether something was judged, and nothing has drifted."""
+    return is_judged(figures) and all(figure.verdict != "drifted" for figure in figures)
+
+
+def is_judged(figures: Sequence[CheckedFigure]) -> bool:
+    """Whether anything is concluded at all."""
+    return any(figure.verdict != "not judged" for figure in figures)
 
 
 def is_promising(figure: CheckedFigure) -> bool:

@@ -137,7 +137,7 @@ class Log:
                 raise InputError(
                     str(self.path),
                     f"stamp.{key}",
-                    f"the log is of {found.get(key)!r}, this calibration of {stamp.get(key)!r}; "
+                    f"the log is of {_said(found, key)}, this calibration of {_said(stamp, key)}; "
                     "choose another path, or remove the log to start afresh",
                 )
 
@@ -165,3 +165,7 @@ class Log:
 
 class _UnwritableError(WorkError):
     """The log itself failed; its message says what is kept."""
+
+
+def _said(stamp: Mapping[str, str], key: str) -> str:
+    return repr(stamp[key]) if key in stamp else "an unknown one"

@@ -152,6 +152,11 @@ def watch(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
 # ------------------------------------------------------------------------------------------------------------- means
 
 
+def past_rise(watched: Sequence[Watched], rise_s: float) -> list[Watched]:
+    """The looks that no longer show what was before the first of them."""
+    return [look for look in watched if look.at_s >= watched[0].at_s + rise_s]
+
+
 def mean_power(
     watched: Sequence[Watched],
     rise_s: float,
@@ -166,11 +171,12 @@ def mean_power(
     """
     if any(look.reading.lost for look in watched):
         raise WorkError(f"{device} is lost: it answers no more; reset or reboot it")
-    kept = [look for look in watched if look.at_s >= watched[0].at_s + rise_s]
+    kept = past_rise(watched, rise_s)
     counted = _counted(kept) if trust.counter else None
     powers = [look.reading.power_w for look in kept if look.reading.power_w is not None] if trust.polling else []
     if counted is None and not powers:
-        raise WorkError(f"{device}: the power sensor said nothing for a whole measurement")
+        remedy = "give a larger budget, so that it is looked at for longer; else load its driver anew, or reboot"
+        raise WorkError(f"{device}: the power sensor said nothing for a whole measurement; {remedy}")
     power_w = counted.power_w if counted is not None else float(np.mean(powers))
     if problem := _nonsense([power_w] if counted is not None else powers, _utilizations(kept, trust), limit_w):
         raise WorkError(f"{device}: its sensor said {problem}; load its driver anew, or reboot")
@@ -264,8 +270,7 @@ def self_test(meter: Meter, idle: Sequence[Watched], load: Callable[[float], obj
     loaded = look(meter.sensor, lambda: load(meter.rise_s + 3 * TELLING_S))
     if any(seen.reading.lost for seen in (*idle, *loaded)):
         raise WorkError(f"{meter.device} is lost: it answers no more; reset or reboot it")
-    busy = [seen for seen in loaded if seen.at_s >= loaded[0].at_s + meter.rise_s]
-    return judge(idle, busy, meter.limit_w)
+    return judge(idle, past_rise(loaded, meter.rise_s), meter.limit_w)
 
 
 def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | None) -> SelfTest:

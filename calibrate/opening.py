@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import time  # noqa: TID251 - idle power is looked at for a while
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import psutil
 
 from calibrate.bandwidth import bandwidth_beside
 from calibrate.fit import DeviceFacts
 from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
-from calibrate.meter import Meter, SelfTest, Trust, Watched, self_test, watch
+from calibrate.meter import Meter, SelfTest, Trust, Watch, Watched, past_rise, self_test, watch
 from calibrate.plan import Point
 from calibrate.probe import (
     Probe,
@@ -90,8 +91,8 @@ def opened(
         bench_of(file, device, peer, batch_limit, sibling) as bench,
     ):
         bandwidth_bytes_s = bandwidth()
-        context = _idle_looks(meter, found, idle_s)
-        tested = _tested(bench, meter, found, context, load)
+        context = _idle_looks(bench.meter, found, idle_s, settle_s=bench.meter.rise_s)
+        tested = sensor_test(bench, found, context, load)
         bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
         found, meter = _stamped(found, tested, others), replace(meter, trust=tested.trust)
         facts = DeviceFacts(
@@ -100,7 +101,7 @@ def opened(
             cores=len(device.physical[1]) if device.kind == "cpu" else 1,
             bandwidth_bytes_s=bandwidth_bytes_s,
             power=power_model(
-                device, found, _idle_w(device, meter, found, bare), _idle_w(device, meter, found, context)
+                device, found, _idle_w(device, meter, found, bare), _idle_w(device, bench.meter, found, context)
             ),
             sensor=sensor_model(device, sensor_period_s, sensor),
             context_bytes=bench.worker.wait_until_ready().context_bytes,
@@ -151,8 +152,25 @@ def interference(device: DeviceSpec, sensor: Sensor) -> Interference:
     return on_gpu(sensor, other_processes(*open_nvml(device), own))
 
 
-def _idle_looks(meter: Meter, found: Probe, idle_s: float) -> list[Watched]:
-    return watch(meter.sensor, lambda: time.sleep(idle_s)) if found.metered else []
+def _idle_looks(meter: Meter, found: Probe, idle_s: float, settle_s: float = 0.0) -> list[Watched]:
+    return idle_looks(meter, idle_s, settle_s) if found.metered else []
+
+
+def idle_looks(
+    meter: Meter,
+    idle_s: float,
+    settle_s: float,
+    pause: Callable[[float], object] = time.sleep,
+    look: Watch = watch,
+) -> list[Watched]:
+    """Looks at an idle device.
+
+    Args:
+        settle_s: how long readings may still show what ran before; these are dropped.
+        pause: lets so many seconds go by.
+        look: does something while looking at the sensor.
+    """
+    return past_rise(look(meter.sensor, lambda: pause(settle_s + idle_s)), settle_s)
 
 
 def _idle_w(device: DeviceSpec, meter: Meter, found: Probe, looks: Sequence[Watched]) -> tuple[float, Provenance]:
@@ -165,11 +183,29 @@ def _idle_w(device: DeviceSpec, meter: Meter, found: Probe, looks: Sequence[Watc
     return mean.power_w, mean.provenance
 
 
-def _tested(bench: WorkerBench, meter: Meter, found: Probe, context: Sequence[Watched], load: Point) -> SelfTest:
+class Busying(Protocol):
+    """As much of a bench as the test of its sensor needs."""
+
+    @property
+    def meter(self) -> Meter:
+        """On a sensor that knows the bench's processes."""
+        ...
+
+    def solo(self, point: Point, warmup: int, repeats: int, min_s: float) -> object:
+        """Keep the device busy."""
+        ...
+
+
+def sensor_test(bench: Busying, found: Probe, idle: Sequence[Watched], load: Point, look: Watch = watch) -> SelfTest:
+    """The self-test of the bench's own sensor: one of no processes would see a CPU that is never used.
+
+    Args:
+        idle: looks at that sensor while the processes do nothing.
+    """
     if not found.metered:
         return SelfTest(Trust(), "no power reading to test")
-    idle = context[round(IDLE_DROPPED * len(context)) :]
-    return self_test(meter, idle, lambda seconds: bench.solo(load, 1, 2, seconds))
+    kept = idle[round(IDLE_DROPPED * len(idle)) :]
+    return self_test(bench.meter, kept, lambda seconds: bench.solo(load, 1, 2, seconds), look)
 
 
 def _stamped(found: Probe, tested: SelfTest, others: Interference) -> Probe:

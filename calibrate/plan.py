@@ -24,6 +24,7 @@ USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
 STEP_OVERHEAD_S = 0.004  # a command to the worker and its answer
 HOLD_S = 0.01  # a guess for loading and unloading one instance a few times
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
+RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
 DRAWS = 20  # of a set, for one that there is not yet; a small model has few
 AT_ONCE = (2, 4, 8)  # so many batches at once; eight only where there are enough sets
 FEW_SETS = 16
@@ -185,11 +186,13 @@ class Extras:
         power: steady points under the power sensor, which is worth it.
         peer: moving activations to a second server.
         sibling: concurrency sets across two processes of the device.
+        rise_s: how long after a step of the load the power sensor still shows what was before.
     """
 
     power: bool
     peer: bool
     sibling: bool = False
+    rise_s: float = 0.0
 
 
 def make_plan(
@@ -453,6 +456,11 @@ def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.ra
     return [Steady(point, index % 4 == 3) for index, point in enumerate(chosen)]
 
 
+def rise_dropped_s(steady_s: float, rise_s: float) -> float:
+    """What is dropped of a steady load: the sensor's rise, or as much of it as leaves something."""
+    return min(rise_s, RISE_SHARE * steady_s)
+
+
 def _some(items: Sequence[T], number: int, rng: np.random.Generator) -> list[T]:
     return [items[i] for i in rng.permutation(len(items))[:number]]
 
@@ -467,10 +475,14 @@ def _omitted(effort: Effort, extras: Extras, rounds: int) -> tuple[str, ...]:
     if rounds < LAVISH.rounds:
         words.append(f"rounds over the grid: {rounds} of {LAVISH.rounds} whole ones")
     if effort.repeats < LAVISH.repeats or effort.min_s < LAVISH.min_s:
-        wanted = f"{LAVISH.repeats} and {LAVISH.min_s:g} s"
-        words.append(f"repeats: {effort.repeats} and {effort.min_s:g} s a point and round instead of {wanted}")
+        lasting = f", {effort.min_s:g} s at least," if effort.min_s else ""
+        wanted = f"{LAVISH.repeats}, {LAVISH.min_s:g} s at least"
+        words.append(f"repeats: {effort.repeats} a point and round{lasting} instead of {wanted}")
     if effort.sets < LAVISH.sets:
         words.append(f"concurrency sets: {effort.sets} instead of {LAVISH.sets}")
     if extras.power and effort.points < LAVISH.points:
         words.append(f"power points: {effort.points} instead of {LAVISH.points}")
+    if extras.power and (dropped_s := rise_dropped_s(effort.steady_s, extras.rise_s)) < extras.rise_s:
+        found = f"{dropped_s:.1f} of {extras.rise_s:.1f} s are dropped at each power point"
+        words.append(f"the power sensor's rise: {found}, the rest pulls powers towards idle")
     return tuple(words)

@@ -14,7 +14,7 @@ from calibrate.measure import Progress, measure, scout
 from calibrate.opening import bench_of, opened
 from calibrate.plan import Extras, Plan, Point, make_plan
 from calibrate.probe import Probe
-from calibrate.stamps import require_model
+from calibrate.stamps import OF_A_GPU, require_model
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from policies.chance import stream
@@ -81,14 +81,14 @@ def calibrate(
             sibling=True,
             allow_busy=allow_busy,
         ) as ready,
-        Log(log_path, _stamp(ready.found, costs, device, batch_limit)) as log,
+        Log(log_path, _stamp(ready.found, costs, device, batch_limit, seed)) as log,
     ):
         for warning in ready.warnings:
             on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
         planned_s = max(0.0, budget_s - start_s(device.kind, budget_s, metered=ready.found.metered))
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
-        extras = Extras(power=ready.found.metered, peer=peer is not None, sibling=True)
+        extras = Extras(power=ready.found.metered, peer=peer is not None, sibling=True, rise_s=ready.bench.meter.rise_s)
         rng = stream(seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         on_plan(plan)
@@ -149,11 +149,14 @@ def _require(budget_s: float, batch_limit: int) -> None:
         raise InputError("calibrate", "batch_limit", f"must be at least 1, found {batch_limit}")
 
 
-def _stamp(found: Probe, costs: ModelCosts, device: DeviceSpec, batch_limit: int) -> dict[str, str]:
-    """What must agree for a log to be continued."""
+def _stamp(found: Probe, costs: ModelCosts, device: DeviceSpec, batch_limit: int, seed: int) -> dict[str, str]:
+    """What must agree for a log to be continued; of a GPU also what may be updated between two sittings."""
+    stamps = found.info.stamps
     return {
         "device": found.info.name,
+        **{name: stamps[name] for name in OF_A_GPU if name in stamps},
         "model": costs.info.hash,
         "batch_limit": str(batch_limit),
+        "seed": str(seed),  # another one holds out and draws other points: what one fit saw, another would be judged by
         **{f"execution.{key}": value for key, value in device.execution().items()},
     }

@@ -13,13 +13,12 @@ import psutil
 
 from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, sampled
-from calibrate.plan import Point
+from calibrate.plan import Point, rise_dropped_s
 from hw.messages import BenchmarkPoint
 from hw.telemetry import process_cpu_s
 from hw.worker import Worker, transfer_round
 from policies.vocabulary import NS_PER_S
 
-RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
 # A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.
 PAUSE_S = 500e-6
 
@@ -86,7 +85,7 @@ class WorkerBench:
         with sampled(self.meter.sensor) as take:
             result = self.worker.benchmark(_to_worker(point), warmup=5, repeats=2, min_s=duration_s)
             watched = take()
-        power = self.meter.mean(watched, min(self.meter.rise_s, RISE_SHARE * duration_s))
+        power = self.meter.mean(watched, rise_dropped_s(duration_s, self.meter.rise_s))
         return SteadyLoad(
             images=len(result.samples_s) * point.batch,
             elapsed_s=result.wall_s,

@@ -21,6 +21,7 @@ from calibrate.check import (
     Pair,
     estimated_s,
     holds,
+    is_judged,
     is_promising,
     numbers_of,
     repeatability_pct,
@@ -75,6 +76,7 @@ SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
 FOREIGN = "it is lent to others and comes back; points are compared at full pace, runs at the pace they had"
+NOTHING = "nothing could be measured"
 MODELLED = "power is modelled: nothing measures it"
 
 _FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = {
@@ -88,7 +90,7 @@ _FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = 
 
 
 def profile_check(arguments: Namespace) -> int:
-    """Exit code 0 where the profile still holds, 1 where it does not."""
+    """Exit code 0 where the profile still holds, 1 where it does not or where nothing could be judged."""
     from scenarios.commands import Output, chosen_devices
 
     output = Output(arguments)
@@ -327,7 +329,7 @@ def format_check(profile: Profile, figures: Sequence[CheckedFigure]) -> str:
     head = ["figure", "measured", "error %", "largest %", "bias %", "95 % of it", "allowed %", "bias", "verdict"]
     rows = [_row(figure) for figure in figures if figure.pairs]
     notes = [f"{figure.figure} is not judged: {figure.not_judged}" for figure in figures if figure.not_judged]
-    notes += [f"{figure.figure}: nothing could be measured" for figure in figures if not figure.pairs]
+    notes += [f"{figure.figure}: {NOTHING}" for figure in figures if not figure.pairs]
     notes += [
         f"{figure.figure}: the profile states so large errors itself that only larger ones count; calibrate longer, or "
         "on a quieter machine"
@@ -337,6 +339,9 @@ def format_check(profile: Profile, figures: Sequence[CheckedFigure]) -> str:
     notes.append("errors are medians, in per cent of what is measured now; bias above 0: the profile says more")
     if holds(figures):
         last = [f"the profile {profile.name} holds"]
+    elif not is_judged(figures):
+        reasons = "; ".join(f"{figure.figure}: {figure.not_judged or NOTHING}" for figure in figures)
+        last = [f"nothing could be judged, so the profile {profile.name} may hold or not ({reasons or NOTHING})"]
     else:
         last = [figure.finding for figure in figures if figure.finding]
         last.append(f"the profile {profile.name} no longer holds; `slimsched calibrate` makes a new one")
@@ -365,6 +370,7 @@ def check_document(profile: Profile, warnings: Sequence[str], figures: Sequence[
         "profile": profile.name,
         "device": profile.device.name,
         "holds": holds(figures),
+        "judged": is_judged(figures),
         "warnings": list(warnings),
         "figures": [_figure_document(figure) for figure in figures],
     }

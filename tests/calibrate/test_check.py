@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrate.bench import Loop
-from calibrate.check import Allowed, CheckedFigure, Pair, allowed, check, holds, median_interval
+from calibrate.check import Allowed, CheckedFigure, Pair, allowed, check, holds, is_judged, median_interval
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
 from calibrate.fit import fit
 from calibrate.log import Log
@@ -217,3 +217,15 @@ def test_no_points_are_no_check(profile: Profile) -> None:
     with pytest.raises(InputError, match="at least 1"):
         check(bench, profile, np.random.default_rng(0), points=0)
     assert bench.asked == []
+
+
+def test_where_nothing_was_judged_nothing_holds() -> None:
+    """Not judged by its nature, or nothing measured, or no figure at all; one that was judged decides."""
+    allow = Allowed.by(3.0)
+    silent = CheckedFigure("a", (), allow)
+    withheld = CheckedFigure("b", (Pair("p", (1.0,), (1.0,)),), allow, not_judged="nothing measures it")
+    good = CheckedFigure("c", (Pair("p", (1.0,), (1.0,)),), allow)
+    for figures in ([], [silent], [withheld], [silent, withheld]):
+        assert not holds(figures)
+        assert not is_judged(figures)
+    assert holds([silent, withheld, good])

@@ -87,6 +87,13 @@ def test_a_foreign_log_is_refused_and_left_alone(tmp_path: Path, stamp: dict[str
     assert (tmp_path / "log").read_bytes() == text
 
 
+def test_a_stamp_that_the_log_does_not_have_is_called_unknown(tmp_path: Path) -> None:
+    """As of a log from before the driver was stamped."""
+    written(tmp_path / "log")
+    with pytest.raises(InputError, match=r"stamp\.driver: the log is of an unknown one, this calibration of '999\.10'"):
+        Log(tmp_path / "log", {**STAMP, "driver": "999.10"})
+
+
 @pytest.mark.parametrize(
     "damage", [b"not json\n", b"[1]\n", b'{"step": "x"}\n', b'{"step": "x", "elapsed_s": 1, "result": {"kind": "?"}}\n']
 )

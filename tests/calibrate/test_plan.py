@@ -153,6 +153,17 @@ def test_one_round_repeats_some_points() -> None:
     assert all(isinstance(step, Solo) and not step.held_out for step in again)
 
 
+@pytest.mark.parametrize("rise_s, told", [(1.0, False), (1.6, True)])
+def test_a_rise_that_a_small_budget_cuts_is_said(rise_s: float, told: bool) -> None:
+    """Where a power point is too short for it; with time enough it is dropped whole."""
+    extras = Extras(power=True, peer=False, rise_s=rise_s)
+    small, large = plan(30.0, extras=extras), plan(3000.0, extras=extras)
+    said = [text for text in small.omitted if text.startswith("the power sensor's rise: 1.0 of 1.6 s")]
+    assert small.effort.steady_s == 1.5
+    assert bool(said) == told
+    assert large.omitted == ()
+
+
 def test_each_round_has_its_own_order() -> None:
     """Rounds visit the same points, in another order."""
     rounds = [[p.step for p in plan(3000.0).steps if p.round == n and isinstance(p.step, Solo)] for n in (2, 3)]

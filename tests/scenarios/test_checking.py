@@ -146,6 +146,18 @@ def test_the_table_and_the_document_say_the_same() -> None:
     assert format_check(profile, held).splitlines()[-1] == "the profile toy holds"
 
 
+def test_a_check_that_could_judge_nothing_says_so_and_why() -> None:
+    """It neither holds nor has drifted; each figure's reason stands in the last line."""
+    profile = served_profile("modelled")
+    energy = [figure for figure in open_loop_figures(profile, twins(1, 1, 1)) if figure.not_judged]
+    empty = CheckedFigure("solo latency", (), Allowed(3.0, 3.0))
+    last = format_check(profile, [*energy, empty]).splitlines()[-1]
+    assert last.startswith("nothing could be judged, so the profile toy may hold or not (")
+    assert f"energy per image: {MODELLED}; solo latency: nothing could be measured" in last
+    document = check_document(profile, (), [*energy, empty])
+    assert (document["holds"], document["judged"]) == (False, False)
+
+
 def test_the_open_loop_run_is_of_one_device_at_half_of_what_it_carries() -> None:
     """In simulation at least: everything completes, and the device is busy about half of the time."""
     profile = served_profile(link={"latency_s": 1e-5, "bandwidth_bytes_s": 1e9}, base_s=0.02, per_image_s=0.004)

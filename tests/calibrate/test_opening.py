@@ -1,0 +1,112 @@
+"""Before the first measurement: idle is looked at past the rise, and the sensor that is tested is the bench's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from calibrate.meter import Meter, Trust, Watched
+from calibrate.opening import idle_looks, sensor_test
+from calibrate.plan import Point
+from calibrate.probe import Probe, rise_s
+from calibrate.session import _stamp
+from hw.device import DeviceSpec
+from hw.telemetry import NvmlSensor, Reading, Sensor
+from policies.vocabulary import Provenance
+from sim.profile import DeviceInfo
+from tests.calibrate.fake import facts, model_costs
+from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make, seen_over
+
+POINT = Point(1, 1.0, 0.0, 1)
+
+
+@pytest.mark.parametrize("make", [MAXWELL, VOLTA, TURING, AMPERE, HOPPER])
+def test_idle_after_a_load_is_idle(make: Make) -> None:
+    """A device that has just worked: once the rise is past, a short look at it shows idle power alone."""
+    board = FakeBoard(make, rise_s=0.1)
+    sensor = NvmlSensor(FakeNvml(board), Handle(board), board.now_ns)
+    meter = Meter("cuda:0", sensor, board.limit_w, rise_s(sensor))
+    board.load = 1.0
+    board.advance(3.0)
+    board.load = 0.0
+
+    def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
+        seconds = act()
+        assert isinstance(seconds, float)
+        return seen_over(board, sensor, seconds, 0.01)
+
+    looks = idle_looks(meter, 0.5, meter.rise_s, pause=lambda seconds: seconds, look=look)
+    assert looks[-1].at_s - looks[0].at_s == pytest.approx(0.5, abs=0.05)
+    assert meter.mean(looks, 0.0).power_w == pytest.approx(board.idle_w, rel=0.02)
+
+
+@dataclass
+class Package:
+    """A processor whose power is measured: its sensor tells the share of the processes that it was given, no others."""
+
+    own: bool
+    now_s: float = 0.0
+    busy: bool = False
+
+    def looks(self, seconds: float) -> list[Watched]:
+        """Ten a second; the counter and the power follow the load, utilization the processes."""
+        found = []
+        for _ in range(round(10 * seconds)):
+            self.now_s += 0.1
+            power_w = (90.0 if self.busy else 30.0) + 0.01 * self.now_s
+            share = 0.9 + 0.001 * self.now_s if self.own and self.busy else 0.0
+            provenance = dict.fromkeys(("power_w", "utilization"), Provenance.MEASURED)
+            found.append(Watched(self.now_s, Reading(power_w, share, None, provenance), None))
+        return found
+
+
+@dataclass
+class Bench:
+    """Processes on a package, and the package's sensor."""
+
+    package: Package
+    meter: Meter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = Meter("cpu", self.package)  # type: ignore[arg-type]  # looked at by `look` alone
+
+    def solo(self, point: Point, warmup: int, repeats: int, min_s: float) -> float:
+        """The package is busy from here on."""
+        self.package.busy = True
+        return min_s
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_benchs_own_sensor_is_tested(own: bool) -> None:
+    """A sensor that knows the processes passes; one that was given none says 0 for ever and is left out."""
+
+    def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
+        assert isinstance(sensor, Package)
+        seconds = act()
+        assert isinstance(seconds, float)
+        return sensor.looks(seconds)
+
+    bench = Bench(Package(own))
+    found = Probe(facts().info, metered=True)
+    tested = sensor_test(bench, found, bench.package.looks(1.0), POINT, look)
+    assert tested.trust == Trust(counter=False, utilization=own)
+    assert bool(tested.warnings) != own
+
+
+def test_an_update_between_two_sittings_makes_another_stamp() -> None:
+    """Driver, CUDA and cuDNN of a GPU; a device that says none of them has none in its stamp."""
+    device = DeviceSpec()
+    info = DeviceInfo(
+        kind="cuda", name="x", vram_bytes=1, stamps={"driver": "1", "cuda": "12.8", "cudnn": "9", "date": "d"}
+    )
+    before = _stamp(Probe(info, True), model_costs(), device, 8)
+    for name in ("driver", "cuda", "cudnn"):
+        updated = info.model_copy(update={"stamps": {**info.stamps, name: "new"}})
+        after = _stamp(Probe(updated, True), model_costs(), device, 8)
+        assert {key for key in after if after[key] != before[key]} == {name}
+    tomorrow = info.model_copy(update={"stamps": {**info.stamps, "date": "e"}})
+    assert _stamp(Probe(tomorrow, True), model_costs(), device, 8) == before
+    bare = _stamp(replace(Probe(info, True), info=info.model_copy(update={"stamps": {}})), model_costs(), device, 8)
+    assert not {"driver", "cuda", "cudnn"} & set(bare)
