@@ -169,7 +169,7 @@ def measure(
         pace.done(planned, now=not is_logged)
         measurements.append((planned.step, result))
     hurried = sum(_is_hurried(result, plan.effort) for _, result in measurements)
-    dropped = list(pace.words(len(plan.steps), hurried))
+    dropped = list(pace.words(plan.effort.rounds, hurried))
     measurements += _again(station, plan, pace, on_progress)
     words = [*_batches_left_out(plan, measurements), *dropped]
     return Measured(tuple(measurements), tuple(words))
@@ -192,6 +192,8 @@ class _Pace:
         self._budget_s = budget_s
         self._count = 0
         self._total = len(steps)
+        self._steps = tuple(steps)
+        self._skipped: list[Planned] = []
         self._left_s = sum(planned.estimated_s for planned in steps)
         self._required_s = sum(planned.estimated_s for planned in steps if planned.required)
         self._estimated_done_s = 0.0
@@ -205,6 +207,7 @@ class _Pace:
 
     def skipped(self, planned: Planned) -> None:
         self._left_s -= planned.estimated_s
+        self._skipped.append(planned)
 
     def done(self, planned: Planned, *, now: bool = True) -> None:
         """`now`: measured in this sitting; what the log had says nothing of how long things take."""
@@ -235,9 +238,22 @@ class _Pace:
         left_s = max(0.0, min(self._left_s * self._slowness, self._budget_left_s))
         return Progress(self._count, self._total, left_s, describe(planned.step))
 
-    def words(self, total: int, hurried: int) -> Iterator[str]:
-        if self._count < total:
-            yield f"time ran out: {total - self._count} of {total} steps"
+    def words(self, rounds: int, hurried: int) -> Iterator[str]:
+        """What was left out of the rounds that were planned, and of further ones, which fill what time is left.
+
+        Batch sizes that were given up are told elsewhere.
+        """
+        last = max(2, rounds)  # beside a single round some points are visited a second time
+
+        def left_out(wanted: Callable[[Planned], bool]) -> tuple[int, int]:
+            return sum(map(wanted, self._skipped)), sum(map(wanted, self._steps))
+
+        missed, total = left_out(lambda planned: planned.required or 1 < planned.round <= last)
+        if missed:
+            yield f"time ran out: {missed} of {total} steps"
+        missed, total = left_out(lambda planned: planned.round > last)
+        if missed:
+            yield f"further rounds: {total - missed} of {total} steps"
         if hurried:
             yield f"late: {hurried} points have fewer repeats than planned"
 

@@ -6,9 +6,11 @@ It reads the log that it will go on with; it measures nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from calibrate.plan import LEAST, USABLE_SHARE, Dispatch, Hold, Plan, Planned, Solo, Steady, Step, Together, Transfer
 from calibrate.session import start_s
@@ -25,15 +27,31 @@ _FEWER = (  # how a kind of step is counted: of one, and of several
 )
 
 
-def announcement(plan: Plan, *, name: str, device: str, budget_s: float, log_path: Path) -> str:
-    """A few lines for people: what is measured, how long it takes, the log, and what the budget leaves out."""
-    left = _left(plan, finished_steps(log_path))
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """What a calibration's log holds: finished steps, and the seconds that they took over all sittings."""
+
+    steps: Set[str] = field(default_factory=frozenset)
+    spent_s: float = 0.0
+
+
+def announcement(plan: Plan, *, name: str, device: str, budget_s: float, log_path: Path, kind: str = "cpu") -> str:
+    """A few lines for people: what is measured, how long it takes, the log, and what the budget leaves out.
+
+    Args:
+        budget_s: for the start and for measuring.
+        kind: of the device.
+    """
+    logged = read_logged(log_path)
+    left = _left(plan, logged.steps)
+    measuring_s = max(0.0, budget_s - start_s(kind, budget_s, metered=_is_metered(plan)))
     lines = [
         f"calibrate {name}: {device}",
         f"  to measure  {_grid(plan)}",
         f"              {', '.join(_others(planned.step for planned in plan.steps))}",
-        f"  time        {_time(left, budget_s)}",
-        f"  log         {log_path}, {_done(len(plan.steps), len(left))}",
+        f"  steps       {_steps(plan)}",
+        f"  time        {_time(left, budget_s, measuring_s, logged.spent_s)}",
+        f"  log         {log_path}, {_done(plan, left, logged)}",
     ]
     return "\n".join([*lines, *(f"  left out    {text}" for text in plan.omitted)])
 
@@ -58,24 +76,35 @@ def require_budget(plan: Plan, budget_s: float, log_path: Path, source: str, key
 
 def _sensible_s(plan: Plan, needed_s: float, kind: str) -> float:
     """The smallest round budget that leaves so much once all is open."""
-    metered = any(isinstance(planned.step, Steady) for planned in plan.steps)
     budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
-    return next(s for s in budgets_s if s - start_s(kind, s, metered=metered) >= needed_s)
+    return next(s for s in budgets_s if s - start_s(kind, s, metered=_is_metered(plan)) >= needed_s)
+
+
+def _is_metered(plan: Plan) -> bool:
+    return any(isinstance(planned.step, Steady) for planned in plan.steps)
 
 
 def finished_steps(log_path: Path) -> Set[str]:
     """The steps that a calibration's log holds; a torn line holds none."""
-    if not log_path.is_file():
-        return frozenset()
-    found = set()
+    return read_logged(log_path).steps
+
+
+def read_logged(log_path: Path) -> Logged:
+    """What a calibration's log holds; a torn line holds nothing, nor does a log that is not there."""
+    found = list(_records(log_path)) if log_path.is_file() else []
+    elapsed_s = [record.get("elapsed_s") for record in found]
+    spent_s = sum(value for value in elapsed_s if isinstance(value, int | float))
+    return Logged(frozenset(record["step"] for record in found), float(spent_s))
+
+
+def _records(log_path: Path) -> Iterator[dict[str, Any]]:
     for line in log_path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), str):
-            found.add(record["step"])
-    return found
+            yield record
 
 
 def span(duration_s: float) -> str:
@@ -90,23 +119,40 @@ def span(duration_s: float) -> str:
     return f"{big} {one}" + (f" {small} {other}" if small else "")
 
 
-def _time(left: Sequence[Planned], budget_s: float) -> str:
-    """What is not required stops with the budget; what is required does not."""
+def _time(left: Sequence[Planned], budget_s: float, measuring_s: float, spent_s: float) -> str:
+    """What is not required stops with the budget, of which earlier sittings have used a part; what is required not."""
     left_s = sum(planned.estimated_s for planned in left)
     required_s = sum(planned.estimated_s for planned in left if planned.required)
+    if not left:
+        return f"finished already; nothing is left to do of a budget of {span(budget_s)}"
     if required_s > budget_s:
         return f"about {span(required_s)}: more than the budget of {span(budget_s)}, nothing more can be left out"
-    return f"about {span(min(left_s, budget_s))} of a budget of {span(budget_s)}"
+    if min(planned.estimated_s for planned in left) > measuring_s - spent_s and spent_s > required_s:
+        used = f"the log has used {span(spent_s)} of the budget of {span(budget_s)}"
+        used += f" ({span(budget_s - measuring_s)} more are for the start)" if spent_s < budget_s else ""
+        rest = f"only what is required is measured, about {span(required_s)}" if required_s else "nothing is measured"
+        return f"{used}: {rest}; give more to go on"
+    return f"about {span(max(required_s, min(left_s, budget_s - spent_s)))} of a budget of {span(budget_s)}"
 
 
 def _left(plan: Plan, finished: Set[str]) -> list[Planned]:
     return [planned for planned in plan.steps if planned.id not in finished]
 
 
-def _done(steps: int, left: int) -> str:
-    if left == steps:
-        return f"{steps} steps; an interrupted one goes on from there"
-    return f"{steps - left} of {steps} steps are done already"
+def _steps(plan: Plan) -> str:
+    required = sum(planned.required for planned in plan.steps)
+    more = len(plan.steps) - required
+    return f"{required} in any case" + (f", {more} more while time is left" if more else "")
+
+
+def _done(plan: Plan, left: Sequence[Planned], logged: Logged) -> str:
+    """How much of the log this plan takes up; one of another budget may ask for other points."""
+    steps, planned = len(plan.steps), {planned.id for planned in plan.steps}
+    others = sum(not name.endswith(" round 0") and name not in planned for name in logged.steps)
+    apart = f"; {others} more in it are not of this plan" if others else ""
+    if len(left) == steps:
+        return f"{steps} steps; an interrupted one goes on from there{apart}"
+    return f"{steps - len(left)} of {steps} steps are done already{apart}"
 
 
 def _grid(plan: Plan) -> str:

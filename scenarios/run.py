@@ -543,7 +543,8 @@ def calibrate_device(
 
     def announce(plan: Steps) -> None:
         require_budget(plan, budget_s, log_path, *budget_key, device.kind)
-        say(announcement(plan, name=name, device=device_name(device), budget_s=budget_s, log_path=log_path))
+        told = {"name": name, "device": device_name(device), "kind": device.kind}
+        say(announcement(plan, **told, budget_s=budget_s, log_path=log_path))
         begun.enter_context(progress)
 
     log_path.parent.mkdir(parents=True, exist_ok=True)

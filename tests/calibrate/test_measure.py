@@ -162,3 +162,22 @@ def test_a_slow_device_is_asked_again_for_its_full_pace(tmp_path: Path) -> None:
     for point, result in kept:
         assert max(result.samples.values) == pytest.approx(bench.truth_s(point))
         assert result.slow is None or min(result.slow.values) == pytest.approx(SLOW_FACTOR * bench.truth_s(point))
+
+
+def test_further_rounds_that_did_not_fit_are_no_failure(tmp_path: Path) -> None:
+    """All planned rounds were done, and a part of what fills the time: that is said as such; time did not run out."""
+    bench = FakeBench()
+    with Log(tmp_path / "log", {}) as log:
+        guess = scout(bench, all_keys(), LIMIT, log, bench.clock).guess_s
+        plan = make_plan(all_keys(), LIMIT, 150.0, guess, Extras(False, False), np.random.default_rng(0))
+        last = max(2, plan.effort.rounds)
+        further = sum(planned.round > last for planned in plan.steps)
+        planned_s = sum(planned.estimated_s for planned in plan.steps if planned.round <= last)
+        assert further > 10
+        budget_s = log.spent_s + planned_s + 0.5 * (plan.estimated_s - planned_s)
+        measured = measure(bench, plan, guess, log, budget_s, bench.clock)
+    (words,) = [words for words in measured.omitted if words.startswith("further rounds: ")]
+    done = len(measured.measurements) - (len(plan.steps) - further)
+    assert words == f"further rounds: {done} of {further} steps"
+    assert 0 < done < further
+    assert not any(words.startswith("time ran out") for words in measured.omitted)

@@ -101,12 +101,19 @@ def test_an_update_between_two_sittings_makes_another_stamp() -> None:
     info = DeviceInfo(
         kind="cuda", name="x", vram_bytes=1, stamps={"driver": "1", "cuda": "12.8", "cudnn": "9", "date": "d"}
     )
-    before = _stamp(Probe(info, True), model_costs(), device, 8)
+    before = _stamp(Probe(info, True), model_costs(), device, 8, 0)
     for name in ("driver", "cuda", "cudnn"):
         updated = info.model_copy(update={"stamps": {**info.stamps, name: "new"}})
-        after = _stamp(Probe(updated, True), model_costs(), device, 8)
+        after = _stamp(Probe(updated, True), model_costs(), device, 8, 0)
         assert {key for key in after if after[key] != before[key]} == {name}
     tomorrow = info.model_copy(update={"stamps": {**info.stamps, "date": "e"}})
-    assert _stamp(Probe(tomorrow, True), model_costs(), device, 8) == before
-    bare = _stamp(replace(Probe(info, True), info=info.model_copy(update={"stamps": {}})), model_costs(), device, 8)
+    assert _stamp(Probe(tomorrow, True), model_costs(), device, 8, 0) == before
+    bare = _stamp(replace(Probe(info, True), info=info.model_copy(update={"stamps": {}})), model_costs(), device, 8, 0)
     assert not {"driver", "cuda", "cudnn"} & set(bare)
+
+
+def test_another_seed_makes_another_stamp() -> None:
+    """It holds out other points, so its log is another calibration's."""
+    found = Probe(DeviceInfo(kind="cpu", name="x", vram_bytes=1, stamps={}), False)
+    before, after = (_stamp(found, model_costs(), DeviceSpec(), 8, seed) for seed in (0, 1))
+    assert {key for key in after if after[key] != before[key]} == {"seed"}

@@ -11,7 +11,7 @@ import pytest
 from calibrate.plan import USABLE_SHARE, Extras, Plan, make_plan
 from calibrate.session import SELF_TEST_S, START_S, idle_look_s
 from policies.errors import InputError
-from scenarios.announce import SENSIBLE_STEP_S, announcement, finished_steps, require_budget, span
+from scenarios.announce import SENSIBLE_STEP_S, announcement, finished_steps, read_logged, require_budget, span
 from tests.calibrate.fake import all_keys
 
 
@@ -116,3 +116,38 @@ def test_the_sensible_budget_pays_for_the_start(tmp_path: Path, kind: str) -> No
 def test_a_span_is_told_in_two_units(duration_s: float, text: str) -> None:
     """Seconds, minutes, hours."""
     assert span(duration_s) == text
+
+
+def write_times(path: Path, made: Plan, steps: int, elapsed_s: float) -> None:
+    """A log of the first steps, each of which took so long."""
+    records = [{"step": planned.id, "elapsed_s": elapsed_s} for planned in made.steps[:steps]]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_a_budget_that_the_log_has_used_is_said_to_be_used(tmp_path: Path) -> None:
+    """All that is required is done, and the steps took the whole budget: it says how much, and to give more."""
+    made, log = plan(60), tmp_path / "log"
+    required = sum(planned.required for planned in made.steps)
+    assert required < len(made.steps)
+    write_times(log, made, required, 59 / required)
+    assert read_logged(log).spent_s == pytest.approx(59)
+    said = announced(made, 60, log)
+    assert "the log has used 59 s of the budget of 1 min" in said
+    assert "nothing is measured; give more to go on" in said
+    write_times(log, made, required, 10 / required)
+    assert "give more" not in announced(made, 60, log)
+    write_times(log, made, len(made.steps), 0.1)
+    assert "finished already; nothing is left to do" in announced(made, 60, log)
+
+
+def test_it_tells_what_is_required_from_what_fills_the_time(tmp_path: Path) -> None:
+    """Two numbers that add up to the steps; and what a log holds that this plan does not ask for."""
+    made, log = plan(60), tmp_path / "log"
+    required = sum(planned.required for planned in made.steps)
+    said = announced(made, 60, log)
+    assert f"{required} in any case, {len(made.steps) - required} more while time is left" in said
+    write_log(log, made, 5)
+    with log.open("a") as file:
+        file.write('\n{"step": "solo 0/0/0/3 round 1"}\n{"step": "solo 1/1/1/1 round 0"}\n')
+    assert "5 of" in announced(made, 60, log)
+    assert "are done already; 1 more in it are not of this plan" in announced(made, 60, log)
