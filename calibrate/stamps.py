@@ -48,7 +48,12 @@ class Difference:
     def __str__(self) -> str:
         profile = "the profile does not say" if self.profile is None else f"the profile has {self.profile}"
         here = "here it is unknown" if self.here is None else f"here it is {self.here}"
-        return f"{_TITLES.get(self.stamp, self.stamp)}: {profile}, {here}; {self._remedy}"
+        return f"{self.title}: {profile}, {here}; {self._remedy}"
+
+    @property
+    def title(self) -> str:
+        """The stamp as people call it."""
+        return _TITLES.get(self.stamp, self.stamp)
 
     @property
     def _remedy(self) -> str:

@@ -30,7 +30,7 @@ from calibrate.errors import SOLO_ERROR
 from calibrate.opening import interference
 from calibrate.probe import open_sensor
 from calibrate.session import START_S, check_profile
-from calibrate.stamps import require_model
+from calibrate.stamps import VERSIONS, differences, require_model, stamps_here, stamps_of
 from hw.datasets import Dataset
 from hw.device import DeviceSpec
 from hw.networks import ModelFile, Network
@@ -77,6 +77,8 @@ CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
 FOREIGN = "it is lent to others and comes back; points are compared at full pace, runs at the pace they had"
 NOTHING = "nothing could be measured"
+MEANS_NOTHING_PCT = 50.0  # allowed: to hold says nothing
+RULE = "a figure drifts only where its whole 95 % interval lies beyond what is allowed"
 MODELLED = "power is modelled: nothing measures it"
 
 _FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = {
@@ -102,6 +104,7 @@ def profile_check(arguments: Namespace) -> int:
     require_model(profile, file.load()[1]["hash"], source, "model.hash")
     device = profile_device(profile, source) if arguments.device is None else chosen_devices(arguments.device)[0][1]
     _require_kind(profile, device)
+    _require_same(profile, device, "--device" if arguments.device is not None else source)
     world = _world(profile, device, arguments.seconds, arguments.seed)
     warnings = (*stamp_warnings(profile, device), *_others(device))
     for text in (*warnings, _announced(profile, arguments.points, arguments.seconds)):
@@ -109,6 +112,7 @@ def profile_check(arguments: Namespace) -> int:
     figures = list(_points(file, device, profile, arguments.points, arguments.seed, quiet=output.quiet))
     if world is not None:
         figures += _open_loop(file, world, profile, arguments.seconds, arguments.seed, quiet=output.quiet)
+    figures = [meaningful(figure) for figure in figures]
     output.result(format_check(profile, figures), check_document(profile, warnings, figures))
     return 0 if holds(figures) else 1
 
@@ -144,6 +148,30 @@ def _require_kind(profile: Profile, device: DeviceSpec) -> None:
     if device.kind != profile.device.kind:
         problem = f"a {device.kind} device, but the profile is of a {profile.device.kind} one ({profile.device.name})"
         raise InputError("--device", "", f"{problem}; name one of that kind, or calibrate this one")
+
+
+def _require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
+    """Other cores, threads or libraries' paths would be taken for drift; other versions may drift and are asked about.
+
+    Raises:
+        InputError: it names all that is known to differ.
+    """
+    found = differences(stamps_of(profile), stamps_here(device))
+    other = [d for d in found if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
+    if other:
+        listed = ", ".join(f"{d.title} {d.here} instead of {d.profile}" for d in other)
+        remedy = "calibrate this one"
+        remedy += ", or leave --device out to check the one that was measured" if source == "--device" else ""
+        problem = f"not the device that the profile {profile.name} was measured on: {listed}; {remedy}"
+        raise InputError(source, "" if source == "--device" else "execution", problem)
+
+
+def meaningful(figure: CheckedFigure) -> CheckedFigure:
+    """A figure that may be off by so much that to hold says nothing is not judged; one that drifts even so is."""
+    if figure.verdict != "holds" or figure.allowed.size_pct <= MEANS_NOTHING_PCT:
+        return figure
+    reason = f"the profile's own errors are so large that {figure.allowed.size_pct:.0f} % are allowed; calibrate longer"
+    return replace(figure, not_judged=f"{reason}, or on a quieter machine")
 
 
 def _announced(profile: Profile, points: int, seconds: float) -> str:
@@ -334,8 +362,9 @@ def format_check(profile: Profile, figures: Sequence[CheckedFigure]) -> str:
         f"{figure.figure}: the profile states so large errors itself that only larger ones count; calibrate longer, or "
         "on a quieter machine"
         for figure in figures
-        if not is_promising(figure)
+        if not is_promising(figure) and not figure.not_judged
     ]
+    notes.append(RULE)
     notes.append("errors are medians, in per cent of what is measured now; bias above 0: the profile says more")
     if holds(figures):
         last = [f"the profile {profile.name} holds"]
@@ -343,9 +372,18 @@ def format_check(profile: Profile, figures: Sequence[CheckedFigure]) -> str:
         reasons = "; ".join(f"{figure.figure}: {figure.not_judged or NOTHING}" for figure in figures)
         last = [f"nothing could be judged, so the profile {profile.name} may hold or not ({reasons or NOTHING})"]
     else:
-        last = [figure.finding for figure in figures if figure.finding]
+        last = [_found(figure) for figure in figures if figure.finding]
         last.append(f"the profile {profile.name} no longer holds; `slimsched calibrate` makes a new one")
     return "\n".join([table(head, rows), *notes, *last])
+
+
+def _found(figure: CheckedFigure) -> str:
+    """What has drifted, and that it is the table's bias: a profile that says three times as much is 67 % off one way
+    and 200 % the other."""
+    if not figure.is_biased:
+        return figure.finding
+    told = f"it says {1 + figure.bias_pct / 100:.2f} times what is measured now"
+    return f"{figure.finding} ({told}, a bias of {figure.bias_pct:+.1f} %)"
 
 
 def _row(figure: CheckedFigure) -> list[str]:

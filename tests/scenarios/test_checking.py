@@ -27,6 +27,7 @@ from scenarios.checking import (
     OpenLoopRun,
     check_document,
     format_check,
+    meaningful,
     open_loop_figures,
     open_loop_world,
     profile_device,
@@ -142,6 +143,8 @@ def test_the_table_and_the_document_say_the_same() -> None:
     vague = format_check(profile, [replace(figures[0], allowed=Allowed(60.0, 30.0))])
     assert "mean latency: the profile states so large errors itself" in vague
     assert "states so large" not in text
+    assert "drifts only where its whole 95 % interval lies beyond what is allowed" in text
+    assert "it says 0.77 times what is measured now, a bias of -23.1 %" in text
     held = open_loop_figures(profile, twins(1, 1, 1, 1, 1))
     assert format_check(profile, held).splitlines()[-1] == "the profile toy holds"
 
@@ -156,6 +159,20 @@ def test_a_check_that_could_judge_nothing_says_so_and_why() -> None:
     assert f"energy per image: {MODELLED}; solo latency: nothing could be measured" in last
     document = check_document(profile, (), [*energy, empty])
     assert (document["holds"], document["judged"]) == (False, False)
+
+
+def test_a_figure_that_may_be_off_by_anything_is_not_judged() -> None:
+    """More than half of its value is allowed: to hold says nothing, but to drift does."""
+    (figure, *_) = open_loop_figures(served_profile(), twins(1, 1, 1, 1, 1))
+    assert meaningful(figure).verdict == "holds"
+    assert meaningful(replace(figure, allowed=Allowed(50.0, 25.0))).verdict == "holds"
+    vague = meaningful(replace(figure, allowed=Allowed(60.0, 30.0)))
+    assert vague.verdict == "not judged"
+    assert "60 % are allowed" in vague.not_judged
+    text = format_check(served_profile(), [vague])
+    assert "so large errors itself" not in text  # it is said once
+    (far, *_) = open_loop_figures(served_profile(), twins(4, 4, 4, 4, 4))
+    assert meaningful(replace(far, allowed=Allowed(60.0, 30.0))).verdict == "drifted"
 
 
 def test_the_open_loop_run_is_of_one_device_at_half_of_what_it_carries() -> None:
@@ -236,6 +253,8 @@ def of_model(profile: Profile, model: Path) -> Profile:
         ({"hash": "ffff"}, [], ["p.yaml: model.hash", "(ffff)", "calibrate this model"]),
         ({"slow": "yes"}, ["--seconds", "1s"], ["--seconds", "1 s is too short for 5 runs", "s or more, or 0"]),
         ({"kind": "cuda"}, ["--device", "cpu:0"], ["--device", "the profile is of a cuda one"]),
+        ({}, ["--device", "cpu:1"], ["--device: not the device", " instead of ", "leave --device out"]),
+        ({"name": "Another Processor"}, [], ["p.yaml: execution: ", "instead of Another Processor", "calibrate"]),
         ({"cores": "4096"}, [], ["p.yaml: execution.cores", "no core 4096"]),
         ({}, ["--points", "0"], ["--points", "from 1"]),
     ],
@@ -250,6 +269,7 @@ def test_who_may_not_ask(
     raw["provenance"] = change.get("provenance", "measured")
     raw["model"]["hash"] = change.get("hash", raw["model"]["hash"])
     raw["device"]["kind"] = change.get("kind", "cpu")
+    raw["device"]["name"] = change.get("name", raw["device"]["name"])
     raw["execution"]["cores"] = change.get("cores", raw["execution"]["cores"])
     path = tmp_path / "p.yaml"
     path.write_text(Profile.model_validate_json(json.dumps(raw)).to_yaml())
