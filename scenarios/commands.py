@@ -189,6 +189,7 @@ def calibrate(arguments: Namespace) -> int:
     from calibrate import model_costs
     from hw.networks import ModelFile, Network
     from scenarios.checking import SERVING_S, with_serving
+    from scenarios.profiles import spoilt
     from scenarios.run import calibrate_device
 
     output = Output(arguments)
@@ -198,6 +199,7 @@ def calibrate(arguments: Namespace) -> int:
     chosen = [(name.replace(":", ""), device) for name, device in chosen_devices(arguments.device)]
     model_costs(file)  # what is no model, or an --out that can't be written, shows before anything is measured
     written = [output_file("--out", writable_folder("--out", arguments.out) / f"{name}.yaml") for name, _ in chosen]
+    warnings = []
     for (name, device), path in zip(chosen, written, strict=True):
         profile = calibrate_device(
             file,
@@ -215,8 +217,12 @@ def calibrate(arguments: Namespace) -> int:
         write_text(path, profile.to_yaml())
         output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s")
         write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())
+        if problem := spoilt(profile):
+            warnings.append(f"{name}: {problem}")
+    for warning in warnings:
+        output.remark(f"warning: {warning}")
     lines = "\n".join(f"profile: {path}" for path in written)
-    return output.result(lines, {"profiles": [str(path) for path in written]})
+    return output.result(lines, {"profiles": [str(path) for path in written], "warnings": warnings})
 
 
 def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:

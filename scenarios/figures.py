@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from scenarios.curves import LatencyBand
+from scenarios.curves import LatencyBand, uniform_curves
 from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
 from sim.tables import BatchKey
@@ -53,6 +53,8 @@ CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
 GREY = "#777777"
+NESTED_BY = 1.4  # points, for each line that lies on top
+SAME = 0.02  # shares that differ by less are the same to the eye
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +304,14 @@ def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> F
 def utilization_by_batch(profile: Profile) -> Figure:
     """Figure 1 of the paper: utilization against batch size; dotted, the share of the SMs where it is known."""
 
+    widths = profile.model.widths
+    is_flat = np.ptp([share for curve in profile.latency for share in curve.utilization]) < SAME
+
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         shares = 100 * np.asarray(curve.utilization)
-        panel.plot(curve.batches, shares, "-o", color=color, markersize=2.5, label=f"{curve.width:g}")
+        above = (len(widths) - 1 - widths.index(curve.width)) * is_flat  # a CPU is always busy: all lines are one
+        thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, f"{curve.width:g}"
+        panel.plot(curve.batches, shares, "-o", color=color, linewidth=thick, markersize=dot, label=label)
         if curve.sm_utilization:
             panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)
         panel.set_ylim(0, 104)
@@ -318,7 +325,8 @@ def utilization_by_batch(profile: Profile) -> Figure:
 
 def energy_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
     """Figure 2 of the paper: the energy of one batch (mean power x latency) as load on the device grows."""
-    return _by_utilization(profile, under_load, lambda point: point.energy_j, "energy of a batch, J")
+    power = f"power {profile.power.provenance}"
+    return _by_utilization(profile, under_load, lambda point: point.energy_j, "energy of a batch, J", power)
 
 
 def latency_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
@@ -331,6 +339,7 @@ def _by_utilization(
     under_load: Mapping[BatchKey, Sequence[SteadyPoint]],
     value: Callable[[SteadyPoint], float],
     ylabel: str,
+    source: str = "",
 ) -> Figure:
     """A ring where the device is nearly idle, a dot at the knee of latency; shaded, where the paper saw the bend."""
 
@@ -348,7 +357,7 @@ def _by_utilization(
         "latency's knee": Line2D([], [], color=GREY, marker="o", markersize=3.5, linewidth=0),
         "the paper's bend": Patch(color=GREY, alpha=0.2, linewidth=0),
     }
-    figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y", notes=notes)
+    figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y", notes=notes, source=source)
     for panel in figure.axes:
         panel.axvspan(90, 95, color=GREY, alpha=0.2, linewidth=0)
         panel.set(xlim=(0, 103), xticks=range(0, 101, 25))
@@ -367,25 +376,34 @@ def _panels(
     *,
     log: str,
     notes: Mapping[str, Artist],
+    source: str = "",
 ) -> Figure:
-    """A panel a segment; `notes` stand in the legend below the widths."""
+    """A panel a segment; `notes` stand in the legend below the widths, `source` behind the device."""
     segments, widths = profile.model.segments, profile.model.widths
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
-    with _figure(1.9 + 2.0 * columns, 0.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
+    with _figure(1.9 + 2.0 * columns, 0.95 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
         shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, 0.85, len(widths))]
-        for curve in profile.latency:
-            if curve.segment == 1 or curve.width == curve.previous_width:
-                panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
-                draw(panel, curve, shades[widths.index(curve.width)])
+        for curve in uniform_curves(profile):
+            panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
+            draw(panel, curve, shades[widths.index(curve.width)])
         for index, panel in enumerate(grid.ravel()):
             _dress_panel(panel, index, segments, log)
+        figure.suptitle(_heading(profile, source), fontsize=8.5)
         figure.supxlabel(xlabel, fontsize=9)
         figure.supylabel(ylabel, fontsize=9)
         handles, labels = grid[0][0].get_legend_handles_labels()
         handles, labels = [*handles, *notes.values()], [*(f"width {label}" for label in labels), *notes]
         figure.legend(handles, labels, loc="outside right center")
     return figure
+
+
+def _heading(profile: Profile, source: str) -> str:
+    """Whose curves these are, where they are from, and which of them are drawn."""
+    drawn, known = sum(1 for _ in uniform_curves(profile)), len(profile.latency)
+    which = "" if drawn == known else f"\n{drawn} of {known} curves: where the previous width is the same"
+    named = f"{profile.name}: {profile.device.name}, latency {profile.provenance}"
+    return f"{named}{', ' if source else ''}{source}{which}"
 
 
 def _dress_panel(panel: Axes, index: int, segments: int, log: str) -> None:

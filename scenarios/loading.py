@@ -82,6 +82,9 @@ def load_scenario(path: Path | str) -> Scenario:
     return scenario
 
 
+CALIBRATED = Path("profiles")  # where `slimsched calibrate` writes by default
+
+
 def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
     """A profile from its file, or one that ships with the project by its name.
 
@@ -89,7 +92,14 @@ def read_profile(path: Path, source: str | None = None, key: str = "") -> Profil
         InputError: it is missing, broken or of another version, or no such profile ships.
     """
     path = profile_file(path, source, key)
-    return Profile.from_yaml(read_text(path, source, key), str(path))
+    text = read_text(path, source, key)
+    if not text.strip():
+        raise InputError(str(path), "", "is empty; `slimsched calibrate` writes profiles")
+    if text.startswith('{"schema": "slimsched.calibration-log/'):
+        profile = path.with_suffix(".yaml")
+        remedy = f"name {profile}" if profile.is_file() else "`slimsched calibrate` goes on from it and writes one"
+        raise InputError(str(path), "", f"is the log of a calibration, not a profile; {remedy}")
+    return Profile.from_yaml(text, str(path))
 
 
 def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
@@ -103,7 +113,9 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
         return path
     shipped = {file.stem: file for file in SHIPPED_PROFILES.glob("*.yaml")}
     if path.name.lower() not in shipped:
-        problem = f"no such file, and no shipped profile has this name; {nearest(path.name.lower(), shipped)}"
+        calibrated = CALIBRATED / f"{path.name}.yaml"
+        hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
+        problem = f"no such file, and no shipped profile has this name; {hint}{nearest(path.name.lower(), shipped)}"
         raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
     return shipped[path.name.lower()]
 

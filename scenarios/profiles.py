@@ -5,6 +5,7 @@ The profiles that ship with the project lie in `scenarios/profiles`, one a GPU o
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from scenarios.tables import number, table
 from sim.profile import Profile
 
 SCREEN = 110  # characters of a line
+DISTURBED = "disturbed"  # the stamp of steps that others disturbed
+SPOILT_SHARE = 0.05  # of the steps may have stayed so
 PROMISES_NOTHING = (
     "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
     "calibrate` measures a device"
@@ -33,10 +36,13 @@ def profile_show(arguments: Namespace) -> int:
     if arguments.plot is not None:
         from scenarios.report import profile_page
 
-        write_text(output_file("--plot", arguments.plot), profile_page(profile))
+        write_text(_in_a_folder("--plot", output_file("--plot", arguments.plot)), profile_page(profile))
         parts.append(f"plotted: {arguments.plot}")
     if arguments.figures is not None:
-        parts += [f"figure: {path}" for path in write_figures(profile, _folder("--figures", arguments.figures))]
+        parts += [
+            f"figure: {path}"
+            for path in write_figures(profile, _folder("--figures", _in_a_folder("--figures", arguments.figures)))
+        ]
     return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
 
 
@@ -71,6 +77,14 @@ def profile_schema(arguments: Namespace) -> int:
     """The form of profiles, as JSON Schema."""
     schema = Profile.model_json_schema()
     return Output(arguments).result(json_text(schema).rstrip(), schema)
+
+
+def _in_a_folder(flag: str, path: Path) -> Path:
+    """A place in a folder that is there; a mistyped path makes no folders."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise InputError(flag, "", f"{path}: there is no folder {path.parent}; make it, or name one that exists")
+    return path
 
 
 def _folder(flag: str, path: Path) -> Path:
@@ -121,7 +135,8 @@ def range_rows(profile: Profile) -> list[list[str]]:
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     power, model, sensor, sharing = profile.power, profile.model, profile.sensor, profile.concurrency
     yield "model", f"{model.name} ({model.hash[:12]}), {model.segments} segments, widths {list(model.widths)}"
-    yield "stack", ", ".join(f"{key} {value}" for key, value in profile.device.stamps.items()) or "not stamped"
+    stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
+    yield "stack", ", ".join(f"{key} {value}" for key, value in stamps.items()) or "not stamped"
     yield "execution", ", ".join(f"{key} {value}" for key, value in profile.execution.items()) or "not said"
     yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.provenance})"
     watts = f"idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W"
@@ -131,18 +146,35 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     if sharing.across_beta is not None:
         fitted += f", across processes {_with_interval(sharing.across_beta, sharing.across_beta_ci95)}"
     yield "concurrency", f"{fitted} ({sharing.provenance})"
+    if DISTURBED in profile.device.stamps:
+        yield "disturbed", spoilt(profile) or profile.device.stamps[DISTURBED]
     held_bytes = sum(cost.vram_bytes for cost in profile.memory.instances) + profile.memory.context_bytes
-    yield "memory", f"{profile.device.vram_bytes / 1e9:.1f} GB; context and every instance {held_bytes / 1e9:.2f} GB"
+    yield "memory", f"{_size(profile.device.vram_bytes)}; context and every instance {_size(held_bytes)}"
     yield "dispatch", _overheads(profile)
     windows = f"power over {sensor.power_window_s:g} s, utilization over {sensor.utilization_window_s:g} s"
     yield "sensor", f"every {sensor.period_s:g} s: {windows}, {sensor.lag_s:g} s late"
     if profile.pace is not None:
         pace = profile.pace
-        slow = f"{pace.slow_factor:.2f} times slower for {100 * pace.slow_share:.1f} % of the time"
-        yield "pace", f"{slow}, {pace.mean_slow_s:g} s each ({pace.provenance}); latencies are of the full pace"
+        slow = f"slow spells: {100 * pace.slow_share:.0f} % of the time, {pace.mean_slow_s:.2g} s each"
+        slow += f", things take {pace.slow_factor:.2f} times as long"
+        yield "pace", f"{slow} ({pace.provenance}); latencies are of the full pace"
     if profile.link is not None:
         yield "link", f"{profile.link.latency_s * 1e6:.0f} us, {profile.link.bandwidth_bytes_s / 1e9:.2f} GB/s"
     yield from (("left out", text) for text in profile.omitted)
+
+
+def spoilt(profile: Profile) -> str:
+    """What to say of a calibration that others disturbed to its end in more than a few steps; empty for a good one."""
+    found = re.search(r"of (\d+) steps .* (\d+) stayed disturbed", profile.device.stamps.get(DISTURBED, ""))
+    steps, still = (int(found[1]), int(found[2])) if found else (0, 0)
+    if still <= SPOILT_SHARE * steps:
+        return ""
+    text = f"SPOILT: {still} of {steps} steps ({100 * still / steps:.0f} %) were disturbed to the end"
+    return f"{text}, by other programs or a slow spell of the device; calibrate again when it is quiet, or for longer"
+
+
+def _size(count_bytes: float) -> str:
+    return f"{count_bytes / 1e9:.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
 
 
 def _with_interval(value: float, half_width: float | None) -> str:

@@ -19,7 +19,7 @@ from scenarios import figures, loading
 from scenarios.cli import main
 from scenarios.curves import latency_bands, stated_solo_error, under_load
 from scenarios.loading import load_scenario, profile_file, read_profile, relative_paths
-from scenarios.profiles import described
+from scenarios.profiles import described, spoilt
 from scenarios.report import profile_page
 from sim.profile import Pace, Profile, Range, StatedError
 from sim.steady import knee
@@ -129,10 +129,22 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     pace = Pace(slow_factor=1.5, slow_share=0.1, mean_slow_s=0.2, provenance=Provenance.MEASURED)
     words = described(measured(concurrency=sharing, pace=pace))
     assert "beta 1.000, across processes 0.900 +-0.050" in words
-    assert "1.50 times slower for 10.0 % of the time, 0.2 s each" in words
+    assert "slow spells: 10 % of the time, 0.2 s each, things take 1.50 times as long" in words
     page = profile_page(measured())
     assert all(f"<td>{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
     assert "dashed, the stated error of 2.0 %" in page
+
+
+@pytest.mark.parametrize("still, is_spoilt", [(0, False), (5, False), (6, True)])
+def test_a_spoilt_calibration_says_so(still: int, is_spoilt: bool) -> None:
+    """More than a twentieth of its steps stayed disturbed; a line of its own, not one stamp of many."""
+    stamps = {"torch": "2", "disturbed": f"30 of 100 steps were measured again, {still} stayed disturbed"}
+    profile = measured()
+    profile = profile.model_copy(update={"device": profile.device.model_copy(update={"stamps": stamps})})
+    assert bool(spoilt(profile)) == is_spoilt
+    (line,) = [line for line in described(profile).splitlines() if line.strip().startswith("disturbed ")]
+    assert ("SPOILT: 6 of 100 steps (6 %)" in line) == is_spoilt
+    assert spoilt(measured()) == ""
 
 
 def test_a_datasheet_profile_promises_nothing_and_says_so() -> None:
@@ -190,6 +202,48 @@ def test_figures_run_no_more_at_once_than_calibration_did() -> None:
     assert under_load(profile) == under_load(profile, at_once=2) != under_load(profile, at_once=8)
     assert "up to 2 at once" in profile_page(profile)
     assert under_load(measured(ranges=())) == under_load(profile, at_once=8)
+
+
+def test_a_picture_says_whose_it_is() -> None:
+    """The device, where energy's power is from, and which of the curves are drawn."""
+    profile = measured()
+    loaded = under_load(profile)
+    second = figures.to_svg(figures.energy_by_utilization(profile, loaded))
+    assert profile.device.name in second
+    assert "power datasheet" in second
+    drawn = sum(curve.segment == 1 or curve.width == curve.previous_width for curve in profile.latency)
+    assert f"{drawn} of {len(profile.latency)} curves" in second
+    assert "power datasheet" not in figures.to_svg(figures.latency_by_utilization(profile, loaded))
+
+
+def test_what_is_no_profile_is_called_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty file, a calibration's log, a device's name where its profile is in the usual folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "cpu1.yaml").write_text(measured().to_yaml())
+    (tmp_path / "profiles" / "cpu1.jsonl").write_text('{"schema": "slimsched.calibration-log/1", "stamp": {}}\n')
+    (tmp_path / "empty.yaml").touch()
+    for given, wanted in {
+        "empty.yaml": "is empty",
+        "profiles/cpu1.jsonl": "the log of a calibration, not a profile; name profiles/cpu1.yaml",
+        "cpu1": "did you mean profiles/cpu1.yaml?",
+    }.items():
+        assert main(["profile", "show", given]) == 2
+        assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag, place", [("--plot", "no/such/page.html"), ("--figures", "no/such/figures")])
+def test_no_folders_are_made_out_of_nothing(
+    flag: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped path is named, and nothing is made."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(measured().to_yaml())
+    assert main(["profile", "show", str(path), flag, str(tmp_path / place)]) == 2
+    assert f"there is no folder {(tmp_path / place).parent}" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
