@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time  # noqa: TID251 - a share of real time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ NOTABLE = 0.05  # a share of the device that a profile's reader should know of
 STRONG = 0.30  # one that makes a measurement worthless
 LOOK_S = 0.5
 LOOKS = 5
+MOST_NAMED = 3  # of those that use a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,14 @@ class Interference:
     Attributes:
         share: of the device's time, in [0, 1]; None where nothing tells.
         processes: of others that have the device open; None likewise.
+        place: which part of the machine was looked at, where that is not the whole device; for people.
+        users: those that use it most, as far as that can be told; for people.
     """
 
     share: float | None
     processes: tuple[int, ...] | None = None
+    place: str = ""
+    users: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         share = "an unknown share" if self.share is None else f"{100 * self.share:.0f} %"
@@ -46,7 +51,10 @@ class Interference:
 def require_quiet(device: str, found: Interference, allow_busy: bool) -> None:
     """Raise `InputError` where others use so much of the device that its figures would be theirs too."""
     if found.share is not None and found.share > STRONG and not allow_busy:
-        problem = f"{found}, more than {100 * STRONG:.0f} %: its figures would be theirs too"
+        most = f"most of it by {', '.join(found.users)}" if found.users else ""
+        told = "; ".join(text for text in (found.place, most) if text)
+        problem = f"{found}{f' ({told})' if told else ''}, more than {100 * STRONG:.0f} %"
+        problem += ": its figures would be theirs too"
         remedy = "stop them, or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
         raise InputError("calibrate", device, f"{problem}; {remedy}")
 
@@ -55,11 +63,34 @@ CoreTimes = Callable[[], Sequence[Any]]  # for each core a named tuple of second
 Clock = Callable[[], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A running program: the CPU time that it has used, and the core that it was last seen on."""
+
+    name: str
+    used_s: float
+    core: int
+
+
+Running = Callable[[], Mapping[int, Process]]  # by process id
+
+
+def running() -> Mapping[int, Process]:
+    """All processes that may be looked at."""
+    found = {}
+    for process in psutil.process_iter(["name", "cpu_times", "cpu_num"]):
+        name, times, core = (process.info[key] for key in ("name", "cpu_times", "cpu_num"))
+        if times is not None and core is not None:
+            found[process.pid] = Process(name or "?", times.user + times.system, core)
+    return found
+
+
 def on_cores(
     cores: Sequence[int],
     wait: Callable[[float], None] = time.sleep,
     core_times: CoreTimes = lambda: psutil.cpu_times(percpu=True),
     clock: Clock = time.monotonic_ns,
+    processes: Running = running,
 ) -> Interference:
     """What others use of some cores, over half a second; what this process and its children use does not count."""
     own = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
@@ -69,11 +100,22 @@ def on_cores(
         busy_s = sum(_busy_s(everywhere[core]) for core in cores)
         return clock() / NS_PER_S, busy_s, sum(process_cpu_s(pid) for pid in own)
 
+    before = processes()
     began_s, busy_before_s, own_before_s = used_s()
     wait(LOOK_S)
     ended_s, busy_s, own_s = used_s()
     foreign_s = busy_s - busy_before_s - (own_s - own_before_s)
-    return Interference(min(1.0, max(0.0, foreign_s / ((ended_s - began_s) * len(cores)))))
+    share = min(1.0, max(0.0, foreign_s / ((ended_s - began_s) * len(cores))))
+    here = {pid: process for pid, process in processes().items() if process.core in cores and pid not in own}
+    place = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}"
+    return Interference(share, place=place, users=_most(before, here, ended_s - began_s))
+
+
+def _most(before: Mapping[int, Process], after: Mapping[int, Process], elapsed_s: float) -> tuple[str, ...]:
+    """Those that used most, in shares of a core; what began in between is left out."""
+    shares = {pid: (after[pid].used_s - before[pid].used_s) / elapsed_s for pid in after if pid in before}
+    largest = sorted(shares, key=lambda pid: -shares[pid])[:MOST_NAMED]
+    return tuple(f"{after[pid].name} ({pid}) {100 * shares[pid]:.0f} %" for pid in largest if shares[pid] > NOTABLE)
 
 
 def _busy_s(times: Any) -> float:

@@ -146,10 +146,16 @@ def _model_bench(parser: argparse.ArgumentParser) -> None:
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a trained network (safetensors)")
     _network(parser, None)
-    parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; all local ones by default")
-    parser.add_argument(
-        "--budget", type=_duration_s, default=300.0, metavar="TIME", help="for each device; 5m by default"
+    text = (
+        "cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are two "
     )
+    text += (
+        "unequal devices: with four cores and more, two thirds of them and the rest; with fewer, the first core, and "
+    )
+    parser.add_argument("--device", metavar="NAME", help=text + "the last core without oneDNN")
+    text = "for each device, 5m by default: the start and all measuring, those of an interrupted calibration counted; "
+    text += "12 s of it (at most a quarter) are for what serving costs. What is required is measured in any case"
+    parser.add_argument("--budget", type=_duration_s, default=300.0, metavar="TIME", help=text)
     parser.add_argument("--batch-limit", type=_positive, default=32, metavar="N", help="largest batch measured (32)")
     parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the order and the held-out points")
     parser.add_argument(

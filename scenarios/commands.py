@@ -5,10 +5,11 @@ Heavy rooms (torch, matplotlib) are opened by the command that needs them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,26 +197,28 @@ def calibrate(arguments: Namespace) -> int:
     named = arguments.network
     network = Network(named, arguments.options, "--network", "") if named is not None else None
     file = ModelFile(arguments.model, network)
-    chosen = [(name.replace(":", ""), device) for name, device in chosen_devices(arguments.device)]
+    chosen = [(asked, asked.replace(":", ""), device) for asked, device in chosen_devices(arguments.device)]
     model_costs(file)  # what is no model, or an --out that can't be written, shows before anything is measured
-    written = [output_file("--out", writable_folder("--out", arguments.out) / f"{name}.yaml") for name, _ in chosen]
+    written = [output_file("--out", writable_folder("--out", arguments.out) / f"{name}.yaml") for _, name, _ in chosen]
+    measuring_s = max(arguments.budget - SERVING_S, 0.75 * arguments.budget)
     warnings = []
-    for (name, device), path in zip(chosen, written, strict=True):
-        profile = calibrate_device(
-            file,
-            device,
-            peer=device,
-            budget_s=max(arguments.budget - SERVING_S, 0.75 * arguments.budget),
-            batch_limit=arguments.batch_limit,
-            log_path=arguments.out / f"{name}.jsonl",
-            seed=arguments.seed,
-            name=name,
-            quiet=output.quiet,
-            say=output.remark,
-            allow_busy=arguments.allow_busy,
-        )
+    for (asked, name, device), path in zip(chosen, written, strict=True):
+        with _naming(asked):
+            profile = calibrate_device(
+                file,
+                device,
+                peer=device,
+                budget_s=measuring_s,
+                batch_limit=arguments.batch_limit,
+                log_path=arguments.out / f"{name}.jsonl",
+                seed=arguments.seed,
+                name=name,
+                quiet=output.quiet,
+                say=output.remark,
+                allow_busy=arguments.allow_busy,
+            )
         write_text(path, profile.to_yaml())
-        output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s")
+        output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
         write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())
         if problem := spoilt(profile):
             warnings.append(f"{name}: {problem}")
@@ -223,6 +226,17 @@ def calibrate(arguments: Namespace) -> int:
         output.remark(f"warning: {warning}")
     lines = "\n".join(f"profile: {path}" for path in written)
     return output.result(lines, {"profiles": [str(path) for path in written], "warnings": warnings})
+
+
+@contextlib.contextmanager
+def _naming(device: str) -> Iterator[None]:
+    """What is wrong with a device is told of the one that was asked for, by that name."""
+    try:
+        yield
+    except InputError as error:
+        if error.source != "calibrate":
+            raise
+        raise InputError(f"calibrate {device}", error.key, error.problem) from None
 
 
 def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:

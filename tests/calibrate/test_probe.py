@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from calibrate.bandwidth import bandwidth_beside
-from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
+from calibrate.interference import Interference, Process, on_cores, on_gpu, require_quiet, running
 from calibrate.opening import interference, naming_a_lost_device
 from calibrate.probe import Probe, assumed_power, meter_of, open_sensor, power_model, probe, sensor_model
 from hw.device import DeviceSpec
@@ -173,6 +173,32 @@ def test_what_others_use_of_the_cores_is_seen(cores: tuple[int, ...], share: flo
     machine = Machine(0.8, 0.1)
     found = on_cores(cores, machine.wait, machine.core_times, machine.now_ns)
     assert found.share == pytest.approx(share, abs=0.02)
+
+
+def test_a_refusal_names_the_cores_and_who_uses_them() -> None:
+    """The largest users on these cores, in shares of a core; not those elsewhere, nor what hardly runs."""
+    machine = Machine(0.0, 0.8)
+
+    def processes() -> dict[int, Process]:
+        now_s = machine.now_ns() / 1e9
+        return {
+            900001: Process("busy", 0.7 * now_s, 1),
+            900002: Process("elsewhere", 0.9 * now_s, 0),
+            900003: Process("asleep", 0.01 * now_s, 1),
+            os.getpid(): Process("ours", 0.5 * now_s, 1),
+        }
+
+    found = on_cores((1,), machine.wait, machine.core_times, machine.now_ns, processes)
+    assert found.users == ("busy (900001) 70 %",)
+    with pytest.raises(InputError, match=r"80 % of the device \(core 1; most of it by busy \(900001\) 70 %\), more"):
+        require_quiet("A Processor", found, allow_busy=False)
+    require_quiet("A Processor", found, allow_busy=True)
+    assert "busy" not in str(found)  # whose programs they were is not for a profile that is passed on
+
+
+def test_running_programs_are_seen() -> None:
+    """This one among them."""
+    assert running()[os.getpid()].used_s > 0
 
 
 def test_ones_own_use_of_the_cores_is_no_interference() -> None:
