@@ -400,8 +400,8 @@ def _costs_of_omissions(omitted: Sequence[str], errors: Sequence[StatedError]) -
 # How an omission begins, the figure and kind of error that tells its cost, and in which words.
 _TELLING: tuple[tuple[str, str, str, str], ...] = (
     ("batch sizes", SOLO_ERROR, "cross-validated", "predicting a batch size from the others is wrong by"),
-    ("rounds", REPEATABILITY, "repeatability", "a round is off its point's median by"),
-    ("repeats", REPEATABILITY, "repeatability", "a round is off its point's median by"),
+    ("rounds", REPEATABILITY, "repeatability", "two rounds of a point lie apart by"),
+    ("repeats", REPEATABILITY, "repeatability", "two rounds of a point lie apart by"),
     ("concurrency sets", CONCURRENCY_ERROR, "cross-validated", "predicting a set from the others is wrong by"),
     ("power points", ENERGY_ERROR, "cross-validated", "predicting a point from the others is wrong by"),
 )
