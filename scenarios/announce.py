@@ -35,12 +35,22 @@ class Logged:
     spent_s: float = 0.0
 
 
-def announcement(plan: Plan, *, name: str, device: str, budget_s: float, log_path: Path, kind: str = "cpu") -> str:
+def announcement(
+    plan: Plan,
+    *,
+    name: str,
+    device: str,
+    budget_s: float,
+    log_path: Path,
+    kind: str = "cpu",
+    reserved_s: float = 0.0,
+) -> str:
     """A few lines for people: what is measured, how long it takes, the log, and what the budget leaves out.
 
     Args:
         budget_s: for the start and for measuring.
         kind: of the device.
+        reserved_s: what was taken off the budget that the user gave, for what serving costs.
     """
     logged = read_logged(log_path)
     left = _left(plan, logged.steps)
@@ -50,7 +60,7 @@ def announcement(plan: Plan, *, name: str, device: str, budget_s: float, log_pat
         f"  to measure  {_grid(plan)}",
         f"              {', '.join(_others(planned.step for planned in plan.steps))}",
         f"  steps       {_steps(plan)}",
-        f"  time        {_time(left, budget_s, measuring_s, logged.spent_s)}",
+        f"  time        {_time(left, budget_s, measuring_s, logged.spent_s, reserved_s)}",
         f"  log         {log_path}, {_done(plan, left, logged)}",
     ]
     return "\n".join([*lines, *(f"  left out    {text}" for text in plan.omitted)])
@@ -119,20 +129,22 @@ def span(duration_s: float) -> str:
     return f"{big} {one}" + (f" {small} {other}" if small else "")
 
 
-def _time(left: Sequence[Planned], budget_s: float, measuring_s: float, spent_s: float) -> str:
+def _time(left: Sequence[Planned], budget_s: float, measuring_s: float, spent_s: float, reserved_s: float) -> str:
     """What is not required stops with the budget, of which earlier sittings have used a part; what is required not."""
     left_s = sum(planned.estimated_s for planned in left)
     required_s = sum(planned.estimated_s for planned in left if planned.required)
+    given = span(budget_s + reserved_s)
     if not left:
-        return f"finished already; nothing is left to do of a budget of {span(budget_s)}"
+        return f"finished already; nothing is left to do of a budget of {given}"
     if required_s > budget_s:
-        return f"about {span(required_s)}: more than the budget of {span(budget_s)}, nothing more can be left out"
+        whole = f"the {span(budget_s)} to measure of a budget" if reserved_s else "the budget"
+        return f"about {span(required_s)}: more than {whole} of {given}, nothing more can be left out"
     if min(planned.estimated_s for planned in left) > measuring_s - spent_s and spent_s > required_s:
-        used = f"the log has used {span(spent_s)} of the budget of {span(budget_s)}"
-        used += f" ({span(budget_s - measuring_s)} more are for the start)" if spent_s < budget_s else ""
+        used = f"the log has used {span(spent_s)} of the budget of {given}"
+        used += f" ({span(budget_s + reserved_s - measuring_s)} of it are for the start and for what serving costs)"
         rest = f"only what is required is measured, about {span(required_s)}" if required_s else "nothing is measured"
         return f"{used}: {rest}; give more to go on"
-    return f"about {span(max(required_s, min(left_s, budget_s - spent_s)))} of a budget of {span(budget_s)}"
+    return f"about {span(max(required_s, min(left_s, budget_s - spent_s)))} of a budget of {given}"
 
 
 def _left(plan: Plan, finished: Set[str]) -> list[Planned]:

@@ -209,6 +209,7 @@ def calibrate(arguments: Namespace) -> int:
                 device,
                 peer=device,
                 budget_s=measuring_s,
+                reserved_s=arguments.budget - measuring_s,
                 batch_limit=arguments.batch_limit,
                 log_path=arguments.out / f"{name}.jsonl",
                 seed=arguments.seed,

@@ -25,6 +25,9 @@ class Progress:
         unit: what a step is, in the singular.
         quiet: write nothing at all.
         stream: where to write; standard error by default.
+
+    Attributes:
+        note: what is to be said of the number of steps, right behind it.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class Progress:
     ) -> None:
         self._title, self._total, self._unit, self._quiet = title, total, unit, quiet
         self._stream: TextIO = stream or sys.stderr
+        self.note = ""
         self._bar: tqdm[Any] | None = None
         self._done = 0
         self._pace_from: tuple[int, float] | None = None  # what was done when; before that an earlier start did it
@@ -89,7 +93,7 @@ class Progress:
 
     def _amount(self) -> str:
         of = f" of {self._total}" if self._total is not None else ""
-        return f"{self._done}{of} {self._unit}{'' if (self._total or self._done) == 1 else 's'}"
+        return f"{self._done}{of} {self._unit}{'' if (self._total or self._done) == 1 else 's'}{self.note}"
 
     def _left(self) -> str:
         if self._left_s is not None:

@@ -528,12 +528,14 @@ def calibrate_device(
     say: Say = lambda _: None,
     budget_key: tuple[str, str] = ("--budget", ""),
     allow_busy: bool = False,
+    reserved_s: float = 0.0,
 ) -> Any:
     """Measure one device; its log lets an interrupted calibration go on.
 
     Args:
         say: told, before anything is measured, what will be done and what it costs.
         budget_key: who gave the budget, for the message that it is too small.
+        reserved_s: what was taken off the budget that the user gave, to be told with it.
     """
     from calibrate.plan import Plan as Steps
     from calibrate.probe import device_name
@@ -544,7 +546,8 @@ def calibrate_device(
     def announce(plan: Steps) -> None:
         require_budget(plan, budget_s, log_path, *budget_key, device.kind)
         told = {"name": name, "device": device_name(device), "kind": device.kind}
-        say(announcement(plan, **told, budget_s=budget_s, log_path=log_path))
+        say(announcement(plan, **told, budget_s=budget_s, log_path=log_path, reserved_s=reserved_s))
+        progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
         begun.enter_context(progress)
 
     log_path.parent.mkdir(parents=True, exist_ok=True)

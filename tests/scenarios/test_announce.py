@@ -134,6 +134,8 @@ def test_a_budget_that_the_log_has_used_is_said_to_be_used(tmp_path: Path) -> No
     said = announced(made, 60, log)
     assert "the log has used 59 s of the budget of 1 min" in said
     assert "nothing is measured; give more to go on" in said
+    told = announcement(made, name="cpu0", device="x", budget_s=60, log_path=log, reserved_s=12)
+    assert "the log has used 59 s of the budget of 1 min 12 s" in told
     write_times(log, made, required, 10 / required)
     assert "give more" not in announced(made, 60, log)
     write_times(log, made, len(made.steps), 0.1)
