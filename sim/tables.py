@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import Literal
 
@@ -171,6 +172,7 @@ def _most(profile: Profile, quantity: str) -> float:
     return max(known) if known else inf if profile.provenance == Provenance.DATASHEET else 1
 
 
+@lru_cache(maxsize=64)
 def _crowding(beta: float) -> tuple[float, ...]:
     return tuple(crowding(x / 1000, beta) for x in range(CROWDING_LIMIT_PERMILLE + 1))
 

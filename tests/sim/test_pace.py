@@ -61,15 +61,15 @@ def spells(salt: int, changes: int) -> list[tuple[int, float]]:
 
 def test_spells_last_and_come_as_the_profile_says() -> None:
     """Over many: their share of the time, their mean length, one state after the other; the same for the same salt."""
-    times, factors = np.asarray(spells(3, 20_000)).T
+    times, factors = np.asarray(spells(3, 10_000)).T
     lasted_s, slow = np.diff(times) / 1e9, factors[:-1] == 1.5
     assert lasted_s[slow].sum() / lasted_s.sum() == pytest.approx(0.4, abs=0.02)
-    assert lasted_s[slow].mean() == pytest.approx(0.1, rel=0.03)
+    assert lasted_s[slow].mean() == pytest.approx(0.1, rel=0.04)
     assert np.std(lasted_s[slow]) == pytest.approx(0.1, rel=0.05)  # exponential
     assert np.all(slow[1:] != slow[:-1])
     assert spells(3, 50) == spells(3, 50)
     assert spells(3, 50) != spells(4, 50)
-    starts_slow = [spells(salt, 1)[0][1] == 1.5 for salt in range(300)]
+    starts_slow = [spells(salt, 1)[0][1] == 1.5 for salt in range(200)]
     assert np.mean(starts_slow) == pytest.approx(0.4, abs=0.1)
 
 
@@ -90,7 +90,7 @@ def test_slow_spells_lengthen_queues_more_than_their_mean() -> None:
     for pace, speed in ((heavy, 1.0), (None, 1 / 1.4)):
         profiles = [worlds.profile("a", speed=speed, pace=pace, load_s=0.0)]
         spec = worlds.cluster(profiles, greedy={"idle_unload_ns": None})
-        runs = [worlds.run(spec, worlds.poisson_s(100, 20.0, seed), 20.0, seed=seed) for seed in range(2)]
+        runs = [worlds.run(spec, worlds.poisson_s(100, 10.0, seed), 10.0, seed=seed) for seed in range(2)]
         found = [r.finished_ns - r.arrived_ns for run in runs for r in worlds.simulate(spec, run)[1].requests]
         p99_s.append(np.quantile(found, 0.99) / 1e9)
     assert p99_s[0] > 1.5 * p99_s[1]
