@@ -42,7 +42,7 @@ from scenarios.announce import span
 from scenarios.capacity import capacity
 from scenarios.compare import run_simulation
 from scenarios.comparison import UNMETERED
-from scenarios.compose import Accuracy, World, build_world
+from scenarios.compose import Accuracy, World, build_world, device_section
 from scenarios.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
 from scenarios.loading import read_profile
 from scenarios.pace import mean_pace, observed_paces
@@ -51,7 +51,6 @@ from scenarios.progress import Progress
 from scenarios.result import Result
 from scenarios.serving import is_served, measure_serving, with_overheads
 from scenarios.spec import (
-    GB,
     ClusterSection,
     DeviceSection,
     GreedySection,
@@ -238,16 +237,7 @@ def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World,
     needed = profile.memory.context_bytes + sum(instance.vram_bytes for instance in profile.memory.instances)
     server = ServerSection(
         name=SERVER,
-        device=DeviceSection(
-            kind=device.kind,
-            cores=device.cores,
-            threads=device.threads,
-            onednn=device.onednn,
-            index=device.index,
-            idle_w=device.idle_w,
-            tdp_w=device.tdp_w,
-            vram_gb=device.vram_bytes / GB,
-        ),
+        device=device_section(device),
         link="measured" if profile.link is not None else "loopback",
     )
     greedy = GreedySection(

@@ -307,6 +307,20 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts) -> float
     return sum(1.0 / sum(costs.image_s(server, key) for key in keys) for server in first_on_device.values())
 
 
+def device_section(device: DeviceSpec) -> DeviceSection:
+    """A device as a scenario would name it."""
+    return DeviceSection(
+        kind=device.kind,
+        cores=device.cores,
+        threads=device.threads,
+        onednn=device.onednn,
+        index=device.index,
+        idle_w=device.idle_w,
+        tdp_w=device.tdp_w,
+        vram_gb=device.vram_bytes / GB,
+    )
+
+
 def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenario:
     """`cluster.servers: auto` spelled out: a server for each device of this machine."""
     if scenario.cluster.servers != "auto":
@@ -314,16 +328,7 @@ def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenari
     sections = tuple(
         ServerSection(
             name=f"gpu{device.index}" if device.kind == "cuda" else f"cpu{number}",
-            device=DeviceSection(
-                kind=device.kind,
-                cores=device.cores,
-                threads=device.threads,
-                onednn=device.onednn,
-                index=device.index,
-                idle_w=device.idle_w,
-                tdp_w=device.tdp_w,
-                vram_gb=device.vram_bytes / GB,
-            ),
+            device=device_section(device),
         )
         for number, device in enumerate(devices)
     )

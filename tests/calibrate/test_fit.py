@@ -21,6 +21,7 @@ from calibrate.errors import (
 from calibrate.fit import fit
 from calibrate.log import Log
 from calibrate.measure import Measurement, measure, scout
+from calibrate.pace import PaceLook
 from calibrate.plan import Extras, Point, Solo, Steady, Together, make_plan
 from calibrate.samples import Samples
 from calibrate.sharing import ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
@@ -29,7 +30,16 @@ from sim.device import Sharing, clock_ratio
 from sim.profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
 from sim.tables import compile_tables
 from tests import worlds
-from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys, facts, model_costs
+from tests.calibrate.fake import (
+    LIMIT,
+    REFERENCE_S,
+    SLOW_FACTOR,
+    SLOW_REFERENCE,
+    FakeBench,
+    all_keys,
+    facts,
+    model_costs,
+)
 from tests.calibrate.test_measure import session
 
 
@@ -220,6 +230,24 @@ def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
     assert found.pace.slow_share == pytest.approx(0.55, abs=0.15)
     assert found.concurrency.beta == pytest.approx(bench.beta, abs=0.05)
     assert errors(found)[CONCURRENCY_ERROR].median_abs_pct < 8
+
+
+def test_a_first_look_that_fell_into_a_slow_spell_is_corrected_in_hindsight(tmp_path: Path) -> None:
+    """It took slow for full pace; what was measured before better was seen counts as slow after all."""
+    bench = FakeBench(slow_share=0.5, jitter=0.01)
+    misled = PaceLook(REFERENCE_S * SLOW_REFERENCE, 0.0, 0.0, 1.0, REFERENCE_S * SLOW_REFERENCE)
+    with Log(tmp_path / "log", {}) as log:
+        plan = make_plan(all_keys(), LIMIT, 300.0, bench.truth_s, Extras(False, False), np.random.default_rng(0))
+        seen = measure(bench, plan, bench.truth_s, log, 300.0, bench.clock, pace_seen=misled)
+    found = fit(seen.measurements, model_costs(), facts(), "fake", seen=misled)
+    ratios = [
+        p50_s / bench.truth_s(Point(curve.segment, curve.width, curve.previous_width, batch))
+        for curve in found.latency
+        for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True)
+    ]
+    assert np.median(ratios) == pytest.approx(1.0, abs=0.02)
+    assert found.pace is not None
+    assert found.pace.reference_s == pytest.approx(REFERENCE_S)
 
 
 def test_crowding_across_processes_is_told_from_that_within_one(tmp_path: Path) -> None:
