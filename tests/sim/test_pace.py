@@ -83,6 +83,18 @@ def test_without_jitter_a_device_has_its_mean_pace() -> None:
     assert tables().pace is None
 
 
+def test_a_replayed_pace_does_not_count_the_mean_pace_again() -> None:
+    """Without jitter the tables hold the mean pace already: at full pace a batch takes what it does at full pace."""
+    paced, steady = tables(jitter=False, pace=PACE), tables(jitter=False)
+    agenda, physics = Agenda(), SimulatedDevice(paced)
+    SharedDevice(physics, agenda).follow_pace([(0, 1.0)])
+    agenda.step()
+    table = paced.keys[1, 1.0, 0.0]
+    batch = RunningBatch(0, 1, table, 8, float(table.latency_ns[8]))
+    physics.start(batch, 0)
+    assert batch.end_ns == pytest.approx(steady.keys[1, 1.0, 0.0].latency_ns[8], rel=1e-6)
+
+
 def test_slow_spells_lengthen_queues_more_than_their_mean() -> None:
     """At the same mean speed, spells make worse tails than a device that is always a little slow."""
     p99_s = []
