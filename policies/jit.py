@@ -1,0 +1,140 @@
+"""Compiled kernels: Numba's decorators with a cache that knows every source, and rows of raw memory to work on.
+
+A kernel is written as plain Python over *rows*: `k[a + WAKE_NS] += 1` on integers, `r[a + WORK_NS]` on reals. Compiled,
+a row is one pointer without bounds; with `SLIMSCHED_JIT=0` in the environment nothing is compiled, a row is a numpy
+array, and the same source runs (slowly, with bounds) in the interpreter, to be debugged and to be broken on purpose.
+
+Numba keeps compiled code by the age of one file, and does not notice when a callee in another file has changed. So the
+folder of the cache carries a hash of all sources that kernels are in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba.core import types
+from numba.extending import intrinsic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+IS_ON = os.environ.get("SLIMSCHED_JIT", "1") != "0"
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function that other compiled functions call."""
+    return cast(Function, numba.njit(**_OPTIONS)(function)) if IS_ON else function
+
+
+def fast_kernel(function: Function) -> Function:
+    """The same where sums may be taken in any order: for learning, never for an engine."""
+    return cast(Function, numba.njit(**{**_OPTIONS, "fastmath": True})(function)) if IS_ON else function
+
+
+def entry(function: Function) -> Function:
+    """Compile a function that Python calls; its code, callees included, is kept on disk where that is possible."""
+    return _cached(function, _OPTIONS)
+
+
+def fast_entry(function: Function) -> Function:
+    """`entry` where sums may be taken in any order."""
+    return _cached(function, {**_OPTIONS, "fastmath": True})
+
+
+def _cached(function: Function, options: dict[str, Any]) -> Function:
+    if not IS_ON:
+        return function
+    folder = _writable(cache_folder() / _sources_hash(Path(sys.modules[function.__module__].__file__ or "").parent))
+    if folder is None:
+        return cast(Function, numba.njit(**options)(function))
+    settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
+    former, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
+    try:
+        return cast(Function, numba.njit(cache=True, **options)(function))
+    finally:
+        settings.CACHE_DIR = former
+
+
+# ----------------------------------------------------------------------------------------------------------- the cache
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: `SLIMSCHED_CACHE`, or the user's cache folder."""
+    given = os.environ.get("SLIMSCHED_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "slimsched"
+
+
+def cache_problem() -> str | None:
+    """Why compiled code can't be kept, and what to do; None where it is."""
+    folder = cache_folder()
+    if _writable(folder) is not None:
+        return None
+    remedy = "set SLIMSCHED_CACHE to a folder that can"
+    return f"{folder} can't be written, so the engine is compiled anew at each start; {remedy}"
+
+
+@lru_cache
+def _writable(folder: Path) -> Path | None:
+    probe = folder / f".{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except (OSError, RuntimeError):
+        return None
+    return folder
+
+
+@lru_cache
+def _sources_hash(package: Path) -> str:
+    """Of the package that an entry stands in, and of the kernels that any may call."""
+    kernels = Path(__file__), *(Path(__file__).parent / "ppo").glob("*.py")
+    sources = sorted({*kernels, *package.glob("*.py")})
+    digest = sha256(f"{numba.__version__} {np.__version__} {sys.version}".encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+if IS_ON:
+
+    def _pointer_to(number: types.Type) -> Any:
+        """An intrinsic: array of 8-byte numbers -> pointer to its first one, read as `number`."""
+
+        def row(typing_context: Any, array: Any) -> Any:
+            pointer = types.CPointer(number)  # type: ignore[no-untyped-call]
+
+            def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                fields = context.make_array(signature.args[0])(context, builder, arguments[0])
+                return builder.bitcast(fields.data, context.get_value_type(pointer))
+
+            return pointer(array), generate
+
+        return intrinsic(row)
+
+    ints = _pointer_to(types.int64)
+    reals = _pointer_to(types.float64)
+else:
+
+    def ints(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The row itself."""
+        return array.view(np.int64)
+
+    def reals(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """The same memory, read as float64."""
+        return array.view(np.float64)
