@@ -10,6 +10,7 @@ folder of the cache carries a hash of all sources that kernels are in.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -111,6 +112,9 @@ def _sources_hash(package: Path) -> str:
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
+Ints = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+
 if IS_ON:
 
     def _pointer_to(number: types.Type) -> Any:
@@ -127,14 +131,43 @@ if IS_ON:
 
         return intrinsic(row)
 
+    def _pointer_at(number: types.Type) -> Any:
+        """An intrinsic: the address of the first of such numbers -> pointer to it."""
+
+        def row(typing_context: Any, address: Any) -> Any:
+            pointer = types.CPointer(number)  # type: ignore[no-untyped-call]
+
+            def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+            return pointer(types.int64), generate
+
+        return intrinsic(row)
+
     ints = _pointer_to(types.int64)
     reals = _pointer_to(types.float64)
+    ints_at = _pointer_at(types.int64)
+    reals_at = _pointer_at(types.float64)
+    bytes_at = _pointer_at(types.uint8)
 else:
+    _MOST = 1 << 40  # numbers behind an address: how many is not known there
 
-    def ints(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def ints(array: npt.NDArray[Any]) -> Ints:
         """The row itself."""
         return array.view(np.int64)
 
-    def reals(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    def reals(array: npt.NDArray[Any]) -> Reals:
         """The same memory, read as float64."""
         return array.view(np.float64)
+
+    def ints_at(address: int) -> Ints:
+        """A row of int64 that begins at this address."""
+        return np.ctypeslib.as_array((ctypes.c_int64 * _MOST).from_address(address))
+
+    def reals_at(address: int) -> Reals:
+        """A row of float64 that begins at this address."""
+        return np.ctypeslib.as_array((ctypes.c_double * _MOST).from_address(address))
+
+    def bytes_at(address: int) -> npt.NDArray[np.uint8]:
+        """A row of bytes that begins at this address."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * _MOST).from_address(address))

@@ -32,22 +32,22 @@ class MatrixCorrectness:
     def __init__(
         self, tuples: Sequence[tuple[float, ...]], correct: NDArray[np.bool_], images: NDArray[np.int64]
     ) -> None:
-        self._column = {widths: column for column, widths in enumerate(tuples)}
-        self._correct = correct
-        self._images = images
+        self.column = {widths: column for column, widths in enumerate(tuples)}
+        self.correct = correct
+        self.images = images
 
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
         """Look it up; KeyError for a tuple that was not evaluated."""
-        return bool(self._correct[self._images[request], self._column[widths]])
+        return bool(self.correct[self.images[request], self.column[widths]])
 
 
 class BernoulliCorrectness:
     """Draws it with the tuple's accuracy, by a hash of the request: no state, the same draw for wider tuples."""
 
     def __init__(self, prior: AccuracyPrior, salt: int) -> None:
-        self._prior = prior
-        self._salt = salt
+        self.prior = prior
+        self.salt = salt
 
     def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
         """One draw a request; a wider tuple is right wherever a narrower, less accurate one is."""
-        return hashed_share(self._salt, request, 0) < self._prior(widths)
+        return hashed_share(self.salt, request, 0) < self.prior(widths)
