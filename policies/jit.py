@@ -114,11 +114,12 @@ def _sources_hash(package: Path) -> str:
 
 Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 
 if IS_ON:
 
     def _pointer_to(number: types.Type) -> Any:
-        """An intrinsic: array of 8-byte numbers -> pointer to its first one, read as `number`."""
+        """An intrinsic: array of numbers of this size -> pointer to its first one, read as `number`."""
 
         def row(typing_context: Any, array: Any) -> Any:
             pointer = types.CPointer(number)  # type: ignore[no-untyped-call]
@@ -146,6 +147,7 @@ if IS_ON:
 
     ints = _pointer_to(types.int64)
     reals = _pointer_to(types.float64)
+    singles = _pointer_to(types.float32)
     ints_at = _pointer_at(types.int64)
     reals_at = _pointer_at(types.float64)
     bytes_at = _pointer_at(types.uint8)
@@ -159,6 +161,10 @@ else:
     def reals(array: npt.NDArray[Any]) -> Reals:
         """The same memory, read as float64."""
         return array.view(np.float64)
+
+    def singles(array: npt.NDArray[Any]) -> Singles:
+        """A row of float32, whatever the array's shape."""
+        return array.reshape(-1)
 
     def ints_at(address: int) -> Ints:
         """A row of int64 that begins at this address."""
