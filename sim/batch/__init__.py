@@ -1,0 +1,10 @@
+"""The compiled twin of the simulator: the same rules over rows of numbers, for thousands of clusters at once.
+
+It is the only permitted second copy of the rules. `sim.cluster` is the reference and knows nothing of it; for the same
+cluster, run and choices both give the same decisions, views, credits and records, bit for bit (`tests/parity`). What it
+can't do it refuses with `UnsupportedScenario`.
+"""
+
+from sim.batch.errors import UnsupportedScenario
+
+__all__ = ["UnsupportedScenario"]

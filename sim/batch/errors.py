@@ -1,0 +1,17 @@
+"""What the compiled engine refuses."""
+
+from __future__ import annotations
+
+from policies.errors import InputError
+
+
+class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scenario
+    """The compiled engine can't do something that the scenario asks for; the reference can.
+
+    Attributes:
+        feature: what it is.
+    """
+
+    def __init__(self, feature: str) -> None:
+        self.feature = feature
+        super().__init__("--engine", "", f"the compiled engine can't do {feature}; use --engine simpy")
