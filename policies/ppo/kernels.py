@@ -1,0 +1,517 @@
+"""The policy in compiled code: the network, drawing from it, and the gradient of PPO's loss.
+
+`network`, `distribution`, `acting` and `update` say the same in torch and numpy, to be read first. Here a tile of
+decisions goes through the network at a time, weights are one row of float32 (`layout.Layout`), and nothing is
+allocated: a caller brings `Layout.scratch` float32 numbers, its own for each thread.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from policies.jit import Ints, Reals, Singles, entry, ints, kernel, reals, singles
+from policies.observation import Bools
+from policies.ppo.layout import (
+    ACTIVATIONS,
+    BIAS,
+    FIRST,
+    GROUPS,
+    INPUTS,
+    LAYERS,
+    OBSERVED,
+    OUTPUT,
+    OUTPUTS,
+    SERVERS,
+    SOURCE,
+    STRIDE,
+    TARGET,
+    TILE,
+    WEIGHT,
+    WIDTHS,
+)
+from policies.ppo.vectors import exp, multiply, tanh
+
+_MASKED = np.float32(-1e9)  # exp of it is exactly 0
+_ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
+_TINY = 1e-37  # below any probability that float32 can hold
+
+# --------------------------------------------------------------------------------------------------------- the network
+
+
+@kernel
+def observe(observation: Singles, at: int, sizes: Ints, scratch: Singles, row: int) -> None:
+    """Put one observation where the network's inputs stand; the padding is 0."""
+    width = sizes[FIRST + INPUTS]
+    observed = sizes[OBSERVED]
+    for k in range(observed):
+        scratch[row * width + k] = observation[at + k]
+    for k in range(observed, width):
+        scratch[row * width + k] = _ZERO
+
+
+@kernel
+def forward(weights: Singles, sizes: Ints, scratch: Singles, rows: int) -> None:
+    """Inputs of at most TILE decisions -> logits and value, at `sizes[OUTPUT]` of the scratch memory.
+
+    A row's outputs have the same bits whatever the number of rows.
+    """
+    layers = sizes[LAYERS]
+    for layer in range(layers):
+        at = FIRST + STRIDE * layer
+        inputs, outputs, target = sizes[at + INPUTS], sizes[at + OUTPUTS], sizes[at + TARGET]
+        bias = sizes[at + BIAS]
+        for row in range(rows):
+            for column in range(outputs):
+                scratch[target + row * outputs + column] = weights[bias + column]
+        source, weight = sizes[at + SOURCE], sizes[at + WEIGHT]
+        multiply(scratch, target, scratch, source, inputs, 1, weights, weight, rows, inputs, outputs)
+        if layer < layers - 1:
+            for i in range(target, target + rows * outputs):
+                scratch[i] = tanh(scratch[i])
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+
+
+@kernel
+def _centre(logits: Singles, at: int, size: int) -> None:
+    """Take the largest of a head away from all, so that exp overflows nowhere."""
+    largest = logits[at]
+    for k in range(at + 1, at + size):
+        largest = max(largest, logits[k])
+    for k in range(at, at + size):
+        logits[k] -= largest
+
+
+@kernel
+def _weigh(logits: Singles, at: int, size: int) -> float:
+    """A head's logits -> numbers in proportion to their probabilities, exactly 0 where masked; returns the sum."""
+    _centre(logits, at, size)
+    total = np.float64(0)
+    for k in range(at, at + size):
+        logits[k] = exp(logits[k])
+        total += logits[k]
+    return total
+
+
+@kernel
+def _draw(shares: Singles, at: int, size: int, total: float, uniform: float) -> int:
+    """The index that `uniform` in [0, 1) falls on, by the inverse of the distribution; never one of 0."""
+    reached, drawn = np.float64(0), 0
+    for k in range(size):
+        share = shares[at + k]
+        if share > _ZERO:
+            drawn = k
+            reached += share
+            if uniform * total < reached:
+                break
+    return drawn
+
+
+@kernel
+def _largest(logits: Singles, at: int, size: int) -> int:
+    """The index of the largest; ties to the lowest."""
+    best = 0
+    for k in range(1, size):
+        if logits[at + k] > logits[at + best]:
+            best = k
+    return best
+
+
+@kernel
+def _mask_servers(logits: Singles, at: int, servers: int, codes: Ints, codes_at: int, codes_step: int) -> int:
+    """Mask the servers whose code is 0; returns how many there are left."""
+    valid = 0
+    for k in range(servers):
+        if codes[codes_at + k * codes_step] != 0:
+            valid += 1
+        else:
+            logits[at + k] = _MASKED
+    return valid
+
+
+@kernel
+def _mask_widths(logits: Singles, at: int, widths: int, code: int) -> None:
+    for k in range(widths):
+        if (code >> k) & 1 == 0:
+            logits[at + k] = _MASKED
+
+
+@kernel
+def _draw_server(
+    logits: Singles, at: int, servers: int, codes: Ints, codes_at: int, codes_step: int, eps: float, uniform: float
+) -> tuple[int, float]:
+    """A server from Eq. 5, and its probability; its head's logits become probabilities."""
+    valid = _mask_servers(logits, at, servers, codes, codes_at, codes_step)
+    total = _weigh(logits, at, servers)
+    mixed = np.float64(0)
+    for k in range(servers):
+        if codes[codes_at + k * codes_step] != 0:
+            logits[at + k] = np.float32((1 - eps) * (np.float64(logits[at + k]) / total) + eps / valid)
+            mixed += logits[at + k]
+    server = _draw(logits, at, servers, mixed, uniform)
+    return server, np.float64(logits[at + server])
+
+
+@kernel
+def _draw_head(logits: Singles, at: int, size: int, uniform: float) -> tuple[int, float]:
+    """An index from Eq. 3 or 4, and its probability."""
+    total = _weigh(logits, at, size)
+    drawn = _draw(logits, at, size, total, uniform)
+    return drawn, np.float64(logits[at + drawn]) / total
+
+
+@entry
+def act(
+    weights: Singles,
+    sizes: Ints,
+    rows: Ints,
+    observation: Singles,
+    codes: Ints,
+    uniforms: Reals,
+    eps: float,
+    scratch: Singles,
+    actions: Ints,
+    log_prob: Singles,
+    value: Singles,
+    server_mask: Bools,
+    width_mask: Bools,
+) -> None:
+    """Draw server, then width among those it can hold, then group, for each of R decisions.
+
+    What is stored of a decision stands in rows of large arrays, here called (B, ...); `rows` says in which.
+
+    Args:
+        weights, sizes: the network.
+        rows: (R,) the decisions' rows in the arrays of B.
+        observation: (B, 2 + 3N).
+        codes: (R, N), bit w of each says whether that server may be chosen with width w; 0 says that it may not be.
+        uniforms: (R, 3) in [0, 1).
+        eps: the share of uniform exploration in the server head.
+        scratch: `Layout.scratch` numbers.
+        actions, log_prob, value, server_mask, width_mask: (B, 3), (B,), (B,), (B, N), (B, W): what is written, as
+            `Experience` has it.
+    """
+    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    columns, output = sizes[FIRST + STRIDE * (sizes[LAYERS] - 1) + OUTPUTS], sizes[OUTPUT]
+    memory, parameters, seen, bits = singles(scratch), singles(weights), singles(observation), ints(codes.reshape(-1))
+    for start in range(0, len(rows), TILE):
+        tile = min(TILE, len(rows) - start)
+        for i in range(tile):
+            observe(seen, rows[start + i] * sizes[OBSERVED], sizes, memory, i)
+        forward(parameters, sizes, memory, tile)
+        for i in range(tile):
+            row, first, at = rows[start + i], (start + i) * servers, output + i * columns
+            value[row] = memory[at + servers + widths + groups]
+            server, of_server = _draw_server(memory, at, servers, bits, first, 1, eps, uniforms[start + i, 0])
+            code = bits[first + server]
+            _mask_widths(memory, at + servers, widths, code)
+            width, of_width = _draw_head(memory, at + servers, widths, uniforms[start + i, 1])
+            group, of_group = _draw_head(memory, at + servers + widths, groups, uniforms[start + i, 2])
+            actions[row, 0], actions[row, 1], actions[row, 2] = server, width, group
+            log_prob[row] = np.float32(math.log(of_server * of_width * of_group))
+            for k in range(servers):
+                server_mask[row, k] = bits[first + k] != 0
+            for k in range(widths):
+                width_mask[row, k] = (code >> k) & 1 != 0
+
+
+@kernel
+def decide(
+    weights: Singles,
+    sizes: Ints,
+    codes: Ints,
+    codes_at: int,
+    codes_step: int,
+    uniforms: Reals,
+    uniforms_at: int,
+    greedy: bool,
+    scratch: Singles,
+) -> tuple[int, int, int]:
+    """A stored router's decision, for what `observe` put into row 0: indices of server, width and group.
+
+    All rows are raw memory (`jit.singles`, `jit.ints`, `jit.reals`); codes as in `act`, of server i at
+    `codes_at + i codes_step`. Greedy: the most probable of each head, ties to the lowest index; else drawn by the three
+    uniform numbers at `uniforms_at`.
+    """
+    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    forward(weights, sizes, scratch, 1)
+    first = sizes[OUTPUT]
+    second = first + servers
+    third = second + widths
+    if greedy:
+        _mask_servers(scratch, first, servers, codes, codes_at, codes_step)
+        server = _largest(scratch, first, servers)
+        _mask_widths(scratch, second, widths, codes[codes_at + server * codes_step])
+        return server, _largest(scratch, second, widths), _largest(scratch, third, groups)
+    at = uniforms_at
+    server, _ = _draw_server(scratch, first, servers, codes, codes_at, codes_step, 0.0, uniforms[at])
+    _mask_widths(scratch, second, widths, codes[codes_at + server * codes_step])
+    width, _ = _draw_head(scratch, second, widths, uniforms[at + 1])
+    group, _ = _draw_head(scratch, third, groups, uniforms[at + 2])
+    return server, width, group
+
+
+@entry
+def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: bool, scratch: Singles) -> Any:
+    """`decide` for what a view holds: the joint index (server W + width) G + group.
+
+    Args:
+        weights, sizes, scratch: the network.
+        limits_w: (N,) each server's power limit.
+        view: (5 + 4N,): three uniform numbers, the FIFO's length, requests completed; then of each server its
+            outstanding requests, power in watts, utilization, and its code (the bits of an int64 here).
+        greedy: as in `decide`.
+    """
+    parameters, memory, numbers, codes = singles(weights), singles(scratch), reals(view), ints(view)
+    servers, of_view, of_server = sizes[SERVERS], 3, 4
+    memory[0] = np.float32(math.log1p(numbers[of_view]))
+    memory[1] = np.float32(math.log1p(numbers[of_view + 1]))
+    for i in range(servers):
+        at = of_view + 2 + of_server * i
+        memory[2 + 3 * i] = np.float32(math.log1p(numbers[at]))
+        memory[3 + 3 * i] = np.float32(numbers[at + 1] / limits_w[i])
+        memory[4 + 3 * i] = np.float32(numbers[at + 2])
+    for k in range(sizes[OBSERVED], sizes[FIRST + INPUTS]):
+        memory[k] = _ZERO
+    codes_at = of_view + 2 + 3
+    server, width, group = decide(parameters, sizes, codes, codes_at, of_server, numbers, 0, greedy, memory)
+    return (server * sizes[WIDTHS] + width) * sizes[GROUPS] + group
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+# Indices into the sums over rows that `gradient` adds to, in the order of `UpdateStats`.
+_POLICY, _VALUE, _KL, _CLIPPED, _ENTROPIES = 0, 1, 2, 3, 4
+
+
+@kernel
+def _normalize(logits: Singles, at: int, shares: Singles, to: int, size: int) -> tuple[float, float]:
+    """One head's centred logits, and their exp, which become probabilities: returns log of its sum, and the entropy."""
+    total = np.float64(0)
+    for k in range(size):
+        total += shares[to + k]
+    scale = np.float32(1 / total)
+    mean = np.float64(0)
+    for k in range(size):
+        shares[to + k] *= scale
+        mean += shares[to + k] * logits[at + k]
+    log_total = math.log(total)
+    return log_total, log_total - mean
+
+
+@kernel
+def _slopes(
+    logits: Singles, at: int, shares: Singles, to: int, size: int, chosen: int, by_choice: float, by_entropy: float
+) -> None:
+    """One head's centred logits and probabilities; the latter become the loss's gradient by the logits.
+
+    `by_choice` is the gradient by the log-probability of what was chosen, `by_entropy` that by the head's entropy.
+    """
+    mean, choice, pull = _ZERO, np.float32(by_choice), np.float32(by_entropy)
+    for k in range(size):
+        mean += shares[to + k] * logits[at + k]
+    for k in range(size):
+        shares[to + k] *= pull * (mean - logits[at + k]) - choice
+    shares[to + chosen] += choice
+
+
+@kernel
+def _mask(logits: Singles, at: int, sizes: Ints, server_mask: Bools, width_mask: Bools, row: int) -> int:
+    """Mask and centre the three heads of one row; returns the number of valid servers."""
+    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    valid = 0
+    for k in range(servers):
+        if server_mask[row, k]:
+            valid += 1
+        else:
+            logits[at + k] = _MASKED
+    for k in range(widths):
+        if not width_mask[row, k]:
+            logits[at + servers + k] = _MASKED
+    _centre(logits, at, servers)
+    _centre(logits, at + servers, widths)
+    _centre(logits, at + servers + widths, groups)
+    return valid
+
+
+@kernel
+def _loss(
+    memory: Singles,
+    at: int,
+    to: int,
+    sizes: Ints,
+    valid: int,
+    actions: Ints,
+    row: int,
+    log_prob: float,
+    eps: float,
+    reward: float,
+    advantage: float,
+    share: float,
+    clip: float,
+    value_weight: float,
+    entropy_weight: float,
+    sums: Reals,
+) -> None:
+    """One row: centred logits and value at `at`; at `to` their exp, which becomes the loss's slope by each."""
+    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    server, width, group = actions[row, 0], actions[row, 1], actions[row, 2]
+    at_2, to_2 = at + servers, to + servers
+    at_3, to_3 = at_2 + widths, to_2 + widths
+    _, server_entropy = _normalize(memory, at, memory, to, servers)
+    log_widths, width_entropy = _normalize(memory, at_2, memory, to_2, widths)
+    log_groups, group_entropy = _normalize(memory, at_3, memory, to_3, groups)
+
+    likely = (1 - eps) * memory[to + server]
+    mixed = max(likely + eps / valid, _TINY)
+    score = math.log(mixed) + (memory[at_2 + width] - log_widths) + (memory[at_3 + group] - log_groups)
+    log_ratio = score - log_prob
+    ratio = math.exp(log_ratio)
+    gain, clipped = ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage
+    miss = memory[at_3 + groups] - reward
+    sums[_POLICY] -= min(gain, clipped)
+    sums[_VALUE] += 0.5 * miss * miss
+    sums[_KL] += ratio - 1 - log_ratio
+    sums[_CLIPPED] += abs(ratio - 1) > clip
+    sums[_ENTROPIES] += server_entropy
+    sums[_ENTROPIES + 1] += width_entropy
+    sums[_ENTROPIES + 2] += group_entropy
+
+    by_choice, by_entropy = (-gain * share if gain <= clipped else 0.0), -entropy_weight * share
+    _slopes(memory, at, memory, to, servers, server, by_choice * likely / mixed, by_entropy)
+    _slopes(memory, at_2, memory, to_2, widths, width, by_choice, by_entropy)
+    _slopes(memory, at_3, memory, to_3, groups, group, by_choice, by_entropy)
+    memory[to_3 + groups] = np.float32(value_weight * share * miss)
+
+
+@kernel
+def _backward(
+    weights: Singles, transposed: Singles, sizes: Ints, scratch: Singles, rows: int, gradient: Singles
+) -> None:
+    """Add a tile's gradient by the weights, from that by its outputs, which stands in the scratch's second half."""
+    half = sizes[ACTIVATIONS]
+    for layer in range(sizes[LAYERS] - 1, -1, -1):
+        at = FIRST + STRIDE * layer
+        inputs, outputs, source = sizes[at + INPUTS], sizes[at + OUTPUTS], sizes[at + SOURCE]
+        weight, bias, slopes = sizes[at + WEIGHT], sizes[at + BIAS], half + sizes[at + TARGET]
+        multiply(gradient, weight, scratch, source, 1, inputs, scratch, slopes, inputs, rows, outputs)
+        for row in range(rows):
+            for k in range(outputs):
+                gradient[bias + k] += scratch[slopes + row * outputs + k]
+        if layer > 0:
+            below = half + source
+            for i in range(rows * inputs):
+                scratch[below + i] = _ZERO
+            multiply(scratch, below, scratch, slopes, outputs, 1, transposed, weight, rows, outputs, inputs)
+            for i in range(rows * inputs):
+                scratch[below + i] *= _ONE - scratch[source + i] * scratch[source + i]
+
+
+@entry
+def transpose(weights: Singles, sizes: Ints, transposed: Singles) -> None:
+    """Each layer's weights as (outputs, inputs), at the same places; biases are left out."""
+    for layer in range(sizes[LAYERS]):
+        at = FIRST + STRIDE * layer
+        inputs, outputs, weight = sizes[at + INPUTS], sizes[at + OUTPUTS], sizes[at + WEIGHT]
+        for i in range(inputs):
+            for k in range(outputs):
+                transposed[weight + k * inputs + i] = weights[weight + i * outputs + k]
+
+
+@entry
+def gradient(
+    weights: Singles,
+    transposed: Singles,
+    sizes: Ints,
+    order: Ints,
+    observation: Singles,
+    server_mask: Bools,
+    width_mask: Bools,
+    actions: Ints,
+    log_prob: Singles,
+    eps: Singles,
+    reward: Singles,
+    advantage: Singles,
+    share: float,
+    clip: float,
+    value_weight: float,
+    entropy_weight: float,
+    scratch: Singles,
+    slopes: Singles,
+    sums: Reals,
+) -> None:
+    """The gradient of PPO's loss by the weights, added up over the rows that `order` names.
+
+    Args:
+        weights, transposed, sizes: the network (`transpose` makes the second).
+        order: (R,) rows of the arrays that follow.
+        observation, server_mask, width_mask, actions, log_prob, eps, reward: an `Experience`'s.
+        advantage: (B,) normalized.
+        share: of each row in the mean, 1 / minibatch.
+        clip, value_weight, entropy_weight: as in `PPOKnobs`.
+        scratch: `Layout.scratch` numbers.
+        slopes: (parameters,) added to.
+        sums: (7,) added to: policy loss, value loss, KL, clipped, and the three entropies, each a sum over the rows.
+    """
+    columns, output = sizes[FIRST + STRIDE * (sizes[LAYERS] - 1) + OUTPUTS], sizes[OUTPUT]
+    memory, parameters, seen = singles(scratch), singles(weights), singles(observation)
+    for start in range(0, len(order), TILE):
+        tile = min(TILE, len(order) - start)
+        for i in range(tile):
+            observe(seen, order[start + i] * sizes[OBSERVED], sizes, memory, i)
+        forward(parameters, sizes, memory, tile)
+        for i in range(tile):
+            row, at = order[start + i], output + i * columns
+            to = at + sizes[ACTIVATIONS]
+            valid = _mask(memory, at, sizes, server_mask, width_mask, row)
+            for k in range(columns):
+                memory[to + k] = exp(memory[at + k])
+            _loss(
+                memory, at, to, sizes, valid, actions, row, log_prob[row], eps[row], reward[row], advantage[row],
+                share, clip, value_weight, entropy_weight, sums,
+            )  # fmt: skip
+            for k in range(sizes[SERVERS] + sizes[WIDTHS] + sizes[GROUPS] + 1, columns):
+                memory[to + k] = _ZERO
+        _backward(parameters, singles(transposed), sizes, memory, tile, singles(slopes))
+
+
+@entry
+def adam(
+    weights: Singles,
+    slopes: Singles,
+    first: Singles,
+    second: Singles,
+    step: int,
+    learning_rate: float,
+    max_norm: float,
+) -> float:
+    """One step of Adam (eps 1e-5), the gradient scaled down to `max_norm`; returns the norm that it had.
+
+    The rule of `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam`. Nothing changes where the norm is not finite.
+
+    Args:
+        weights, first, second: (parameters,) each: the network, and the gradient's mean and mean square; all written.
+        slopes: (2, parameters): the gradient is their sum.
+        step: the number of this step, from 1.
+        learning_rate, max_norm: as in `PPOKnobs`.
+    """
+    square = 0.0
+    for i in range(len(weights)):
+        slope = np.float64(slopes[0, i] + slopes[1, i])
+        square += slope * slope
+    norm = math.sqrt(square)
+    if not math.isfinite(norm):
+        return norm
+    scale = np.float32(min(1.0, max_norm / (norm + 1e-6)))
+    rate, root = np.float32(learning_rate / (1 - 0.9**step)), np.float32(math.sqrt(1 - 0.999**step))
+    by_first, by_second, keep, eps = np.float32(0.1), np.float32(0.001), np.float32(0.999), np.float32(1e-5)
+    for i in range(len(weights)):
+        slope_ = (slopes[0, i] + slopes[1, i]) * scale
+        first[i] += (slope_ - first[i]) * by_first
+        second[i] = second[i] * keep + slope_ * slope_ * by_second
+        weights[i] -= rate * first[i] / (np.sqrt(second[i]) / root + eps)
+    return norm

@@ -1,0 +1,116 @@
+"""Where a network's weights stand in one row of float32, as kernels want them. It computes nothing with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.jit import Ints, Singles
+from policies.ppo.checkpoint import Tensors
+from policies.ppo.spec import PolicySpec
+from policies.ppo.vectors import LANES
+
+TILE: Final = 32  # decisions that go through the network together: their activations stay in the first cache
+
+# Indices into `Layout.sizes`: of the network, then STRIDE numbers a layer.
+SERVERS: Final = 0
+WIDTHS: Final = 1
+GROUPS: Final = 2
+OBSERVED: Final = 3  # 2 + 3N
+LAYERS: Final = 4
+ACTIVATIONS: Final = 5  # numbers a tile's activations take in the scratch memory
+OUTPUT: Final = 6  # where the last layer's outputs begin there
+FIRST: Final = 8
+
+STRIDE: Final = 6
+INPUTS: Final = 0  # padded: rows of the weights
+OUTPUTS: Final = 1  # padded: columns of the weights
+WEIGHT: Final = 2  # where they begin in the row of weights
+BIAS: Final = 3
+SOURCE: Final = 4  # where the inputs and outputs of a tile begin in the scratch memory
+TARGET: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of a network with the shape of `PolicyNetwork`: heads and value are one last layer, in this order.
+
+    A layer's weights are (inputs, outputs) row-major, then come its biases. Outputs are padded to a multiple of
+    `LANES`; what is padded is 0, has no gradient and stays 0.
+
+    Attributes:
+        observed: 2 + 3N, the length of an observation.
+        head_sizes: (N, W, G).
+        hidden: the sizes of the shared layers.
+    """
+
+    observed: int
+    head_sizes: tuple[int, int, int]
+    hidden: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: PolicySpec, hidden: tuple[int, ...]) -> Layout:
+        """For a router's shape."""
+        return cls(spec.observation.size, spec.head_sizes, hidden)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the row of weights, padding included."""
+        return self._layers()[-1][BIAS] + self._layers()[-1][OUTPUTS]
+
+    @property
+    def scratch(self) -> int:
+        """Numbers of scratch memory that a call of a kernel needs: a tile's activations and their gradients."""
+        return 2 * int(self.sizes()[ACTIVATIONS])
+
+    def sizes(self) -> Ints:
+        """All that kernels need to know of the shape: (FIRST + STRIDE layers,) int64."""
+        layers = self._layers()
+        last = layers[-1]
+        activations = last[TARGET] + TILE * last[OUTPUTS]
+        head = [*self.head_sizes, self.observed, len(layers), activations, last[TARGET], 0]
+        return np.array([*head, *(number for layer in layers for number in layer)], np.int64)
+
+    def _layers(self) -> list[tuple[int, ...]]:
+        """(inputs, outputs, weight, bias, source, target) of each layer."""
+        outputs = [_padded(size, LANES) for size in (*self.hidden, sum(self.head_sizes) + 1)]
+        sizes = [_padded(self.observed, 4), *outputs]
+        shapes = list(pairwise(sizes))
+        weights = accumulate(((a + 1) * b for a, b in shapes), initial=0)
+        places = pairwise(accumulate((TILE * size for size in sizes), initial=0))
+        return [(a, b, at, at + a * b, *ends) for (a, b), at, ends in zip(shapes, weights, places, strict=False)]
+
+    # ------------------------------------------------------------------------------------------------------ weights
+
+    def pack(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Singles:
+        """One row from tensors of `PolicyNetwork`'s names; where there is no value, 0. `KeyError` if another lacks."""
+        row = np.zeros(self.parameters, np.float32)
+        for name, place in self._places(row):
+            if name in tensors or not name.startswith("value."):
+                place[...] = tensors[name].T
+        return row
+
+    def unpack(self, row: Singles) -> Tensors:
+        """The tensors under their own names and in torch's order of axes, copied."""
+        return {name: place.T.copy() for name, place in self._places(row)}
+
+    def _places(self, row: Singles) -> Iterator[tuple[str, Singles]]:
+        """Each tensor's name and its part of the row: (inputs, outputs) of a weight, (outputs,) of a bias."""
+        inputs = (self.observed, *self.hidden)
+        logits = sum(self.head_sizes)
+        spans = [[(f"trunk.{i}", 0, size)] for i, size in enumerate(self.hidden)]
+        spans.append([("heads", 0, logits), ("value", logits, logits + 1)])
+        for size, (a, b, weight, bias, *_), parts in zip(inputs, self._layers(), spans, strict=True):
+            matrix = row[weight : weight + a * b].reshape(a, b)
+            for name, start, stop in parts:
+                yield f"{name}.weight", matrix[:size, start:stop]
+                yield f"{name}.bias", row[bias + start : bias + stop]
+
+
+def _padded(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
