@@ -6,20 +6,21 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from policies import vocabulary
 from policies.greedy import GreedyKnobs
 from policies.routing import RouterConfig
 
 _WORDS: dict[str, type[Any]] = {
-    name: word for name, word in vars(vocabulary).items() if isinstance(word, type) and dataclasses.is_dataclass(word)
+    name: word for name, word in vars(vocabulary).items() if isinstance(word, type) and issubclass(word, msgspec.Struct)
 } | {"RouterConfig": RouterConfig, "GreedyKnobs": GreedyKnobs}
 
 
 def to_jsonable(value: Any) -> Any:
     """Plain data for an event, a command or a part of one; a word is a dict with its class name under `is`."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **fields}
+    if isinstance(value, msgspec.Struct | RouterConfig | GreedyKnobs):
+        return {"is": type(value).__name__, **{name: to_jsonable(getattr(value, name)) for name in _names(value)}}
     if isinstance(value, tuple | list):
         return [to_jsonable(item) for item in value]
     if isinstance(value, Mapping):
@@ -46,3 +47,10 @@ def from_jsonable(data: Any) -> Any:
         return word(**{name: from_jsonable(item) for name, item in data.items() if name != "is"})
     except TypeError as error:
         raise ValueError(f"{data['is']}: {error}") from None
+
+
+def _names(word: msgspec.Struct | RouterConfig | GreedyKnobs) -> tuple[str, ...]:
+    """Its fields, in their order."""
+    if isinstance(word, msgspec.Struct):
+        return word.__struct_fields__
+    return tuple(field.name for field in dataclasses.fields(word))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
+
+_Queue = deque[tuple[int, int]]  # (sequence number, item) of one key; one that has run empty is never used again
 
 
 class KeyedFifo(Generic[Key]):
@@ -16,8 +19,8 @@ class KeyedFifo(Generic[Key]):
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Key, deque[tuple[int, int]]] = {}
-        self._order: deque[tuple[int, Key]] = deque()
+        self._queues: dict[Key, _Queue] = {}
+        self._order: deque[tuple[int, Key, _Queue]] = deque()
         self._next = 0
         self._length = 0
 
@@ -27,18 +30,20 @@ class KeyedFifo(Generic[Key]):
     def __contains__(self, key: Key) -> bool:
         return key in self._queues
 
-    def push(self, key: Key, items: Iterable[int]) -> None:
+    def push(self, key: Key, items: Collection[int]) -> None:
         """Append items at the tail."""
+        if not items:
+            return
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
+        sequence = self._next
         for item in items:
-            queue.append((self._next, item))
-            self._order.append((self._next, key))
-            self._next += 1
-            self._length += 1
-        if not queue:
-            del self._queues[key]
+            queue.append((sequence, item))
+            self._order.append((sequence, key, queue))
+            sequence += 1
+        self._length += sequence - self._next
+        self._next = sequence
 
     def length(self, key: Key) -> int:
         """How many items of this key wait."""
@@ -48,45 +53,40 @@ class KeyedFifo(Generic[Key]):
     def head(self) -> Key | None:
         """The key of the oldest item."""
         while self._order:
-            sequence, key = self._order[0]
-            queue = self._queues.get(key)
-            if queue is not None and queue[0][0] == sequence:
+            sequence, key, queue = self._order[0]
+            if queue and queue[0][0] == sequence:
                 return key
             self._order.popleft()  # was taken with an earlier group of its key
         return None
 
     def peek(self, key: Key, count: int) -> tuple[int, ...]:
         """Up to `count` of the oldest items of a key, left in place."""
-        queue = self._queues.get(key, ())
-        return tuple(item for (_, item), _ in zip(queue, range(count), strict=False))
+        return tuple([item for _, item in islice(self._queues.get(key, ()), count)])
 
     def take(self, key: Key, count: int) -> tuple[int, ...]:
         """Remove and return up to `count` of the oldest items of a key."""
         queue = self._queues.get(key)
         if queue is None:
             return ()
-        taken = tuple(queue.popleft()[1] for _ in range(min(count, len(queue))))
+        taken = tuple([queue.popleft()[1] for _ in range(min(count, len(queue)))])
         if not queue:
             del self._queues[key]
         self._length -= len(taken)
         if len(self._order) > 2 * self._length + 64:  # who never asks for the head must not keep every item for ever
-            self._order = deque(entry for entry in self._order if self._waits(*entry))
+            self._order = deque(entry for entry in self._order if _waits(entry[0], entry[2]))
         return taken
-
-    def _waits(self, sequence: int, key: Key) -> bool:
-        """Items of a key leave from the front: those from its first on still wait."""
-        queue = self._queues.get(key)
-        return queue is not None and queue[0][0] <= sequence
 
     def remove(self, key: Key, doomed: Collection[int]) -> tuple[int, ...]:
         """Remove and return the items of a key that are in `doomed`; the others keep their places."""
-        queue = self._queues.get(key, ())
-        kept = deque(entry for entry in queue if entry[1] not in doomed)
-        removed = tuple(item for _, item in queue if item in doomed)
-        if kept:
-            self._queues[key] = kept
-        else:
-            self._queues.pop(key, None)
+        queue = self._queues.get(key)
+        if queue is None:
+            return ()
+        entries = list(queue)
+        queue.clear()
+        queue.extend(entry for entry in entries if entry[1] not in doomed)
+        if not queue:
+            del self._queues[key]
+        removed = tuple(item for _, item in entries if item in doomed)
         self._length -= len(removed)
         return removed
 
@@ -104,3 +104,8 @@ class KeyedFifo(Generic[Key]):
         self._queues.clear()
         self._order.clear()
         self._length = 0
+
+
+def _waits(sequence: int, queue: _Queue) -> bool:
+    """Items of a key leave from the front: those from its first on still wait."""
+    return bool(queue) and queue[0][0] <= sequence

@@ -7,10 +7,12 @@ where the algorithm is silent; the comments say so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from policies.faults import OUT_OF_MEMORY
 from policies.fifo import KeyedFifo
@@ -18,7 +20,6 @@ from policies.memory import MemoryBook
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
-    Block,
     BlockArrived,
     InstanceLoaded,
     InstanceUnloaded,
@@ -120,8 +121,7 @@ class Instance:
         return self.segment, self.width
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(msgspec.Struct, frozen=True):
     instance: Instance
     requests: tuple[int, ...]
     segment: int
@@ -138,6 +138,7 @@ class GreedyScheduler:
         self.knobs = knobs
         self.server = server
         self.next_wake_ns: int | None = None
+        self.running_requests = 0  # in the batches that run
         self.memory = MemoryBook(knobs.vram_cap_bytes, knobs.context_bytes)
         self._epoch = 0
         self._queue: KeyedFifo[WorkKey] = KeyedFifo()
@@ -152,6 +153,16 @@ class GreedyScheduler:
         self._utilization = 0.0
         self._next_instance = 0
         self._next_batch = 0
+        self._take_in: dict[type, Callable[[Any, int, list[ServerCommand]], None]] = {
+            BlockArrived: self._enqueue,
+            BatchFinished: self._finish_batch,
+            BatchFailed: self._fail_batch,
+            InstanceLoaded: self._finish_load,
+            LoadFailed: self._fail_load,
+            InstanceUnloaded: self._finish_unload,
+            TelemetrySampled: self._hear,
+            TimerFired: self._wake,
+        }
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -159,11 +170,6 @@ class GreedyScheduler:
     def queue_length(self) -> int:
         """Requests that wait here (not those that run)."""
         return len(self._queue)
-
-    @property
-    def running_requests(self) -> int:
-        """Requests in the batches that run."""
-        return sum(len(batch.requests) for batch in self._batches.values())
 
     @property
     def vram_used_bytes(self) -> int:
@@ -179,47 +185,28 @@ class GreedyScheduler:
 
     def handle(self, event: ServerEvent, now_ns: int) -> list[ServerCommand]:
         """Take one event at its time; returns what to do, in order."""
-        if isinstance(event, ServerUp):
-            return self._come_up(event, now_ns)
-        if self._is_stale(event):
-            return []
         commands: list[ServerCommand] = []
-        match event:
-            case BlockArrived(block):
-                self._enqueue(block, commands)
-            case BatchFinished():
-                self._finish_batch(event, now_ns, commands)
-            case BatchFailed(batch=batch, reason=reason):
-                self._fail_batch(batch, reason, now_ns, commands)
-            case InstanceLoaded(instance=instance):
-                self._set_free(self._instances[instance], now_ns)
-            case LoadFailed(instance=instance, reason=reason):
-                self._fail_load(self._instances[instance], reason, now_ns, commands)
-            case InstanceUnloaded(instance=instance):
-                self._finish_unload(self._instances[instance])
-            case TelemetrySampled(utilization=utilization):
-                self._utilization = utilization
-            case ServerDown():
-                self._forget_everything()
-                return []
-            case TimerFired():
-                pass  # a reason to schedule
-            case _:  # a batch's start and stragglers change nothing here
-                return []
-        self._schedule(now_ns, commands)
-        return commands
+        take_in = self._take_in.get(type(event))
+        if take_in is not None:
+            if self._is_current(event):
+                take_in(event, now_ns, commands)
+                self._schedule(now_ns, commands)
+        elif isinstance(event, ServerUp):
+            self._come_up(event, now_ns, commands)
+        elif isinstance(event, ServerDown) and self._is_current(event):
+            self._forget_everything()
+        return commands  # none for a batch's start and stragglers: they change nothing here
 
-    def _is_stale(self, event: ServerEvent) -> bool:
-        if isinstance(event, BlockArrived):
-            return event.block.epoch != self._epoch
-        return getattr(event, "epoch", self._epoch) != self._epoch
+    def _is_current(self, event: Any) -> bool:
+        if type(event) is BlockArrived:
+            return event.block.epoch == self._epoch
+        return type(event) is TimerFired or event.epoch == self._epoch
 
-    def _come_up(self, event: ServerUp, now_ns: int) -> list[ServerCommand]:
+    def _come_up(self, event: ServerUp, now_ns: int, commands: list[ServerCommand]) -> None:
         self._forget_everything()
         self._epoch = event.epoch
-        commands: list[ServerCommand] = [self._load(spec, now_ns) for spec in self.knobs.preload]
+        commands.extend(self._load(spec, now_ns) for spec in self.knobs.preload)
         self._plan_wake(now_ns)
-        return commands
 
     def _forget_everything(self) -> None:
         self._queue.clear()
@@ -237,9 +224,11 @@ class GreedyScheduler:
             state.clear()
         self._epoch = 0  # no life has this number: whatever the last one still sends is stale
         self._utilization = 0.0
+        self.running_requests = 0
         self.next_wake_ns = None
 
-    def _enqueue(self, block: Block, commands: list[ServerCommand]) -> None:
+    def _enqueue(self, event: BlockArrived, now_ns: int, commands: list[ServerCommand]) -> None:
+        block = event.block
         if self.knobs.can_hold((block.key.segment, block.key.width)):
             self._queue.push(block.key, block.requests)
         else:
@@ -248,22 +237,25 @@ class GreedyScheduler:
     def _finish_batch(self, event: BatchFinished, now_ns: int, commands: list[ServerCommand]) -> None:
         batch = self._release_batch(event.batch, now_ns)
         self._failures.pop(batch.instance.spec, None)
-        passed = tuple(request for request in batch.requests if request not in event.failed)
+        passed = batch.requests
+        if event.failed:
+            passed = tuple(request for request in passed if request not in event.failed)
         if passed:
             commands.append(ReturnRequests(self._epoch, passed, batch.segment, batch.width))
         if event.failed:
             commands.append(RejectRequests(self._epoch, event.failed, event.reason))
 
-    def _fail_batch(self, batch_id: int, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
+    def _fail_batch(self, event: BatchFailed, now_ns: int, commands: list[ServerCommand]) -> None:
         """The batch goes back. Where memory was lacking its instance goes, too: the next batch would fail alike."""
-        batch = self._release_batch(batch_id, now_ns)
-        commands.append(RejectRequests(self._epoch, batch.requests, reason))
-        if reason == OUT_OF_MEMORY:
+        batch = self._release_batch(event.batch, now_ns)
+        commands.append(RejectRequests(self._epoch, batch.requests, event.reason))
+        if event.reason == OUT_OF_MEMORY:
             commands.append(self._unload(batch.instance))
-            self._back_off(batch.instance.spec, reason, now_ns, commands)
+            self._back_off(batch.instance.spec, event.reason, now_ns, commands)
 
     def _release_batch(self, batch_id: int, now_ns: int) -> _Batch:
         batch = self._batches.pop(batch_id)
+        self.running_requests -= len(batch.requests)
         self._set_free(batch.instance, now_ns)
         return batch
 
@@ -276,10 +268,20 @@ class GreedyScheduler:
         instance.state = state
         del self._idle[instance.id]
 
-    def _fail_load(self, instance: Instance, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
+    def _hear(self, event: TelemetrySampled, now_ns: int, commands: list[ServerCommand]) -> None:
+        self._utilization = event.utilization
+
+    def _wake(self, event: TimerFired, now_ns: int, commands: list[ServerCommand]) -> None:
+        """A reason to schedule."""
+
+    def _finish_load(self, event: InstanceLoaded, now_ns: int, commands: list[ServerCommand]) -> None:
+        self._set_free(self._instances[event.instance], now_ns)
+
+    def _fail_load(self, event: LoadFailed, now_ns: int, commands: list[ServerCommand]) -> None:
+        instance = self._instances[event.instance]
         self.memory.release(self.knobs.instance_bytes[instance.spec])
         self._remove(instance)
-        self._back_off(instance.spec, reason, now_ns, commands)
+        self._back_off(instance.spec, event.reason, now_ns, commands)
 
     def _back_off(self, spec: Spec, reason: str, now_ns: int, commands: list[ServerCommand]) -> None:
         """A load failed, or a batch lacked memory: the next load waits, and after the last try nobody waits for it."""
@@ -295,7 +297,8 @@ class GreedyScheduler:
             if (key.segment, key.width) == spec and not self._has_instance_for(key):
                 commands.append(RejectRequests(self._epoch, self._take(key, self._queue.length(key)), reason))
 
-    def _finish_unload(self, instance: Instance) -> None:
+    def _finish_unload(self, event: InstanceUnloaded, now_ns: int, commands: list[ServerCommand]) -> None:
+        instance = self._instances[event.instance]
         self.memory.freed(self.knobs.instance_bytes[instance.segment, instance.width])
         self._remove(instance)
 
@@ -307,7 +310,7 @@ class GreedyScheduler:
 
     def _schedule(self, now_ns: int, commands: list[ServerCommand]) -> None:
         """Alg. 1's loop until nothing more can be done at this instant."""
-        while (served := self._next_servable(now_ns)) is not None:
+        while len(self._queue) and (served := self._next_servable(now_ns)) is not None:
             commands.append(self._run(*served))
         if len(self._queue):
             self._load_for_blocked(now_ns, commands)
@@ -339,7 +342,7 @@ class GreedyScheduler:
         for instance in self._by_segment.get(key.segment, ()):
             if instance.state is not InstanceState.FREE or instance.width < key.width:
                 continue
-            if best is None or _fit(instance) < _fit(best):
+            if best is None or _fits_better(instance, best):
                 best = instance
         return best
 
@@ -350,6 +353,7 @@ class GreedyScheduler:
         served = key.width if self.knobs.served_width == "requested" else instance.width
         batch = self._next_batch
         self._next_batch += 1
+        self.running_requests += len(requests)
         self._batches[batch] = _Batch(instance, requests, key.segment, served)
         padded = self._padded(len(requests))
         return RunBatch(self._epoch, batch, instance.id, requests, key.segment, key.previous_width, served, padded)
@@ -363,7 +367,10 @@ class GreedyScheduler:
         return requests
 
     def _padded(self, size: int) -> int:
-        return next((padded for padded in self.knobs.padded_sizes if padded >= size), size)
+        for padded in self.knobs.padded_sizes:
+            if padded >= size:
+                return padded
+        return size
 
     def _load_for_blocked(self, now_ns: int, commands: list[ServerCommand]) -> None:
         """Alg. 1 l. 8-12 for every blocked key, oldest first; the oldest that memory stops may evict idle instances."""
@@ -466,15 +473,18 @@ class GreedyScheduler:
 
     def _plan_wake(self, now_ns: int) -> None:
         """The next time at which something could change without an event."""
-        wakes: list[int] = []
+        wake_ns: int | None = None
+        if self.knobs.idle_unload_ns is not None and self._idle:
+            wake_ns = next(iter(self._idle.values())).last_used_ns + self.knobs.idle_unload_ns
         if self._retry_at_ns:
             waiting = {(key.segment, key.width) for key in self._queue}
-            wakes += [at_ns for spec, at_ns in self._retry_at_ns.items() if spec in waiting and at_ns > now_ns]
-        if self.knobs.idle_unload_ns is not None and self._idle:
-            wakes.append(next(iter(self._idle.values())).last_used_ns + self.knobs.idle_unload_ns)
-        self.next_wake_ns = min(wakes, default=None)
+            retries_ns = [at_ns for spec, at_ns in self._retry_at_ns.items() if spec in waiting and at_ns > now_ns]
+            wake_ns = min(retries_ns if wake_ns is None else [*retries_ns, wake_ns], default=None)
+        self.next_wake_ns = wake_ns
 
 
-def _fit(instance: Instance) -> tuple[float, int, int]:
-    """The order of `find_free_best_fit`: least first."""
-    return instance.width, -instance.last_used_ns, instance.id
+def _fits_better(one: Instance, other: Instance) -> bool:
+    """The order of `find_free_best_fit`."""
+    if one.width != other.width:
+        return one.width < other.width
+    return (-one.last_used_ns, one.id) < (-other.last_used_ns, other.id)

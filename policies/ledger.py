@@ -6,8 +6,9 @@ Both worlds feed it the same steps, so records mean the same in both. It decides
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from policies.records import (
     STAGES,
@@ -18,7 +19,7 @@ from policies.records import (
     RequestStatus,
     TelemetryPoint,
 )
-from policies.reward import AccuracyPrior, RewardTerms, RewardWeights, reward_terms, variance
+from policies.reward import AccuracyPrior, RewardTerms, RewardWeights, mean, reward_terms, variance
 from policies.vocabulary import (
     NS_PER_S,
     BatchFailed,
@@ -27,7 +28,6 @@ from policies.vocabulary import (
     BlockArrived,
     BlockFinished,
     Decide,
-    Decided,
     HeadKey,
     InstanceLoaded,
     LoadInstance,
@@ -62,17 +62,17 @@ class ReportedPower:
     def report(self, server: int, power_w: float, now_ns: int) -> None:
         """A server's power is this from now on."""
         self._power_w[server] = power_w
-        energy_j = self.energy_j(now_ns)
+        mean_w = mean(self._power_w)
         if self._times_ns[-1] == now_ns:  # several reports at one instant make one step
-            self._means_w[-1] = sum(self._power_w) / len(self._power_w)
+            self._means_w[-1] = mean_w
             return
+        self._energies_j.append(self.energy_j(now_ns))
         self._times_ns.append(now_ns)
-        self._energies_j.append(energy_j)
-        self._means_w.append(sum(self._power_w) / len(self._power_w))
+        self._means_w.append(mean_w)
 
     def energy_j(self, until_ns: int) -> float:
         """The integral of the mean from the start of the run."""
-        step = bisect_right(self._times_ns, until_ns) - 1
+        step = -1 if until_ns >= self._times_ns[-1] else bisect_right(self._times_ns, until_ns) - 1
         return self._energies_j[step] + self._means_w[step] * (until_ns - self._times_ns[step]) / NS_PER_S
 
 
@@ -208,11 +208,46 @@ class Ledger:
         self._keep_log = keep_log
         self._power = ReportedPower(servers)
         self._utilization = [0.0] * servers
+        self._gpu_var: float | None = 0.0  # of these; None when they have changed
         self._credits: list[tuple[int, RewardTerms]] = []
         self._lives: dict[int, _Life] = {}
+        self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
         self._running: dict[tuple[int, int, int], _Batch] = {}
         self._loads: dict[tuple[int, int, int], tuple[int, int]] = {}  # of (server, epoch, instance)
+        self._of_router: dict[type, Callable[[Any, int], None]] = {
+            RequestArrived: self._note_arrival,
+            RequestsReturned: self._note_return,
+            ServerReport: self._note_report,
+            ServerDown: self._note_death,
+            Decide: self._note_question,
+            RequestCompleted: self._note_completion,
+            RequestFailed: self._note_failure,
+            BlockFinished: self._close_block,
+        }
+        self._of_server: dict[type, Callable[[int, Any, int], None]] = {
+            BatchFinished: self._note_end,
+            BatchFailed: self._note_failed_batch,
+            RunBatch: self._note_command,
+            LoadInstance: self._note_load,
+            UnloadInstance: self._note_unload,
+        }
+        if detail:
+            self._of_router |= {
+                SendBlock: self._note_block,
+                RequestsRejected: self._note_rejection,
+                TransferFailed: self._note_failed_transfer,
+            }
+            self._of_server |= {
+                BlockArrived: self._note_block_arrival,
+                BatchStarted: self._note_start,
+                InstanceLoaded: self._note_loaded,
+            }
+
+    @property
+    def keeps_starts(self) -> bool:
+        """Whether it takes notice of what only begins (transfers, batches); no core does."""
+        return self._detail or self._keep_log
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call, in their order."""
@@ -225,20 +260,16 @@ class Ledger:
         """One step of the router's core."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, "router", event, tuple(commands)))
-        if isinstance(event, RequestArrived):
-            self._lives[event.request] = _Life(now_ns, now_ns)
-        elif isinstance(event, RequestsReturned):
-            self._note_return(event, now_ns)
-        elif isinstance(event, ServerReport):
-            self._note_report(event, now_ns)
-        elif isinstance(event, ServerDown):
-            self._note_death(event.server, now_ns)
-        elif isinstance(event, Decided) and not any(isinstance(command, SendBlock) for command in commands):
-            self._open.pop(event.decision)  # its server died meanwhile; the question is asked anew
-        elif isinstance(event, RequestsRejected | TransferFailed) and self._detail:
-            self._note_failed_try(event, now_ns)
+        note = self._of_router.get(type(event))
+        if note is not None:
+            note(event, now_ns)
         for command in commands:
-            self._note_router_command(command, now_ns)
+            note = self._of_router.get(type(command))
+            if note is not None:
+                note(command, now_ns)
+
+    def _note_arrival(self, event: RequestArrived, now_ns: int) -> None:
+        self._lives[event.request] = _Life(now_ns, now_ns)
 
     def _note_return(self, event: RequestsReturned, now_ns: int) -> None:
         passed = event.segment - 1
@@ -250,30 +281,41 @@ class Ledger:
                 if self._detail:
                     life.pass_segment(event.segment, now_ns)
 
-    def _note_failed_try(self, event: RequestsRejected | TransferFailed, now_ns: int) -> None:
-        """Stale ones change nothing: they are of another block, or of an earlier life of the server."""
-        for request in event.requests:
-            life = self._lives.get(request)
-            block = life.block if life is not None else None
-            if life is None or block is None:
-                continue
-            if isinstance(event, TransferFailed):
-                is_current = block.number == event.block
-            else:
-                is_current = (block.server, block.epoch) == (event.server, event.epoch)
-            if is_current:
+    def _note_rejection(self, event: RequestsRejected, now_ns: int) -> None:
+        """A stale one is of an earlier life of the server, and changes nothing."""
+        for life in self._lives_of(event.requests):
+            if life.block is not None and (life.block.server, life.block.epoch) == (event.server, event.epoch):
                 life.lose(now_ns)
+
+    def _note_failed_transfer(self, event: TransferFailed, now_ns: int) -> None:
+        """A stale one is of another block."""
+        for life in self._lives_of(event.requests):
+            if life.block is not None and life.block.number == event.block:
+                life.lose(now_ns)
+
+    def _lives_of(self, requests: Sequence[int]) -> list[_Life]:
+        return [self._lives[request] for request in requests if request in self._lives]
 
     def _note_report(self, event: ServerReport, now_ns: int) -> None:
         self._power.report(event.server, event.power_w, now_ns)
-        self._utilization[event.server] = event.utilization
+        self._set_utilization(event.server, event.utilization)
         if self._detail:
-            self.gpu_var.append(variance(self._utilization))
+            self.gpu_var.append(self._variance())
 
-    def _note_death(self, server: int, now_ns: int) -> None:
+    def _set_utilization(self, server: int, utilization: float) -> None:
+        self._utilization[server] = utilization
+        self._gpu_var = None
+
+    def _variance(self) -> float:
+        if self._gpu_var is None:
+            self._gpu_var = variance(self._utilization)
+        return self._gpu_var
+
+    def _note_death(self, event: ServerDown, now_ns: int) -> None:
         """A dead server reports nothing: no power, no utilization (the router's view says the same)."""
+        server = event.server
         self._power.report(server, 0.0, now_ns)
-        self._utilization[server] = 0.0
+        self._set_utilization(server, 0.0)
         for key in [key for key in self._running if key[0] == server]:
             del self._running[key]
         for key in [key for key in self._loads if key[0] == server]:
@@ -282,27 +324,27 @@ class Ledger:
             if life.block is not None and life.block.server == server:
                 life.lose(now_ns)
 
-    def _note_router_command(self, command: RouterCommand, now_ns: int) -> None:
-        match command:
-            case Decide(decision, view):
-                self.decisions += 1
-                self._open[decision] = _OpenDecision(view.head, now_ns)
-            case SendBlock(block):
-                open_decision = self._open[block.block]
-                open_decision.sent_ns, open_decision.width = now_ns, block.key.width
-                if self._detail:
-                    open_decision.number = block.block
-                    open_decision.server, open_decision.epoch = block.server, block.epoch
-                    for request in block.requests:
-                        self._lives[request].block = open_decision
-            case RequestCompleted(request, _, correct, retries):
-                self._close_request(request, now_ns, "completed", retries=retries, correct=correct)
-            case RequestFailed(request, reason, retries):
-                self._close_request(request, now_ns, "failed", reason=reason, retries=retries)
-            case BlockFinished():
-                self._close_block(command, now_ns)
-            case _:
-                pass
+    def _note_question(self, command: Decide, now_ns: int) -> None:
+        self.decisions += 1
+        if self._detail:
+            self._asked = _OpenDecision(command.view.head, now_ns)
+
+    def _note_block(self, command: SendBlock, now_ns: int) -> None:
+        """What was asked last has been answered: one decision is under way at a time."""
+        block, decision = command.block, self._asked
+        assert decision is not None, "a block that nobody asked for"
+        decision.sent_ns, decision.width, decision.number = now_ns, block.key.width, block.block
+        decision.server, decision.epoch = block.server, block.epoch
+        self._open[block.block] = decision
+        for request in block.requests:
+            self._lives[request].block = decision
+
+    def _note_completion(self, command: RequestCompleted, now_ns: int) -> None:
+        retries, correct = command.retries, command.correct
+        self._close_request(command.request, now_ns, "completed", retries=retries, correct=correct)
+
+    def _note_failure(self, command: RequestFailed, now_ns: int) -> None:
+        self._close_request(command.request, now_ns, "failed", reason=command.reason, retries=command.retries)
 
     def _close_request(
         self,
@@ -334,31 +376,31 @@ class Ledger:
 
     def _close_block(self, ended: BlockFinished, now_ns: int) -> None:
         """The decision's credit: Eq. 7 over the block's members, from each one's FIFO entry to its segment's end."""
-        members = len(ended.requests)
-        spans = list(zip(ended.entered_ns, ended.ended_ns, strict=True))
-        latency_s = sum(end - entered for entered, end in spans) / members / NS_PER_S
-        energy_j = sum(self._power.energy_j(end) - self._power.energy_j(entered) for entered, end in spans) / members
+        members, power = len(ended.requests), self._power
+        lasted_ns, energy_j = 0, 0.0
+        for entered_ns, ended_ns in zip(ended.entered_ns, ended.ended_ns, strict=True):
+            lasted_ns += ended_ns - entered_ns
+            energy_j += power.energy_j(ended_ns) - power.energy_j(entered_ns)
+        latency_s = lasted_ns / members / NS_PER_S
         terms = reward_terms(
             self._weights,
             p_acc=self._accuracy(ended),
             mean_top1=self._prior.mean_top1,
             latency_s=latency_s,
-            energy_j=energy_j,
-            gpu_var=variance(self._utilization),
+            energy_j=energy_j / members,
+            gpu_var=self._variance(),
         )
         self._credits.append((ended.decision, terms))
-        decision = self._open.pop(ended.decision)
         if self._detail:
+            decision = self._open.pop(ended.decision)
             self.blocks.append(_block_record(ended, decision, now_ns, latency_s, terms))
 
     def _accuracy(self, ended: BlockFinished) -> float:
         """p_acc: correct or not at the last segment, the prior of the widths so far before it; a failed member is 0."""
         if ended.segment == self._segments:
             return sum(ended.correct) / len(ended.correct)
-        values = [
-            0.0 if failed else self._prior(widths) for widths, failed in zip(ended.widths, ended.failed, strict=True)
-        ]
-        return sum(values) / len(values)
+        members = zip(ended.widths, ended.failed, strict=True)
+        return mean([0.0 if failed else self._prior(widths) for widths, failed in members])
 
     # --------------------------------------------------------------------------------------------- the servers' steps
 
@@ -368,34 +410,40 @@ class Ledger:
         """One step of a server's scheduler; `queue_length` counts what waits and runs there after it."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, f"server:{server}", event, tuple(commands)))
-        match event:
-            case BlockArrived(block):
-                if block.block in self._open:
-                    self._open[block.block].arrived_ns = now_ns
-            case BatchStarted(epoch, batch, started_ns):
-                self._note_start(server, epoch, batch, started_ns)
-            case BatchFinished():
-                self._note_end(server, event, now_ns)
-            case BatchFailed(epoch, batch):
-                self._running.pop((server, epoch, batch), None)  # no image of it has passed its segment
-            case InstanceLoaded(epoch, instance) if self._detail:
-                began_ns, _ = self._loads.get((server, epoch, instance), (now_ns, now_ns))
-                self._loads[server, epoch, instance] = (began_ns, now_ns)
-            case TelemetrySampled() if self._detail:
-                self.telemetry.append(
-                    TelemetryPoint(
-                        server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, queue_length
-                    )
-                )
-            case _:
-                pass
+        note = self._of_server.get(type(event))
+        if note is not None:
+            note(server, event, now_ns)
+        elif self._detail and isinstance(event, TelemetrySampled):
+            self._note_reading(server, event, queue_length)
         for command in commands:
-            self._note_server_command(server, command, now_ns)
+            note = self._of_server.get(type(command))
+            if note is not None:
+                note(server, command, now_ns)
 
-    def _note_start(self, server: int, epoch: int, batch: int, started_ns: int) -> None:
-        running = self._running.get((server, epoch, batch))
+    def _note_block_arrival(self, server: int, event: BlockArrived, now_ns: int) -> None:
+        if event.block.block in self._open:
+            self._open[event.block.block].arrived_ns = now_ns
+
+    def _note_loaded(self, server: int, event: InstanceLoaded, now_ns: int) -> None:
+        instance = (server, event.epoch, event.instance)
+        began_ns, _ = self._loads.get(instance, (now_ns, now_ns))
+        self._loads[instance] = (began_ns, now_ns)
+
+    def _note_reading(self, server: int, event: TelemetrySampled, queue_length: int) -> None:
+        self.telemetry.append(
+            TelemetryPoint(
+                server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, queue_length
+            )
+        )
+
+    def _note_start(self, server: int, event: BatchStarted, now_ns: int) -> None:
+        running = self._running.get((server, event.epoch, event.batch))
         if running is not None:
-            running.started_ns = started_ns
+            running.started_ns = event.started_ns
+
+    def _note_failed_batch(self, server: int, event: BatchFailed, now_ns: int) -> None:
+        """No image of it has passed its segment."""
+        self._running.pop((server, event.epoch, event.batch), None)
 
     def _note_end(self, server: int, event: BatchFinished, now_ns: int) -> None:
         batch = event.batch
@@ -426,20 +474,18 @@ class Ledger:
                 )
             )
 
-    def _note_server_command(self, server: int, command: ServerCommand, now_ns: int) -> None:
-        match command:
-            case RunBatch():
-                load_ns = self._loads.get((server, command.epoch, command.instance), (0, 0))
-                self._running[server, command.epoch, command.batch] = _Batch(command, now_ns, now_ns, load_ns)
-            case LoadInstance():
-                self.counts[server].loads += 1
-                if self._detail:
-                    self._loads[server, command.epoch, command.instance] = (now_ns, now_ns)
-            case UnloadInstance():
-                self.counts[server].unloads += 1
-                self._loads.pop((server, command.epoch, command.instance), None)
-            case _:
-                pass
+    def _note_command(self, server: int, command: RunBatch, now_ns: int) -> None:
+        load_ns = self._loads.get((server, command.epoch, command.instance), (0, 0))
+        self._running[server, command.epoch, command.batch] = _Batch(command, now_ns, now_ns, load_ns)
+
+    def _note_load(self, server: int, command: LoadInstance, now_ns: int) -> None:
+        self.counts[server].loads += 1
+        if self._detail:
+            self._loads[server, command.epoch, command.instance] = (now_ns, now_ns)
+
+    def _note_unload(self, server: int, command: UnloadInstance, now_ns: int) -> None:
+        self.counts[server].unloads += 1
+        self._loads.pop((server, command.epoch, command.instance), None)
 
     # ----------------------------------------------------------------------------------------------------- the end
 

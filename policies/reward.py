@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 DIGITS: Final = 9  # of a distance between width tuples; beyond lies rounding noise
 
 
@@ -21,8 +23,7 @@ class RewardWeights:
     centre: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RewardTerms:
+class RewardTerms(msgspec.Struct, frozen=True):
     """The weighted terms of Eq. 7 as they add up: `total` is r."""
 
     accuracy: float
@@ -51,10 +52,18 @@ def reward_terms(
     )
 
 
+def mean(values: Sequence[float]) -> float:
+    """Their sum, added from left to right, over their number; `sum` compensates floats from Python 3.12 on."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
+
+
 def variance(shares: Sequence[float]) -> float:
     """Population variance of the servers' utilization shares: Var(U / 100) of Eq. 7."""
-    mean = sum(shares) / len(shares)
-    return sum((share - mean) ** 2 for share in shares) / len(shares)
+    middle = mean(shares)
+    return mean([(share - middle) ** 2 for share in shares])
 
 
 class AccuracyPrior:
@@ -77,12 +86,12 @@ class AccuracyPrior:
         if len({len(widths) for widths in top1}) > 1:
             raise ValueError("the width tuples of an accuracy table must have one length")
         self.top1 = dict(sorted(top1.items()))
-        self.mean_top1 = sum(self.top1.values()) / len(self.top1)
+        self.mean_top1 = mean(tuple(self.top1.values()))
         groups: dict[tuple[float, ...], list[float]] = {}
         for widths, value in self.top1.items():
             for length in range(1, len(widths) + 1):
                 groups.setdefault(widths[:length], []).append(value)
-        self._prior = {prefix: sum(values) / len(values) for prefix, values in groups.items()}
+        self._prior = {prefix: mean(values) for prefix, values in groups.items()}
         self._answers = dict(self._prior)  # apart, so that an answer for a missing tuple is nobody's neighbor
 
     def __call__(self, widths: tuple[float, ...]) -> float:

@@ -9,9 +9,11 @@ or done; its segment is one more than the widths it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from policies.fifo import KeyedFifo
 from policies.routing import RouterConfig
@@ -49,8 +51,7 @@ _TOGETHER: Final = -1
 ALONE_AFTER: Final = 2  # retries after which a request shares no block: what it breaks, it breaks alone
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(msgspec.Struct, frozen=True, cache_hash=True):
     """Who may share a block: those with one head, but for a request that goes `alone`."""
 
     head: HeadKey
@@ -70,8 +71,7 @@ class _Request:
     block: int | None = None
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(msgspec.Struct, frozen=True):
     """How one member of a block ended."""
 
     entered_ns: int
@@ -89,7 +89,10 @@ class _OpenBlock:
 
 @dataclass(slots=True)
 class _Server:
-    """One server's books, and its last report."""
+    """One server's books, its last report, and what the router's views show of it.
+
+    `views` has a view for each segment that was asked about since the books changed.
+    """
 
     up: bool = False
     epoch: int = 0
@@ -97,22 +100,45 @@ class _Server:
     blocks: int = 0
     by_key: dict[WorkKey, int] = field(default_factory=dict)
     report: ServerReport | None = None
-    outstanding: Mapping[WorkKey, int] | None = None  # a copy for the views; None when `by_key` has changed
+    views: dict[int, ServerView] = field(default_factory=dict)
 
-    def add(self, key: WorkKey, count: int) -> None:
-        self.requests += count
-        left = self.by_key.get(key, 0) + count
+    def add(self, key: WorkKey, requests: int, blocks: int) -> None:
+        """So many more of a key are outstanding (or fewer)."""
+        self.requests += requests
+        self.blocks += blocks
+        left = self.by_key.get(key, 0) + requests
         if left:
             self.by_key[key] = left
         else:
             del self.by_key[key]
-        self.outstanding = None
+        self.views.clear()
+
+    def hear(self, report: ServerReport) -> None:
+        """Its last report is this."""
+        self.report = report
+        self.views.clear()
 
     def reset(self, epoch: int, up: bool) -> None:
+        """A new life, or the end of one."""
         self.up, self.epoch = up, epoch
         self.requests = self.blocks = 0
         self.by_key.clear()
-        self.report = self.outstanding = None
+        self.report = None
+        self.views.clear()
+
+    def view(self, widths: tuple[bool, ...], cap: int) -> ServerView:
+        """What a view shows of it to a head of whose segment it can hold `widths`."""
+        report = self.report
+        return ServerView(
+            self.up and self.blocks < cap and any(widths),
+            widths,
+            self.requests,
+            self.blocks,
+            dict(self.by_key),
+            report.utilization if report else 0.0,
+            report.power_w if report else 0.0,
+            report.vram_used_bytes if report else 0,
+        )
 
 
 class RouterCore:
@@ -133,6 +159,18 @@ class RouterCore:
         self._candidates: tuple[_Line, tuple[int, ...]] | None = None
         self._decision = 0
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
+        self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
+            RequestArrived: self._admit,
+            Decided: self._send,
+            TransferFinished: self._move,
+            TransferFailed: self._return_unmoved,
+            RequestsReturned: self._advance,
+            RequestsRejected: self._return_rejected,
+            ServerReport: self._hear,
+            ServerUp: self._gain,
+            ServerDown: self._lose,
+            RouterTimer: self._ask,
+        }
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -159,54 +197,36 @@ class RouterCore:
     def handle(self, event: RouterEvent, now_ns: int) -> list[RouterCommand]:
         """Take one event at its time; returns what to do, in order."""
         commands: list[RouterCommand] = []
-        match event:
-            case RequestArrived(request, deadline_ns):
-                self.arrived += 1
-                self._requests[request] = _Request(deadline_ns, now_ns)
-                self._enter(request, now_ns)
-            case Decided(decision, choice):
-                self._send(decision, choice, commands)
-            case TransferFinished(requests=requests, destination=destination):
-                self._moved(event.block, requests, destination)
-            case TransferFailed(requests=requests, reason=reason):
-                if event.block in self._blocks:
-                    self._retry(requests, reason, now_ns, commands)
-            case RequestsReturned():
-                if self._is_current(event.server, event.epoch):
-                    self._advance(event, now_ns, commands)
-            case RequestsRejected(requests=requests, reason=reason):
-                if self._is_current(event.server, event.epoch):
-                    self._retry(requests, reason, now_ns, commands)
-            case ServerReport():
-                if self._is_current(event.server, event.epoch):
-                    self._servers[event.server].report = event
-            case ServerUp(server, epoch):
-                self._servers[server].reset(epoch, up=True)
-                self._all_at_cap = False
-            case ServerDown(server, epoch):
-                if self._is_current(server, epoch):
-                    self._lose(server, now_ns, commands)
-            case RouterTimer():
-                self._ask(now_ns, commands)
-            case _:  # transfers that started and stragglers change no books
-                pass
+        take = self._take.get(type(event))
+        if take is not None:  # transfers that started and stragglers change no books
+            take(event, now_ns, commands)
         self.next_wake_ns = self._next_wake_ns(now_ns)
         return commands
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
         """Now, if a decision can be asked for; at the head's deadline, if all that can be done is to shed it."""
-        line = self._fifo.head()
-        if self._candidates is not None or line is None:
+        if self._candidates is not None or not len(self._fifo):
             return None
         if not self._all_at_cap:
             return now_ns
-        return self._requests[self._fifo.peek(line, 1)[0]].deadline_ns if self.config.shed_expired else None
+        return self._requests[self._oldest()].deadline_ns if self.config.shed_expired else None
+
+    def _oldest(self) -> int:
+        """The request at the FIFO's head."""
+        line = self._fifo.head()
+        assert line is not None, "nobody waits"
+        return self._fifo.peek(line, 1)[0]
 
     def _is_current(self, server: int, epoch: int) -> bool:
         state = self._servers[server]
         return state.up and state.epoch == epoch
 
     # ------------------------------------------------------------------------------------------- the FIFO and blocks
+
+    def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
+        self.arrived += 1
+        self._requests[event.request] = _Request(event.deadline_ns, now_ns)
+        self._enter(event.request, now_ns)
 
     def _enter(self, request: int, now_ns: int) -> None:
         """To the FIFO's tail, under the key that its place and activations give it."""
@@ -221,7 +241,7 @@ class RouterCore:
         head = HeadKey(len(books.widths) + 1, books.widths[-1] if books.widths else IMAGE, location)
         return _Line(head, request if books.retries >= ALONE_AFTER else _TOGETHER)
 
-    def _ask(self, now_ns: int, commands: list[RouterCommand]) -> None:
+    def _ask(self, event: RouterTimer, now_ns: int, commands: list[RouterCommand]) -> None:
         """Ask for a decision if none is under way, somebody waits, and a server can take a block."""
         if self._candidates is not None or not len(self._fifo):
             return
@@ -241,11 +261,11 @@ class RouterCore:
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
         """The head's line; where no free server can hold its segment, the oldest line that one can."""
-        if all(state.blocks >= self.config.outstanding_blocks for state in self._servers if state.up):
+        cap = self.config.outstanding_blocks
+        if not any(state.up and state.blocks < cap for state in self._servers):
             return None
         for line in self._lines():
-            segment = line.head.segment - 1
-            servers = tuple(self._server_view(state, masks[segment]) for state, masks in self._with_masks())
+            servers = self._server_views(line.head.segment)
             if any(server.valid for server in servers):
                 return line, servers
         return None
@@ -257,23 +277,15 @@ class RouterCore:
             yield head
             yield from self._fifo.by_age()
 
-    def _with_masks(self) -> Iterable[tuple[_Server, list[tuple[bool, ...]]]]:
-        return zip(self._servers, self._masks, strict=True)
-
-    def _server_view(self, state: _Server, widths: tuple[bool, ...]) -> ServerView:
-        if state.outstanding is None:
-            state.outstanding = dict(state.by_key)
-        report = state.report
-        return ServerView(
-            valid=state.up and state.blocks < self.config.outstanding_blocks and any(widths),
-            widths=widths,
-            outstanding_requests=state.requests,
-            outstanding_blocks=state.blocks,
-            outstanding=state.outstanding,
-            utilization=report.utilization if report else 0.0,
-            power_w=report.power_w if report else 0.0,
-            vram_used_bytes=report.vram_used_bytes if report else 0,
-        )
+    def _server_views(self, segment: int) -> tuple[ServerView, ...]:
+        """What a head of this segment sees of the servers; made anew where their books have changed."""
+        views: list[ServerView] = []
+        for state, masks in zip(self._servers, self._masks, strict=True):
+            view = state.views.get(segment)
+            if view is None:
+                view = state.views[segment] = state.view(masks[segment - 1], self.config.outstanding_blocks)
+            views.append(view)
+        return tuple(views)
 
     def _shed(self, now_ns: int, commands: list[RouterCommand]) -> None:
         """Give up those at the FIFO's head whose deadline has passed."""
@@ -285,14 +297,14 @@ class RouterCore:
             self._fifo.take(line, 1)
             self._give_up(request, "deadline", commands)
 
-    def _send(self, decision: int, choice: Choice, commands: list[RouterCommand]) -> None:
+    def _send(self, event: Decided, now_ns: int, commands: list[RouterCommand]) -> None:
         """Form the chosen block from the candidates; those that are left keep their place.
 
         Between question and answer the server may have died: then nothing is sent and the question is asked anew.
         """
         assert self._candidates is not None, "an answer to no question"
-        assert decision == self._decision, "an answer to another question"
-        line, candidates = self._candidates
+        assert event.decision == self._decision, "an answer to another question"
+        choice, (line, candidates) = event.choice, self._candidates
         head = line.head
         self._candidates = None
         server = self._servers[choice.server]
@@ -302,12 +314,11 @@ class RouterCore:
         self._require_legal(choice, head)
         requests = self._fifo.take(line, min(choice.group, len(candidates)))
         key = WorkKey(head.segment, choice.width, head.previous_width)
-        block = Block(decision, choice.server, server.epoch, key, requests)
-        self._blocks[decision] = _OpenBlock(block)
+        block = Block(event.decision, choice.server, server.epoch, key, requests)
+        self._blocks[event.decision] = _OpenBlock(block)
         for request in requests:
-            self._requests[request].block = decision
-        server.blocks += 1
-        server.add(key, len(requests))
+            self._requests[request].block = event.decision
+        server.add(key, len(requests), blocks=1)
         commands.append(SendBlock(block, self._moves(choice.server, requests)))
 
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
@@ -324,18 +335,21 @@ class RouterCore:
             location = self._requests[request].location
             if location != server:
                 elsewhere.setdefault(location, []).append(request)
-        return tuple((source, tuple(moving)) for source, moving in sorted(elsewhere.items()))
+        return tuple([(source, tuple(moving)) for source, moving in sorted(elsewhere.items())])
 
-    def _moved(self, block: int, requests: tuple[int, ...], destination: int) -> None:
-        for request in requests:
+    def _move(self, event: TransferFinished, now_ns: int, commands: list[RouterCommand]) -> None:
+        epoch = self._servers[event.destination].epoch
+        for request in event.requests:
             books = self._requests.get(request)
-            if books is not None and books.block == block:
-                books.location, books.location_epoch = destination, self._servers[destination].epoch
+            if books is not None and books.block == event.block:
+                books.location, books.location_epoch = event.destination, epoch
 
     # ------------------------------------------------------------------------------------------------ what comes back
 
     def _advance(self, event: RequestsReturned, now_ns: int, commands: list[RouterCommand]) -> None:
         """One width more for each; the next segment's FIFO entry, or the end."""
+        if not self._is_current(event.server, event.epoch):
+            return
         for position, request in enumerate(event.requests):
             books = self._requests[request]
             entered_ns, block = books.entered_ns, books.block
@@ -348,14 +362,21 @@ class RouterCore:
                 commands.append(RequestCompleted(request, books.widths, correct, books.retries))
             else:
                 self._enter(request, now_ns)
-            member = _Member(entered_ns, now_ns, books.widths, correct, failed=False)
-            self._leave_block(block, request, member, commands)
+            self._leave_block(block, request, _Member(entered_ns, now_ns, books.widths, correct, False), commands)
+
+    def _return_unmoved(self, event: TransferFailed, now_ns: int, commands: list[RouterCommand]) -> None:
+        if event.block in self._blocks:
+            self._retry(event.requests, event.reason, now_ns, commands)
+
+    def _return_rejected(self, event: RequestsRejected, now_ns: int, commands: list[RouterCommand]) -> None:
+        if self._is_current(event.server, event.epoch):
+            self._retry(event.requests, event.reason, now_ns, commands)
 
     def _retry(self, requests: Iterable[int], reason: str, now_ns: int, commands: list[RouterCommand]) -> None:
         """Back to the FIFO's tail; from segment 1 where the activations died with their server (the image is here)."""
         for request in requests:
             books = self._requests[request]
-            member = _Member(books.entered_ns, now_ns, (), correct=False, failed=True)
+            member = _Member(books.entered_ns, now_ns, widths=(), correct=False, failed=True)
             block = books.block
             books.retries += 1
             if books.location != ROUTER and not self._is_current(books.location, books.location_epoch):
@@ -380,20 +401,32 @@ class RouterCore:
         open_block = self._blocks[block]
         open_block.ended[request] = member
         sent = open_block.block
-        server = self._servers[sent.server]
-        server.add(sent.key, -1)
-        if len(open_block.ended) == len(sent.requests):
-            server.blocks -= 1
+        has_ended = len(open_block.ended) == len(sent.requests)
+        self._servers[sent.server].add(sent.key, -1, blocks=-has_ended)
+        if has_ended:
             self._all_at_cap = False
             del self._blocks[block]
             commands.append(_block_finished(sent, open_block.ended))
 
-    def _lose(self, server: int, now_ns: int, commands: list[RouterCommand]) -> None:
+    # -------------------------------------------------------------------------------------------------- the servers
+
+    def _hear(self, event: ServerReport, now_ns: int, commands: list[RouterCommand]) -> None:
+        if self._is_current(event.server, event.epoch):
+            self._servers[event.server].hear(event)
+
+    def _gain(self, event: ServerUp, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._servers[event.server].reset(event.epoch, up=True)
+        self._all_at_cap = False
+
+    def _lose(self, event: ServerDown, now_ns: int, commands: list[RouterCommand]) -> None:
         """A server died: what was sent there, and what waits here for activations that were there, is tried again.
 
         What was still on its way there keeps what its source holds. What was on its way *from* there is the driver's
         to report, as `TransferFailed`.
         """
+        server = event.server
+        if not self._is_current(server, event.epoch):
+            return
         state = self._servers[server]
         state.up = False
         members = [
@@ -421,9 +454,9 @@ def _block_finished(block: Block, ended: Mapping[int, _Member]) -> BlockFinished
         server=block.server,
         segment=block.key.segment,
         requests=block.requests,
-        entered_ns=tuple(member.entered_ns for member in members),
-        ended_ns=tuple(member.ended_ns for member in members),
-        widths=tuple(member.widths for member in members),
-        correct=tuple(member.correct for member in members),
-        failed=tuple(member.failed for member in members),
+        entered_ns=tuple([member.entered_ns for member in members]),
+        ended_ns=tuple([member.ended_ns for member in members]),
+        widths=tuple([member.widths for member in members]),
+        correct=tuple([member.correct for member in members]),
+        failed=tuple([member.failed for member in members]),
     )

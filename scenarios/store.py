@@ -13,10 +13,12 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec import to_builtins
 
 from hw.files import atomic_path
 from policies.codec import from_jsonable, to_jsonable
@@ -264,7 +266,7 @@ def write_table(path: Path, rows: Iterable[Any]) -> Path:
     from pyarrow import parquet
 
     with atomic_path(path) as temporary:
-        parquet.write_table(pyarrow.Table.from_pylist([_flat(asdict(row)) for row in rows]), temporary)
+        parquet.write_table(pyarrow.Table.from_pylist([_flat(to_builtins(row)) for row in rows]), temporary)
     return path
 
 

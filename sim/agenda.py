@@ -43,26 +43,23 @@ class Agenda:
     """When what happens; time is `now_ns`, integer nanoseconds."""
 
     def __init__(self) -> None:
+        self.now_ns = 0
         self._env = simpy.Environment()
-
-    @property
-    def now_ns(self) -> int:
-        """The present."""
-        return int(self._env.now)
 
     @property
     def next_ns(self) -> float:
         """The time of the next event; infinity when there is none."""
-        return float(self._env.peek())
+        when_ns: float = self._env.peek()
+        return when_ns
 
     @property
     def is_instant_over(self) -> bool:
         """Whether nothing more happens at the present time."""
-        return bool(self._env.peek() > self._env.now)
+        return self.next_ns > self.now_ns
 
-    def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
+    def at(self, when_ns: int, order: Any, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` at a time; `order` is `ARRIVAL`, `DECISION_END` or a `rank`."""
-        _Appointment(self._env, when_ns - self._env.now, order, act, arguments)
+        self._env.schedule(_Appointment(self, when_ns, act, arguments), order, when_ns - self.now_ns)
 
     def step(self) -> None:
         """Go to the next event and let it happen."""
@@ -72,15 +69,13 @@ class Agenda:
 class _Appointment(simpy.Event):
     """A SimPy event that has already succeeded and calls one function: the cheapest kind there is."""
 
-    def __init__(
-        self, env: simpy.Environment, delay: Any, order: Any, act: Callable[..., None], arguments: tuple[Any, ...]
-    ) -> None:
-        self.env = env
+    _ok = True
+
+    def __init__(self, agenda: Agenda, when_ns: int, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         self.callbacks = [self._happen]
-        self._ok = True
-        self._value = None
+        self._agenda, self._when_ns = agenda, when_ns
         self._act, self._arguments = act, arguments
-        env.schedule(self, order, delay)
 
     def _happen(self, _: simpy.Event) -> None:
+        self._agenda.now_ns = self._when_ns
         self._act(*self._arguments)

@@ -108,26 +108,23 @@ class SimulatedDevice:
 
     def next_end(self) -> RunningBatch | None:
         """The batch that ends first; ties go to the lower server, then the lower batch."""
-        moving = (running for running in self.running.values() if not running.frozen)
-        return min(moving, key=lambda r: (r.end_ns, r.server, r.batch), default=None)
+        first: RunningBatch | None = None
+        for running in self.running.values():
+            if not running.frozen and (first is None or _end_order(running) < _end_order(first)):
+                first = running
+        return first
 
     def _rerate(self, now_ns: int) -> None:
         """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""
         tables, running = self.tables, self.running.values()
-        load, is_across = total_load(
-            [r.table.demand_permille[r.size] for r in running],
-            [r.table.host_permille[r.size] for r in running],
-            [r.table.busy_permille[r.size] for r in running],
-            [r.server for r in running],
-            tables.hosted,
-            1000,
-        )
-        self._is_extrapolated = len(running) > tables.most_at_once or (
-            is_across and len({r.server for r in running}) > tables.most_processes
-        )
+        load, servers, busy = self._asked_of_it()
+        is_across = servers > 1
+        self._is_extrapolated = len(running) > tables.most_at_once or (is_across and servers > tables.most_processes)
         crowding = tables.crowding_across if is_across else tables.crowding
         common = crowding[min(int(load), CROWDING_LIMIT_PERMILLE)]
-        bandwidth = sum(r.table.bandwidth[r.size] for r in running)
+        bandwidth = 0.0  # summed one by one: `sum` compensates floats from Python 3.12 on
+        for r in running:
+            bandwidth += r.table.bandwidth[r.size]
         uncapped_mw = tables.context_idle_mw
         for r in running:
             r.slow_down = common * contention(tables.alpha, bandwidth - r.table.bandwidth[r.size]) * r.factor
@@ -137,4 +134,23 @@ class SimulatedDevice:
             r.slow_down *= self._pace / phi
             r.end_ns = now_ns + max(0, ceil(r.work_ns * r.slow_down))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
-        self.busy_permille = min(1000, sum(r.table.busy_permille[r.size] for r in running))
+        self.busy_permille = min(1000, busy)
+
+    def _asked_of_it(self) -> tuple[float, int, int]:
+        """x of the running set in permille, how many servers it is of, and the sum of its busy shares."""
+        demands: list[int] = []
+        hosts: list[int] = []
+        busy: list[int] = []
+        servers: list[int] = []
+        for running in self.running.values():
+            table, size = running.table, running.size
+            demands.append(table.demand_permille[size])
+            hosts.append(table.host_permille[size])
+            busy.append(table.busy_permille[size])
+            servers.append(running.server)
+        load, _ = total_load(demands, hosts, busy, servers, self.tables.hosted, 1000)
+        return load, len(set(servers)), sum(busy)
+
+
+def _end_order(running: RunningBatch) -> tuple[int, int, int]:
+    return running.end_ns, running.server, running.batch

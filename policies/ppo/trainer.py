@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,7 +138,7 @@ class _Meter:
         """Means of the reward's parts, where rewards came in parts."""
         if not self.terms:
             return {}
-        names = [each.name for each in fields(RewardTerms)]
+        names = RewardTerms.__struct_fields__
         return {f"reward/{name}": sum(getattr(t, name) for t in self.terms) / len(self.terms) for name in names}
 
 

@@ -8,17 +8,22 @@ from policies.ledger import Ledger, ReportedPower
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import (
     BatchFailed,
+    Block,
     BlockFinished,
+    Choice,
     ClusterView,
     Decide,
+    Decided,
     HeadKey,
     RequestArrived,
     RequestCompleted,
     RequestsReturned,
     RouterTimer,
     RunBatch,
+    SendBlock,
     ServerDown,
     ServerReport,
+    WorkKey,
 )
 
 S = 1_000_000_000
@@ -65,6 +70,9 @@ def test_a_dead_server_reports_nothing() -> None:
     books.observe_router(ServerDown(0, 1, "killed"), (), S)
     view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
     books.observe_router(RouterTimer(), (Decide(1, view),), S)
+    sent = SendBlock(Block(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
+    books.observe_router(RequestArrived(5), (), S)
+    books.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
     ended = BlockFinished(1, 1, 1, (5,), (S,), (2 * S,), ((1.0,),), (False,), (False,))
     books.observe_router(RouterTimer(), (ended,), 2 * S)
     ((decision, terms),) = books.take_credits()

@@ -1,10 +1,10 @@
-from dataclasses import replace
 from math import log1p
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from policies.observation import ObservationSpec, masks
 from tests.policies.cluster_views import server, view
