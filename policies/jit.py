@@ -23,22 +23,25 @@ import numba
 import numpy as np
 import numpy.typing as npt
 from numba.core import types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+_njit: Any = numba.njit
 IS_ON = os.environ.get("SLIMSCHED_JIT", "1") != "0"
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
 
 def kernel(function: Function) -> Function:
     """Compile a function that other compiled functions call."""
-    return cast(Function, numba.njit(**_OPTIONS)(function)) if IS_ON else function
+    return _linked(function, _OPTIONS) if IS_ON else function
 
 
 def fast_kernel(function: Function) -> Function:
     """The same where sums may be taken in any order: for learning, never for an engine."""
-    return cast(Function, numba.njit(**{**_OPTIONS, "fastmath": True})(function)) if IS_ON else function
+    return _linked(function, {**_OPTIONS, "fastmath": True}) if IS_ON else function
 
 
 def entry(function: Function) -> Function:
@@ -56,13 +59,76 @@ def _cached(function: Function, options: dict[str, Any]) -> Function:
         return function
     folder = _writable(cache_folder() / _sources_hash(Path(sys.modules[function.__module__].__file__ or "").parent))
     if folder is None:
-        return cast(Function, numba.njit(**options)(function))
+        return cast(Function, _njit(**options)(function))
     settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
     former, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
     try:
-        return cast(Function, numba.njit(cache=True, **options)(function))
+        return cast(Function, _njit(cache=True, **options)(function))
     finally:
         settings.CACHE_DIR = former
+
+
+# --------------------------------------------------------------------------------------------------- linked, not built
+
+
+class _Unset:
+    """A code generator that leaves a function's environment alone: it is for what raises, and no kernel does."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Nothing to set."""
+
+
+class _LinkedLibrary(JITCodeLibrary):
+    """Code of a function that only compiled functions call: linked into theirs, and optimized there.
+
+    Numba optimizes every function with all its callees and makes machine code of it, each time it meets one. For a
+    hundred and fifty small functions that call each other, that is most of the time to compile them.
+    """
+
+    @property
+    def codegen(self) -> Any:
+        """With nothing to set in machine code."""
+        return _Unset(super().codegen)
+
+    def add_llvm_module(self, module: Any) -> None:
+        self._final_module.link_in(module)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """No machine code: Python can't call it."""
+        self._ensure_finalized()
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _LinkedCompiler(Compiler):
+    def define_pipelines(self) -> Any:
+        state = self.state
+        state.library = _LinkedLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        return super().define_pipelines()
+
+
+def _linked(function: Function, options: dict[str, Any]) -> Function:
+    """Compiled once for all values of its arguments: Numba would do it anew for each constant given to it."""
+    made = _njit(**options, pipeline_class=_LinkedCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    get_template = made.get_call_template
+
+    def get_call_template(arguments: Any, keywords: Any) -> Any:
+        return get_template(tuple(types.unliteral(each) for each in arguments), keywords)
+
+    made.get_call_template = get_call_template
+    return cast(Function, made)
 
 
 # ----------------------------------------------------------------------------------------------------------- the cache
@@ -122,7 +188,7 @@ if IS_ON:
         """An intrinsic: array of numbers of this size -> pointer to its first one, read as `number`."""
 
         def row(typing_context: Any, array: Any) -> Any:
-            pointer = types.CPointer(number)  # type: ignore[no-untyped-call]
+            pointer = types.CPointer(number)
 
             def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
                 fields = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -136,7 +202,7 @@ if IS_ON:
         """An intrinsic: the address of the first of such numbers -> pointer to it."""
 
         def row(typing_context: Any, address: Any) -> Any:
-            pointer = types.CPointer(number)  # type: ignore[no-untyped-call]
+            pointer = types.CPointer(number)
 
             def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
                 return builder.inttoptr(arguments[0], context.get_value_type(pointer))
@@ -152,7 +218,7 @@ if IS_ON:
     reals_at = _pointer_at(types.float64)
     bytes_at = _pointer_at(types.uint8)
 else:
-    _MOST = 1 << 40  # numbers behind an address: how many is not known there
+    _MOST = 1 << 32  # numbers behind an address: how many is not known there
 
     def ints(array: npt.NDArray[Any]) -> Ints:
         """The row itself."""
@@ -168,12 +234,12 @@ else:
 
     def ints_at(address: int) -> Ints:
         """A row of int64 that begins at this address."""
-        return np.ctypeslib.as_array((ctypes.c_int64 * _MOST).from_address(address))
+        return np.ctypeslib.as_array((ctypes.c_int64 * _MOST).from_address(int(address)))
 
     def reals_at(address: int) -> Reals:
         """A row of float64 that begins at this address."""
-        return np.ctypeslib.as_array((ctypes.c_double * _MOST).from_address(address))
+        return np.ctypeslib.as_array((ctypes.c_double * _MOST).from_address(int(address)))
 
     def bytes_at(address: int) -> npt.NDArray[np.uint8]:
         """A row of bytes that begins at this address."""
-        return np.ctypeslib.as_array((ctypes.c_uint8 * _MOST).from_address(address))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * _MOST).from_address(int(address)))

@@ -109,9 +109,7 @@ def record_batch(k: Ints, p: Ints, s: int, i: int, now: int) -> None:
 
 
 @kernel
-def record_reading(
-    k: Ints, s: int, sampled: int, utilization: float, power_w: float, vram: int, waiting: int
-) -> None:
+def record_reading(k: Ints, s: int, sampled: int, utilization: float, power_w: float, vram: int, waiting: int) -> None:
     """A sensor's reading has come."""
     if not k[C_DETAIL]:
         return
@@ -132,7 +130,9 @@ def record_variance(k: Ints, r: Reals, p: Ints) -> None:
 
 
 @kernel
-def record_request(k: Ints, r: Reals, p: Ints, a: int, fate: int, reason: int, retries: int, correct: int, now: int) -> None:
+def record_request(
+    k: Ints, r: Reals, p: Ints, a: int, fate: int, reason: int, retries: int, correct: int, now: int
+) -> None:
     """A request is done with (or the run is over)."""
     if not k[C_KEEPS]:
         return

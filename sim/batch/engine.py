@@ -15,7 +15,16 @@ from sim.batch.layout import *
 from sim.batch.physics import account, settle
 from sim.batch.records import device_at, reschedule, server_at, soonest_server
 from sim.batch.routing import arrive, ask, ask_ns, end_transfer, form_block, may_send, plan_arrival
-from sim.batch.scheduling import begin_next, end_batch, end_load, end_unload, next_telemetry, sample, schedule, take_block
+from sim.batch.scheduling import (
+    begin_next,
+    end_batch,
+    end_load,
+    end_unload,
+    next_telemetry,
+    sample,
+    schedule,
+    take_block,
+)
 
 
 @kernel

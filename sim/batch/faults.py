@@ -56,9 +56,7 @@ def _is_before(k: Ints, one: int, other: int) -> bool:
 
 
 @kernel
-def _happen(
-    k: Ints, r: Reals, p: Ints, q: Reals, s: int, what: int, argument: int, factor: float, now: int
-) -> None:
+def _happen(k: Ints, r: Reals, p: Ints, q: Reals, s: int, what: int, argument: int, factor: float, now: int) -> None:
     if what == TAKE_OUT:
         _take_out(k, r, p, q, s, argument, now)
     elif what == COME_UP:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
-import numpy as np
-
 from policies.jit import Ints, Reals, kernel
-from sim.batch.layout import *  # noqa: F403 - names of offsets, nothing else
+from sim.batch.layout import *
 from sim.batch.records import device_at, instance_at, reschedule, server_at
 from sim.tables import CROWDING_LIMIT_PERMILLE
 
@@ -93,7 +91,8 @@ def settle(k: Ints, r: Reals, p: Ints, q: Reals, d: int, now: int) -> None:
         bandwidth += q[u + U_BANDWIDTH]
         is_across = is_across or k[i + I_SERVER] != k[instance_at(p, first) + I_SERVER]
         slot = k[i + I_RUN_NEXT]
-    load, processes = max(demand, host), 1
+    load: int = max(demand, host)
+    processes = 1
     if is_across:
         load, processes = _across(k, p, d, demand, load)
     k[d + V_IS_EXTRAPOLATED] = k[d + V_COUNT] > q[z + Z_MOST] or (is_across and processes > q[z + Z_MOST_PROCESSES])
@@ -113,7 +112,7 @@ def settle(k: Ints, r: Reals, p: Ints, q: Reals, d: int, now: int) -> None:
     while slot != NONE:
         i = instance_at(p, slot)
         r[i + I_SLOW] *= r[d + V_PACE] / phi
-        k[i + I_END] = now + max(0, np.int64(ceil(r[i + I_WORK] * r[i + I_SLOW])))
+        k[i + I_END] = now + max(0, ceil(r[i + I_WORK] * r[i + I_SLOW]))
         slot = k[i + I_RUN_NEXT]
     r[d + V_POWER] = min(q[z + Z_CAP_MW], uncapped_mw)
     k[d + V_BUSY] = min(1000, busy)

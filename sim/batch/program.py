@@ -66,10 +66,7 @@ class Program:
         if self.width_count**self.segments > MOST_TUPLES:
             raise UnsupportedScenario(f"{self.width_count}^{self.segments} width tuples (at most {MOST_TUPLES})")
         self.keys = [
-            (s, w, x)
-            for s in range(1, self.segments + 1)
-            for w in config.widths
-            for x in (IMAGE, *config.widths)
+            (s, w, x) for s in range(1, self.segments + 1) for w in config.widths for x in (IMAGE, *config.widths)
         ]  # the number of a key is its place here
         self.group = max(config.groups)
         self._writer = _Writer(P_SIZE)

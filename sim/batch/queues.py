@@ -141,7 +141,7 @@ def enqueue(k: Ints, p: Ints, s: int, key: int, slot: int) -> None:
 
 @kernel
 def dequeue(k: Ints, p: Ints, s: int, place: int, most: int) -> int:
-    """Take the oldest requests of the key at a place of the order, `most` at most; returns the first, linked to the rest.
+    """Take the oldest requests of the key at a place of the order, `most` at most; returns the first of them.
 
     The key is not blocked any more, and its load counter ends with its queue.
     """

@@ -106,7 +106,12 @@ def ask(k: Ints, r: Reals, p: Ints, now: int) -> bool:
         return False
     candidates = min(waiting_with(k, p, slot), p[P_GROUP])
     a = request_at(p, slot)
-    k[C_SLOT], k[C_CANDIDATES], k[C_LINE], k[C_IS_ALONE] = slot, candidates, shared_line(k, p, a), k[a + R_LINE] == ALONE
+    k[C_SLOT], k[C_CANDIDATES], k[C_LINE], k[C_IS_ALONE] = (
+        slot,
+        candidates,
+        shared_line(k, p, a),
+        k[a + R_LINE] == ALONE,
+    )
     if k[C_FAULTY]:
         k[C_REMOVALS_SEEN] = k[C_REMOVALS]
         for n in range(candidates):
@@ -271,13 +276,13 @@ def _transfer(k: Ints, p: Ints, q: Reals, source: int, s: int, transfer_bytes: i
     loss = 1 - arrives
     medium = p[P_MEDIA_AT] + p[x + X_MEDIUM] * Y_SIZE
     started = max(now, k[medium + Y_FREE_AT])
-    k[medium + Y_FREE_AT] = started + np.int64(ceil(transfer_bytes / (1 - loss) / bandwidth * _NS))
+    k[medium + Y_FREE_AT] = started + ceil(transfer_bytes / (1 - loss) / bandwidth * _NS)
     latencies = 1
     if loss > 0:
         chance = hashed_share(k[C_LINKS_SALT], p[x + X_MEDIUM], k[medium + Y_TRANSFERS])
         latencies += 2 * (_rounds(transfer_bytes, loss, chance) - 1)
     k[medium + Y_TRANSFERS] += 1
-    return k[medium + Y_FREE_AT] + np.int64(ceil(latencies * latency_s * _NS))
+    return k[medium + Y_FREE_AT] + ceil(latencies * latency_s * _NS)
 
 
 @kernel
@@ -287,7 +292,8 @@ def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
     if packets == 0 or chance == 0.0:
         return 1
     one_missing = -expm1(log(chance) / packets)
-    return max(1, np.int64(ceil(log(one_missing) / log(loss))))
+    most: int = max(1, ceil(log(one_missing) / log(loss)))
+    return most
 
 
 @kernel

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from math import ceil
 
-import numpy as np
-
 from policies.jit import Ints, Reals, bytes_at, kernel
 from sim.batch.books import record_batch, record_reading, record_variance, report_power
 from sim.batch.chance import hashed_below
 from sim.batch.layout import *
 from sim.batch.physics import account, busy_ms, energy_mj, next_ending, replan, start_running, stop_running
 from sim.batch.queues import dequeue, enqueue
-from sim.batch.records import device_at, instance_at, key_at, member_at, request_at, reschedule, server_at, spec_at
+from sim.batch.records import device_at, instance_at, key_at, member_at, request_at, spec_at
 from sim.batch.routing import give_back, lose_server, retry, welcome
 
 # --------------------------------------------------------------------------------------------------- words about keys
@@ -479,7 +477,7 @@ def _solo_ns(k: Ints, p: Ints, q: Reals, s: int, i: int, row: int) -> int:
     if p[row + U_JITTER] == NONE:
         return p[row + U_LATENCY]
     drawn = hashed_below(k[C_JITTER_SALT], k[s + S_INDEX], k[i + I_BATCH], p[row + U_JITTERS])
-    return np.int64(ceil(p[row + U_TYPICAL] * q[p[row + U_JITTER] + drawn]))  # type: ignore[return-value]
+    return ceil(p[row + U_TYPICAL] * q[p[row + U_JITTER] + drawn])
 
 
 @kernel

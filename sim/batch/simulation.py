@@ -383,8 +383,10 @@ class CompiledSimulation:
 
     def _requests(self, is_detailed: bool) -> tuple[RequestRecord, ...]:
         found = self._run.records.requests[: self._run.row[C_REQUEST_RECORDS]]
-        energies, segments, widths = found[:, A_ENERGY].view(np.float64).tolist(), self._program.segments, (
-            self._program.widths
+        energies, segments, widths = (
+            found[:, A_ENERGY].view(np.float64).tolist(),
+            self._program.segments,
+            (self._program.widths),
         )
         stages, rest = A_STAGES + STAGE_COUNT + 1, A_STAGES + STAGE_COUNT + 1 + segments
         return tuple(
