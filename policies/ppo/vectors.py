@@ -17,15 +17,15 @@ from numba.extending import intrinsic
 from policies.jit import IS_ON, Singles, kernel
 
 LANES = 16  # columns of a block; rows of weights are padded to a multiple of it
-_ROWS = 4  # rows of a block: 4 x 16 sums stay in registers with AVX-512, AVX2 and NEON
+_ROWS, _VECTORS = 4, 4  # of a block of several rows, and of a line of one: so many sums stay in registers
 
 if IS_ON:
     _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
     _VECTOR = ir.VectorType(_FLOAT, LANES)
     _code: Any = cgutils
 
-    def _block(rows: int) -> Any:
-        """An intrinsic: C[i, :16] += A[i, k] B[k, :16] for so many rows i and all k, ascending.
+    def _block(rows: int, vectors: int) -> Any:
+        """An intrinsic: C[i, :] += A[i, k] B[k, :] for so many rows i, so many times 16 columns and all k, ascending.
 
         A's element (i, k) stands at `a_at + i row_step + k k_step`; rows of B and C have `columns` numbers.
         """
@@ -36,29 +36,31 @@ if IS_ON:
             terms: Any, columns: Any,
         ) -> Any:
             signature = types.void(c, c_at, a, a_at, row_step, k_step, b, b_at, terms, columns)
-            return signature, lambda context, builder, _, values: _block_code(context, builder, rows, *values)
+            return signature, lambda context, builder, _, values: _block_code(context, builder, rows, vectors, *values)
         # fmt: on
 
         return intrinsic(block)
 
-    def _block_code(context: Any, builder: Any, rows: int, *values: Any) -> Any:
+    def _block_code(context: Any, builder: Any, rows: int, vectors: int, *values: Any) -> Any:
         """The sums are loaded, go round the loop over k in registers, and are stored."""
         c, c_at, a, a_at, row_step, k_step, b, b_at, terms, columns = values
 
-        def vector(base: Any, at: Any, step: Any, index: Any) -> Any:
-            return builder.bitcast(_place(builder, base, at, step, index), _VECTOR.as_pointer())
+        def vector(base: Any, at: Any, index: Any, part: int) -> Any:
+            start = builder.add(at, at.type(part * LANES))
+            return builder.bitcast(_place(builder, base, start, columns, index), _VECTOR.as_pointer())
 
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         add_product = _code.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
-        places = [vector(c, c_at, columns, columns.type(i)) for i in range(rows)]
+        parts = [(row, part) for row in range(rows) for part in range(vectors)]
+        places = [vector(c, c_at, columns.type(row), part) for row, part in parts]
         sums = [_code.alloca_once_value(builder, builder.load(place, align=4)) for place in places]
         with _code.for_range(builder, terms) as loop:
-            row = builder.load(vector(b, b_at, columns, loop.index), align=4)
+            b_row = [builder.load(vector(b, b_at, loop.index, part), align=4) for part in range(vectors)]
             a_k = builder.add(a_at, builder.mul(k_step, loop.index))
-            for i, total in enumerate(sums):
-                factor = builder.load(_place(builder, a, a_k, row_step, row_step.type(i)))
-                term = builder.call(add_product, [_in_all_lanes(builder, factor), row, builder.load(total)])
-                builder.store(term, total)
+            column = [builder.load(_place(builder, a, a_k, row_step, row_step.type(row))) for row in range(rows)]
+            factors = [_in_all_lanes(builder, factor) for factor in column]
+            for (row, part), total in zip(parts, sums, strict=True):
+                builder.store(builder.call(add_product, [factors[row], b_row[part], builder.load(total)]), total)
         for place, total in zip(places, sums, strict=True):
             builder.store(builder.load(total), place, align=4)
         return context.get_dummy_value()
@@ -71,7 +73,7 @@ if IS_ON:
         first = builder.insert_element(nothing, number, _INT(0))
         return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_INT, LANES), None))
 
-    _block_of_4, _block_of_1 = _block(_ROWS), _block(1)
+    _block_of_4, _block_of_1, _line = _block(_ROWS, 1), _block(1, 1), _block(1, _VECTORS)
 
     def _fused(context: Any, a: Any, b: Any, c: Any) -> Any:
         return types.float32(a, b, c), lambda _, builder, __, values: builder.fma(*values)
@@ -86,7 +88,7 @@ if IS_ON:
     power_of_two: Any = intrinsic(_power_of_two)
 else:
 
-    def _interpreted(rows: int) -> Any:
+    def _interpreted(rows: int, vectors: int) -> Any:
         def block(
             c: Any,
             c_at: int,
@@ -100,14 +102,14 @@ else:
             columns: int,
         ) -> None:
             for i in range(rows):
-                to = slice(c_at + i * columns, c_at + i * columns + LANES)
+                to = slice(c_at + i * columns, c_at + i * columns + vectors * LANES)
                 for k in range(terms):
-                    row = b[b_at + k * columns : b_at + k * columns + LANES]
+                    row = b[b_at + k * columns : b_at + k * columns + vectors * LANES]
                     c[to] = a[a_at + i * row_step + k * k_step].astype(np.float64) * row + c[to]
 
         return block
 
-    _block_of_4, _block_of_1 = _interpreted(_ROWS), _interpreted(1)
+    _block_of_4, _block_of_1, _line = _interpreted(_ROWS, 1), _interpreted(1, 1), _interpreted(1, _VECTORS)
 
     def fused(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
         """A b + c, rounded once (but for rare double rounding)."""
@@ -142,8 +144,12 @@ def multiply(
         for column in range(0, columns, LANES):
             to, from_a = c_at + i * columns + column, a_at + i * row_step
             _block_of_4(c, to, a, from_a, row_step, k_step, b, b_at + column, terms, columns)
+    in_lines = columns - columns % (_VECTORS * LANES)
     for i in range(whole, rows):
-        for column in range(0, columns, LANES):
+        for column in range(0, in_lines, _VECTORS * LANES):
+            to, from_a = c_at + i * columns + column, a_at + i * row_step
+            _line(c, to, a, from_a, row_step, k_step, b, b_at + column, terms, columns)
+        for column in range(in_lines, columns, LANES):
             to, from_a = c_at + i * columns + column, a_at + i * row_step
             _block_of_1(c, to, a, from_a, row_step, k_step, b, b_at + column, terms, columns)
 

@@ -1,6 +1,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +66,7 @@ def test_tanh_is_good_to_2e_7() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 32])
 @pytest.mark.parametrize("terms", [0, 1, 5, 12, 64])
-@pytest.mark.parametrize("columns", [16, 80])
+@pytest.mark.parametrize("columns", [16, 48, 80])
 def test_products_add_up(rows: int, terms: int, columns: int) -> None:
     """C + A B, A as it is or a transpose, against float64; and each row has the same bits alone."""
     rng = np.random.default_rng(0)
@@ -191,23 +193,30 @@ def test_rows_name_where_decisions_stand() -> None:
 # -------------------------------------------------------------------------------------------------------- learning
 
 
+def gradient_arguments(
+    network: PolicyNetwork, experience: Experience, knobs: PPOKnobs, order: npt.NDArray[np.int64]
+) -> tuple[Any, ...]:
+    """Those of `kernels.gradient`, what it writes in the last two."""
+    e = experience
+    layout = Layout.of(spec_of(e.server_mask.shape[1]), hidden_of(network))
+    weights, sizes = layout.pack(tensors_of(network)), layout.sizes()
+    transposed = np.zeros_like(weights)
+    kernels.transpose(weights, sizes, transposed)
+    return (
+        weights, transposed, sizes, order, e.observation, e.server_mask, e.width_mask, e.actions, e.log_prob, e.eps,
+        e.reward, advantages(e.reward, e.value), 1 / len(order), knobs.clip, knobs.value_weight, knobs.entropy_weight,
+        np.full(layout.scratch, np.nan, np.float32), np.zeros_like(weights), np.zeros(7),
+    )  # fmt: skip
+
+
 def gradient_of(
     network: PolicyNetwork, experience: Experience, knobs: PPOKnobs = KNOBS, rows: npt.NDArray[np.int64] | None = None
 ) -> tuple[Row, npt.NDArray[np.float64]]:
     """The compiled gradient and the means behind `UpdateStats`, of these rows or all."""
-    servers = experience.server_mask.shape[1]
-    layout = Layout.of(spec_of(servers), hidden_of(network))
-    weights, sizes = layout.pack(tensors_of(network)), layout.sizes()
-    transposed, slopes, sums = np.zeros_like(weights), np.zeros_like(weights), np.zeros(7)
-    kernels.transpose(weights, sizes, transposed)
     order = np.arange(len(experience)) if rows is None else rows
-    e = experience
-    kernels.gradient(
-        weights, transposed, sizes, order, e.observation, e.server_mask, e.width_mask, e.actions, e.log_prob, e.eps,
-        e.reward, advantages(e.reward, e.value), 1 / len(order), knobs.clip, knobs.value_weight, knobs.entropy_weight,
-        np.full(layout.scratch, np.nan, np.float32), slopes, sums,
-    )  # fmt: skip
-    return slopes, sums / len(order)
+    arguments = gradient_arguments(network, experience, knobs, order)
+    kernels.gradient(*arguments)
+    return arguments[-2], arguments[-1] / len(order)
 
 
 def torch_loss(
@@ -300,21 +309,28 @@ def test_a_gradient_that_is_not_finite_changes_nothing(broken: float) -> None:
 
 # ------------------------------------------------------------------------------------------------------ interpreted
 
-
-def test_the_interpreter_runs_the_same_source() -> None:
-    """With SLIMSCHED_JIT=0 nothing is compiled, and act and gradient say the same."""
-    code = """
+INTERPRETED = """
+import sys
 import numpy as np
 from policies import jit
-from tests.policies.ppo.problems import experience_of
-from tests.policies.ppo.test_kernels import gradient_of
+from policies.ppo import kernels
 assert not jit.IS_ON
-network, experience = experience_of(2, 8, hidden=(16,))
-print(*experience.actions.reshape(-1), *gradient_of(network, experience)[0])
+given = dict(np.load(sys.argv[1]))
+order = [given[f"arr_{i}"] for i in range(len(given))]
+kernels.gradient(*(each[()] if each.ndim == 0 else each for each in order))
+np.savez(sys.argv[2], *order[-2:])
 """
-    environment = os.environ | {"SLIMSCHED_JIT": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    network, experience = experience_of(2, 8, hidden=(16,))
-    printed = [float(each) for each in done.stdout.split()]
-    assert printed[:24] == experience.actions.reshape(-1).tolist()
-    assert printed[24:] == pytest.approx(gradient_of(network, experience)[0].tolist(), abs=1e-5)
+
+
+def test_the_interpreter_runs_the_same_source(tmp_path: Path) -> None:
+    """With SLIMSCHED_JIT=0 nothing is compiled, and the gradient is the same."""
+    network, experience = experience_of(2, 9, hidden=(16, 16))
+    arguments = gradient_arguments(network, experience, KNOBS, np.arange(9))
+    np.savez(tmp_path / "given.npz", *arguments)
+    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.npz"), str(tmp_path / "found.npz")]
+    subprocess.run(command, env=os.environ | {"SLIMSCHED_JIT": "0"}, check=True)
+    found = np.load(tmp_path / "found.npz")
+    kernels.gradient(*arguments)
+    assert found["arr_0"] == pytest.approx(arguments[-2], abs=1e-5)
+    assert found["arr_1"] == pytest.approx(arguments[-1], abs=1e-5)
+    assert np.count_nonzero(arguments[-2]) > 100
