@@ -62,7 +62,7 @@ def credit(k: Ints, r: Reals, p: Ints, q: Reals, b: int, now: int) -> None:
     p_acc = accuracy / members
     c = p[P_CREDITS_AT] + k[C_CREDITS] * D_SIZE
     k[C_CREDITS] += 1
-    k[c + D_DECISION] = k[b + B_DECISION]
+    k[c + D_DECISION], k[c + D_TAG] = k[b + B_DECISION], k[b + B_TAG]
     r[c + D_ACCURACY] = q[P_ALPHA] * (p_acc - q[P_MEAN_TOP1] if p[P_CENTRE] else p_acc)
     r[c + D_LATENCY] = -q[P_BETA] * latency_s
     r[c + D_ENERGY] = -q[P_GAMMA] * (block_j / members)

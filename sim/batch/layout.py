@@ -37,7 +37,7 @@ TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)
 (
     C_STATUS, C_IS_SET_OFF, C_NOW, C_ENDED, C_HORIZON, C_LIMIT, C_DRAINS, C_DETAIL, C_KEEPS, C_FAULTY,
     C_ARRIVALS, C_ARRIVAL_COUNT, C_ARRIVED, C_ARRIVAL_NS, C_DEADLINE,
-    C_DECISION, C_ASKED, C_DECISION_END, C_HOST_FREE, C_AT_CAP, C_SNAPSHOT,
+    C_DECISION, C_ASKED, C_DECISION_END, C_HOST_FREE, C_AT_CAP, C_SNAPSHOT, C_TAG, C_DRAWS_SALT,
     C_SLOT, C_LINE, C_IS_ALONE, C_CANDIDATES, C_REMOVALS, C_REMOVALS_SEEN, C_SERVER, C_WIDTH, C_GROUP,
     C_FIFO_HEAD, C_FIFO_TAIL, C_FIFO_LENGTH, C_COMPLETED, C_FAILED, C_IN_FLIGHT,
     C_FREE_REQUEST, C_FREE_REQUESTS, C_FREE_INSTANCE, C_FREE_INSTANCES, C_FREE_SERVERS, C_GONE,
@@ -49,7 +49,7 @@ TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)
     C_BATCH_RECORDS, C_BATCHES_AT, C_BATCHES_ROOM, C_READINGS, C_READINGS_AT, C_READINGS_ROOM,
     C_VARIANCES, C_VARIANCES_AT, C_VARIANCES_ROOM,
     C_SIZE,
-) = range(77)
+) = range(79)
 
 # ------------------------------------------------------------------------------------------------------- the servers
 # What happens at a server, in the order in which it happens at one instant (`sim.agenda.Kind`).
@@ -112,9 +112,9 @@ STAGE_COUNT: Final = 7  # `policies.records.STAGES` but `lost`
 
 # A block on its way or at its server; its moves and its members follow.
 (
-    B_DECISION, B_SERVER, B_EPOCH, B_KEY, B_COUNT, B_ENDED, B_MOVES, B_MOVING, B_LINE, B_SNAPSHOT, B_SENT, B_ARRIVED,
+    B_DECISION, B_SERVER, B_EPOCH, B_KEY, B_COUNT, B_ENDED, B_MOVES, B_MOVING, B_LINE, B_TAG, B_SNAPSHOT, B_SENT, B_ARRIVED,
     B_SIZE,
-) = range(13)
+) = range(14)
 O_NS, O_SOURCE, O_MOVING, O_SIZE = range(4)
 M_REQUEST, M_ENDED, M_FAILED, M_SOURCE, M_SPAN, M_ENERGY, M_ACCURACY, M_SIZE = range(8)          # + energy, + accuracy
 
@@ -122,7 +122,7 @@ L_HEAD, L_TAIL, L_COUNT, L_SIZE = range(4)                                     #
 F_NS, F_SERVER, F_ORDER, F_NUMBER, F_WHAT, F_ARGUMENT, F_SIZE = range(7)       # + argument of STRAGGLE
 
 # -------------------------------------------------------------------------------------------------------- the records
-D_DECISION, D_ACCURACY, D_LATENCY, D_ENERGY, D_IMBALANCE, D_BONUS, D_TOTAL, D_SIZE = range(8)    # a credit: + all terms
+D_DECISION, D_ACCURACY, D_LATENCY, D_ENERGY, D_IMBALANCE, D_BONUS, D_TOTAL, D_TAG, D_SIZE = range(9)    # a credit: + all terms
 (
     A_ID, A_ARRIVED, A_FINISHED, A_FATE, A_REASON, A_RETRIES, A_CORRECT, A_ENERGY, A_LENGTH, A_STAGES,  # + energy
 ) = range(10)                                                                  # then S widths, S servers
@@ -152,15 +152,15 @@ W_SERVER, W_DOWN, W_UP, W_SIZE = range(4)                                      #
     P_SERVER_PARAMETERS, P_DEVICE_PARAMETERS, P_LOGS, P_LOGS_COUNT,
     P_SIZE,
 ) = range(63)
-LOGS_TABULATED: Final = 4096
+LOGS_TABULATED: Final = 1 << 15
 
 (
     X_DEVICE, X_BATCH_LIMIT, X_CAP, X_UTILIZATION_BLOCK, X_IDLE_NS, X_TRIGGER, X_SCALE_CAP, X_BLOCKS, X_SKIP_NS,
     X_AS_INSTANCE, X_PADDED, X_PADDED_COUNT, X_PRELOAD, X_PRELOAD_COUNT, X_LOAD_RETRIES, X_LOAD_BACKOFF_NS, X_CONTEXT,
     X_MEDIUM, X_LATENCY, X_BANDWIDTH, X_LOSS,                                                  # + three
-    X_INSTANCE_BYTES, X_CAN_HOLD, X_HOLDS, X_HOLDS_ANY, X_POWER_LIMIT,                         # + power_limit_w
+    X_INSTANCE_BYTES, X_CAN_HOLD, X_HOLDS, X_HOLDS_ANY, X_CODES, X_POWER_LIMIT,                         # + power_limit_w
     X_SIZE,
-) = range(27)
+) = range(28)
 
 (
     Z_TABLE, Z_LIMIT, Z_CROWDING, Z_CROWDING_ACROSS, Z_HOSTED, Z_MOST, Z_MOST_PROCESSES,       # + two

@@ -172,6 +172,7 @@ class Program:
             X_CAN_HOLD: add([knobs.can_hold(each) for each in specs]),
             X_HOLDS: add([held for segment in holds for held in segment]),
             X_HOLDS_ANY: add([any(segment) for segment in holds]),
+            X_CODES: add([sum(held << w for w, held in enumerate(segment)) for segment in holds]),
             X_POWER_LIMIT: float(self.cluster.devices[spec.device].profile.power.cap_w),
         }
 
@@ -315,9 +316,15 @@ class Shape:
             at += int(size)
         p[P_FAULTS], p[P_INSTANCES], p[P_REQUESTS] = faults, instances, requests
         self.size = at
+        self._template: Numbers | None = None
 
     def row(self) -> Numbers:
         """A cluster's row before its first instant."""
+        if self._template is None:
+            self._template = self._first_row()
+        return self._template.copy()
+
+    def _first_row(self) -> Numbers:
         p, row = self.parameters, np.zeros(self.size, np.int64)
         reals = row.view(np.float64)
         for field in (C_SLOT, C_FIFO_HEAD, C_FIFO_TAIL, C_DEADLINE):

@@ -196,6 +196,7 @@ def form_block(k: Ints, r: Reals, p: Ints, q: Reals, now: int) -> int:
     b = block_at(p, number)
     k[b + B_DECISION], k[b + B_SERVER], k[b + B_EPOCH] = k[C_DECISION], k[C_SERVER], k[s + S_EPOCH]
     k[b + B_KEY], k[b + B_COUNT], k[b + B_ENDED], k[b + B_LINE] = key, count, 0, k[C_LINE]
+    k[b + B_TAG] = k[C_TAG]
     k[b + B_SNAPSHOT], k[b + B_SENT], k[b + B_ARRIVED], k[b + B_MOVES], k[b + B_MOVING] = k[C_SNAPSHOT], now, 0, 0, 0
     k[C_SLOT] = NONE
     for position in range(count):

@@ -196,8 +196,8 @@ class RunRow:
             self._records.grow(shape.program.servers * shape.program.cluster.router.outstanding_blocks)
             self._records.place_in(self.row)
             return
-        requests = shape.requests * (2 if status == REQUESTS_FULL else 1)
-        instances = shape.instances * (2 if status == INSTANCES_FULL else 1)
+        requests = shape.requests + (shape.requests // 2 if status == REQUESTS_FULL else 0)
+        instances = shape.instances + (shape.instances // 2 if status == INSTANCES_FULL else 0)
         self.shape, (self.row,) = shape.grown([self.row], requests, instances)
         self._set_scratch()
 
