@@ -15,17 +15,17 @@ _Queue = deque[tuple[int, int]]  # (sequence number, item) of one key; one that 
 class KeyedFifo(Generic[Key]):
     """Items (integers) in arrival order, taken from the front of one key at a time; all operations are O(1) amortized.
 
-    `by_age` is the exception: it sorts the keys, of which there are few.
+    `by_age` is the exception: it sorts the keys, of which there are few. `waiting` is the number of all items.
     """
 
     def __init__(self) -> None:
+        self.waiting = 0
         self._queues: dict[Key, _Queue] = {}
         self._order: deque[tuple[int, Key, _Queue]] = deque()
         self._next = 0
-        self._length = 0
 
     def __len__(self) -> int:
-        return self._length
+        return self.waiting
 
     def __contains__(self, key: Key) -> bool:
         return key in self._queues
@@ -37,13 +37,11 @@ class KeyedFifo(Generic[Key]):
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-        sequence = self._next
         for item in items:
-            queue.append((sequence, item))
-            self._order.append((sequence, key, queue))
-            sequence += 1
-        self._length += sequence - self._next
-        self._next = sequence
+            queue.append((self._next, item))
+            self._order.append((self._next, key, queue))
+            self._next += 1
+        self.waiting += len(items)
 
     def length(self, key: Key) -> int:
         """How many items of this key wait."""
@@ -71,8 +69,8 @@ class KeyedFifo(Generic[Key]):
         taken = tuple([queue.popleft()[1] for _ in range(min(count, len(queue)))])
         if not queue:
             del self._queues[key]
-        self._length -= len(taken)
-        if len(self._order) > 2 * self._length + 64:  # who never asks for the head must not keep every item for ever
+        self.waiting -= len(taken)
+        if len(self._order) > 2 * self.waiting + 64:  # who never asks for the head must not keep every item for ever
             self._order = deque(entry for entry in self._order if _waits(entry[0], entry[2]))
         return taken
 
@@ -87,7 +85,7 @@ class KeyedFifo(Generic[Key]):
         if not queue:
             del self._queues[key]
         removed = tuple(item for _, item in entries if item in doomed)
-        self._length -= len(removed)
+        self.waiting -= len(removed)
         return removed
 
     def by_age(self) -> list[Key]:
@@ -103,7 +101,7 @@ class KeyedFifo(Generic[Key]):
         """Forget everything."""
         self._queues.clear()
         self._order.clear()
-        self._length = 0
+        self.waiting = 0
 
 
 def _waits(sequence: int, queue: _Queue) -> bool:

@@ -169,7 +169,12 @@ class GreedyScheduler:
     @property
     def queue_length(self) -> int:
         """Requests that wait here (not those that run)."""
-        return len(self._queue)
+        return self._queue.waiting
+
+    @property
+    def requests(self) -> int:
+        """Requests that wait or run here."""
+        return self._queue.waiting + self.running_requests
 
     @property
     def vram_used_bytes(self) -> int:
@@ -310,9 +315,9 @@ class GreedyScheduler:
 
     def _schedule(self, now_ns: int, commands: list[ServerCommand]) -> None:
         """Alg. 1's loop until nothing more can be done at this instant."""
-        while len(self._queue) and (served := self._next_servable(now_ns)) is not None:
+        while self._queue.waiting and (served := self._next_servable(now_ns)) is not None:
             commands.append(self._run(*served))
-        if len(self._queue):
+        if self._queue.waiting:
             self._load_for_blocked(now_ns, commands)
             self._scale_up(now_ns, commands)
         if self.knobs.idle_unload_ns is not None:
@@ -355,7 +360,7 @@ class GreedyScheduler:
         self._next_batch += 1
         self.running_requests += len(requests)
         self._batches[batch] = _Batch(instance, requests, key.segment, served)
-        padded = self._padded(len(requests))
+        padded = self._padded(len(requests)) if self.knobs.padded_sizes else len(requests)
         return RunBatch(self._epoch, batch, instance.id, requests, key.segment, key.previous_width, served, padded)
 
     def _take(self, key: WorkKey, count: int) -> tuple[int, ...]:
@@ -459,12 +464,11 @@ class GreedyScheduler:
 
     def _unload_idle(self, now_ns: int, idle_unload_ns: int, commands: list[ServerCommand]) -> None:
         """Alg. 1's second loop: unload what has been idle for t_idle."""
-        expired = []
-        for instance in self._idle.values():
-            if now_ns - instance.last_used_ns < idle_unload_ns:
-                break
-            expired.append(instance)
-        commands.extend(self._unload(instance) for instance in expired)
+        while self._idle:
+            longest_idle = next(iter(self._idle.values()))
+            if now_ns - longest_idle.last_used_ns < idle_unload_ns:
+                return
+            commands.append(self._unload(longest_idle))
 
     def _unload(self, instance: Instance) -> UnloadInstance:
         self._set_taken(instance, InstanceState.UNLOADING)

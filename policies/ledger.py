@@ -181,6 +181,8 @@ class Ledger:
         weights, prior: of Eq. 7.
         detail: keep block, batch and telemetry records, and each request's stages (off while a router trains).
         keep_log: keep every step for replay.
+
+    `keeps_starts` says whether it takes notice of what only begins (transfers, batches); no core does.
     """
 
     def __init__(
@@ -206,6 +208,7 @@ class Ledger:
         self._prior = prior
         self._detail = detail
         self._keep_log = keep_log
+        self.keeps_starts = detail or keep_log
         self._power = ReportedPower(servers)
         self._utilization = [0.0] * servers
         self._gpu_var: float | None = 0.0  # of these; None when they have changed
@@ -243,11 +246,6 @@ class Ledger:
                 BatchStarted: self._note_start,
                 InstanceLoaded: self._note_loaded,
             }
-
-    @property
-    def keeps_starts(self) -> bool:
-        """Whether it takes notice of what only begins (transfers, batches); no core does."""
-        return self._detail or self._keep_log
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call, in their order."""
@@ -399,8 +397,11 @@ class Ledger:
         """p_acc: correct or not at the last segment, the prior of the widths so far before it; a failed member is 0."""
         if ended.segment == self._segments:
             return sum(ended.correct) / len(ended.correct)
-        members = zip(ended.widths, ended.failed, strict=True)
-        return mean([0.0 if failed else self._prior(widths) for widths, failed in members])
+        total = 0.0
+        for widths, failed in zip(ended.widths, ended.failed, strict=True):
+            if not failed:
+                total += self._prior(widths)
+        return total / len(ended.widths)
 
     # --------------------------------------------------------------------------------------------- the servers' steps
 

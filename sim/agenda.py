@@ -55,7 +55,7 @@ class Agenda:
     @property
     def is_instant_over(self) -> bool:
         """Whether nothing more happens at the present time."""
-        return self.next_ns > self.now_ns
+        return bool(self._env.peek() > self.now_ns)
 
     def at(self, when_ns: int, order: Any, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` at a time; `order` is `ARRIVAL`, `DECISION_END` or a `rank`."""

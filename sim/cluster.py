@@ -23,6 +23,7 @@ from policies.routing import RouterConfig, RoutingPolicy
 from policies.vocabulary import (
     NS_PER_S,
     ROUTER,
+    Block,
     BlockArrived,
     Choice,
     Decide,
@@ -171,16 +172,20 @@ class Simulation:
 
     def advance(self) -> Decide | None:
         """Run to the next decision; None when the run has ended."""
+        agenda, horizon_ns = self._agenda, self.spec.horizon_ns
         while self._asked is None and self._ended_ns is None:
-            wake_ns = self.router.next_wake_ns
-            may_ask = wake_ns is not None and wake_ns <= self.now_ns and self._host_free_ns <= self.now_ns
-            if may_ask and self._agenda.is_instant_over:
+            if agenda.is_instant_over and self._may_ask():
                 self._tell_router(RouterTimer())
-            elif self._is_over():
+            elif agenda.next_ns > horizon_ns and self._is_over():
                 self._ended_ns = self._end_ns()
             else:
-                self._agenda.step()
+                agenda.step()
         return self._asked
+
+    def _may_ask(self) -> bool:
+        """Whether the router's timer has come, and its host is free."""
+        now_ns, wake_ns = self._agenda.now_ns, self.router.next_wake_ns
+        return wake_ns is not None and wake_ns <= now_ns and self._host_free_ns <= now_ns
 
     def decide(self, choice: Choice) -> None:
         """Answer the pending decision; it takes effect `decision_ns` after it was asked for."""
@@ -234,11 +239,12 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------ the run's end
 
     def _is_over(self) -> bool:
-        next_ns, horizon_ns = self._agenda.next_ns, self.spec.horizon_ns
-        if next_ns <= horizon_ns or self.spec.end == "cut":
-            return next_ns > horizon_ns
+        """Whether the run ends before the next event, which is beyond the horizon."""
+        if self.spec.end == "cut":
+            return True
         drained = self._arrived == len(self.spec.arrivals_ns) and self.router.in_flight == 0
-        return drained or self._faults.is_all_gone or next_ns > horizon_ns + self.spec.drain_limit_ns
+        limit_ns = self.spec.horizon_ns + self.spec.drain_limit_ns
+        return drained or self._faults.is_all_gone or self._agenda.next_ns > limit_ns
 
     def _end_ns(self) -> int:
         """Under `drain`, the run ends at the horizon or at the last completion (or death), whichever is later."""
@@ -251,16 +257,17 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------------- the router
 
     def _tell_router(self, event: RouterEvent) -> None:
-        commands = self.router.handle(event, self.now_ns)
-        self._ledger.observe_router(event, commands, self.now_ns)
+        router, now_ns = self.router, self._agenda.now_ns
+        commands = router.handle(event, now_ns)
+        self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
             if isinstance(command, Decide):
                 self._asked = command
                 self._keep_host_busy()
             elif isinstance(command, SendBlock):
                 self._send(command)
-        wake_ns = self.router.next_wake_ns
-        if wake_ns is not None and wake_ns > self.now_ns:
+        wake_ns = router.next_wake_ns
+        if wake_ns is not None and wake_ns > now_ns:
             self._agenda.at(wake_ns, DECISION_END, self._pass)  # `advance` looks at the router's timer at that instant
 
     def _keep_host_busy(self) -> None:
@@ -294,16 +301,18 @@ class Simulation:
     def _send(self, command: SendBlock) -> None:
         """Book the block's transfers; it arrives with the last of them."""
         block = command.block
+        if not command.moves:
+            self._hand_over(block)
+            return
         delivery = self._deliveries[block.block] = _Delivery(command, {source for source, _ in command.moves})
-        tables = self._devices[self.cluster.servers[block.server].device].physics.tables
+        tables = self.cluster.devices[self.cluster.servers[block.server].device]
         one_bytes = input_bytes(tables, block.key.segment, block.key.previous_width)
+        order = rank(block.server, Kind.TRANSFER_END, block.block)
         for source, requests in command.moves:
             _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), self.now_ns)
-            self._tell_router(TransferStarted(block.block, source, block.server, requests))
-            order = rank(block.server, Kind.TRANSFER_END, block.block)
+            if self._ledger.keeps_starts:
+                self._tell_router(TransferStarted(block.block, source, block.server, requests))
             self._agenda.at(arrival_ns, order, self._end_transfer, delivery, source, requests)
-        if not command.moves:
-            self._hand_over(delivery)
 
     def _end_transfer(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> None:
         block = delivery.command.block
@@ -314,11 +323,10 @@ class Simulation:
         delivery.moving.discard(source)
         self._tell_router(TransferFinished(block.block, source, block.server, requests))
         if not delivery.moving:
-            self._hand_over(delivery)
+            del self._deliveries[block.block]
+            self._hand_over(block)
 
-    def _hand_over(self, delivery: _Delivery) -> None:
-        block = delivery.command.block
-        del self._deliveries[block.block]
+    def _hand_over(self, block: Block) -> None:
         server = self.servers[block.server]
         if server.is_up:
             server.deliver(BlockArrived(block))

@@ -70,13 +70,13 @@ class Network:
         medium = self._attachments[destination].medium
         started_ns = max(now_ns, self._free_at_ns[medium])
         path = self._path(source, destination)
-        self._free_at_ns[medium] = started_ns + nanoseconds(path.occupied_s(transfer_bytes))
+        free_at_ns = self._free_at_ns[medium] = started_ns + nanoseconds(path.occupied_s(transfer_bytes))
         latencies = 1
         if path.loss > 0:
             chance = hashed_share(self._salt, self._media[medium], self._transfers[medium])
             latencies += 2 * (rounds(transfer_bytes, path.loss, chance) - 1)
         self._transfers[medium] += 1
-        return started_ns, self._free_at_ns[medium] + nanoseconds(latencies * path.latency_s)
+        return started_ns, free_at_ns + nanoseconds(latencies * path.latency_s)
 
     def duration_s(self, source: int, destination: int, transfer_bytes: int) -> float:
         """What a transfer takes on a free medium; of losses it knows the bytes, not the rounds."""

@@ -110,47 +110,55 @@ class SimulatedDevice:
         """The batch that ends first; ties go to the lower server, then the lower batch."""
         first: RunningBatch | None = None
         for running in self.running.values():
-            if not running.frozen and (first is None or _end_order(running) < _end_order(first)):
+            if not running.frozen and (first is None or _ends_before(running, first)):
                 first = running
         return first
 
     def _rerate(self, now_ns: int) -> None:
         """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""
         tables, running = self.tables, self.running.values()
-        load, servers, busy = self._asked_of_it()
-        is_across = servers > 1
-        self._is_extrapolated = len(running) > tables.most_at_once or (is_across and servers > tables.most_processes)
-        crowding = tables.crowding_across if is_across else tables.crowding
-        common = crowding[min(int(load), CROWDING_LIMIT_PERMILLE)]
-        bandwidth = 0.0  # summed one by one: `sum` compensates floats from Python 3.12 on
+        demand = host = busy = 0
+        bandwidth = 0.0  # added one by one: `sum` compensates floats from Python 3.12 on
+        servers: set[int] = set()
         for r in running:
-            bandwidth += r.table.bandwidth[r.size]
+            table, size = r.table, r.size
+            demand += table.demand_permille[size]
+            host += table.host_permille[size]
+            busy += table.busy_permille[size]
+            bandwidth += table.bandwidth[size]
+            servers.add(r.server)
+        is_across = len(servers) > 1
+        load = self._load_across() if is_across else max(demand, host)
+        self._is_extrapolated = len(running) > tables.most_at_once or len(servers) > max(1, tables.most_processes)
+        crowding = tables.crowding_across if is_across else tables.crowding
+        common = crowding[min(load, CROWDING_LIMIT_PERMILLE)]
         uncapped_mw = tables.context_idle_mw
         for r in running:
-            r.slow_down = common * contention(tables.alpha, bandwidth - r.table.bandwidth[r.size]) * r.factor
-            uncapped_mw += r.table.power_mw[r.size] / r.slow_down
-        phi = clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
+            table, size = r.table, r.size
+            r.slow_down = common * contention(tables.alpha, bandwidth - table.bandwidth[size]) * r.factor
+            uncapped_mw += table.power_mw[size] / r.slow_down
+        pace = self._pace / clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
         for r in running:
-            r.slow_down *= self._pace / phi
+            r.slow_down *= pace
             r.end_ns = now_ns + max(0, ceil(r.work_ns * r.slow_down))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
         self.busy_permille = min(1000, busy)
 
-    def _asked_of_it(self) -> tuple[float, int, int]:
-        """x of the running set in permille, how many servers it is of, and the sum of its busy shares."""
-        demands: list[int] = []
-        hosts: list[int] = []
-        busy: list[int] = []
-        servers: list[int] = []
-        for running in self.running.values():
-            table, size = running.table, running.size
-            demands.append(table.demand_permille[size])
-            hosts.append(table.host_permille[size])
-            busy.append(table.busy_permille[size])
-            servers.append(running.server)
-        load, _ = total_load(demands, hosts, busy, servers, self.tables.hosted, 1000)
-        return load, len(set(servers)), sum(busy)
+    def _load_across(self) -> int:
+        """x of a running set of several processes, in permille."""
+        running = self.running.values()
+        load, _ = total_load(
+            [r.table.demand_permille[r.size] for r in running],
+            [r.table.host_permille[r.size] for r in running],
+            [r.table.busy_permille[r.size] for r in running],
+            [r.server for r in running],
+            self.tables.hosted,
+            1000,
+        )
+        return int(load)
 
 
-def _end_order(running: RunningBatch) -> tuple[int, int, int]:
-    return running.end_ns, running.server, running.batch
+def _ends_before(one: RunningBatch, other: RunningBatch) -> bool:
+    if one.end_ns != other.end_ns:
+        return one.end_ns < other.end_ns
+    return (one.server, one.batch) < (other.server, other.batch)

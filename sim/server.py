@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from policies.chance import hashed
 from policies.faults import NO_LABEL, OUT_OF_MEMORY
@@ -23,7 +24,6 @@ from policies.vocabulary import (
     ReturnRequests,
     RouterEvent,
     RunBatch,
-    ServerCommand,
     ServerDown,
     ServerEvent,
     ServerReport,
@@ -153,6 +153,7 @@ class SimulatedServer:
         self.is_hung = False
         self.scheduler = GreedyScheduler(spec.knobs, index)
         self._tables = device.physics.tables
+        self._segments = self._tables.profile.model.segments
         self._device = device
         self._agenda = agenda
         self._ledger = ledger
@@ -167,6 +168,13 @@ class SimulatedServer:
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
         self._room: int | None = None  # images that fit at once; None for as many as come
+        self._do: dict[type, Callable[[Any], None]] = {
+            RunBatch: self._dispatch,
+            ReturnRequests: self._return,
+            RejectRequests: self._reject,
+            LoadInstance: self._load,
+            UnloadInstance: self._unload,
+        }
         device.attach(self)
 
     # ------------------------------------------------------------------------------------------------ events in
@@ -175,10 +183,9 @@ class SimulatedServer:
         """Hand an event to the scheduler and carry out what it answers."""
         now_ns = self._agenda.now_ns
         commands = self.scheduler.handle(event, now_ns)
-        waiting = self.scheduler.queue_length + self.scheduler.running_requests
-        self._ledger.observe_server(self.index, event, commands, now_ns, waiting)
+        self._ledger.observe_server(self.index, event, commands, now_ns, self.scheduler.requests)
         for command in commands:
-            self._carry_out(command)
+            self._do[type(command)](command)
         self._arm_timer()
 
     def come_up(self) -> None:
@@ -233,7 +240,7 @@ class SimulatedServer:
         """A batch's work is done. The last segment finds no label for what is poisoned; with none at all it failed."""
         command = self._running.pop(batch)
         failed: tuple[int, ...] = ()
-        if self._poisoned and command.segment == self._tables.profile.model.segments:
+        if self._poisoned and command.segment == self._segments:
             failed = tuple(request for request in command.requests if request in self._poisoned)
         if failed == command.requests:
             self.deliver(BatchFailed(self.epoch, batch, NO_LABEL))
@@ -246,30 +253,29 @@ class SimulatedServer:
 
     # --------------------------------------------------------------------------------------------- commands out
 
-    def _carry_out(self, command: ServerCommand) -> None:
-        match command:
-            case RunBatch():
-                self._dispatch(command)
-            case ReturnRequests(epoch, requests, segment, width):
-                correct = self._is_correct(requests, width) if segment == self._tables.profile.model.segments else ()
-                self._to_router(RequestsReturned(self.index, epoch, requests, segment, width, correct))
-            case RejectRequests(epoch, requests, reason):
-                self._to_router(RequestsRejected(self.index, epoch, requests, reason))
-            case LoadInstance(epoch, instance, segment, width):
-                self._load(epoch, instance, (segment, width))
-            case UnloadInstance(epoch, instance):
-                unload_ns = self._tables.instances[self._instances.pop(instance)].unload_ns
-                self._later(unload_ns, Kind.UNLOAD_END, instance, InstanceUnloaded(epoch, instance))
+    def _return(self, command: ReturnRequests) -> None:
+        requests, segment, width = command.requests, command.segment, command.width
+        correct = self._is_correct(requests, width) if segment == self._segments else ()
+        self._to_router(RequestsReturned(self.index, command.epoch, requests, segment, width, correct))
 
-    def _load(self, epoch: int, instance: int, spec: tuple[int, float]) -> None:
+    def _reject(self, command: RejectRequests) -> None:
+        self._to_router(RequestsRejected(self.index, command.epoch, command.requests, command.reason))
+
+    def _load(self, command: LoadInstance) -> None:
         """The first load comes from disk, a later one from host memory (Alg. 1 l. 25)."""
+        spec = (command.segment, command.width)
         cost = self._tables.instances[spec]
         load_ns = cost.reload_ns if spec in self._in_host_memory else cost.load_ns
-        self._instances[instance] = spec
-        self._later(load_ns, Kind.LOAD_END, instance, InstanceLoaded(epoch, instance))
+        self._instances[command.instance] = spec
+        self._later(load_ns, Kind.LOAD_END, InstanceLoaded(command.epoch, command.instance))
 
-    def _later(self, delay_ns: int, kind: Kind, number: int, event: InstanceLoaded | InstanceUnloaded) -> None:
-        self._agenda.at(self._agenda.now_ns + delay_ns, rank(self.index, kind, number), self._deliver_alive, event)
+    def _unload(self, command: UnloadInstance) -> None:
+        unload_ns = self._tables.instances[self._instances.pop(command.instance)].unload_ns
+        self._later(unload_ns, Kind.UNLOAD_END, InstanceUnloaded(command.epoch, command.instance))
+
+    def _later(self, delay_ns: int, kind: Kind, event: InstanceLoaded | InstanceUnloaded) -> None:
+        order = rank(self.index, kind, event.instance)
+        self._agenda.at(self._agenda.now_ns + delay_ns, order, self._deliver_alive, event)
 
     def _deliver_alive(self, event: InstanceLoaded | InstanceUnloaded) -> None:
         if self._is_working(event.epoch):
@@ -288,14 +294,17 @@ class SimulatedServer:
         if not self._is_working(command.epoch):
             return
         now_ns = self._agenda.now_ns
-        self.deliver(BatchStarted(command.epoch, command.batch, now_ns))
+        if self._ledger.keeps_starts:
+            self.deliver(BatchStarted(command.epoch, command.batch, now_ns))
         sizes = self._sizes(command)
         if not sizes:
             failed = BatchFailed(command.epoch, command.batch, OUT_OF_MEMORY)
             self._agenda.at(now_ns, rank(self.index, Kind.BATCH_END, command.batch), self.deliver, failed)
             return
         table = self._tables.keys[command.segment, command.served_width, command.previous_width]
-        work_ns = sum(self._solo_ns(table, size, command.batch) for size in sizes)
+        work_ns = 0
+        for size in sizes:
+            work_ns += self._solo_ns(table, size, command.batch)
         self._running[command.batch] = command
         batch = RunningBatch(self.index, command.batch, table, sizes[0], work_ns, self._factor)
         self._device.physics.start(batch, now_ns)
@@ -307,7 +316,7 @@ class SimulatedServer:
             return (command.padded,)
         return parts_that_fit(len(command.requests), self._room)  # as they are: only whole batches are padded
 
-    def _solo_ns(self, table: KeyTable, size: int, batch: int) -> float:
+    def _solo_ns(self, table: KeyTable, size: int, batch: int) -> int:
         """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""
         if not table.jitter:
             return table.latency_ns[size]
@@ -351,14 +360,13 @@ class SimulatedServer:
         if not self._is_working(event.epoch):
             return
         self.deliver(event)
-        waiting = self.scheduler.queue_length + self.scheduler.running_requests
         self._to_router(
             ServerReport(
                 self.index,
                 event.epoch,
                 event.sampled_ns,
                 event.received_ns,
-                waiting,
+                self.scheduler.requests,
                 event.utilization,
                 event.power_w,
                 event.vram_used_bytes,

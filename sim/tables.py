@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
 from typing import Literal
 
 import numpy as np
@@ -107,7 +107,7 @@ class DeviceTables:
 
 def nanoseconds(duration_s: float) -> int:
     """A duration in integer nanoseconds, rounded up."""
-    return int(np.ceil(duration_s * NS_PER_S))
+    return ceil(duration_s * NS_PER_S)
 
 
 def compile_tables(
