@@ -1,11 +1,16 @@
-"""A trained router that decides: numpy alone, no exploration (eps = 0). It doesn't learn."""
+"""A trained router that decides, without exploration (eps = 0). It doesn't learn.
+
+`logits` and `acting` say it in numpy, to be read. What decides is the same in compiled code (`policies.ppo.compiled`)
+wherever a stored router decides: near-ties would else fall otherwise on hardware than in simulation. With
+`SLIMSCHED_JIT=0` numpy decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +22,9 @@ from policies.ppo.acting import draw, masked_softmax
 from policies.ppo.spec import PolicySpec
 from policies.routing import RouterConfig
 from policies.vocabulary import Choice, ClusterView
+
+if TYPE_CHECKING:
+    from policies.ppo.compiled import CompiledRouter
 
 
 class PPORouter:
@@ -42,12 +50,37 @@ class PPORouter:
         self._heads = _layer(self._weights, "heads")
         self._every_group = np.ones(len(spec.groups), dtype=np.bool_)
         self._require_chain()
+        self._compiled: CompiledRouter | None = None
+        self._is_prepared = False
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide; draws three numbers from `rng` unless deterministic."""
         if len(view.servers) != self.spec.servers:
             problem = f"trained for {self.spec.servers} servers, asked about {len(view.servers)}"
             raise InputError("router", "", f"{problem}; train a router for this cluster")
+        compiled = self._compiled or self.compiled()
+        if compiled is not None:
+            return compiled.choose(view, rng, self.deterministic)
+        return self.choose_in_numpy(view, rng)
+
+    def compiled(self) -> CompiledRouter | None:
+        """What decides, made ready: compiled, or loaded from the cache; None with `SLIMSCHED_JIT=0`.
+
+        The first decision would else take that long: call this before one that is timed.
+        """
+        if not self._is_prepared:
+            from policies import jit  # late: whoever only looks at a file need not wait for numba
+
+            if jit.IS_ON:
+                from policies.ppo.compiled import CompiledRouter
+
+                hidden = tuple(bias.size for _, bias in self._layers)
+                self._compiled = CompiledRouter(self.spec, hidden, self._weights)
+            self._is_prepared = True
+        return self._compiled
+
+    def choose_in_numpy(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """The same decision, but for near-ties, to be read."""
         servers, widths, _ = self.spec.head_sizes
         logits = self.logits(self._observation.observe(view))
         uniforms = None if self.deterministic else rng.random(3)
