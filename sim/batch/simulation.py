@@ -207,6 +207,12 @@ class RunRow:
         return self._records
 
 
+def problem_of(status: int) -> str:
+    """Why a run can't go on."""
+    what = "width tuple that was not evaluated" if status == NO_TUPLE else "work key without a latency curve"
+    return f"the run came to a {what}"
+
+
 def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]]:
     """By the number of a width tuple: its accuracy (DRAWN), or its column of the matrix (REPLAYED).
 
@@ -290,8 +296,7 @@ class CompiledSimulation:
         status = run_cluster(run.row, run.shape.parameters, *answer)
         while status not in (ASKED, ENDED):
             if status in (NO_CURVE, NO_TUPLE):
-                what = "width tuple that was not evaluated" if status == NO_TUPLE else "key without a latency curve"
-                raise WorkError(f"the run came to a {what}")
+                raise WorkError(problem_of(status))
             run.grow(status)
             status = run_cluster(run.row, run.shape.parameters, *_NO_ANSWER)
         self._take_credits()

@@ -1,0 +1,337 @@
+"""Rollouts for PPO: a chunk of clusters is carried through a horizon of decisions inside compiled code.
+
+The policy decides for the whole chunk at once, then each cluster runs to its next decision: its row stays in the cache.
+Python is needed where an episode ends (chance is drawn outside) or a pool must grow. Each thread has chunks of its own,
+and every draw is a hash of episode and decision, so what is collected does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.chance import derived_seed
+from policies.errors import WorkError
+from policies.jit import Ints, Reals, Singles, entry, ints_at, kernel, reals_at, singles
+from policies.observation import Bools
+from policies.ppo.buffer import Experience
+from policies.ppo.kernels import act
+from policies.ppo.layout import TILE, Layout
+from policies.ppo.spec import PolicySpec
+from policies.reward import RewardTerms
+from sim.batch.chance import hashed_share
+from sim.batch.engine import advance, decide
+from sim.batch.layout import *
+from sim.batch.observing import write_codes, write_observation
+from sim.batch.program import Numbers, addressed, program_of
+from sim.batch.records import block_at
+from sim.batch.simulation import RunRow, problem_of
+from sim.cluster import ClusterSpec, RunSpec
+
+_TERMS = 5
+
+
+@kernel
+def _run_to_questions(
+    rows_at: Ints,
+    parameters_at: Ints,
+    todo: Ints,
+    status: Ints,
+    reward: Singles,
+    complete: Ints,
+    completed: Ints,
+    terms: Reals,
+) -> int:
+    """Run every cluster that has decisions to make to its next one; returns the first that can't get there, or NONE."""
+    most = len(complete) // len(todo)
+    for c in range(len(todo)):
+        k, p = ints_at(rows_at[c]), ints_at(parameters_at[c])
+        if todo[c] == 0 or k[C_ASKED]:
+            continue
+        r = reals_at(rows_at[c])
+        status[c] = advance(k, r, p, reals_at(parameters_at[c]))
+        for n in range(k[C_CREDITS]):
+            credit = p[P_CREDITS_AT] + n * D_SIZE
+            reward[k[credit + D_TAG]] = r[credit + D_TOTAL]
+            complete[c * most + completed[c]] = k[credit + D_TAG]
+            completed[c] += 1
+            for term in range(_TERMS):
+                terms[c, term] += r[credit + D_ACCURACY + term]
+        k[C_CREDITS] = 0
+        if status[c] != ASKED:
+            return c
+    return NONE
+
+
+@entry
+def roll(
+    rows_at: Ints,
+    parameters_at: Ints,
+    todo: Ints,
+    next_row: Ints,
+    status: Ints,
+    weights: Singles,
+    sizes: Ints,
+    groups: Ints,
+    eps: float,
+    observation: Singles,
+    server_mask: Bools,
+    width_mask: Bools,
+    actions: Ints,
+    log_prob: Singles,
+    eps_of: Singles,
+    value: Singles,
+    reward: Singles,
+    complete: Ints,
+    completed: Ints,
+    terms: Reals,
+    asked: Ints,
+    rows: Ints,
+    codes: Ints,
+    uniforms: Reals,
+    scratch: Singles,
+) -> int:
+    """Let a chunk of clusters make the decisions that each has `todo`.
+
+    Args:
+        rows_at, parameters_at: (C,) addresses of the clusters' rows and parameters.
+        todo: (C,) decisions to make; counted down.
+        next_row: (C,) where each cluster's next decision goes in the columns; counted up.
+        status: (C,) why each came back last.
+        weights, sizes, groups: the policy.
+        observation, ..., reward: the columns of an `Experience`.
+        complete: (C * M,) rows whose reward has come, M places for each cluster; `completed`: (C,) their number.
+        terms: (C, 5) sums of the rewards' terms.
+        asked, rows, codes, uniforms, scratch: room for one sweep.
+
+    Returns:
+        The cluster that needs Python (its episode has ended, or something must grow), or NONE when all is done.
+    """
+    observed, seen = observation.shape[1], singles(observation)
+    while True:
+        stuck = _run_to_questions(rows_at, parameters_at, todo, status, reward, complete, completed, terms)
+        if stuck != NONE:
+            return stuck
+        count = 0
+        for c in range(len(todo)):
+            if todo[c] == 0:
+                continue
+            k, p, row = ints_at(rows_at[c]), ints_at(parameters_at[c]), next_row[c]
+            write_observation(k, reals_at(rows_at[c]), p, reals_at(parameters_at[c]), seen, row * observed)
+            write_codes(k, p, codes[count], 0)
+            for head in range(3):
+                uniforms[count, head] = hashed_share(k[C_DRAWS_SALT], k[C_DECISION], head)
+            eps_of[row] = eps
+            k[C_TAG] = row
+            asked[count], rows[count] = c, row
+            next_row[c] += 1
+            count += 1
+        if count == 0:
+            return NONE
+        act(
+            weights, sizes, rows[:count], observation, codes[:count], uniforms[:count], eps, scratch,
+            actions, log_prob, value, server_mask, width_mask,
+        )  # fmt: skip
+        for n in range(count):
+            c, row = asked[n], rows[n]
+            decide(
+                ints_at(rows_at[c]),
+                ints_at(parameters_at[c]),
+                actions[row, 0],
+                actions[row, 1],
+                groups[actions[row, 2]],
+            )
+            todo[c] -= 1
+
+
+@entry
+def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> int:
+    """The rows of decisions whose reward is to come go to `out`; from now on they stand from `first` on."""
+    k, p = row, parameters
+    count = 0
+    if k[C_SLOT] != NONE and k[C_ASKED] == 0:
+        out[0] = k[C_TAG]
+        k[C_TAG] = first
+        count = 1
+    for number in range(p[P_SERVERS] * p[P_CAP]):
+        b = block_at(p, number)
+        if k[b + B_DECISION] != NONE:
+            out[count] = k[b + B_TAG]
+            k[b + B_TAG] = first + count
+            count += 1
+    return count
+
+
+class Rollouts:
+    """Many clusters of one kind, each in an episode of its own (`policies.ppo.compiled_trainer.Rollouts`).
+
+    Args:
+        cluster: what is simulated.
+        run_of: an episode's run by its seed; cut at its horizon.
+        spec: the policy's shape.
+        hidden: the sizes of its shared layers.
+        seed: of the episodes, and of what the policy draws in them.
+        clusters: how many are carried along.
+        threads: how many work at once.
+
+    Raises:
+        UnsupportedScenario: something that only the reference can do.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterSpec,
+        run_of: Callable[[int], RunSpec],
+        spec: PolicySpec,
+        hidden: tuple[int, ...],
+        seed: int,
+        *,
+        clusters: int = 2 * TILE,
+        threads: int = 1,
+    ) -> None:
+        self.decisions = self.episodes = self.forgotten = 0
+        self._run_of, self._spec, self._seed = run_of, spec, seed
+        self._program = program_of(cluster)
+        self._layout = Layout.of(spec, hidden)
+        self._sizes, self._groups = self._layout.sizes(), np.array(spec.groups, np.int64)
+        self._open = self._program.servers * cluster.router.outstanding_blocks + 1  # decisions that wait, at most
+        self._terms = np.zeros((clusters, _TERMS))
+        self._credited = 0
+        self._runs: list[RunRow] = []
+        self._begun = np.zeros(clusters, np.int64)
+        self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        self._columns: Experience | None = None
+        self._pool = ThreadPoolExecutor(threads)
+        self._chunks = [slice(first, min(first + TILE, clusters)) for first in range(0, clusters, TILE)]
+        for index in range(clusters):
+            self._runs.append(self._new_run())
+            self._place(index)
+
+    @property
+    def waiting(self) -> int:
+        """Decisions whose reward is to come."""
+        return sum(self._count_waiting(run) for run in self._runs)
+
+    def take_terms(self) -> RewardTerms | None:
+        """Means of the terms of all rewards since the last call; None where there were none."""
+        if self._credited == 0:
+            return None
+        means = self._terms.sum(axis=0) / self._credited
+        self._terms[:], self._credited = 0.0, 0
+        return RewardTerms(*means.tolist())
+
+    def collect(self, weights: Singles, eps: float, decisions: int) -> Experience:
+        """Let all clusters together make about so many decisions; those whose reward has come, in a fixed order.
+
+        Args:
+            weights: as `Layout` packs them.
+            eps: the share of uniform exploration in the server head.
+            decisions: rounded up to the same number for each cluster.
+        """
+        each = -(-decisions // len(self._runs))
+        stride = each + self._open
+        columns, next_row = self._carry(stride)
+        most = each + self._open
+        clusters = len(self._runs)
+        todo, status = np.full(clusters, each, np.int64), np.zeros(clusters, np.int64)
+        complete, completed = np.zeros(clusters * most, np.int64), np.zeros(clusters, np.int64)
+
+        def carry_on(chunk: slice) -> None:
+            room = _Room(chunk.stop - chunk.start, self._spec, self._layout)
+            while True:
+                stuck = roll(
+                    self._rows_at[chunk], self._parameters_at[chunk], todo[chunk], next_row[chunk], status[chunk],
+                    weights, self._sizes, self._groups, eps,
+                    *(getattr(columns, field.name) for field in fields(columns)),
+                    complete[chunk.start * most : chunk.stop * most], completed[chunk], self._terms[chunk],
+                    room.asked, room.rows, room.codes, room.uniforms, room.scratch,
+                )  # fmt: skip
+                if stuck == NONE:
+                    return
+                self._help(chunk.start + stuck, int(status[chunk.start + stuck]))
+
+        list(self._pool.map(carry_on, self._chunks))
+        self._columns = columns
+        self.decisions += each * clusters
+        self._credited += int(completed.sum())
+        found = complete.reshape(clusters, most)
+        return columns.rows(np.concatenate([found[c, :n] for c, n in enumerate(completed.tolist())]))
+
+    # ----------------------------------------------------------------------------------------------------- episodes
+
+    def _new_run(self) -> RunRow:
+        number = self.episodes
+        self.episodes += 1
+        run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
+        run.row[C_DRAWS_SALT] = derived_seed(self._seed, f"ppo:draws:{number}")
+        return run
+
+    def _place(self, index: int) -> None:
+        run = self._runs[index]
+        self._rows_at[index], self._parameters_at[index] = addressed(run.row), addressed(run.shape.parameters)
+
+    def _help(self, index: int, status: int) -> None:
+        """What compiled code can't do: the next episode, or larger pools."""
+        run = self._runs[index]
+        if status == ENDED:
+            if run.row[C_DECISION] == 0:
+                raise WorkError("an episode ended without a single decision: there is nothing to learn from")
+            self.forgotten += self._count_waiting(run)
+            self._runs[index] = self._new_run()
+        elif status in (REQUESTS_FULL, INSTANCES_FULL):
+            run.grow(status)
+        else:
+            raise WorkError(problem_of(status))
+        self._place(index)
+
+    def _count_waiting(self, run: RunRow) -> int:
+        return len(self._waiting(run, 0, is_kept=True))
+
+    def _waiting(self, run: RunRow, first: int, *, is_kept: bool = False) -> Numbers:
+        out = np.zeros(self._open, np.int64)
+        row = run.row.copy() if is_kept else run.row
+        return out[: waiting_rows(row, run.shape.parameters, out, first)]
+
+    def _carry(self, stride: int) -> tuple[Experience, Numbers]:
+        """New columns, with the decisions that still wait at the head of each cluster's part."""
+        clusters, old = len(self._runs), self._columns
+        columns = _empty(self._spec, clusters * stride)
+        next_row = np.arange(0, clusters * stride, stride)
+        for index, run in enumerate(self._runs):
+            first = index * stride
+            waiting = self._waiting(run, first)
+            if len(waiting) and old is not None:
+                for field in fields(columns):
+                    getattr(columns, field.name)[first : first + len(waiting)] = getattr(old, field.name)[waiting]
+            next_row[index] += len(waiting)
+        return columns, next_row
+
+
+class _Room:
+    """Memory for one chunk's sweep."""
+
+    def __init__(self, clusters: int, spec: PolicySpec, layout: Layout) -> None:
+        self.asked, self.rows = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        self.codes = np.zeros((clusters, spec.servers), np.int64)
+        self.uniforms = np.zeros((clusters, 3))
+        self.scratch = np.zeros(layout.scratch, np.float32)
+
+
+def _empty(spec: PolicySpec, rows: int) -> Experience:
+    servers, widths, _ = spec.head_sizes
+    columns: Sequence[npt.NDArray[np.float32]] = [np.zeros(rows, np.float32) for _ in range(4)]
+    log_prob, eps, value, reward = columns
+    return Experience(
+        observation=np.zeros((rows, spec.observation.size), np.float32),
+        server_mask=np.zeros((rows, servers), np.bool_),
+        width_mask=np.zeros((rows, widths), np.bool_),
+        actions=np.zeros((rows, 3), np.int64),
+        log_prob=log_prob,
+        eps=eps,
+        value=value,
+        reward=reward,
+    )
