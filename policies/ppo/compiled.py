@@ -13,9 +13,11 @@ import numpy.typing as npt
 from policies.ppo import kernels
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
-from policies.vocabulary import Choice, ClusterView
+from policies.vocabulary import Choice, ClusterView, ServerView
 
 _DRAWS = 3  # uniform numbers, before what is seen of the view
+_write_counts = Struct("=dd").pack_into
+_write_server = Struct("=dddq").pack_into
 
 
 class _Codes(dict[tuple[bool, ...], int]):
@@ -30,10 +32,20 @@ def code_of(widths: Iterable[bool]) -> int:
     return sum(1 << w for w, may in enumerate(widths) if may)
 
 
-class CompiledRouter:
-    """One decision in a few microseconds: the view is read into one row of memory, which the kernel decides about.
+class _Page:
+    """What `kernels.choose` is asked about, and the servers' views that stand there."""
 
-    Not for two threads at once: they would share that memory.
+    def __init__(self, servers: int) -> None:
+        self.numbers = np.zeros(_DRAWS + 2 + 4 * servers)
+        self.uniforms, self.seen = self.numbers[:_DRAWS], self.numbers[_DRAWS:].data
+        self.views: list[ServerView | None] = [None] * servers
+
+
+class CompiledRouter:
+    """One decision in a few microseconds: the view is read into a row of memory, which the kernel decides about.
+
+    Servers whose view is the very object of the last decision about that segment are not read again. Not for two
+    threads at once: they would share that memory.
 
     Attributes:
         weights, sizes: what `kernels.decide` takes.
@@ -46,37 +58,29 @@ class CompiledRouter:
         self.weights, self.sizes = layout.pack(tensors), layout.sizes()
         self.limits_w = np.array(spec.power_limits_w)
         self.scratch = np.zeros(layout.scratch, np.float32)
-        servers = range(spec.servers)
-        self._choices = [Choice(*each) for each in product(servers, spec.widths, spec.groups)]
+        self._choices = [Choice(*each) for each in product(range(spec.servers), spec.widths, spec.groups)]
+        self._pages: dict[int, _Page] = {}
         self._codes = _Codes()
-        of_server = "dddq"  # outstanding requests, power, utilization, code
-        self._write = Struct(f"=dd{of_server * spec.servers}").pack_into
-        self._view = np.zeros(_DRAWS + 2 + len(of_server) * spec.servers)
-        self._uniforms, self._seen = self._view[:_DRAWS], self._view[_DRAWS:].data
-        self._compile()
+        self._decide(_Page(spec.servers), True)  # compiles now rather than at the first decision
 
     def choose(self, view: ClusterView, rng: np.random.Generator, greedy: bool) -> Choice:
         """Decide about a view of N servers; draws three numbers unless greedy."""
-        codes = self._codes
-        seen = [
-            number
-            for each in view.servers
-            for number in (
-                each.outstanding_requests,
-                each.power_w,
-                each.utilization,
-                codes[each.widths] if each.valid else 0,
-            )
-        ]
-        self._write(self._seen, 0, view.fifo_length, view.completed, *seen)
+        page = self._pages.get(view.head.segment)
+        if page is None:
+            page = self._pages[view.head.segment] = _Page(len(self.limits_w))
+        self._read(view, page)
         if not greedy:
-            rng.random(out=self._uniforms)
-        return self._choices[self._decide(greedy)]
+            rng.random(out=page.uniforms)
+        return self._choices[self._decide(page, greedy)]
 
-    def _decide(self, greedy: bool) -> int:
-        return int(kernels.choose(self.weights, self.sizes, self.limits_w, self._view, greedy, self.scratch))
+    def _read(self, view: ClusterView, page: _Page) -> None:
+        seen, known, codes = page.seen, page.views, self._codes
+        _write_counts(seen, 0, view.fifo_length, view.completed)
+        for i, server in enumerate(view.servers):
+            if server is not known[i]:
+                known[i] = server
+                code = codes[server.widths] if server.valid else 0
+                _write_server(seen, 16 + 32 * i, server.outstanding_requests, server.power_w, server.utilization, code)
 
-    def _compile(self) -> None:
-        """Now rather than at the first decision: the first server, with the first width."""
-        self._view.view(np.int64)[_DRAWS + 2 + 3] = 1
-        self._decide(True)
+    def _decide(self, page: _Page, greedy: bool) -> int:
+        return int(kernels.choose(self.weights, self.sizes, self.limits_w, page.numbers, greedy, self.scratch))
