@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.observation import ObservationSpec, masks
-from policies.vocabulary import Choice, ClusterView
-from sim.cluster import Simulation
+from policies.reward import RewardTerms
+from policies.vocabulary import Choice, ClusterView, Decide
+from sim.cluster import ClusterSpec
 
 Observation = NDArray[np.float32]
 Action = NDArray[np.int64]
+
+
+class Run(Protocol):
+    """What is asked of a simulation: `sim.cluster.Simulation` and `CompiledSimulation` have it."""
+
+    cluster: ClusterSpec
+
+    @property
+    def pending(self) -> Decide | None:
+        """The decision that is waited for."""
+        ...
+
+    def advance(self) -> Decide | None:
+        """Run to the next decision; None when the run has ended."""
+        ...
+
+    def decide(self, choice: Choice) -> None:
+        """Answer it."""
+        ...
+
+    def take_credits(self) -> list[tuple[int, RewardTerms]]:
+        """(decision, reward) of the blocks that have ended since the last call."""
+        ...
 
 
 class SlimClusterEnv(gymnasium.Env[Observation, Action]):
@@ -31,7 +55,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
 
-    def __init__(self, simulate: Callable[[int], Simulation], observation: ObservationSpec) -> None:
+    def __init__(self, simulate: Callable[[int], Run], observation: ObservationSpec) -> None:
         self._simulate = simulate
         self._observer = observation
         self._simulation = simulate(0)
@@ -56,7 +80,9 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         choice, replaced = self._legal(asked.view, action)
         self._simulation.decide(choice)
         observation, info = self._observe(replaced)
-        reward = float(sum(credit for _, credit in info["credits"]))
+        reward = 0.0
+        for _, credit in info["credits"]:  # not sum(): since Python 3.12 it compensates, and the twin adds in order
+            reward += credit
         return observation, reward, False, self._simulation.pending is None, info
 
     def _observe(self, replaced: bool) -> tuple[Observation, dict[str, Any]]:

@@ -1,0 +1,297 @@
+"""Many simulated clusters as one Gymnasium vector environment: all of them take a step in one compiled call.
+
+Every cluster does what `sim.env.SlimClusterEnv` does, number for number: this is `SyncVectorEnv` over as many of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from policies.errors import WorkError
+from policies.jit import Ints, Reals, Singles, entry, ints_at, kernel, reals_at, singles
+from sim.batch.engine import advance, decide
+from sim.batch.layout import *
+from sim.batch.observing import code_of, write_observation
+from sim.batch.program import addressed, program_of
+from sim.batch.records import request_at, server_at
+from sim.batch.simulation import RunRow, problem_of
+from sim.cluster import ClusterSpec, RunSpec
+
+Observations = NDArray[np.float32]
+Actions = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_REST, _GO_ON, _ANSWER = range(3)  # what a cluster is to do in a call
+
+
+class _Outputs:
+    """What a call writes, for each cluster."""
+
+    def __init__(self, clusters: int, servers: int, widths: int, credits: int) -> None:
+        self.observations = np.zeros((clusters, 2 + 3 * servers), np.float32)
+        self.rewards = np.zeros(clusters)
+        self.replaced = np.zeros(clusters, np.bool_)
+        self.decisions = np.zeros(clusters, np.int64)
+        self.server_masks = np.zeros((clusters, servers), np.bool_)
+        self.width_masks = np.zeros((clusters, servers, widths), np.bool_)
+        self.counts = np.zeros(clusters, np.int64)  # of the credits
+        self.credited = np.zeros((clusters, credits), np.int64)
+        self.credits = np.zeros((clusters, credits))
+
+
+@kernel
+def _legal(k: Ints, p: Ints, server: int, width: int) -> int:
+    """The choice made legal (`SlimClusterEnv._legal`), as one number: server x widths + width."""
+    segment = k[request_at(p, k[C_SLOT]) + R_SEGMENT]
+    code = code_of(k, p, server, segment)
+    if code == 0:
+        server = 0
+        code = code_of(k, p, server, segment)
+        while code == 0:
+            server += 1
+            code = code_of(k, p, server, segment)
+    widths, distance = p[P_WIDTHS], 0
+    while True:
+        if width >= distance and (code >> (width - distance)) & 1:
+            return server * widths + width - distance
+        if width + distance < widths and (code >> (width + distance)) & 1:
+            return server * widths + width + distance
+        distance += 1
+
+
+@kernel
+def _write_masks(k: Ints, p: Ints, e: int, server_masks: Bools, width_masks: Bools) -> None:
+    """What may be chosen (`policies.observation.masks`)."""
+    segment = k[request_at(p, k[C_SLOT]) + R_SEGMENT]
+    for index in range(p[P_SERVERS]):
+        held = p[p[k[server_at(p, index) + S_PARAMETERS] + X_CODES] + segment]
+        server_masks[e, index] = code_of(k, p, index, segment) != 0
+        for width in range(p[P_WIDTHS]):
+            width_masks[e, index, width] = (held >> width) & 1 == 1
+
+
+@kernel
+def _take_credits(k: Ints, r: Reals, p: Ints, e: int, credited: Ints, credits: Reals) -> float:
+    """Move a cluster's credits out of its row; returns their sum, in their order."""
+    reward = 0.0
+    for number in range(k[C_CREDITS]):
+        c = p[P_CREDITS_AT] + number * D_SIZE
+        credited[e, number], credits[e, number] = k[c + D_DECISION], r[c + D_TOTAL]
+        reward += r[c + D_TOTAL]
+    k[C_CREDITS] = 0
+    return reward
+
+
+@entry
+def step_clusters(
+    rows: Ints,
+    parameters: Ints,
+    tasks: Ints,
+    actions: Ints,
+    groups: Ints,
+    status: Ints,
+    observations: Singles,
+    rewards: Reals,
+    replaced: Bools,
+    decisions: Ints,
+    server_masks: Bools,
+    width_masks: Bools,
+    counts: Ints,
+    credited: Ints,
+    credits: Reals,
+) -> None:
+    """Run clusters, given by the addresses of their rows, to their next decisions or ends.
+
+    A cluster whose pools are full stops between; once they have grown it is to go on.
+    """
+    size = observations.shape[1]
+    out = singles(observations)
+    for e in range(len(rows)):
+        if tasks[e] == _REST:
+            continue
+        k, r, p, q = ints_at(rows[e]), reals_at(rows[e]), ints_at(parameters[e]), reals_at(parameters[e])
+        if tasks[e] == _ANSWER:
+            legal = _legal(k, p, actions[e, 0], actions[e, 1])
+            replaced[e] = legal != actions[e, 0] * p[P_WIDTHS] + actions[e, 1]
+            decide(k, p, legal // p[P_WIDTHS], legal % p[P_WIDTHS], groups[actions[e, 2]])
+        status[e] = advance(k, r, p, q)
+        if status[e] != ASKED and status[e] != ENDED:
+            continue
+        counts[e] = k[C_CREDITS]
+        rewards[e] = _take_credits(k, r, p, e, credited, credits)
+        if status[e] == ASKED:
+            decisions[e] = k[C_DECISION]
+            write_observation(k, r, p, q, out, e * size)
+            _write_masks(k, p, e, server_masks, width_masks)
+        else:
+            observations[e] = 0.0
+            decisions[e] = 0
+            server_masks[e], width_masks[e] = False, False
+
+
+class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
+    """Clusters that are stepped together; see `sim.env.SlimClusterEnv` for what each of them observes and is paid.
+
+    A step takes actions (E, 3) and returns observations (E, 2 + 3 N) float32, rewards (E,) float64, terminations and
+    truncations (E,) bool, and infos: `decision`, `server_mask`, `width_mask`, `replaced` and `credits` (an object array
+    of lists), each with its `_key` that says which clusters have it. A cluster whose episode has ended is reset by the
+    step that follows, whatever action that brings (Gymnasium's `AutoresetMode.NEXT_STEP`).
+
+    Args:
+        cluster: what is simulated.
+        plan: a seed to a run of it.
+        num_envs: clusters, E.
+
+    Raises:
+        UnsupportedScenario: something that only the reference can do; `SyncVectorEnv` of `SlimClusterEnv` can.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - theirs
+
+    def __init__(self, cluster: ClusterSpec, plan: Callable[[int], RunSpec], num_envs: int = 1) -> None:
+        config = cluster.router
+        self.num_envs = num_envs
+        self.single_observation_space = gymnasium.spaces.Box(0.0, 50.0, (2 + 3 * config.servers,), np.float32)
+        choices = [config.servers, len(config.widths), len(config.groups)]
+        self.single_action_space = gymnasium.spaces.MultiDiscrete(choices)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._program, self._plan = program_of(cluster), plan
+        self._choices, self._groups = np.array(choices), np.array(config.groups, np.int64)
+        self._parameters_of: dict[tuple[int, int, int], NDArray[np.int64]] = {}
+        self._runs = [self._run(0)] * num_envs
+        self._generators: list[np.random.Generator | None] = [None] * num_envs
+        self._rows, self._parameters, self._tasks = (np.zeros(num_envs, np.int64) for _ in range(3))
+        self._status = np.full(num_envs, ENDED, np.int64)
+        self._is_truncated = np.zeros(num_envs, np.bool_)
+        most = config.servers * config.outstanding_blocks + 2
+        self._out = _Outputs(num_envs, config.servers, len(config.widths), most)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        """Start a run in every cluster, or in those of `options["reset_mask"]`, (E,) bool.
+
+        A seed is for the first cluster, the next number for the second, and so on; or there is one for each. A cluster
+        without a seed goes on with its own generator.
+        """
+        seeds = [seed + e for e in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"seed: {len(seeds)} seeds for {self.num_envs} clusters; give one each, or a number")
+        chosen = np.ones(self.num_envs, np.bool_)
+        if options is not None and "reset_mask" in options:
+            chosen = np.asarray(options["reset_mask"])
+            if chosen.shape != (self.num_envs,) or chosen.dtype != np.bool_:
+                raise ValueError(
+                    f"options: reset_mask must be ({self.num_envs},) bool, got {chosen.shape} {chosen.dtype}"
+                )
+        self._begin(chosen, seeds)
+        self._advance()
+        self._is_truncated &= ~chosen
+        return self._out.observations.copy(), self._infos(chosen)
+
+    def step(self, actions: Actions) -> tuple[Observations, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Decide in every cluster, and run each to its next decision."""
+        actions = np.ascontiguousarray(actions, np.int64)
+        if actions.shape != (self.num_envs, 3) or (actions < 0).any() or (actions >= self._choices).any():
+            raise ValueError(f"actions must be ({self.num_envs}, 3), each below {self._choices.tolist()}")
+        over = self._is_truncated
+        if ((self._status != ASKED) & ~over).any():
+            raise gymnasium.error.ResetNeeded("a run has ended, or none has begun; call reset() first")
+        self._tasks[:] = _ANSWER
+        if over.any():
+            self._begin(over, [None] * self.num_envs)
+        self._advance(actions)
+        self._out.rewards[over] = 0.0
+        self._is_truncated = (self._status == ENDED) & ~over
+        out = self._out
+        infos = self._infos(np.ones(self.num_envs, np.bool_))
+        never = np.zeros(self.num_envs, np.bool_)
+        return out.observations.copy(), out.rewards.copy(), never, self._is_truncated.copy(), infos
+
+    def _run(self, seed: int) -> RunRow:
+        """A run's row; rows of one shape share its parameters, so that these stay in cache."""
+        run = RunRow(self._program, self._plan(seed), keeps=False)
+        self._share(run)
+        return run
+
+    def _share(self, run: RunRow) -> None:
+        shape = run.shape
+        key = shape.requests, shape.instances, shape.faults
+        shape.parameters = self._parameters_of.setdefault(key, shape.parameters)
+
+    def _begin(self, chosen: Bools, seeds: Sequence[int | None]) -> None:
+        for e in np.flatnonzero(chosen).tolist():
+            generator = self._generators[e]
+            if generator is None or seeds[e] is not None:
+                generator = self._generators[e] = gymnasium.utils.seeding.np_random(seeds[e])[0]
+            self._runs[e] = self._run(int(generator.integers(2**31)))
+            self._place(e)
+            self._out.replaced[e] = False
+            self._tasks[e] = _GO_ON
+
+    def _place(self, e: int) -> None:
+        run = self._runs[e]
+        self._rows[e], self._parameters[e] = addressed(run.row), addressed(run.shape.parameters)
+
+    def _advance(self, actions: Actions | None = None) -> None:
+        """Have every cluster do its task; the tasks are done then."""
+        out = self._out
+        if actions is None:
+            actions = np.zeros((self.num_envs, 3), np.int64)
+        while True:
+            step_clusters(
+                self._rows, self._parameters, self._tasks, actions, self._groups, self._status, out.observations,
+                out.rewards, out.replaced, out.decisions, out.server_masks, out.width_masks, out.counts, out.credited,
+                out.credits,
+            )  # fmt: skip
+            stopped = (self._tasks != _REST) & (self._status != ASKED) & (self._status != ENDED)
+            self._tasks[:] = _REST
+            if not stopped.any():
+                return
+            for e in np.flatnonzero(stopped).tolist():
+                self._grow(e)
+                self._tasks[e] = _GO_ON
+
+    def _grow(self, e: int) -> None:
+        status, run = int(self._status[e]), self._runs[e]
+        if status in (NO_CURVE, NO_TUPLE):
+            raise WorkError(problem_of(status))
+        run.grow(status)
+        self._share(run)
+        self._place(e)
+
+    def _infos(self, told: Bools) -> dict[str, Any]:
+        """As `VectorEnv._add_info` would gather them from the told clusters."""
+        out = self._out
+        asked = told & (self._status == ASKED)
+        infos = {"credits": self._credits(told), "replaced": out.replaced & told}
+        masks = {"credits": told.copy(), "replaced": told.copy()}
+        if asked.any():
+            infos |= {"decision": np.where(asked, out.decisions, 0)}
+            infos |= {"server_mask": out.server_masks & asked[:, None]}
+            infos |= {"width_mask": out.width_masks & asked[:, None, None]}
+            masks |= {key: asked.copy() for key in ("decision", "server_mask", "width_mask")}
+        return infos | {f"_{key}": mask for key, mask in masks.items()}
+
+    def _credits(self, told: Bools) -> NDArray[np.object_]:
+        """Each told cluster's (decision id, reward) pairs; None for the others."""
+        out = self._out
+        is_one = np.arange(out.credits.shape[1]) < out.counts[:, None]
+        pairs = list(zip(out.credited[is_one].tolist(), out.credits[is_one].tolist(), strict=True))
+        ends = np.cumsum(out.counts).tolist()
+        found = np.full(self.num_envs, None, dtype=object)
+        for e, (end, count) in enumerate(zip(ends, out.counts.tolist(), strict=True)):
+            if told[e]:
+                found[e] = pairs[end - count : end]
+        return found
+
+
+__all__ = ["SlimClusterVectorEnv"]

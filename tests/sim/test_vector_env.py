@@ -1,0 +1,182 @@
+"""The vector environment is `SyncVectorEnv` over the single environment, number for number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from policies.errors import WorkError
+from policies.faults import Crash, Outage
+from policies.observation import ObservationSpec
+from sim.accuracy import MatrixCorrectness
+from sim.batch import UnsupportedScenario
+from sim.batch.env import SlimClusterVectorEnv
+from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.env import SlimClusterEnv
+from tests import worlds
+
+NS_PER_S = 1_000_000_000
+Plan = Callable[[int], RunSpec]
+
+
+def plain(horizon_s: float = 0.4, **changes: Any) -> tuple[ClusterSpec, Plan]:
+    """Three unequal servers; every seed has arrivals, jitter and a length of its own."""
+    spec = worlds.cluster()
+
+    def plan(seed: int) -> RunSpec:
+        length_s = horizon_s * (0.5 + (seed % 7) / 7)
+        run = worlds.run(spec, worlds.poisson_s(400, length_s, seed), length_s, detail=False, end="cut", seed=seed)
+        return replace(run, **changes)
+
+    return spec, plan
+
+
+def narrow() -> tuple[ClusterSpec, Plan]:
+    """Memories that hold few instances, so that many choices are illegal, and one block a server at most."""
+    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_blocks": 1})
+    run = worlds.run(spec, worlds.poisson_s(300, 0.3), 0.3, detail=False)
+    return spec, lambda seed: replace(run, seed=seed)
+
+
+def flooded() -> tuple[ClusterSpec, Plan]:
+    """So many requests at once that every pool must grow, more than once."""
+    spec = worlds.cluster()
+    run = worlds.run(spec, np.linspace(0, 0.02, 900), 0.3, detail=False, end="cut")
+    return spec, lambda seed: replace(run, seed=seed)
+
+
+def broken() -> tuple[ClusterSpec, Plan]:
+    """Servers that go and come back."""
+    faults = (Outage(0, NS_PER_S // 10, NS_PER_S // 5), Crash(1, NS_PER_S // 8))
+    return plain(0.4, faults=faults)
+
+
+def pair(made: tuple[ClusterSpec, Plan], clusters: int) -> tuple[SlimClusterVectorEnv, SyncVectorEnv[Any, Any]]:
+    spec, plan = made
+    limits = ObservationSpec(tuple(tables.profile.power.cap_w for tables in spec.devices))
+    single = [lambda: SlimClusterEnv(lambda seed: Simulation(spec, plan(seed)), limits)] * clusters
+    return SlimClusterVectorEnv(spec, plan, clusters), SyncVectorEnv(single)
+
+
+def same_infos(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert ours.keys() == theirs.keys()
+    for key in theirs:
+        assert ours[key].dtype == theirs[key].dtype, key
+        assert ours[key].tolist() == theirs[key].tolist(), key
+
+
+def same_answers(ours: Any, theirs: Any) -> None:
+    for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
+        assert mine.dtype == other.dtype
+        assert mine.shape == other.shape
+        assert mine.tolist() == other.tolist()
+    same_infos(ours[-1], theirs[-1])
+
+
+@pytest.mark.parametrize(("make", "ends"), [(plain, 12), (narrow, 4), (flooded, 3), (broken, 8)])
+def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], ends: int) -> None:
+    """Observations, rewards, ends and infos are equal, step by step, for random actions over several episodes."""
+    ours, theirs = pair(make(), 3)
+    same_answers(ours.reset(seed=5), theirs.reset(seed=5))
+    rng = np.random.default_rng(0)
+    ended, replaced, credited = 0, 0, 0
+    while ended < ends:
+        actions = rng.integers(0, [3, 4, 6], size=(3, 3))
+        mine, other = ours.step(actions), theirs.step(actions)
+        same_answers(mine, other)
+        assert (mine[1] != 0).any() or not any(mine[-1]["credits"])
+        ended += int(mine[3].sum())
+        replaced += int(mine[-1]["replaced"].sum())
+        credited += sum(len(each) for each in mine[-1]["credits"])
+    assert replaced > 0, "no action was illegal"
+    assert credited > 100
+
+
+def test_a_cluster_is_reset_by_the_step_after_its_end() -> None:
+    """Gymnasium's next-step rule, which the metadata name: no reward, no end, and the first decision of a new run."""
+    env, _ = pair(plain(0.1), 2)
+    assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    env.reset(seed=1)
+    action = np.zeros((2, 3), np.int64)
+    truncated = np.zeros(2, np.bool_)
+    while not truncated.any():
+        observations, _, _, truncated, infos = env.step(action)
+    over = int(np.flatnonzero(truncated)[0])
+    assert (observations[over] == 0).all()
+    assert not infos["_decision"][over]
+    observations, rewards, _, truncated, infos = env.step(action)
+    assert (rewards[over], truncated[over], infos["decision"][over]) == (0.0, False, 1)
+    assert observations[over][0] > 0, "a request waits"
+
+
+def test_seeds_are_one_a_cluster_and_a_mask_resets_some() -> None:
+    """A list of seeds, a reset of one cluster, and no seed at all do what `SyncVectorEnv` does."""
+    ours, theirs = pair(plain(), 3)
+    same_answers(ours.reset(seed=[3, 1, 3]), theirs.reset(seed=[3, 1, 3]))
+    actions = np.array([[0, 1, 2], [1, 1, 1], [2, 3, 0]])
+    for _ in range(20):
+        same_answers(ours.step(actions), theirs.step(actions))
+    mask = np.array([False, True, False])
+    same_answers(ours.reset(options={"reset_mask": mask}), theirs.reset(options={"reset_mask": mask}))
+    same_answers(ours.step(actions), theirs.step(actions))
+    same_answers(ours.reset(), theirs.reset())
+
+
+def test_what_it_returns_is_the_callers() -> None:
+    """A later step does not change what an earlier one returned."""
+    env, _ = pair(plain(), 2)
+    kept = env.reset(seed=0)
+    before = kept[0].tolist(), kept[1]["server_mask"].tolist()
+    env.step(np.array([[0, 0, 5], [0, 0, 5]]))
+    assert (kept[0].tolist(), kept[1]["server_mask"].tolist()) == before
+
+
+def test_observations_and_actions_are_of_their_spaces() -> None:
+    """Both spaces hold what is given and taken."""
+    env, reference = pair(plain(), 2)
+    assert env.observation_space == reference.observation_space
+    assert env.action_space == reference.action_space
+    assert env.single_action_space == reference.single_action_space
+    assert env.observation_space.contains(env.reset(seed=0)[0])
+    env.action_space.seed(0)
+    assert env.observation_space.contains(env.step(env.action_space.sample())[0])
+
+
+def test_what_is_refused() -> None:
+    """Actions out of range, a step before the first reset, seeds that don't fit, and what the engine can't do."""
+    spec, plan = plain()
+    env = SlimClusterVectorEnv(spec, plan, 2)
+    fine = np.zeros((2, 3), np.int64)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(fine)
+    env.reset(seed=0)
+    for wrong in (np.array([[0, 0, 0], [3, 0, 0]]), np.array([[0, 0, 0], [0, -1, 0]]), np.zeros((1, 3), np.int64)):
+        with pytest.raises(ValueError, match="actions must be"):
+            env.step(wrong)
+    with pytest.raises(ValueError, match="3 seeds for 2 clusters"):
+        env.reset(seed=[1, 2, 3])
+    with pytest.raises(ValueError, match="reset_mask"):
+        env.reset(options={"reset_mask": np.array([1, 0])})
+    with pytest.raises(UnsupportedScenario, match="log"):
+        SlimClusterVectorEnv(spec, lambda seed: replace(plan(seed), keep_log=True), 2)
+
+
+def test_a_tuple_that_was_not_evaluated() -> None:
+    """Labels of the widest tuple only: the run can't go on when an image ends with another."""
+    spec, plan = plain()
+    labels = MatrixCorrectness([(1.0, 1.0, 1.0, 1.0)], np.ones((1, 1), bool), np.zeros(900, np.int64))
+    env = SlimClusterVectorEnv(spec, lambda seed: replace(plan(seed), correctness=labels), 2)
+    env.reset(seed=0)
+
+    def play() -> None:
+        for _ in range(500):
+            env.step(np.zeros((2, 3), np.int64))
+
+    with pytest.raises(WorkError, match="not evaluated"):
+        play()
