@@ -150,6 +150,8 @@ def _settle_device(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> No
 def _start_pace(k: Ints, r: Reals, p: Ints, q: Reals, d: int) -> None:
     """The device's speed comes and goes as it really did, or as its profile says (`SharedDevice.start_pace`)."""
     z = k[d + V_PARAMETERS]
+    if p[z + Z_SERVER_COUNT] == 0:
+        return
     s = server_at(p, p[p[z + Z_SERVERS]])
     if k[d + V_CHANGES_AT] != 0:
         if k[d + V_CHANGES] > 0:

@@ -112,7 +112,8 @@ STAGE_COUNT: Final = 7  # `policies.records.STAGES` but `lost`
 
 # A block on its way or at its server; its moves and its members follow.
 (
-    B_DECISION, B_SERVER, B_EPOCH, B_KEY, B_COUNT, B_ENDED, B_MOVES, B_MOVING, B_LINE, B_TAG, B_SNAPSHOT, B_SENT, B_ARRIVED,
+    B_DECISION, B_SERVER, B_EPOCH, B_KEY, B_COUNT, B_ENDED, B_MOVES, B_MOVING, B_LINE, B_TAG,
+    B_SNAPSHOT, B_SENT, B_ARRIVED,
     B_SIZE,
 ) = range(14)
 O_NS, O_SOURCE, O_MOVING, O_SIZE = range(4)
@@ -122,7 +123,7 @@ L_HEAD, L_TAIL, L_COUNT, L_SIZE = range(4)                                     #
 F_NS, F_SERVER, F_ORDER, F_NUMBER, F_WHAT, F_ARGUMENT, F_SIZE = range(7)       # + argument of STRAGGLE
 
 # -------------------------------------------------------------------------------------------------------- the records
-D_DECISION, D_ACCURACY, D_LATENCY, D_ENERGY, D_IMBALANCE, D_BONUS, D_TOTAL, D_TAG, D_SIZE = range(9)    # a credit: + all terms
+D_DECISION, D_ACCURACY, D_LATENCY, D_ENERGY, D_IMBALANCE, D_BONUS, D_TOTAL, D_TAG, D_SIZE = range(9)  # a credit
 (
     A_ID, A_ARRIVED, A_FINISHED, A_FATE, A_REASON, A_RETRIES, A_CORRECT, A_ENERGY, A_LENGTH, A_STAGES,  # + energy
 ) = range(10)                                                                  # then S widths, S servers
@@ -158,7 +159,7 @@ LOGS_TABULATED: Final = 1 << 15
     X_DEVICE, X_BATCH_LIMIT, X_CAP, X_UTILIZATION_BLOCK, X_IDLE_NS, X_TRIGGER, X_SCALE_CAP, X_BLOCKS, X_SKIP_NS,
     X_AS_INSTANCE, X_PADDED, X_PADDED_COUNT, X_PRELOAD, X_PRELOAD_COUNT, X_LOAD_RETRIES, X_LOAD_BACKOFF_NS, X_CONTEXT,
     X_MEDIUM, X_LATENCY, X_BANDWIDTH, X_LOSS,                                                  # + three
-    X_INSTANCE_BYTES, X_CAN_HOLD, X_HOLDS, X_HOLDS_ANY, X_CODES, X_POWER_LIMIT,                         # + power_limit_w
+    X_INSTANCE_BYTES, X_CAN_HOLD, X_HOLDS, X_HOLDS_ANY, X_CODES, X_POWER_LIMIT,                # + power_limit_w
     X_SIZE,
 ) = range(28)
 

@@ -246,7 +246,8 @@ class Rollouts:
                 stuck = roll(
                     self._rows_at[chunk], self._parameters_at[chunk], todo[chunk], next_row[chunk], status[chunk],
                     weights, self._sizes, self._groups, eps,
-                    *(getattr(columns, field.name) for field in fields(columns)),
+                    columns.observation, columns.server_mask, columns.width_mask, columns.actions, columns.log_prob,
+                    columns.eps, columns.value, columns.reward,
                     complete[chunk.start * most : chunk.stop * most], completed[chunk], self._terms[chunk],
                     room.asked, room.rows, room.codes, room.uniforms, room.scratch,
                 )  # fmt: skip

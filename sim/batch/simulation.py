@@ -128,7 +128,7 @@ class RunRow:
     """
 
     def __init__(self, program: Program, run: RunSpec, *, keeps: bool = True) -> None:
-        _require_supported(run)
+        _require_supported(program, run)
         self.program, self.run = program, run
         planned = sum(2 for fault in run.faults if not isinstance(fault, Poison))
         instances = margin(program) + 4 * program.servers + sum(len(s.knobs.preload) for s in program.cluster.servers)
@@ -229,7 +229,11 @@ def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]
     raise UnsupportedScenario(f"labels of {type(labels).__name__}")
 
 
-def _require_supported(run: RunSpec) -> None:
+def _require_supported(program: Program, run: RunSpec) -> None:
+    used = {server.device for server in program.cluster.servers}
+    for index, tables in enumerate(program.cluster.devices):
+        if index not in used and (tables.pace is not None or index in run.paces):
+            raise UnsupportedScenario("a device that has a pace but no server")
     if run.keep_log:
         raise UnsupportedScenario("a log of every step")
     if run.horizon_ns + run.drain_limit_ns > MOST_NS:
