@@ -1,45 +1,36 @@
 """Training: steps environments in lockstep, gives rewards to their decisions, and updates. It knows no simulator.
 
-Environments come through a protocol. All chance is from streams named after the training seed, so the same seed and
-environments give the same weights on the same versions and machine.
-
-A checkpoint is written between updates. Resuming from one continues with the very weights, optimizer, counters and
-streams; the environments are reset (their decisions that were still waiting for a reward are lost), each with the
-seed that its next episode would have had. So a resumed run is a valid one, but not the run that was interrupted,
-unless its environments have no state of their own.
+Environments come through a protocol. The same seed and environments give the same weights on the same versions and
+machine. `compiled_trainer` is its fast twin: the same rules for decisions that compiled code made.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from policies.chance import derived_seed, stream
-from policies.errors import InputError, WorkError
+from policies.chance import derived_seed
+from policies.errors import WorkError
 from policies.observation import masks
-from policies.ppo import checkpoint
 from policies.ppo.acting import act
 from policies.ppo.buffer import TransitionBuffer
+from policies.ppo.checkpoint import Tensors
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.network import PolicyNetwork
-from policies.ppo.router import PPORouter, header, policy_weights
+from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.ppo.update import UpdateStats, update
+from policies.ppo.training import CHECKPOINT, MOMENTS, Log, TrainingRun, scalars_of
+from policies.ppo.update import update
 from policies.reward import RewardTerms
 from policies.vocabulary import Choice, Decide
 
-CHECKPOINT = "checkpoint.safetensors"
-_MAY_CHANGE = {"decisions", "checkpoint_every"}  # knobs that a resumed run may have otherwise
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # Adam's state of one parameter
-
-Log = Callable[[int, Mapping[str, float]], None]
+__all__ = ["CHECKPOINT", "TensorBoardLog", "Trainer", "TrainingEnvironment", "train"]
 
 
 class TrainingEnvironment(Protocol):
@@ -91,20 +82,8 @@ def train(
     """
     if not environments:
         raise ValueError("training needs at least one environment")
-    path = checkpoint_dir / CHECKPOINT if checkpoint_dir is not None else None
     with _one_thread():
-        trainer = Trainer(environments, knobs, seed, spec, deterministic)
-        if resume and path is not None and path.is_file():
-            trainer.restore(path)
-        while trainer.progress.decisions < knobs.decisions:
-            scalars = trainer.iterate()
-            if scalars is not None and log is not None:
-                log(trainer.progress.decisions, scalars)
-            if scalars is not None and path is not None and trainer.progress.updates % knobs.checkpoint_every == 0:
-                trainer.save(path)
-        if path is not None:
-            trainer.save(path)
-        return trainer.router()
+        return Trainer(environments, knobs, seed, spec, deterministic).run(log, checkpoint_dir, resume)
 
 
 @contextmanager
@@ -116,15 +95,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@dataclass(slots=True)
-class Progress:
-    """Counters that a checkpoint keeps."""
-
-    decisions: int = 0
-    updates: int = 0
-    episodes: int = 0
 
 
 @dataclass(slots=True)
@@ -142,7 +112,7 @@ class _Meter:
         return {f"reward/{name}": sum(getattr(t, name) for t in self.terms) / len(self.terms) for name in names}
 
 
-class Trainer:
+class Trainer(TrainingRun):
     """The state of one training run; `train` is its loop."""
 
     def __init__(
@@ -153,12 +123,10 @@ class Trainer:
         spec: PolicySpec,
         deterministic: bool = False,
     ) -> None:
-        self.environments, self.knobs, self.seed, self.spec = tuple(environments), knobs, seed, spec
-        self.deterministic = deterministic
-        self.progress = Progress()
+        super().__init__(knobs, seed, spec, deterministic, ("draws", "minibatches"))
+        self.environments = tuple(environments)
         self.network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=knobs.learning_rate, eps=1e-5)
-        self._rngs = {name: stream(seed, f"ppo:{name}") for name in ("draws", "minibatches")}
         self._buffer = TransitionBuffer(spec, len(self.environments))
         self._meter = _Meter()
         self._started = False
@@ -232,7 +200,7 @@ class Trainer:
         return {
             "reward/mean": float(experience.reward.mean()),
             **meter.scalars(),
-            **_scalars(stats),
+            **scalars_of(stats),
             "eps": self.knobs.eps(self.progress.decisions),
             "episodes": float(self.progress.episodes),
             "decisions/waiting": float(self._buffer.waiting),
@@ -241,65 +209,23 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------------ keeping
 
-    def router(self) -> PPORouter:
-        """The policy as it is now."""
-        return PPORouter(self.spec, self._weights(), deterministic=self.deterministic)
+    def _weights(self) -> Tensors:
+        return {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
 
-    def save(self, path: Path) -> None:
-        """Everything that `restore` needs; the router alone can be read from it, too (`PPORouter.load`)."""
-        tensors = {checkpoint.POLICY + name: value for name, value in self._weights().items()}
-        for name, parameter in self.network.named_parameters():
-            for moment, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer.{moment}.{name}"] = value.numpy().copy()
-        training = {
-            "knobs": asdict(self.knobs),
-            "seed": self.seed,
-            "progress": asdict(self.progress),
-            "streams": {name: rng.bit_generator.state for name, rng in self._rngs.items()},
+    def _moments(self) -> Tensors:
+        return {
+            f"{moment}.{name}": value.numpy().copy()
+            for name, parameter in self.network.named_parameters()
+            for moment, value in self.optimizer.state.get(parameter, {}).items()
         }
-        checkpoint.write(path, tensors, header(self.spec, self.deterministic) | {"training": json.dumps(training)})
 
-    def restore(self, path: Path) -> None:
-        """Continue from what `save` wrote; `InputError` where that was another training run."""
-        tensors, metadata = checkpoint.read(path)
-        if "training" not in metadata:
-            raise InputError(str(path), "", "this is a router alone; training resumes from its own checkpoint")
-        training = json.loads(metadata["training"])
-        self._require_same(path, metadata["spec"], training)
-        weights = {name: torch.from_numpy(value) for name, value in policy_weights(tensors).items()}
-        self.network.load_state_dict(weights)
+    def _put(self, weights: Tensors, moments: Tensors) -> None:
+        self.network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
         for name, parameter in self.network.named_parameters():
-            found = {moment: tensors.get(f"optimizer.{moment}.{name}") for moment in _MOMENTS}
+            found = {moment: moments.get(f"{moment}.{name}") for moment in MOMENTS}
             state = {moment: torch.from_numpy(value) for moment, value in found.items() if value is not None}
             if state:
                 self.optimizer.state[parameter] = state
-        self.progress = Progress(**training["progress"])
-        for name, state in training["streams"].items():
-            self._rngs[name].bit_generator.state = state
-
-    def _require_same(self, path: Path, spec: str, training: Mapping[str, Any]) -> None:
-        mine = {name: value for name, value in asdict(self.knobs).items() if name not in _MAY_CHANGE}
-        theirs = training["knobs"] | {"hidden": tuple(training["knobs"]["hidden"])}
-        differ = [name for name, value in mine.items() if theirs.get(name) != value]
-        differ += ["seed"] * (training["seed"] != self.seed)
-        differ += ["cluster"] * (PolicySpec.from_json(spec) != self.spec)
-        if differ:
-            remedy = "resume with the settings it was begun with, or start anew in another folder"
-            raise InputError(str(path), "", f"begun with another {', '.join(differ)}; {remedy}")
-
-    def _weights(self) -> checkpoint.Tensors:
-        return {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
-
-
-def _scalars(stats: UpdateStats) -> dict[str, float]:
-    names = {
-        "policy_loss": "loss/policy",
-        "value_loss": "loss/value",
-        "entropy_server": "entropy/server",
-        "entropy_width": "entropy/width",
-        "entropy_group": "entropy/group",
-    }
-    return {names.get(name, f"update/{name}"): value for name, value in asdict(stats).items()}
 
 
 class TensorBoardLog:

@@ -16,6 +16,8 @@ from policies.ppo.distribution import entropies, joint_log_prob, product_policy
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.network import PolicyNetwork
 
+DIVERGED = "training diverged: the gradient is not finite; lower learning_rate or the reward's weights"
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
@@ -125,7 +127,7 @@ def _step(
     loss.backward()  # type: ignore[no-untyped-call]
     grad_norm = torch.nn.utils.clip_grad_norm_(network.parameters(), knobs.max_grad_norm)
     if not torch.isfinite(grad_norm):
-        raise WorkError("training diverged: the gradient is not finite; lower learning_rate or the reward's weights")
+        raise WorkError(DIVERGED)
     optimizer.step()
     with torch.no_grad():
         ratio = log_ratio.exp()

@@ -1,0 +1,120 @@
+"""Compiled decisions without a cluster: a bandit whose best server is to be seen, and whose rewards come late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from policies.chance import derived_seed
+from policies.jit import Singles
+from policies.observation import Floats
+from policies.ppo.buffer import Experience
+from policies.ppo.kernels import act
+from policies.ppo.layout import Layout
+from policies.reward import RewardTerms
+from tests.policies.ppo.bandit import BEST, SPEC
+
+NOTHING = Experience(
+    np.zeros((0, SPEC.observation.size), np.float32),
+    np.zeros((0, 3), np.bool_),
+    np.zeros((0, 4), np.bool_),
+    np.zeros((0, 3), np.int64),
+    *(np.zeros(0, np.float32) for _ in range(4)),
+)
+
+
+def joined(parts: list[Experience]) -> Experience:
+    names = Experience.__dataclass_fields__
+    return Experience(*(np.concatenate([getattr(part, name) for part in (NOTHING, *parts)]) for name in names))
+
+
+def best_server(observation: Floats) -> Floats:
+    """(B, 11) -> (B,): server 1 or 2; the first is never valid."""
+    return np.where(observation[:, 2] > 0.5, 1, 2)
+
+
+class BanditRollouts:
+    """Pays 1 for the best server of the context, 1 for the best width, 1 for the best group.
+
+    Args:
+        first_episode: the number of the first cluster's first episode.
+        hidden: the sizes of the policy's layers.
+        clusters: that decide in each sweep.
+        lag: sweeps until a reward comes.
+        length: sweeps of an episode.
+        parts: whether there are terms.
+    """
+
+    def __init__(
+        self,
+        first_episode: int,
+        hidden: tuple[int, ...] = (16, 16),
+        clusters: int = 40,
+        lag: int = 2,
+        length: int = 50,
+        parts: bool = True,
+    ) -> None:
+        self.decisions = self.forgotten = 0
+        self.episodes = first_episode
+        self.seeds: list[int] = []
+        self.asked: list[tuple[float, int]] = []
+        self._layout, self._clusters, self._lag, self._length, self._parts = (
+            Layout.of(SPEC, hidden), clusters, lag, length, parts,
+        )  # fmt: skip
+        self._waiting: list[Experience] = []
+        self._sweep = 0
+        self._rewards: list[float] = []
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting))
+
+    def take_terms(self) -> RewardTerms | None:
+        if not self._parts or not self._rewards:
+            return None
+        mean, self._rewards = float(np.mean(self._rewards)), []
+        return RewardTerms(mean, 0.0, 0.0, 0.0, 0.0)
+
+    def collect(self, weights: Singles, eps: float, decisions: int) -> Experience:
+        self.asked.append((eps, decisions))
+        found = []
+        for _ in range(-(-decisions // self._clusters)):
+            if self._sweep % self._length == 0:
+                self._begin()
+            self._sweep += 1
+            self._waiting.append(self._decide(weights, eps))
+            if len(self._waiting) > self._lag:
+                found.append(self._waiting.pop(0))
+        experience = joined(found)
+        self._rewards += experience.reward.tolist()
+        return experience
+
+    def _begin(self) -> None:
+        self.forgotten += self.waiting
+        self._waiting = []
+        numbers = range(self.episodes, self.episodes + self._clusters)
+        self.seeds += [derived_seed(7, f"ppo:episode:{number}") for number in numbers]
+        self.episodes += self._clusters
+        self._rng = np.random.default_rng(self.seeds[-self._clusters :])
+
+    def _decide(self, weights: Singles, eps: float) -> Experience:
+        rows = self._clusters
+        seen = self._rng.random((rows, SPEC.observation.size)).astype(np.float32)
+        codes = np.tile(np.array([0, 0b1111, 0b1110]), (rows, 1))
+        blank = Experience(
+            seen,
+            np.zeros((rows, 3), np.bool_),
+            np.zeros((rows, 4), np.bool_),
+            np.zeros((rows, 3), np.int64),
+            *(np.zeros(rows, np.float32) for _ in range(4)),
+        )
+        scratch = np.zeros(self._layout.scratch, np.float32)
+        act(
+            weights, self._layout.sizes(), np.arange(rows), seen, codes, self._rng.random((rows, 3)), eps, scratch,
+            blank.actions, blank.log_prob, blank.value, blank.server_mask, blank.width_mask,
+        )  # fmt: skip
+        self.decisions += rows
+        best = SPEC.widths.index(BEST.width), SPEC.groups.index(BEST.group)
+        hits = (blank.actions[:, 0] == best_server(seen)) + (blank.actions[:, 1:] == best).sum(axis=1)
+        return replace(blank, eps=np.full(rows, eps, np.float32), reward=hits.astype(np.float32))
