@@ -66,11 +66,16 @@ class KeyedFifo(Generic[Key]):
         queue = self._queues.get(key)
         if queue is None:
             return ()
-        taken = tuple([queue.popleft()[1] for _ in range(min(count, len(queue)))])
-        if not queue:
+        if count >= len(queue):
+            taken = tuple([item for _, item in queue])
+            queue.clear()  # for the order knows it, too
             del self._queues[key]
+        else:
+            taken = tuple([queue.popleft()[1] for _ in range(count)])
         self.waiting -= len(taken)
-        if len(self._order) > 2 * self.waiting + 64:  # who never asks for the head must not keep every item for ever
+        if not self.waiting:
+            self._order.clear()
+        elif len(self._order) > 2 * self.waiting + 64:  # who never asks for the head must not keep every item for ever
             self._order = deque(entry for entry in self._order if _waits(entry[0], entry[2]))
         return taken
 

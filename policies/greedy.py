@@ -7,6 +7,7 @@ where the algorithm is silent; the comments say so.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -143,7 +144,7 @@ class GreedyScheduler:
         self._epoch = 0
         self._queue: KeyedFifo[WorkKey] = KeyedFifo()
         self._instances: dict[int, Instance] = {}
-        self._by_segment: dict[int, list[Instance]] = {}
+        self._by_segment: dict[int, list[Instance]] = {}  # by width, ascending
         self._idle: dict[int, Instance] = {}  # the free ones, least recently used first (time does not go back)
         self._batches: dict[int, _Batch] = {}
         self._blocked_since_ns: dict[WorkKey, int] = {}
@@ -320,7 +321,7 @@ class GreedyScheduler:
         if self._queue.waiting:
             self._load_for_blocked(now_ns, commands)
             self._scale_up(now_ns, commands)
-        if self.knobs.idle_unload_ns is not None:
+        if self._idle and self.knobs.idle_unload_ns is not None:
             self._unload_idle(now_ns, self.knobs.idle_unload_ns, commands)
         self._plan_wake(now_ns)
 
@@ -345,10 +346,10 @@ class GreedyScheduler:
         """Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest id."""
         best: Instance | None = None
         for instance in self._by_segment.get(key.segment, ()):
-            if instance.state is not InstanceState.FREE or instance.width < key.width:
-                continue
-            if best is None or _fits_better(instance, best):
-                best = instance
+            if best is not None and instance.width > best.width:
+                break
+            if instance.state is InstanceState.FREE and instance.width >= key.width:
+                best = instance if best is None or _goes_before(instance, best) else best
         return best
 
     def _run(self, key: WorkKey, instance: Instance) -> RunBatch:
@@ -441,7 +442,7 @@ class GreedyScheduler:
         self._next_instance += 1
         self.memory.charge(self.knobs.instance_bytes[spec])
         self._instances[instance.id] = instance
-        self._by_segment.setdefault(segment, []).append(instance)
+        insort(self._by_segment.setdefault(segment, []), instance, key=_width)
         return LoadInstance(self._epoch, instance.id, segment, width)
 
     def _evict_for(self, spec: Spec, commands: list[ServerCommand]) -> bool:
@@ -487,8 +488,12 @@ class GreedyScheduler:
         self.next_wake_ns = wake_ns
 
 
-def _fits_better(one: Instance, other: Instance) -> bool:
-    """The order of `find_free_best_fit`."""
-    if one.width != other.width:
-        return one.width < other.width
-    return (-one.last_used_ns, one.id) < (-other.last_used_ns, other.id)
+def _goes_before(one: Instance, other: Instance) -> bool:
+    """Of two of one width: the one that was used last, or the lower id where both were."""
+    if one.last_used_ns != other.last_used_ns:
+        return one.last_used_ns > other.last_used_ns
+    return one.id < other.id
+
+
+def _width(instance: Instance) -> float:
+    return instance.width

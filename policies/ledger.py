@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from policies.records import (
     STAGES,
@@ -76,8 +77,7 @@ class ReportedPower:
         return self._energies_j[step] + self._means_w[step] * (until_ns - self._times_ns[step]) / NS_PER_S
 
 
-@dataclass(slots=True)
-class _OpenDecision:
+class _OpenDecision(msgspec.Struct):
     """A decision, and the block that came of it."""
 
     head: HeadKey
@@ -90,8 +90,7 @@ class _OpenDecision:
     epoch: int = 0
 
 
-@dataclass(slots=True)
-class _Batch:
+class _Batch(msgspec.Struct):
     """A batch under way; its instance was being loaded from `load_ns[0]` to `load_ns[1]`."""
 
     command: RunBatch
@@ -101,8 +100,7 @@ class _Batch:
     forward_ended_ns: int = 0
 
 
-@dataclass(slots=True)
-class _Life:
+class _Life(msgspec.Struct):
     """One request's books.
 
     Attributes:
@@ -114,11 +112,11 @@ class _Life:
 
     arrived_ns: int
     since_ns: int
-    servers: list[int] = field(default_factory=list)
-    widths: list[float] = field(default_factory=list)
+    servers: list[int] = msgspec.field(default_factory=list)
+    widths: list[float] = msgspec.field(default_factory=list)
     block: _OpenDecision | None = None
     batch: _Batch | None = None
-    stages_ns: list[tuple[int, ...]] = field(default_factory=list)
+    stages_ns: list[tuple[int, ...]] = msgspec.field(default_factory=list)
     lost_ns: int = 0
 
     def lose(self, now_ns: int) -> None:
@@ -162,8 +160,7 @@ class _Life:
         return (*(sum(stage_ns) for stage_ns in zip(*segments_ns, strict=True)), self.lost_ns)
 
 
-@dataclass(slots=True)
-class ServerCounts:
+class ServerCounts(msgspec.Struct):
     """What one server has done so far."""
 
     images: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from policies.reward import RewardTerms
 from policies.vocabulary import HeadKey, RouterCommand, RouterEvent, ServerCommand, ServerEvent
 
@@ -23,8 +25,7 @@ STAGES = ("router_wait", "decision", "transfer", "queue", "load", "dispatch", "r
 """
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True):
     """One image's life.
 
     Attributes:
@@ -54,8 +55,7 @@ class RequestRecord:
         return sum(a != b for a, b in zip(self.servers, self.servers[1:], strict=False))
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRecord:
+class BlockRecord(msgspec.Struct, frozen=True):
     """One decision's block, from the snapshot to its last member's return."""
 
     decision: int
@@ -71,8 +71,7 @@ class BlockRecord:
     reward: RewardTerms
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRecord:
+class BatchRecord(msgspec.Struct, frozen=True):
     """One batch on one server.
 
     Attributes:
@@ -94,8 +93,7 @@ class BatchRecord:
     ended_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class TelemetryPoint:
+class TelemetryPoint(msgspec.Struct, frozen=True):
     """One reading of one server's sensor."""
 
     server: int

@@ -58,8 +58,7 @@ class _Line(msgspec.Struct, frozen=True, cache_hash=True):
     alone: int = _TOGETHER
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(msgspec.Struct):
     """One request's books; `block` is the decision whose block it is in, None in the FIFO."""
 
     deadline_ns: int | None
@@ -81,10 +80,11 @@ class _Member(NamedTuple):
     failed: bool
 
 
-@dataclass(slots=True)
-class _OpenBlock:
+class _OpenBlock(msgspec.Struct):
+    """A block under way, and how its members ended so far."""
+
     block: Block
-    ended: dict[int, _Member] = field(default_factory=dict)
+    ended: dict[int, _Member]
 
 
 @dataclass(slots=True)
@@ -156,6 +156,7 @@ class RouterCore:
         self._blocks: dict[int, _OpenBlock] = {}
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
+        self._lines: dict[tuple[int, float, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
         self._candidates: tuple[_Line, tuple[int, ...]] | None = None
         self._decision = 0
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
@@ -236,8 +237,13 @@ class RouterCore:
 
     def _line(self, request: int, books: _Request) -> _Line:
         location = books.location if self.config.block_key == "location" else ANYWHERE
-        head = HeadKey(len(books.widths) + 1, books.widths[-1] if books.widths else IMAGE, location)
-        return _Line(head, request if books.retries >= ALONE_AFTER else _TOGETHER)
+        place = (len(books.widths) + 1, books.widths[-1] if books.widths else IMAGE, location)
+        if books.retries >= ALONE_AFTER:
+            return _Line(HeadKey(*place), request)
+        line = self._lines.get(place)
+        if line is None:
+            line = self._lines[place] = _Line(HeadKey(*place))
+        return line
 
     def _ask(self, event: RouterTimer, now_ns: int, commands: list[RouterCommand]) -> None:
         """Ask for a decision if none is under way, somebody waits, and a server can take a block."""
@@ -311,7 +317,7 @@ class RouterCore:
         requests = self._fifo.take(line, min(choice.group, len(candidates)))
         key = WorkKey(head.segment, choice.width, head.previous_width)
         block = Block(event.decision, choice.server, server.epoch, key, requests)
-        self._blocks[event.decision] = _OpenBlock(block)
+        self._blocks[event.decision] = _OpenBlock(block, {})
         for request in requests:
             self._requests[request].block = event.decision
         server.add(key, len(requests), blocks=1)
@@ -331,6 +337,8 @@ class RouterCore:
             location = self._requests[request].location
             if location != server:
                 elsewhere.setdefault(location, []).append(request)
+        if not elsewhere:
+            return ()
         return tuple([(source, tuple(moving)) for source, moving in sorted(elsewhere.items())])
 
     def _move(self, event: TransferFinished, now_ns: int, commands: list[RouterCommand]) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar, cast
 
+import msgspec
 import simpy
 
 
@@ -57,25 +58,28 @@ class Agenda:
         """Whether nothing more happens at the present time."""
         return bool(self._env.peek() > self.now_ns)
 
-    def at(self, when_ns: int, order: Any, act: Callable[..., None], *arguments: Any) -> None:
+    def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` at a time; `order` is `ARRIVAL`, `DECISION_END` or a `rank`."""
-        self._env.schedule(_Appointment(self, when_ns, act, arguments), order, when_ns - self.now_ns)
+        appointment: Any = _Appointment(self, when_ns, act, arguments)
+        self._env.schedule(appointment, cast(Any, order), when_ns - self.now_ns)
 
     def step(self) -> None:
         """Go to the next event and let it happen."""
         self._env.step()
 
 
-class _Appointment(simpy.Event):
-    """A SimPy event that has already succeeded and calls one function: the cheapest kind there is."""
+def _happen(appointment: _Appointment) -> None:
+    appointment.agenda.now_ns = appointment.when_ns
+    appointment.act(*appointment.arguments)
 
-    _ok = True
 
-    def __init__(self, agenda: Agenda, when_ns: int, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.callbacks = [self._happen]
-        self._agenda, self._when_ns = agenda, when_ns
-        self._act, self._arguments = act, arguments
+class _Appointment(msgspec.Struct):
+    """What SimPy asks of an event that has already succeeded and has one callback: the cheapest kind there is."""
 
-    def _happen(self, _: simpy.Event) -> None:
-        self._agenda.now_ns = self._when_ns
-        self._act(*self._arguments)
+    agenda: Agenda
+    when_ns: int
+    act: Callable[..., None]
+    arguments: tuple[Any, ...]
+    callbacks: Any = (_happen,)  # SimPy takes them away when it calls them
+
+    _ok: ClassVar[bool] = True

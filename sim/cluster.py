@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,12 +95,11 @@ class RunSpec:
     keep_log: bool = False
 
 
-@dataclass(slots=True)
-class _Delivery:
-    """A block on its way: the transfers that are still moving."""
+class _Delivery(msgspec.Struct):
+    """A block on its way: the transfers that are still moving, by their sources."""
 
     command: SendBlock
-    moving: set[int] = field(default_factory=set)
+    moving: set[int]
 
 
 class Simulation:
@@ -261,11 +261,11 @@ class Simulation:
         commands = router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
-            if isinstance(command, Decide):
+            if type(command) is SendBlock:
+                self._send(command)
+            elif type(command) is Decide:
                 self._asked = command
                 self._keep_host_busy()
-            elif isinstance(command, SendBlock):
-                self._send(command)
         wake_ns = router.next_wake_ns
         if wake_ns is not None and wake_ns > now_ns:
             self._agenda.at(wake_ns, DECISION_END, self._pass)  # `advance` looks at the router's timer at that instant

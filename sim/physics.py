@@ -6,16 +6,16 @@ It knows no queue and no scheduler; `sim.server` drives it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+
+import msgspec
 
 from policies.vocabulary import NS_PER_S
 from sim.device import clock_ratio, contention, total_load
 from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable
 
 
-@dataclass(slots=True)
-class RunningBatch:
+class RunningBatch(msgspec.Struct):
     """One batch on the device: `work_ns` is what is left of its solo time, `end_ns` when it will end as things are.
 
     A `frozen` one never ends (it waits to be killed), but occupies the device and draws power as if it ran.
@@ -116,20 +116,22 @@ class SimulatedDevice:
 
     def _rerate(self, now_ns: int) -> None:
         """Every batch's slow-down, end, and the device's power and utilization, for the set that runs from now on."""
+        if not self.running:
+            self._be_idle()
+            return
         tables, running = self.tables, self.running.values()
         demand = host = busy = 0
         bandwidth = 0.0  # added one by one: `sum` compensates floats from Python 3.12 on
-        servers: set[int] = set()
         for r in running:
             table, size = r.table, r.size
             demand += table.demand_permille[size]
             host += table.host_permille[size]
             busy += table.busy_permille[size]
             bandwidth += table.bandwidth[size]
-            servers.add(r.server)
-        is_across = len(servers) > 1
+        servers = len({r.server for r in running}) if len(running) > 1 else 1
+        is_across = servers > 1
         load = self._load_across() if is_across else max(demand, host)
-        self._is_extrapolated = len(running) > tables.most_at_once or len(servers) > max(1, tables.most_processes)
+        self._is_extrapolated = len(running) > tables.most_at_once or (is_across and servers > tables.most_processes)
         crowding = tables.crowding_across if is_across else tables.crowding
         common = crowding[min(load, CROWDING_LIMIT_PERMILLE)]
         uncapped_mw = tables.context_idle_mw
@@ -143,6 +145,12 @@ class SimulatedDevice:
             r.end_ns = now_ns + max(0, ceil(r.work_ns * r.slow_down))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
         self.busy_permille = min(1000, busy)
+
+    def _be_idle(self) -> None:
+        """Nothing runs."""
+        self._is_extrapolated = False
+        self.power_mw = self.tables.context_idle_mw
+        self.busy_permille = 0
 
     def _load_across(self) -> int:
         """x of a running set of several processes, in permille."""

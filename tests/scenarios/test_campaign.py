@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import scenarios.run as run_module
 from hw.networks import ModelFile
@@ -128,7 +129,7 @@ def test_hardware_that_serves_nothing_is_said_to(world: World) -> None:
 
     def dead(job: Job) -> Ran:
         result, record = simulate(job)
-        lost = tuple(replace(request, status="in_flight") for request in record.requests)
+        lost = tuple(structs.replace(request, status="in_flight") for request in record.requests)
         result["images"]["completed"], result["throughput_img_s"] = 0, 0.0
         return result, replace(record, requests=lost)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from policies.records import STAGES, DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S
