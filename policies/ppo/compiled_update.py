@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.errors import WorkError
-from policies.observation import Floats
+from policies.jit import Singles
 from policies.ppo import kernels
 from policies.ppo.buffer import Experience
 from policies.ppo.checkpoint import Tensors
@@ -51,13 +51,13 @@ class CompiledLearner:
 
     def update(self, experience: Experience, rng: np.random.Generator) -> UpdateStats:
         """K epochs of minibatch steps. `WorkError` where the gradient diverges; that step changes nothing."""
-        advantage = advantages(experience.reward, experience.value)
+        records = self._records(experience)
         parts = ceil(len(experience) / self.knobs.minibatch)  # equal ones, no small last one
         steps = []
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in range(self.knobs.epochs):
                 for rows in np.array_split(rng.permutation(len(experience)), parts):
-                    steps.append(self._step(experience, advantage, rows, pool))
+                    steps.append(self._step(records, rows, pool))
         means = np.mean(steps, axis=0).tolist()
         figures = (*means, explained_variance(experience.reward, experience.value))
         return UpdateStats(**dict(zip((each.name for each in fields(UpdateStats)), figures, strict=True)))
@@ -82,13 +82,19 @@ class CompiledLearner:
         self.first = self.layout.pack({name: moments[f"{first}.{name}"] for name in weights})
         self.second = self.layout.pack({name: moments[f"{second}.{name}"] for name in weights})
 
-    def _step(
-        self, experience: Experience, advantage: Floats, rows: npt.NDArray[np.int64], pool: Executor
-    ) -> npt.NDArray[np.float64]:
+    def _records(self, e: Experience) -> Singles:
+        found = np.empty((len(e), self.layout.record), np.float32)
+        advantage = advantages(e.reward, e.value)
+        kernels.record(
+            e.observation, e.server_mask, e.width_mask, e.actions, e.log_prob, e.eps, e.reward, advantage, found
+        )
+        return found
+
+    def _step(self, records: Singles, rows: npt.NDArray[np.int64], pool: Executor) -> npt.NDArray[np.float64]:
         """One gradient step; (8,) the first fields of `UpdateStats`."""
         self._slopes[:], self._sums[:] = 0, 0
         kernels.transpose(self.weights, self._sizes, self._transposed)
-        add_half = partial(self._add_half, experience, advantage, rows)
+        add_half = partial(self._add_half, records, rows)
         list(map(add_half, range(_HALVES)) if self.threads == 1 else pool.map(add_half, range(_HALVES)))
         knobs = self.knobs
         norm = kernels.adam(
@@ -105,11 +111,10 @@ class CompiledLearner:
         self.steps += 1
         return np.append(self._sums.sum(axis=0) / len(rows), norm)
 
-    def _add_half(self, e: Experience, advantage: Floats, rows: npt.NDArray[np.int64], half: int) -> None:
+    def _add_half(self, records: Singles, rows: npt.NDArray[np.int64], half: int) -> None:
         knobs = self.knobs
-        mine = np.array_split(rows, _HALVES)[half]
         kernels.gradient(
-            self.weights, self._transposed, self._sizes, mine, e.observation, e.server_mask, e.width_mask, e.actions,
-            e.log_prob, e.eps, e.reward, advantage, 1 / len(rows), knobs.clip, knobs.value_weight,
-            knobs.entropy_weight, self._scratch[half], self._slopes[half], self._sums[half],
+            self.weights, self._transposed, self._sizes, np.array_split(rows, _HALVES)[half], records, 1 / len(rows),
+            knobs.clip, knobs.value_weight, knobs.entropy_weight,
+            self._scratch[half], self._slopes[half], self._sums[half],
         )  # fmt: skip

@@ -16,14 +16,23 @@ from policies.jit import Ints, Reals, Singles, entry, ints, kernel, reals, singl
 from policies.observation import Bools
 from policies.ppo.layout import (
     ACTIVATIONS,
+    ADVANTAGE,
     BIAS,
+    EXPLORED,
     FIRST,
     GROUPS,
     INPUTS,
+    KEPT,
     LAYERS,
+    LOG_PROB,
     OBSERVED,
+    OF_GROUP,
+    OF_SERVER,
+    OF_WIDTH,
     OUTPUT,
     OUTPUTS,
+    RECORD,
+    REWARD,
     SERVERS,
     SOURCE,
     STRIDE,
@@ -320,22 +329,14 @@ def _slopes(
 
 
 @kernel
-def _mask(logits: Singles, at: int, sizes: Ints, server_mask: Bools, width_mask: Bools, row: int) -> int:
-    """Mask and centre the three heads of one row; returns the number of valid servers."""
+def _mask(logits: Singles, at: int, sizes: Ints, record: Singles, masks: int) -> None:
+    """Mask and centre the three heads of one row; what is masked has a large negative number in the record."""
     servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
-    valid = 0
-    for k in range(servers):
-        if server_mask[row, k]:
-            valid += 1
-        else:
-            logits[at + k] = _MASKED
-    for k in range(widths):
-        if not width_mask[row, k]:
-            logits[at + servers + k] = _MASKED
+    for k in range(servers + widths):
+        logits[at + k] += record[masks + k]
     _centre(logits, at, servers)
     _centre(logits, at + servers, widths)
     _centre(logits, at + servers + widths, groups)
-    return valid
 
 
 @kernel
@@ -344,13 +345,8 @@ def _loss(
     at: int,
     to: int,
     sizes: Ints,
-    valid: int,
-    actions: Ints,
-    row: int,
-    log_prob: float,
-    eps: float,
-    reward: float,
-    advantage: float,
+    record: Singles,
+    end: int,
     share: float,
     clip: float,
     value_weight: float,
@@ -359,20 +355,21 @@ def _loss(
 ) -> None:
     """One row: centred logits and value at `at`; at `to` their exp, which becomes the loss's slope by each."""
     servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
-    server, width, group = actions[row, 0], actions[row, 1], actions[row, 2]
+    server, width, group = int(record[end + OF_SERVER]), int(record[end + OF_WIDTH]), int(record[end + OF_GROUP])
     at_2, to_2 = at + servers, to + servers
     at_3, to_3 = at_2 + widths, to_2 + widths
     _, server_entropy = _normalize(memory, at, memory, to, servers)
     log_widths, width_entropy = _normalize(memory, at_2, memory, to_2, widths)
     log_groups, group_entropy = _normalize(memory, at_3, memory, to_3, groups)
 
-    likely = (1 - eps) * memory[to + server]
-    mixed = max(likely + eps / valid, _TINY)
+    likely = np.float64(record[end + KEPT]) * memory[to + server]
+    mixed = max(likely + record[end + EXPLORED], _TINY)
     score = math.log(mixed) + (memory[at_2 + width] - log_widths) + (memory[at_3 + group] - log_groups)
-    log_ratio = score - log_prob
+    log_ratio = score - record[end + LOG_PROB]
     ratio = math.exp(log_ratio)
-    gain, clipped = ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage
-    miss = memory[at_3 + groups] - reward
+    gain = ratio * record[end + ADVANTAGE]
+    clipped = min(max(ratio, 1 - clip), 1 + clip) * record[end + ADVANTAGE]
+    miss = np.float64(memory[at_3 + groups] - record[end + REWARD])
     sums[_POLICY] -= min(gain, clipped)
     sums[_VALUE] += 0.5 * miss * miss
     sums[_KL] += ratio - 1 - log_ratio
@@ -423,11 +420,7 @@ def transpose(weights: Singles, sizes: Ints, transposed: Singles) -> None:
 
 
 @entry
-def gradient(
-    weights: Singles,
-    transposed: Singles,
-    sizes: Ints,
-    order: Ints,
+def record(
     observation: Singles,
     server_mask: Bools,
     width_mask: Bools,
@@ -436,6 +429,42 @@ def gradient(
     eps: Singles,
     reward: Singles,
     advantage: Singles,
+    records: Singles,
+) -> None:
+    """Bring together what is learned from each decision: rows are visited in random order, and one place is nearer.
+
+    Args:
+        observation, ..., reward: an `Experience`'s.
+        advantage: (B,) normalized.
+        records: (B, `Layout.record`), written: observation, masks as what is added to the logits, and the rest.
+    """
+    observed, servers, widths = observation.shape[1], server_mask.shape[1], width_mask.shape[1]
+    end = observed + servers + widths
+    for row in range(len(records)):
+        for k in range(observed):
+            records[row, k] = observation[row, k]
+        valid = 0
+        for k in range(servers):
+            records[row, observed + k] = _ZERO if server_mask[row, k] else _MASKED
+            valid += server_mask[row, k]
+        for k in range(widths):
+            records[row, observed + servers + k] = _ZERO if width_mask[row, k] else _MASKED
+        for head in range(3):
+            records[row, end + head] = actions[row, head]
+        records[row, end + LOG_PROB] = log_prob[row]
+        records[row, end + KEPT] = _ONE - eps[row]
+        records[row, end + EXPLORED] = eps[row] / np.float32(valid)
+        records[row, end + REWARD] = reward[row]
+        records[row, end + ADVANTAGE] = advantage[row]
+
+
+@entry
+def gradient(
+    weights: Singles,
+    transposed: Singles,
+    sizes: Ints,
+    order: Ints,
+    records: Singles,
     share: float,
     clip: float,
     value_weight: float,
@@ -448,9 +477,8 @@ def gradient(
 
     Args:
         weights, transposed, sizes: the network (`transpose` makes the second).
-        order: (R,) rows of the arrays that follow.
-        observation, server_mask, width_mask, actions, log_prob, eps, reward: an `Experience`'s.
-        advantage: (B,) normalized.
+        order: (R,) rows of the records.
+        records: (B, `Layout.record`), what `record` wrote.
         share: of each row in the mean, 1 / minibatch.
         clip, value_weight, entropy_weight: as in `PPOKnobs`.
         scratch: `Layout.scratch` numbers.
@@ -458,23 +486,21 @@ def gradient(
         sums: (7,) added to: policy loss, value loss, KL, clipped, and the three entropies, each a sum over the rows.
     """
     columns, output = sizes[FIRST + STRIDE * (sizes[LAYERS] - 1) + OUTPUTS], sizes[OUTPUT]
-    memory, parameters, seen = singles(scratch), singles(weights), singles(observation)
+    memory, parameters, known = singles(scratch), singles(weights), singles(records)
+    width, outputs = records.shape[1], sizes[SERVERS] + sizes[WIDTHS] + sizes[GROUPS] + 1
     for start in range(0, len(order), TILE):
         tile = min(TILE, len(order) - start)
         for i in range(tile):
-            observe(seen, order[start + i] * sizes[OBSERVED], sizes, memory, i)
+            observe(known, order[start + i] * width, sizes, memory, i)
         forward(parameters, sizes, memory, tile)
         for i in range(tile):
-            row, at = order[start + i], output + i * columns
-            to = at + sizes[ACTIVATIONS]
-            valid = _mask(memory, at, sizes, server_mask, width_mask, row)
+            first, at = order[start + i] * width, output + i * columns
+            to, end = at + sizes[ACTIVATIONS], first + width - RECORD
+            _mask(memory, at, sizes, known, first + sizes[OBSERVED])
             for k in range(columns):
                 memory[to + k] = exp(memory[at + k])
-            _loss(
-                memory, at, to, sizes, valid, actions, row, log_prob[row], eps[row], reward[row], advantage[row],
-                share, clip, value_weight, entropy_weight, sums,
-            )  # fmt: skip
-            for k in range(sizes[SERVERS] + sizes[WIDTHS] + sizes[GROUPS] + 1, columns):
+            _loss(memory, at, to, sizes, known, end, share, clip, value_weight, entropy_weight, sums)
+            for k in range(outputs, columns):
                 memory[to + k] = _ZERO
         _backward(parameters, singles(transposed), sizes, memory, tile, singles(slopes))
 

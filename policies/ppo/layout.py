@@ -35,6 +35,17 @@ BIAS: Final = 3
 SOURCE: Final = 4  # where the inputs and outputs of a tile begin in the scratch memory
 TARGET: Final = 5
 
+# Indices into the end of a decision's record, after its observation and the masks of servers and widths.
+OF_SERVER: Final = 0
+OF_WIDTH: Final = 1
+OF_GROUP: Final = 2
+LOG_PROB: Final = 3
+KEPT: Final = 4  # 1 - eps
+EXPLORED: Final = 5  # eps / N, N counting the valid servers
+REWARD: Final = 6
+ADVANTAGE: Final = 7
+RECORD: Final = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -67,6 +78,12 @@ class Layout:
     def scratch(self) -> int:
         """Numbers of scratch memory that a call of a kernel needs: a tile's activations and their gradients."""
         return 2 * int(self.sizes()[ACTIVATIONS])
+
+    @property
+    def record(self) -> int:
+        """Numbers in a decision's record, which it is learned from."""
+        servers, widths, _ = self.head_sizes
+        return self.observed + servers + widths + RECORD
 
     def sizes(self) -> Ints:
         """All that kernels need to know of the shape: (FIRST + STRIDE layers,) int64."""

@@ -202,10 +202,14 @@ def gradient_arguments(
     weights, sizes = layout.pack(tensors_of(network)), layout.sizes()
     transposed = np.zeros_like(weights)
     kernels.transpose(weights, sizes, transposed)
+    records = np.full((len(e), layout.record), np.nan, np.float32)
+    advantage = advantages(e.reward, e.value)
+    kernels.record(
+        e.observation, e.server_mask, e.width_mask, e.actions, e.log_prob, e.eps, e.reward, advantage, records
+    )
     return (
-        weights, transposed, sizes, order, e.observation, e.server_mask, e.width_mask, e.actions, e.log_prob, e.eps,
-        e.reward, advantages(e.reward, e.value), 1 / len(order), knobs.clip, knobs.value_weight, knobs.entropy_weight,
-        np.full(layout.scratch, np.nan, np.float32), np.zeros_like(weights), np.zeros(7),
+        weights, transposed, sizes, order, records, 1 / len(order), knobs.clip, knobs.value_weight,
+        knobs.entropy_weight, np.full(layout.scratch, np.nan, np.float32), np.zeros_like(weights), np.zeros(7),
     )  # fmt: skip
 
 
