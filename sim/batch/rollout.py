@@ -20,7 +20,7 @@ from policies.jit import Ints, Reals, Singles, entry, ints_at, kernel, reals_at,
 from policies.observation import Bools
 from policies.ppo.buffer import Experience
 from policies.ppo.kernels import act
-from policies.ppo.layout import TILE, Layout
+from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
 from policies.reward import RewardTerms
 from sim.batch.chance import hashed_share
@@ -33,6 +33,7 @@ from sim.batch.simulation import RunRow, problem_of
 from sim.cluster import ClusterSpec, RunSpec
 
 _TERMS = 5
+CHUNK = 8  # clusters that are carried along together: their rows stay in the second cache
 
 
 @kernel
@@ -167,7 +168,7 @@ def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> in
 
 
 class Rollouts:
-    """Many clusters of one kind, each in an episode of its own (`policies.ppo.compiled_trainer.Rollouts`).
+    """Many clusters of one kind, each in an episode of its own (a `policies.ppo.compiled_trainer.Rollouts`).
 
     Args:
         cluster: what is simulated.
@@ -177,6 +178,7 @@ class Rollouts:
         seed: of the episodes, and of what the policy draws in them.
         clusters: how many are carried along.
         threads: how many work at once.
+        first_episode: the number of the first; a resumed training goes on with the next.
 
     Raises:
         UnsupportedScenario: something that only the reference can do.
@@ -190,10 +192,12 @@ class Rollouts:
         hidden: tuple[int, ...],
         seed: int,
         *,
-        clusters: int = 2 * TILE,
+        clusters: int = 8 * CHUNK,
         threads: int = 1,
+        first_episode: int = 0,
     ) -> None:
-        self.decisions = self.episodes = self.forgotten = 0
+        self.decisions = self.forgotten = 0
+        self.episodes = first_episode
         self._run_of, self._spec, self._seed = run_of, spec, seed
         self._program = program_of(cluster)
         self._layout = Layout.of(spec, hidden)
@@ -206,7 +210,7 @@ class Rollouts:
         self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self._columns: Experience | None = None
         self._pool = ThreadPoolExecutor(threads)
-        self._chunks = [slice(first, min(first + TILE, clusters)) for first in range(0, clusters, TILE)]
+        self._chunks = [slice(first, min(first + CHUNK, clusters)) for first in range(0, clusters, CHUNK)]
         for index in range(clusters):
             self._runs.append(self._new_run())
             self._place(index)
