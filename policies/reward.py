@@ -63,7 +63,7 @@ def mean(values: Sequence[float]) -> float:
 def variance(shares: Sequence[float]) -> float:
     """Population variance of the servers' utilization shares: Var(U / 100) of Eq. 7."""
     middle = mean(shares)
-    return mean([(share - middle) ** 2 for share in shares])
+    return mean([(share - middle) * (share - middle) for share in shares])  # `** 2` is libm's pow, not always the same
 
 
 class AccuracyPrior:

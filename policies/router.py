@@ -251,6 +251,8 @@ class RouterCore:
             return
         if self.config.shed_expired:
             self._shed(now_ns, commands)
+            if not self._fifo.waiting:
+                return
         found = self._oldest_servable()
         if found is None:
             self._all_at_cap = True

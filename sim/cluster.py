@@ -356,5 +356,5 @@ def _device_totals(device: SimulatedDevice, ended_ns: int) -> DeviceTotals:
         energy_j=device.energy_mj(ended_ns) / 1000,
         bare_idle_w=power.bare_idle_w,
         context_idle_w=power.context_idle_w,
-        extrapolated_s=device.extrapolated_ns / NS_PER_S,
+        extrapolated_s=device.extrapolated_ns(ended_ns) / NS_PER_S,
     )

@@ -42,7 +42,7 @@ class SimulatedDevice:
         self.busy_permille = 0
         self._pace = 1.0
         self._is_extrapolated = False
-        self.extrapolated_ns = 0  # time with more batches at once than calibration measured
+        self._extrapolated_ns = 0
         self._energy_mw_ns = 0.0
         self._busy_permille_ns = 0
         self._updated_ns = 0
@@ -53,7 +53,7 @@ class SimulatedDevice:
         if elapsed_ns == 0:
             return
         if self._is_extrapolated:
-            self.extrapolated_ns += elapsed_ns
+            self._extrapolated_ns += elapsed_ns
         self._energy_mw_ns += self.power_mw * elapsed_ns
         self._busy_permille_ns += self.busy_permille * elapsed_ns
         for running in self.running.values():
@@ -63,6 +63,10 @@ class SimulatedDevice:
     def energy_mj(self, now_ns: int) -> float:
         """Energy drawn until now, in millijoules (milliwatts times seconds)."""
         return (self._energy_mw_ns + self.power_mw * (now_ns - self._updated_ns)) / NS_PER_S
+
+    def extrapolated_ns(self, now_ns: int) -> int:
+        """Time until now with more batches at once than calibration measured."""
+        return self._extrapolated_ns + (now_ns - self._updated_ns if self._is_extrapolated else 0)
 
     def busy_ms(self, now_ns: int) -> float:
         """The integral of utilization until now, in milliseconds (permille times seconds)."""

@@ -43,7 +43,8 @@ def utilization_variance(k: Ints, r: Reals, p: Ints) -> float:
             total += r[server_at(p, index) + S_SEEN_UTILIZATION]
         mean = total / servers
         for index in range(servers):
-            squares += (r[server_at(p, index) + S_SEEN_UTILIZATION] - mean) ** 2
+            difference = r[server_at(p, index) + S_SEEN_UTILIZATION] - mean
+            squares += difference * difference
         r[C_VARIANCE] = squares / servers
     return r[C_VARIANCE]
 

@@ -209,7 +209,6 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         if over.any():
             self._begin(over, [None] * self.num_envs)
         self._advance(actions)
-        self._out.rewards[over] = 0.0
         self._is_truncated = (self._status == ENDED) & ~over
         out = self._out
         infos = self._infos(np.ones(self.num_envs, np.bool_))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from math import log1p
 from typing import Any
@@ -76,7 +77,7 @@ class Program:
         servers = [self._server(index, spec) for index, spec in enumerate(cluster.servers)]
         devices = [self._device(index, tables) for index, tables in enumerate(cluster.devices)]
         prior, levels = self._prior(cluster.prior)
-        logs = self._writer.add([np.float32(log1p(n)) for n in range(LOGS_TABULATED)], np.float64)
+        logs = self._writer.add(_logs())
         self.parameters = self._writer.row()
         for at, fields in (*servers, *devices):
             _fill(self.parameters, at, fields)
@@ -184,8 +185,8 @@ class Program:
         return self._device_parameters + index * Z_SIZE, {
             Z_TABLE: self._table(tables),
             Z_LIMIT: tables.batch_limit,
-            Z_CROWDING: add(tables.crowding, np.float64),
-            Z_CROWDING_ACROSS: add(tables.crowding_across, np.float64),
+            Z_CROWDING: add(_packed(tables.crowding)),
+            Z_CROWDING_ACROSS: add(_packed(tables.crowding_across)),
             Z_HOSTED: int(tables.hosted),
             Z_MOST: float(tables.most_at_once),
             Z_MOST_PROCESSES: float(tables.most_processes),
@@ -244,6 +245,18 @@ class Program:
                     known[id(quantiles)] = self._writer.add(quantiles, np.float64)
                 rows[number, size, U_JITTER], rows[number, size, U_JITTERS] = known[id(quantiles)], len(quantiles)
         return self._writer.add(rows)
+
+
+@lru_cache(maxsize=1)
+def _logs() -> Numbers:
+    """log1p of the first integers, as a policy sees them."""
+    return np.array([np.float32(log1p(n)) for n in range(LOGS_TABULATED)], np.float64).view(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _packed(reals: tuple[float, ...]) -> Numbers:
+    """A table of reals; there are few, and each belongs to many devices."""
+    return np.array(reals, np.float64).view(np.int64)
 
 
 def _fill(row: Numbers, at: int, fields: dict[int, int | float]) -> None:

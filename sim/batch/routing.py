@@ -102,7 +102,8 @@ def ask(k: Ints, r: Reals, p: Ints, now: int) -> bool:
         _shed(k, r, p, now)
     slot = _oldest_servable(k, p)
     if slot == NONE:
-        k[C_AT_CAP] = k[C_FIFO_HEAD] != NONE
+        if k[C_FIFO_HEAD] != NONE:
+            k[C_AT_CAP] = 1
         return False
     candidates = min(waiting_with(k, p, slot), p[P_GROUP])
     a = request_at(p, slot)

@@ -489,13 +489,14 @@ class CompiledSimulation:
         reals, d = row.view(np.float64), self._run.shape.parameters[P_DEVICE_AT] + index * V_SIZE
         elapsed_ns = ended_ns - int(row[d + V_UPDATED])
         energy_mj = (float(reals[d + V_ENERGY]) + float(reals[d + V_POWER]) * elapsed_ns) / NS_PER_S
+        open_ns = elapsed_ns if row[d + V_IS_EXTRAPOLATED] else 0
         power = tables.profile.power
         return DeviceTotals(
             name=tables.name,
             energy_j=energy_mj / 1000,
             bare_idle_w=power.bare_idle_w,
             context_idle_w=power.context_idle_w,
-            extrapolated_s=int(row[d + V_EXTRAPOLATED_NS]) / NS_PER_S,
+            extrapolated_s=(int(row[d + V_EXTRAPOLATED_NS]) + open_ns) / NS_PER_S,
         )
 
 

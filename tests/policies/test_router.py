@@ -296,6 +296,18 @@ def test_expired_requests_are_shed_though_no_server_can_take_them() -> None:
     assert handle(core, RouterTimer(), 50) == [RequestFailed(1, "deadline", 0)]
 
 
+def test_a_shed_that_leaves_nobody_does_not_keep_the_router_from_asking() -> None:
+    """Everyone who waited has expired while a decision was under way; free servers take whoever comes next."""
+    core = router(shed_expired=True)
+    arrive(core, 0, 1)
+    handle(core, RequestArrived(2, 5), 0)
+    send(core, 10, 0, group=1)
+    assert [type(c).__name__ for c in handle(core, RouterTimer(), 10)] == ["RequestFailed"]
+    handle(core, RequestArrived(3, 100), 20)
+    assert core.next_wake_ns == 20
+    assert isinstance(ask(core, 20), Decide)
+
+
 def test_a_head_that_no_free_server_can_hold_does_not_block_the_others() -> None:
     """Its turn comes with the server that can; meanwhile the oldest key that is servable is asked about."""
     holds = (((True, True), (True, True)), ((True, True), (False, False)))  # server 1 can't hold segment 2

@@ -116,7 +116,8 @@ def test_time_beyond_what_was_measured_together_is_counted() -> None:
     for number in (1, 2, 3):
         device.start(RunningBatch(0, number, table, 8, 1e12), number * 1000)
     device.advance(10_000)
-    assert device.extrapolated_ns == 7000
+    assert device.extrapolated_ns(10_000) == 7000
+    assert device.extrapolated_ns(12_000) == 9000  # three still run
     assert device.tables.most_processes == float("inf")  # this one promises nothing
     two = {"figure": "slow-down across processes", "quantity": "processes at once", "low": 1, "high": 2}
     stated = {"figure": "solo latency", "kind": "held out", "median_abs_pct": 1.0, "mean_abs_pct": 1.0}
@@ -125,5 +126,5 @@ def test_time_beyond_what_was_measured_together_is_counted() -> None:
     for server in (0, 1, 2):
         measured.start(RunningBatch(server, 1, table, 8, 1e12), server * 1000)
     measured.advance(10_000)
-    assert measured.extrapolated_ns == 8000
+    assert measured.extrapolated_ns(10_000) == 8000
     assert tables(provenance="measured", errors=errors).most_at_once == 1
