@@ -53,7 +53,7 @@ def advance(k: Ints, r: Reals, p: Ints, q: Reals) -> int:
         if wake <= now and due > now:
             if ask(k, r, p, now):
                 return ASKED
-        elif _is_over(k, p, min(due, max(wake, now))):
+        elif _is_over(k, p, min(due, wake)):
             _end(k, r, p)
             return ENDED
         elif wake < due:

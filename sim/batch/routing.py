@@ -89,9 +89,7 @@ def ask_ns(k: Ints, p: Ints) -> int:
     if k[C_AT_CAP]:
         if not p[P_SHEDS]:
             return NEVER
-        wake = k[request_at(p, k[C_FIFO_HEAD]) + R_DEADLINE]
-        if wake == NEVER:
-            return NEVER
+        wake = max(wake, k[request_at(p, k[C_FIFO_HEAD]) + R_DEADLINE])
     return max(wake, k[C_HOST_FREE])
 
 
