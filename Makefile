@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test lint profiles bench bench-peers clean
+.PHONY: install quickstart test parity lint profiles bench bench-peers clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,11 @@ quickstart: install  ## the whole main job on the hardware that is here; resumes
 
 test: install  ## every test that this machine can run
 	$(BIN)/python -m pytest
+
+SEEDS ?= 0:10000
+
+parity: install  ## both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
+	$(BIN)/python -m tests.parity --seeds $(SEEDS)
 
 lint: install  ## style, types, and the layers of docs/architecture.md
 	$(BIN)/ruff check .

@@ -1,0 +1,895 @@
+"""Scenarios made for one rule each. Every one comes with a check, from the reference's log, that the tie did happen.
+
+Times are in units of a microsecond. `pairs` sets up any two kinds of event at one instant, on one server, on two
+servers, or on two servers of one device; the rest are scenes that a pair can't set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+
+from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
+from policies.records import LoggedStep, RunRecord
+from policies.vocabulary import (
+    BatchFinished,
+    BatchStarted,
+    Choice,
+    Decide,
+    Decided,
+    InstanceLoaded,
+    RequestArrived,
+    RequestCompleted,
+    RequestFailed,
+    RequestsRejected,
+    RequestsReturned,
+    RouterTimer,
+    RunBatch,
+    SendBlock,
+    ServerDown,
+    ServerReport,
+    ServerUp,
+    TelemetrySampled,
+    TransferFailed,
+    TransferFinished,
+    UnloadInstance,
+)
+from sim.accuracy import BernoulliCorrectness
+from sim.cluster import RunSpec
+from sim.network import FREE
+from sim.profile import Link
+from sim.tables import DeviceTables, PaceTable
+from tests.parity.features import happenings
+from tests.parity.scenarios import JITTERS, Device, Scenario, compiled_device, grid_cluster
+
+UNIT_NS = 1000
+Check = Callable[[Scenario, RunRecord], bool]
+
+
+@dataclass(frozen=True)
+class Directed:
+    """A scenario, and whether what it is for did happen in it."""
+
+    scenario: Scenario
+    happened: Check
+
+    @property
+    def name(self) -> str:
+        return self.scenario.name
+
+
+def link(latency: float = 0.0, bandwidth: float = inf, loss: float = 0.0) -> Link:
+    """Latency in units, bandwidth in bytes a unit."""
+    unit_s = UNIT_NS / 1e9
+    return Link.model_construct(latency_s=latency * unit_s, bandwidth_bytes_s=bandwidth / unit_s, loss=loss)
+
+
+def device(**changes: object) -> Device:
+    """One segment, one width; a batch takes 2 units and 1 an image, a load 3, a second one 2, an unload 1."""
+    return Device(**{"segments": 1, "widths": (1.0,), "period_ns": 1000 * UNIT_NS, **changes})  # type: ignore[arg-type]
+
+
+def scene(
+    name: str,
+    devices: Sequence[Device | DeviceTables],
+    arrivals: Sequence[int],
+    *,
+    horizon: int = 0,
+    choices: Mapping[int, Choice] | None = None,
+    policy: str = "first",
+    run: Mapping[str, object] | None = None,
+    **cluster: object,
+) -> Scenario:
+    """A scenario with arrivals (and the horizon) in units; `cluster` is `grid_cluster`'s, `run` changes the run."""
+    spec = grid_cluster(devices, **cluster)  # type: ignore[arg-type]
+    run_spec = RunSpec(
+        arrivals_ns=np.array(arrivals, dtype=np.int64) * UNIT_NS,
+        horizon_ns=(horizon or max(arrivals, default=0) + 1) * UNIT_NS,
+        correctness=BernoulliCorrectness(spec.prior, 1),
+        drain_limit_ns=5000 * UNIT_NS,
+    )
+    return Scenario(name, spec, replace(run_spec, **(run or {})), policy, choices or {})  # type: ignore[arg-type]
+
+
+# -------------------------------------------------------------------------------------------------------------- pairs
+
+MEETING = 200  # units; when the two events meet
+DECISION, LINK, LOAD, DISPATCH, RUN, IDLE, UNLOAD = 2, 10, 7, 5, 20, 30, 3
+PAIR_WIDTHS = (0.25, 0.5, 0.75, 1.0)
+
+# How long before its event a request has to arrive for it (the decision's time comes on top).
+_LEAD = {
+    "arrival": 0,
+    "decision end": 0,
+    "transfer end": LINK,
+    "load end": LINK + LOAD,
+    "batch start": LINK + LOAD + DISPATCH,
+    "batch end": LINK + LOAD + DISPATCH + RUN,
+    "timer": LINK + LOAD + DISPATCH + RUN + IDLE,
+    "unload end": LINK + LOAD + DISPATCH + RUN + IDLE + UNLOAD,
+}
+_FAULTS: Mapping[str, Callable[[int], Fault]] = {
+    "slowness": lambda server: Slowness(server, MEETING * UNIT_NS, (MEETING + 60) * UNIT_NS, 2.0),
+    "slowness's end": lambda server: Slowness(server, (MEETING - 1) * UNIT_NS, MEETING * UNIT_NS, 1.0),
+    "squeeze": lambda server: Squeeze(server, MEETING * UNIT_NS, (MEETING + 60) * UNIT_NS, 1),
+    "squeeze's end": lambda server: Squeeze(server, (MEETING - 60) * UNIT_NS, MEETING * UNIT_NS, 0),
+    "outage": lambda server: Outage(server, MEETING * UNIT_NS, (MEETING + 40) * UNIT_NS),
+    "crash": lambda server: Crash(server, MEETING * UNIT_NS),
+    "hang": lambda server: Hang(server, MEETING * UNIT_NS),
+}
+_DEADLY = ("outage", "crash", "hang")
+_SENSOR = {"sample": (50, 3), "fresh sample": (50, 0), "report": (40, 40), "late report": (30, 50), "both": (50, 50)}
+PAIR_KINDS = (*_LEAD, "sample", "report", *_FAULTS, "pace")
+PLACES = ("one server", "two servers", "one device")
+
+
+def pairs() -> Iterator[Directed]:
+    """Every two kinds of event at one instant, in all three places."""
+    for position, one in enumerate(PAIR_KINDS):
+        for other in PAIR_KINDS[position:]:
+            for place in PLACES:
+                if is_possible(one, other, place):
+                    yield pair(one, other, place)
+                if one in _FAULTS and other in _FAULTS and one != other:
+                    yield pair(other, one, place)
+
+
+def is_possible(one: str, other: str, place: str) -> bool:
+    """A server has one sensor, which reads once, and a device one pace; what is squeezed to nothing runs no batch."""
+    if one == other and one in ("sample", "report", "pace"):
+        return one != "pace" and place != "one server"
+    squeezed = "squeeze's end" in (one, other)
+    return not (
+        squeezed and place == "one server" and {one, other} & {"batch start", "batch end", "timer", "unload end"}
+    )
+
+
+def pair(one: str, other: str, place: str) -> Directed:
+    """Two events at `MEETING`; requests come after it, to whom their order may make a difference."""
+    second = 0 if place == "one server" else 1
+    kinds = (one, other)
+    period, lag = _SENSOR[_sensor_of(kinds)] if _sensor_of(kinds) else (10_000, 1)
+    drawn = Device(
+        segments=1,
+        widths=PAIR_WIDTHS,
+        base_ns=(RUN - 1) * UNIT_NS,
+        load_ns=LOAD * UNIT_NS,
+        reload_ns=(LOAD - 2) * UNIT_NS,
+        unload_ns=UNLOAD * UNIT_NS,
+        dispatch_ns=DISPATCH * UNIT_NS,
+        period_ns=period * UNIT_NS,
+        lag_ns=lag * UNIT_NS,
+        alpha=0.3,
+        bandwidth=(0.0, 0.0),
+        demand=(150, 0),
+    )
+    decision = DECISION if "decision end" in kinds and one != other else 0
+    idle = IDLE if {"timer", "unload end"} & set(kinds) else 2000
+    arrivals, choices = _requests(((one, 0), (other, second)), decision)
+    faults = tuple(_FAULTS[kind](server) for kind, server in ((one, 0), (other, second)) if kind in _FAULTS)
+    changes = ((0, 1.0), (MEETING * UNIT_NS, 1.9))
+    on = [0, 0] if place == "one device" else [0, 1]
+    paces = {on[server]: changes for kind, server in ((one, 0), (other, second)) if kind == "pace"}
+    scenario = scene(
+        f"{one} and {other}, {place}",
+        [drawn, drawn],
+        arrivals,
+        horizon=MEETING + 150,
+        choices=choices,
+        on=on,
+        links=[link(LINK)],
+        knobs=[{"idle_unload_ns": idle * UNIT_NS, "load_backoff_ns": 5 * UNIT_NS}],
+        decision_ns=decision * UNIT_NS,
+        router={"groups": (1, 2, 4), "outstanding_blocks": 4},
+        supervision=Supervision(hang_ns=9 * UNIT_NS, backoff_ns=UNIT_NS, stable_ns=500 * UNIT_NS, start_ns=4 * UNIT_NS),
+        run={"faults": faults, "paces": paces},
+    )
+    return Directed(scenario, lambda s, record: _did_meet(s, record, ((one, 0), (other, second))))
+
+
+def _sensor_of(kinds: Sequence[str]) -> str:
+    """What the sensors' period and lag are for; before a death only a reading that takes no time is heard of."""
+    if "sample" in kinds:
+        return "both" if "report" in kinds else "fresh sample" if set(_DEADLY) & set(kinds) else "sample"
+    return ("late report" if "arrival" in kinds else "report") if "report" in kinds else ""
+
+
+def _requests(events: Sequence[tuple[str, int]], decision: int) -> tuple[list[int], dict[int, Choice]]:
+    """Arrivals for the two events, then six more at and after the meeting; the narrower key comes first."""
+    wanted = sorted(
+        (MEETING - _LEAD[kind] - (0 if kind == "arrival" else decision), server)
+        for kind, server in events
+        if kind in _LEAD
+    )
+    arrivals = [when for when, _ in wanted]
+    choices = {
+        number: Choice(server, width, 1)
+        for number, ((_, server), width) in enumerate(zip(wanted, (0.5, 0.75), strict=False), start=1)
+    }
+    later = [MEETING + after for after in (1, 1, 4, 4, 11, 30)]
+    for number, _ in enumerate(later, start=len(arrivals) + 1):
+        choices[number] = Choice(number % 2, (0.5, 0.75, 1.0)[number % 3], 1 + number % 2)
+    return [*arrivals, *later], choices
+
+
+def _did_meet(scenario: Scenario, record: RunRecord, events: Sequence[tuple[str, int]]) -> bool:
+    at_ns = MEETING * UNIT_NS
+    seen = [(server, kind) for now_ns, server, kind in happenings(scenario, record) if now_ns == at_ns]
+    unloads = {
+        int(step.core.split(":")[1])
+        for step in record.log
+        if step.now_ns == at_ns and any(isinstance(command, UnloadInstance) for command in step.commands)
+    }
+    for kind, server in events:
+        if kind == "timer":  # an event of the server just before it does what the timer came for
+            if server not in unloads:
+                return False
+            continue
+        wanted = (-1 if kind in ("arrival", "decision end") else server, "fault" if kind in _FAULTS else kind)
+        if wanted[1] == "pace" and scenario.cluster.servers[server].device == 0:
+            wanted = (0, "pace")
+        if wanted not in seen:
+            return False
+        if kind not in _DEADLY:  # one dies once
+            seen.remove(wanted)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------------- scenes
+
+
+def steps(record: RunRecord, kind: type, at: int | None = None) -> list[LoggedStep]:
+    """The logged steps of an event, at a time (in units)."""
+    return [step for step in record.log if isinstance(step.event, kind) and (at is None or step.now_ns == at * UNIT_NS)]
+
+
+def commands(record: RunRecord, kind: type) -> list[tuple[int, object]]:
+    """(time in ns, command) of a kind."""
+    return [(step.now_ns, each) for step in record.log for each in step.commands if isinstance(each, kind)]
+
+
+def meet(record: RunRecord, *kinds: type) -> bool:
+    """Whether there is an instant with all of these events (as often as they are named)."""
+    times = {step.now_ns for step in steps(record, kinds[0])}
+    return any(
+        all(sum(step.now_ns == t for step in steps(record, kind)) >= kinds.count(kind) for kind in kinds) for t in times
+    )
+
+
+TWO = (0.5, 1.0)
+
+
+def scenes() -> Iterator[Directed]:
+    """What pairs can't set up."""
+    yield from _router_scenes()
+    yield from _scheduler_scenes()
+    yield from _device_scenes()
+    yield from _fault_scenes()
+    yield from _network_scenes()
+    yield from _end_scenes()
+
+
+def _router_scenes() -> Iterator[Directed]:
+    yield Directed(
+        scene("a question is asked when its instant is over", [device()], [5, 5, 5, 9, 9], router={"groups": (8,)}),
+        lambda s, r: next(c for _, c in commands(r, Decide)).view.candidates == 3,  # type: ignore[attr-defined]
+    )
+    yield Directed(
+        scene(
+            "returns and arrivals of one instant are asked about together",
+            [device(segments=2)],
+            [0, 6, 6, 9],
+            knobs=[{"preload": ((1, 1.0), (2, 1.0))}],
+        ),
+        lambda s, r: meet(r, RequestsReturned, RequestArrived, RouterTimer),
+    )
+    yield Directed(
+        scene(
+            "the host is busy until just when a request comes",
+            [device()],
+            [10, 10, 14, 14, 18, 18],
+            decision_ns=UNIT_NS,
+            decision_busy_ns=4 * UNIT_NS,
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: meet(r, RequestArrived, RouterTimer) and not meet(r, Decided, RouterTimer),
+    )
+    yield Directed(
+        scene(
+            "the host is busy for less than the decision takes",
+            [device()],
+            [10, 10, 10, 12],
+            decision_ns=3 * UNIT_NS,
+            decision_busy_ns=UNIT_NS,
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: meet(r, Decided, RouterTimer),
+    )
+    yield Directed(
+        scene(
+            "decisions without delay chain in one instant",
+            [device(), device()],
+            [3] * 9,
+            router={"groups": (2,), "outstanding_blocks": 2},
+            policy="jsq",
+        ),
+        lambda s, r: len(steps(r, Decided, 3)) == 4,
+    )
+    for after in (5, 6, 7):
+        yield Directed(
+            scene(
+                f"a deadline at the head, {after} units after the arrival",
+                [device(base_ns=5 * UNIT_NS)],
+                [0, 0, 1, 1, 1],
+                router={"groups": (1,), "outstanding_blocks": 1, "shed_expired": True},
+                run={"deadline_ns": after * UNIT_NS},
+                knobs=[{"preload": ((1, 1.0),)}],
+            ),
+            lambda s, r: any(t - r.requests[0].arrived_ns == s.run.deadline_ns for t, _ in commands(r, RequestFailed)),
+        )
+    yield Directed(
+        scene(
+            "a deadline of nothing is shed as it arrives",
+            [device()],
+            [0, 4, 4],
+            router={"shed_expired": True},
+            run={"deadline_ns": 0},
+        ),
+        lambda s, r: meet(r, RequestArrived, RequestArrived) and len(commands(r, RequestFailed)) == 3,
+    )
+    yield Directed(
+        scene(
+            "a batch's end frees the server at the head's deadline",
+            [device(base_ns=5 * UNIT_NS)],
+            [0, 3],
+            router={"groups": (1,), "outstanding_blocks": 1, "shed_expired": True},
+            run={"deadline_ns": 6 * UNIT_NS},
+            knobs=[{"preload": ((1, 1.0),)}],
+        ),
+        lambda s, r: any(step.now_ns == 9 * UNIT_NS for step in steps(r, RequestsReturned)),
+    )
+    split = device(limit=2, period_ns=4 * UNIT_NS)
+    yield Directed(
+        scene("a block is split over batches", [split], [0] * 7 + [30] * 3, router={"groups": (8,)}),
+        lambda s, r: len(steps(r, BatchFinished)) > len(commands(r, SendBlock)),
+    )
+    yield Directed(
+        scene(
+            "blocks of two servers end at one instant",
+            [device(segments=2), device(segments=2)],
+            [0] * 4,
+            router={"groups": (2,)},
+            policy="round-robin",
+        ),
+        lambda s, r: meet(r, BatchFinished, BatchFinished) and len({b.ended_ns for b in r.blocks}) < len(r.blocks),
+    )
+    yield Directed(
+        scene(
+            "one line's oldest can't be held by who is free",
+            [device(segments=2), device(segments=2)],
+            [0, 0, 1, 1, 2, 2, 3, 3],
+            router={"groups": (1,), "outstanding_blocks": 1},
+            knobs=[{"vram_cap_bytes": 100 + 42}, {}],
+            policy="random",
+        ),
+        lambda s, r: not s.cluster.router.holds[0][1][0] and any(q.status == "completed" for q in r.requests),
+    )
+    yield Directed(
+        scene("nobody comes", [device(period_ns=5 * UNIT_NS)], [], horizon=20),
+        lambda s, r: not r.requests and len(r.telemetry) >= 4,
+    )
+    yield Directed(
+        scene(
+            "no detail is kept",
+            [device(segments=2, period_ns=3 * UNIT_NS), device(segments=2, period_ns=3 * UNIT_NS)],
+            [0, 0, 2, 2, 9],
+            policy="random",
+            run={"detail": False},
+        ),
+        lambda s, r: not r.blocks and any(q.correct for q in r.requests),
+    )
+
+
+def _is_mru(r: RunRecord) -> bool:
+    return len({batch.instance for batch in r.batches}) > 1
+
+
+def _scheduler_scenes() -> Iterator[Directed]:
+    yield Directed(
+        scene(
+            "two free instances of one width, used last at one instant",
+            [device()],
+            [10, 20, 20, 21, 40],
+            knobs=[{"preload": ((1, 1.0), (1, 1.0)), "batch_limit": 1}],
+            router={"groups": (1, 2), "outstanding_blocks": 4},
+        ),
+        lambda s, r: next(b for b in r.batches).instance == 0 and _is_mru(r),
+    )
+    yield Directed(
+        scene(
+            "two free instances of one width, the other one used later",
+            [device()],
+            [10, 11, 30, 50],
+            knobs=[{"preload": ((1, 1.0), (1, 1.0)), "batch_limit": 1}],
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: [b.instance for b in r.batches] == [0, 1, 1, 1],
+    )
+    yield Directed(
+        scene(
+            "a narrower free instance fits better",
+            [device(widths=TWO)],
+            [10, 11, 12],
+            knobs=[{"preload": ((1, 1.0), (1, 0.5)), "served_width": "instance"}],
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: {b.width for b in r.batches} == {0.5, 1.0},
+    )
+    evicting = {"vram_cap_bytes": 100 + 22 + 42 + 3, "preload": ((1, 0.5), (1, 1.0))}
+    for name, first, second in (("wide", 1.0, 0.5), ("narrow", 0.5, 1.0)):
+        yield Directed(
+            scene(
+                f"what was used last goes last: {name} first",
+                [device(segments=2, widths=TWO)],
+                [10, 20],
+                choices={1: Choice(0, first, 1), 2: Choice(0, second, 1)},
+                knobs=[evicting],
+                router={"groups": (1,), "outstanding_blocks": 4},
+            ),
+            lambda s, r: len(commands(r, UnloadInstance)) >= 1,
+        )
+    yield Directed(
+        scene(
+            "idle instances that were used last at one instant are evicted as they became free",
+            [device(segments=2, widths=TWO)],
+            [10, 30],
+            choices={1: Choice(0, 1.0, 1), 2: Choice(0, 1.0, 1), 3: Choice(0, 0.5, 1), 4: Choice(0, 0.5, 1)},
+            knobs=[{"vram_cap_bytes": 100 + 22 + 24 + 42 + 22, "preload": ((1, 0.5), (2, 0.5), (1, 1.0))}],
+        ),
+        lambda s, r: [c.instance for _, c in commands(r, UnloadInstance)][:1] == [0],  # type: ignore[attr-defined]
+    )
+    yield Directed(
+        scene(
+            "several queues scale up at once",
+            [device(widths=TWO)],
+            [0] * 8 + [2] * 4,
+            policy="random",
+            knobs=[{"scale_trigger": 1, "scale_cap": 2, "batch_limit": 1}],
+            router={"groups": (4,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: r.servers[0].loads >= 3,
+    )
+    for limit in (2, 3, 4):
+        yield Directed(
+            scene(
+                f"a blocked key is overdue after {limit} units",
+                [device(widths=TWO)],
+                [10, 11, 12, 13, 14, 15],
+                choices={n: Choice(0, 1.0 if n == 2 else 0.5, 1) for n in range(1, 7)},
+                knobs=[
+                    {
+                        "preload": ((1, 0.5),),
+                        "skip_limit_ns": limit * UNIT_NS,
+                        "vram_cap_bytes": 100 + 42 + 3,
+                    }
+                ],
+                router={"groups": (1,), "outstanding_blocks": 4},
+            ),
+            lambda s, r: len(commands(r, UnloadInstance)) == 2,
+        )
+    yield Directed(
+        scene(
+            "idle time is over at once",
+            [device(segments=2, load_ns=0, unload_ns=0, reload_ns=0)],
+            [1, 1, 3, 3],
+            knobs=[{"idle_unload_ns": 0, "preload": ((1, 1.0), (2, 1.0))}],
+        ),
+        lambda s, r: meet(r, ServerUp, InstanceLoaded) and r.servers[0].unloads >= 4,
+    )
+    yield Directed(
+        scene(
+            "utilization exactly at the block",
+            [device(widths=TWO, busy=(300, 0), base_ns=30 * UNIT_NS, period_ns=5 * UNIT_NS)],
+            [0, 12, 30, 31],
+            choices={1: Choice(0, 0.5, 1), 2: Choice(0, 1.0, 1)},
+            knobs=[{"utilization_block": 0.3}],
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: any(p.utilization == 0.3 for p in r.telemetry),
+    )
+    yield Directed(
+        scene(
+            "head of line: block",
+            [device(widths=TWO, load_ns=9 * UNIT_NS)],
+            [10, 11, 12, 13],
+            choices={1: Choice(0, 0.5, 1), 2: Choice(0, 1.0, 1), 3: Choice(0, 0.5, 1), 4: Choice(0, 0.5, 1)},
+            knobs=[{"head_of_line": "block", "preload": ((1, 0.5),)}],
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: r.batches[1].width == 1.0,
+    )
+    yield Directed(
+        scene(
+            "batches are padded",
+            [device(padded_sizes=(3, 8), demand=(100, 100))],
+            [0] * 5 + [9],
+            knobs=[{"padded_sizes": (3, 8)}],
+            router={"groups": (2, 4), "outstanding_blocks": 2},
+        ),
+        lambda s, r: any(c.padded == 8 > len(c.requests) for _, c in commands(r, RunBatch)),  # type: ignore[attr-defined]
+    )
+
+
+def _device_scenes() -> Iterator[Directed]:
+    crowded = device(
+        demand=(700, 0), busy=(400, 33), power_mw=(33_333.3, 17.7), alpha=0.37, bandwidth=(0.31, 0.01), base_ns=7001,
+        period_ns=2 * UNIT_NS, lag_ns=UNIT_NS, windows=(3, 2), beta=1.3, across_beta=1.7,
+    )  # fmt: skip
+    many = {"groups": (1,), "outstanding_blocks": 4}
+    preload = {"preload": ((1, 1.0),) * 3, "batch_limit": 1}
+    for kind in ("cuda", "cpu"):
+        yield Directed(
+            scene(
+                f"batches of two servers end at one instant on one device ({kind})",
+                [replace(crowded, kind=kind)],
+                [10, 10, 10, 10, 11, 12, 13],
+                on=[0, 0],
+                policy="round-robin",
+                knobs=[preload],
+                router=many,
+            ),
+            lambda s, r: meet(r, BatchFinished, BatchFinished),
+        )
+        yield Directed(
+            scene(
+                f"a device throttles under many batches ({kind})",
+                [replace(crowded, kind=kind, cap_mw=40_000.7, throttle=0.9, phi_min=0.31, windows=(1, 1))],
+                [10, 11, 11, 12, 13, 13, 14, 17, 18, 23],
+                on=[0, 0, 0],
+                policy="round-robin",
+                knobs=[preload],
+                router=many,
+            ),
+            lambda s, r: any(p.power_w >= 40.0 for p in r.telemetry),
+        )
+    yield Directed(
+        scene(
+            "two batches of one server end at one instant",
+            [replace(crowded, demand=(100, 0), alpha=0.0)],
+            [10, 10, 10],
+            knobs=[preload],
+            router=many,
+        ),
+        lambda s, r: meet(r, BatchFinished, BatchFinished),
+    )
+    yield Directed(
+        scene(  # 7000 - 9000 / (9000 / 7000) is a little more than nothing, which is left to do: it ends 1 ns later
+            "a batch starts as another one of its server should end, rounding leaves it some work",
+            [device(base_ns=6 * UNIT_NS, dispatch_ns=UNIT_NS)],
+            [10, 19, 24],
+            knobs=[preload],
+            router=many,
+            run={"paces": {0: ((0, 9000 / 7000),)}},
+        ),
+        lambda s, r: r.batches[1].started_ns == 20_000 == r.batches[0].ended_ns - 1,
+    )
+    yield Directed(
+        scene(
+            "a batch runs in two parts, the larger one first",
+            [replace(crowded, demand=(300, 150), busy=(300, 100), power_mw=(2e4, 1234.5))],
+            [10, 10, 10],
+            knobs=[{"preload": ((1, 1.0),)}],
+            run={"faults": (Squeeze(0, 0, 90_000, 2),)},
+        ),
+        lambda s, r: len(r.batches) == 1 and r.batches[0].size == 3,
+    )
+    yield Directed(
+        scene(
+            "sixteen servers on one device",
+            [replace(crowded, demand=(150, 0), most_at_once=3, most_processes=2)],
+            [n // 2 for n in range(20, 52)],
+            on=[0] * 16,
+            policy="round-robin",
+            knobs=[{"preload": ((1, 1.0),)}],
+            router=many,
+        ),
+        lambda s, r: r.devices[0].extrapolated_s > 0 and len({b.server for b in r.batches}) == 16,
+    )
+    yield Directed(
+        scene(
+            "eight servers report at one instant",
+            [replace(crowded, period_ns=4 * UNIT_NS, lag_ns=4 * UNIT_NS)] * 8,
+            [*range(3, 23)],
+            policy="least-work",
+            router=many,
+        ),
+        lambda s, r: meet(r, *[ServerReport] * 8),
+    )
+    for lag in (0, 2, 4, 6):
+        yield Directed(
+            scene(
+                f"a reading every 2 units that takes {lag}",
+                [replace(crowded, lag_ns=lag * UNIT_NS)],
+                [3, 4, 5, 10, 12],
+                knobs=[preload],
+            ),
+            lambda s, r: any(e.received_ns % (2 * UNIT_NS) == 0 for e in _readings(r)),
+        )
+    pace = PaceTable(1.7, (5000, 3000), (2000, 4000))
+    for seed in (1, 2, 3):
+        yield Directed(
+            scene(
+                f"pace and jitter are drawn by hash, seed {seed}",
+                [replace(crowded, jitter=JITTERS[1], pace=pace), replace(crowded, jitter=JITTERS[0], pace=pace)],
+                [5, 5, 8, 11, 14, 17, 20, 23, 26],
+                policy="random",
+                run={"seed": seed},
+            ),
+            lambda s, r: len({b.forward_ended_ns - b.started_ns for b in r.batches}) > 2,
+        )
+    yield Directed(
+        scene(
+            "a pace that was followed, changes at one instant included",
+            [replace(crowded, mean_pace=1.2)],
+            [5, 6, 7, 8, 20],
+            run={"paces": {0: ((0, 1.1), (8000, 3.0), (8000, 1.5), (20_000, 1.0))}},
+        ),
+        lambda s, r: len(r.batches) >= 2,
+    )
+    for jitter in (False, True):
+        curves = compiled_device(2, (0.5, 1.0), jitter, "sm", "cuda")
+        yield Directed(
+            scene(
+                f"tables from curves, jitter {jitter}",
+                [curves, compiled_device(2, (0.5, 1.0), jitter, "nvml", "cpu")],
+                [n // 3 for n in range(60)],
+                on=[0, 0, 1],
+                policy="random",
+                knobs=[{"padded_sizes": curves.padded_sizes}],
+                links=[link(1, 3000, 0.1)],
+                router={"groups": (1, 2, 4)},
+            ),
+            lambda s, r: sum(q.status == "completed" for q in r.requests) == 60,
+        )
+
+
+def _readings(r: RunRecord) -> list[TelemetrySampled]:
+    return [step.event for step in steps(r, TelemetrySampled) if isinstance(step.event, TelemetrySampled)]
+
+
+def _fault_scenes() -> Iterator[Directed]:
+    quick = Supervision(
+        hang_ns=6 * UNIT_NS,
+        backoff_ns=2 * UNIT_NS,
+        backoff_limit_ns=5 * UNIT_NS,
+        stable_ns=30 * UNIT_NS,
+        start_ns=3 * UNIT_NS,
+    )
+    two = [device(segments=2, base_ns=4 * UNIT_NS, period_ns=5 * UNIT_NS, lag_ns=2 * UNIT_NS)] * 2
+    steady = [*range(2, 60, 3)]
+
+    def broken(name: str, *faults: Fault, happened: Check, **changes: object) -> Directed:
+        options: dict[str, object] = {"policy": "random", "supervision": quick, "devices": two, **changes}
+        return Directed(scene(name, arrivals=steady, run={"faults": faults}, **options), happened)  # type: ignore[arg-type]
+
+    u = UNIT_NS
+    yield broken(
+        "an outage ends as another begins",
+        Outage(0, 30 * u, 50 * u),
+        Outage(0, 10 * u, 30 * u),
+        happened=lambda s, r: meet(r, ServerUp, ServerDown),
+    )
+    yield broken(
+        "a restart falls into an outage",
+        Crash(0, 10 * u),
+        Outage(0, 12 * u, 40 * u),
+        happened=lambda s, r: (0, 10 * u, 40 * u) in r.restarts_ns,
+    )
+    yield broken(
+        "an outage ends before the new process is ready",
+        Crash(0, 10 * u),
+        Outage(0, 11 * u, 13 * u),
+        happened=lambda s, r: (0, 10 * u, 15 * u) in r.restarts_ns,
+    )
+    yield broken(
+        "a restart and an outage's end at one instant",
+        Crash(0, 10 * u),
+        Outage(0, 11 * u, 15 * u),
+        happened=lambda s, r: (0, 10 * u, 15 * u) in r.restarts_ns,
+    )
+    yield broken(
+        "crashes in a row, each a longer back-off, then a stable life",
+        *(Crash(0, at * u) for at in (5, 11, 20, 30, 100)),
+        happened=lambda s, r: len({up - down for _, down, up in r.restarts_ns}) >= 3,
+        horizon=120,
+    )
+    yield broken(
+        "hung, noticed, killed",
+        Hang(0, 11 * u),
+        Hang(0, 13 * u),
+        happened=lambda s, r: any(step.event.reason == "worker_hung" for step in steps(r, ServerDown)),  # type: ignore[union-attr]
+    )
+    yield broken(
+        "hung, and out before it is noticed",
+        Hang(0, 11 * u),
+        Outage(0, 14 * u, 16 * u),
+        happened=lambda s, r: all(step.event.reason == "planned" for step in steps(r, ServerDown)),  # type: ignore[union-attr]
+    )
+    yield broken(
+        "hung, out, back, and noticed late",
+        Hang(0, 11 * u),
+        Outage(0, 13 * u, 17 * u),
+        happened=lambda s, r: len(r.restarts_ns) == 1,
+    )
+    yield broken(
+        "everything goes wrong at one instant",
+        Squeeze(0, 20 * u, 40 * u, 1),
+        Slowness(0, 20 * u, 40 * u, 2.5),
+        Hang(0, 20 * u),
+        Crash(1, 20 * u),
+        Outage(1, 20 * u, 30 * u),
+        Squeeze(1, 20 * u, 50 * u, 0),
+        Poison(frozenset({1, 3, 5, 8})),
+        happened=lambda s, r: len(r.restarts_ns) == 2,
+    )
+    yield broken(
+        "both are gone for good",
+        Outage(0, 20 * u, None),
+        Outage(1, 31 * u, None),
+        happened=lambda s, r: any(q.status == "in_flight" for q in r.requests) and r.ended_ns < 200 * u,
+    )
+    for batch in (0, 1, 2, 3):
+        yield broken(
+            f"no memory for more than {batch}",
+            Squeeze(0, 8 * u, 40 * u, batch),
+            Squeeze(1, 8 * u, 40 * u, batch),
+            devices=[device(segments=2, base_ns=4 * u, demand=(300, 150), power_mw=(2e4, 1234.5), period_ns=5 * u)] * 2,
+            router={"groups": (8,)},
+            links=[link(5)],
+            knobs=[{"load_backoff_ns": 3 * u, "load_retries": 2}],
+            happened=lambda s, r: len(steps(r, BatchStarted)) > 3,
+        )
+    yield broken(
+        "broken images beside sound ones",
+        Poison(frozenset(range(3, 12, 2))),
+        router={"groups": (4,), "max_retries": 3},
+        links=[link(3)],
+        policy="first",
+        happened=lambda s, r: any(step.event.failed for step in steps(r, BatchFinished)),  # type: ignore[union-attr]
+    )
+    far = {"links": [link(6, 900)], "router": {"groups": (2,), "block_key": "any"}}
+    yield broken(
+        "the source of a transfer dies",
+        Crash(0, 47 * u),
+        Crash(1, 59 * u),
+        **far,
+        happened=lambda s, r: bool(steps(r, TransferFailed)),
+    )
+    yield broken(
+        "the source of a transfer hangs",
+        Hang(0, 21 * u),
+        Hang(1, 44 * u),
+        **far,
+        happened=lambda s, r: bool(steps(r, TransferFailed)),
+    )
+    yield broken(
+        "a straggler hangs, and is slowed again while it hangs",
+        Slowness(0, 5 * u, 12 * u, 3.0),
+        Hang(0, 9 * u),
+        Slowness(0, 11 * u, 30 * u, 2.0),
+        happened=lambda s, r: len(r.restarts_ns) == 1,
+    )
+    yield broken(
+        "slow while it starts again",
+        Crash(0, 8 * u),
+        Slowness(0, 9 * u, 33 * u, 2.0),
+        Slowness(1, 7 * u, 33 * u, 1.3),
+        happened=lambda s, r: len(r.restarts_ns) == 1,
+    )
+    yield broken(
+        "dead between question and answer",
+        *(Crash(server, at * u) for server, at in ((0, 12), (1, 22), (0, 33))),
+        decision_ns=3 * UNIT_NS,
+        router={"groups": (2,), "outstanding_blocks": 3},
+        happened=lambda s, r: any(not step.commands for step in steps(r, Decided)),
+    )
+    yield broken(
+        "rejected as too large",
+        knobs=[{"vram_cap_bytes": 143}],
+        can_always=True,
+        happened=lambda s, r: any(step.event.reason == "instance_too_large" for step in steps(r, RequestsRejected)),  # type: ignore[union-attr]
+    )
+
+
+def _network_scenes() -> Iterator[Directed]:
+    three = [device(segments=2)] * 3
+    two_places = {1: Choice(0, 1.0, 1), 2: Choice(1, 1.0, 1), 3: Choice(2, 1.0, 2)}
+    any_place = {"groups": (1, 2), "block_key": "any", "outstanding_blocks": 4}
+    yield Directed(
+        scene(
+            "two transfers of one block end at one instant",
+            three,
+            [1, 1],
+            choices=two_places,
+            router=any_place,
+            links=[link(4)],
+        ),
+        lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendBlock)) and _together(r),  # type: ignore[attr-defined]
+    )
+    yield Directed(
+        scene(
+            "two transfers of one block queue for the medium",
+            three,
+            [1, 1],
+            choices=two_places,
+            router=any_place,
+            links=[link(4, 1000)],
+        ),
+        lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendBlock)) and not _together(r),  # type: ignore[attr-defined]
+    )
+    for media in (["air"] * 3, ["air", "wire", "air"], ["m0", "m1", "m2"]):
+        for loss in (0.0, 0.3):
+            yield Directed(
+                scene(
+                    f"blocks for several servers on media {','.join(media)}, loss {loss}",
+                    three,
+                    [0] * 6 + [9] * 6,
+                    policy="random",
+                    media=media,
+                    links=[link(2, 1500, loss), link(1, 900, loss), FREE],
+                    router={"groups": (2,), "outstanding_blocks": 4},
+                    run={"seed": 5},
+                ),
+                lambda s, r: meet(r, Decided, Decided) and len(steps(r, TransferFinished)) > 6,
+            )
+
+
+def _together(r: RunRecord) -> bool:
+    return any(
+        one.now_ns == other.now_ns and one.event.block == other.event.block  # type: ignore[union-attr]
+        for one, other in zip(steps(r, TransferFinished), steps(r, TransferFinished)[1:], strict=False)
+    )
+
+
+def _end_scenes() -> Iterator[Directed]:
+    known = {"preload": ((1, 1.0),)}
+    for end in ("drain", "cut"):
+        for horizon in (10, 12, 13, 14):
+            yield Directed(
+                scene(
+                    f"the last batch ends at 13, the horizon is {horizon}, end {end}",
+                    [device(period_ns=2 * UNIT_NS, lag_ns=UNIT_NS)],
+                    [10],
+                    horizon=horizon,
+                    knobs=[known],
+                    run={"end": end},
+                ),
+                lambda s, r: r.ended_ns == (s.run.horizon_ns if s.run.end == "cut" else max(s.run.horizon_ns, 13_000)),
+            )
+    for limit in (0, 2, 3, 4):
+        yield Directed(
+            scene(
+                f"the last batch ends 3 after the horizon, the drain's limit is {limit}",
+                [device(period_ns=2 * UNIT_NS)],
+                [9, 10],
+                horizon=10,
+                knobs=[known],
+                run={"drain_limit_ns": limit * UNIT_NS},
+                router={"groups": (1,), "outstanding_blocks": 4},
+            ),
+            lambda s, r: r.ended_ns <= s.run.horizon_ns + s.run.drain_limit_ns,
+        )
+    yield Directed(
+        scene("a request arrives at the very horizon", [device()], [3, 10], horizon=10, run={"end": "cut"}),
+        lambda s, r: r.requests[-1].arrived_ns == s.run.horizon_ns and len(commands(r, RequestCompleted)) == 1,
+    )
+
+
+def directed() -> list[Directed]:
+    """All of them; names are unique."""
+    found = [*scenes(), *pairs()]
+    assert len({each.name for each in found}) == len(found)
+    return found

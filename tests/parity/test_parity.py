@@ -1,0 +1,161 @@
+"""The compiled engine does what the reference does: same decisions, views, credits and records, to the last bit.
+
+`make parity` runs ten thousand scenarios; here are some hundred, and one for every rule of ties.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policies.reward import RewardTerms
+from sim.batch.simulation import CompiledSimulation
+from sim.cluster import Simulation
+from tests.parity.compare import Moment, changed, compare, difference, moments_differ, play, reference
+from tests.parity.directed import PLACES, Directed, pairs, scenes
+from tests.parity.draws import GivenDraws, HypothesisDraws, SeededDraws, shrink
+from tests.parity.features import FEATURES, KINDS, Tie, features, ties
+from tests.parity.scenarios import Scenario, draw_scenario
+
+SEEDS = 200
+SCENES = {scene.name: scene for scene in scenes()}
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """Whole scenarios; hypothesis shrinks them, too."""
+    return draw_scenario(HypothesisDraws(draw), "drawn")
+
+
+@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(scenarios())
+def test_engines_agree_on_whatever_hypothesis_draws(scenario: Scenario) -> None:
+    assert compare(scenario, CompiledSimulation) is None
+
+
+@dataclass
+class Covered:
+    """What the seeded scenarios had, and where the engines differed."""
+
+    differences: dict[str, str] = field(default_factory=dict)
+    features: Counter[str] = field(default_factory=Counter)
+    ties: Counter[Tie] = field(default_factory=Counter)
+
+    def add(self, scenario: Scenario) -> None:
+        moments = list(play(reference, scenario))
+        found = compare(scenario, CompiledSimulation, moments)
+        if found is not None:
+            self.differences[scenario.name] = found
+        record = moments[-1].record
+        assert record is not None
+        self.features.update(features(scenario, record))
+        self.ties.update(ties(scenario, record))
+
+
+@pytest.fixture(scope="module")
+def covered() -> Covered:
+    found = Covered()
+    for seed in range(SEEDS):
+        found.add(draw_scenario(SeededDraws(seed), f"seed {seed}"))
+    return found
+
+
+def test_engines_agree_on_seeded_scenarios(covered: Covered) -> None:
+    assert covered.differences == {}
+
+
+def test_seeded_scenarios_have_every_feature(covered: Covered) -> None:
+    """A feature that never occurs is not tested, however many scenarios agree."""
+    assert set(FEATURES) - set(covered.features) == set()
+    assert set(covered.features) - set(FEATURES) == set(), "name it in FEATURES, so that it is asked for"
+
+
+def test_seeded_scenarios_have_nearly_every_tie(covered: Covered) -> None:
+    """A few rare ones are left to `pairs`, which has each of them."""
+    wanted = set(combinations_with_replacement(KINDS, 2))
+    met = {(one, other) for one, other, _ in covered.ties}
+    assert len(wanted - met) <= 3, wanted - met
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_engines_agree_where_one_rule_decides(name: str) -> None:
+    _require_agreement(SCENES[name])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_engines_agree_where_any_two_events_meet(place: str) -> None:
+    """Every two kinds of event at one instant."""
+    met = [pair for pair in pairs() if pair.name.endswith(place)]
+    assert len(met) > 150
+    for pair in met:
+        _require_agreement(pair)
+
+
+def _require_agreement(directed: Directed) -> None:
+    moments = list(play(reference, directed.scenario))
+    record = moments[-1].record
+    assert record is not None
+    assert directed.happened(directed.scenario, record), f"{directed.name}: what it is for did not happen"
+    assert compare(directed.scenario, CompiledSimulation, moments) is None, directed.name
+
+
+def test_a_view_stays_what_it_was_when_the_run_goes_on() -> None:
+    """A view is a snapshot, in both engines: what a router remembers does not change under it."""
+    scenario = SCENES["eight servers report at one instant"].scenario
+    for make in (reference, CompiledSimulation):
+        at_once = [repr(moment.asked) for moment in play(make, scenario)]
+        assert [repr(moment.asked) for moment in list(play(make, scenario))] == at_once
+
+
+# ------------------------------------------------------------------------------------------- the comparison is strict
+
+
+TERMS = RewardTerms(0.5, -0.25, 0.0, -0.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (1.0, 1.0 + 2**-52),
+        (0.0, -0.0),
+        (1, 1.0),
+        (True, 1),
+        ((1, 2), [1, 2]),
+        ((1, 2), (1, 2, 3)),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (TERMS, changed(TERMS, imbalance=0.0)),
+        (None, TERMS),
+    ],
+)
+def test_comparison_tells_apart_what_python_calls_equal(ours: object, theirs: object) -> None:
+    assert difference(ours, theirs, "it") is not None
+    assert difference(ours, ours, "it") is None
+
+
+def test_comparison_names_record_field_and_both_values() -> None:
+    scenario = SCENES["a block is split over batches"].scenario
+    moments = list(play(reference, scenario))
+    last = moments[-1].record
+    assert last is not None
+    batches = (*last.batches[:1], changed(last.batches[1], size=99), *last.batches[2:])
+    spoilt = changed(last, batches=batches, log=())
+    found = moments_differ(moments[-1], Moment(moments[-1].now_ns, None, moments[-1].credits, spoilt))
+    assert found == "record.batches[1].size: 2 != 99"
+    assert compare(scenario, Simulation, moments[:-1]) is not None
+
+
+def test_drawing_is_deterministic_and_can_be_repeated_from_its_numbers() -> None:
+    draws = SeededDraws(7)
+    one, other = draw_scenario(draws, "x"), draw_scenario(GivenDraws(draws.drawn), "x")
+    moments = list(play(reference, one))
+    assert compare(other, Simulation, moments) is None
+
+
+def test_shrinking_finds_the_smallest_numbers_that_are_still_bad() -> None:
+    assert shrink([9, 8, 7, 6], lambda numbers: sum(numbers) >= 5) == [5]
+    assert shrink([3, 50, 4], lambda numbers: 50 in numbers) == [50]
