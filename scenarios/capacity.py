@@ -15,6 +15,7 @@ from policies.errors import InputError, WorkError
 from policies.routing import RoutingPolicy
 from policies.vocabulary import IMAGE, NS_PER_S
 from scenarios.compose import World
+from scenarios.result import Simulator
 from scenarios.spec import TraceWorkload
 from sim.tables import DeviceTables
 
@@ -41,6 +42,7 @@ def capacity(
     duration_s: float = 20.0,
     precision: float = 0.05,
     on_progress: Callable[[float, bool], None] | None = None,
+    engine: Simulator = "simpy",
 ) -> Capacity:
     """Bisect on stability (not on overload throughput, which falls as the rate rises).
 
@@ -58,7 +60,8 @@ def capacity(
     def is_stable(rate_img_s: float) -> bool:
         nonlocal runs
         runs += 1
-        stable = _backlog_is_steady(world, policy(), rate_img_s / (world.rate_img_s or 1.0), seed, duration_s, router)
+        scale = rate_img_s / (world.rate_img_s or 1.0)
+        stable = _backlog_is_steady(world, policy(), scale, seed, duration_s, router, engine)
         if on_progress is not None:
             on_progress(rate_img_s, stable)
         return stable
@@ -75,10 +78,10 @@ def capacity(
 
 
 def _backlog_is_steady(
-    world: World, policy: RoutingPolicy, scale: float, seed: int, duration_s: float, router: str
+    world: World, policy: RoutingPolicy, scale: float, seed: int, duration_s: float, router: str, engine: Simulator
 ) -> bool:
     run = world.run_spec(seed, duration_s=duration_s, scale=scale, detail=False, end="cut")
-    record = world.simulation(run).run(policy, stream(seed, f"router:{router}"))
+    record = world.simulation(run, engine).run(policy, stream(seed, f"router:{router}"))
     half_ns = run.horizon_ns // 2
     arrived = sum(r.arrived_ns > half_ns for r in record.requests)
     done = sum(r.status != "in_flight" and r.finished_ns > half_ns for r in record.requests)

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_
 from scenarios.materials import ACCURACY_FILE, read_accuracy
 from scenarios.spec import Scenario, unique
 from scenarios.store import LOG_FILE, RunFolder, json_text, read_cores, read_log, write_json, write_run, write_text
-from scenarios.tables import format_comparison, format_result, format_validation, number, table
+from scenarios.tables import format_comparison, format_result, format_score, format_validation, number, table
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
@@ -67,7 +68,9 @@ def run(arguments: Namespace) -> int:
 
     output = Output(arguments)
     scenario, folder = _opened(arguments)
-    outcome = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet).carry_out()
+    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    with _compiling(output, scenario.compare.routers):
+        outcome = job.carry_out()
     texts = [format_comparison(outcome.comparison)]
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
@@ -88,8 +91,10 @@ def train(arguments: Namespace) -> int:
     if arguments.seed is not None:
         scenario = scenario.model_copy(update={"seed": arguments.seed})
     job, world = _job(scenario, folder, output)
-    job.make_router(world)
-    return output.result(f"router: {job.trained}", {"router": str(job.trained)})
+    with _compiling(output, (TRAINED_ROUTER,), arguments.engine):
+        score = job.make_router(world, arguments.engine)
+    text = f"{format_score(score)}\nrouter: {job.trained}"
+    return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
 
 
 def simulate(arguments: Namespace) -> int:
@@ -102,7 +107,8 @@ def simulate(arguments: Namespace) -> int:
     world = _world(scenario, folder)
     seed = scenario.seed if arguments.seed is None else arguments.seed
     router = world.router(arguments.router, _trained(folder))
-    result, record = run_simulation(world, router, display_name(arguments.router), seed)
+    with _compiling(output, (arguments.router,), arguments.engine):
+        result, record = run_simulation(world, router, display_name(arguments.router), seed, engine=arguments.engine)
     if arguments.out is not None:
         write_run(RunFolder(arguments.out), result, record)
     return output.result(format_result(result), result)
@@ -115,7 +121,8 @@ def compare(arguments: Namespace) -> int:
     scenario = _with_routers(scenario, "compare", arguments)
     _require_trained(scenario.compare.routers, folder)
     job, world = _job(scenario, folder, output)
-    comparison = job.compare(world)
+    with _compiling(output, scenario.compare.routers, arguments.engine):
+        comparison = job.compare(world, arguments.engine)
     return output.result(format_comparison(comparison), comparison)
 
 
@@ -126,7 +133,8 @@ def validate(arguments: Namespace) -> int:
     scenario = _with_routers(scenario, "validate_", arguments)
     _require_trained(scenario.validate_.routers, folder)
     job, world = _job(scenario, folder, output)
-    validation = job.validate(world)
+    with _compiling(output, scenario.validate_.routers):
+        validation = job.validate(world)
     return output.result(format_validation(validation), validation)
 
 
@@ -139,15 +147,20 @@ def capacity(arguments: Namespace) -> int:
     check_router(arguments.router, "--router")
     scenario, folder = _opened(arguments)
     world = _world(scenario, folder)
-    found = find_capacity(
-        world,
-        lambda: world.router(arguments.router, _trained(folder)),
-        router=display_name(arguments.router),
-        seed=scenario.seed if arguments.seed is None else arguments.seed,
-        on_progress=lambda rate, stable: output.remark(f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"),
-    )
+    with _compiling(output, (arguments.router,), arguments.engine):
+        found = find_capacity(
+            world,
+            lambda: world.router(arguments.router, _trained(folder)),
+            router=display_name(arguments.router),
+            seed=scenario.seed if arguments.seed is None else arguments.seed,
+            on_progress=lambda rate, stable: output.remark(
+                f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"
+            ),
+            engine=arguments.engine,
+        )
     text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
-    return output.result(text, {"schema": "slimsched.capacity/1", **dataclasses.asdict(found)})
+    document = {"schema": "slimsched.capacity/1", "engine": arguments.engine, **dataclasses.asdict(found)}
+    return output.result(text, document)
 
 
 def bound(arguments: Namespace) -> int:
@@ -459,6 +472,16 @@ def _job(scenario: Scenario, folder: Path, output: Output) -> tuple[ScenarioRun,
     job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
     job.describe()
     return job, world
+
+
+def _compiling(output: Output, routers: Sequence[str], engine: str = "simpy") -> AbstractContextManager[None]:
+    """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
+    is_trained = any(name == TRAINED_ROUTER or name.endswith(ROUTER_SUFFIX) for name in routers)
+    if engine == "simpy" and not is_trained:
+        return contextlib.nullcontext()
+    from scenarios.compiling import telling
+
+    return telling(output.remark)
 
 
 def _with_routers(scenario: Scenario, section: str, arguments: Namespace) -> Scenario:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from hw.accuracy import MEASURED, PAPER, AccuracyProvenance
 from policies.vocabulary import Provenance
-from scenarios.result import Result
+from scenarios.result import Engine, Result
 
 BASELINE = "random"
 _FIGURES = (
@@ -47,6 +47,7 @@ class Comparison(TypedDict):
     scenario: str
     provenance: str
     accuracy_provenance: AccuracyProvenance
+    engine: Engine
     baseline: str | None
     rows: list[dict[str, Any]]
 
@@ -74,6 +75,7 @@ def compare_results(results: Sequence[Result], baseline: str = BASELINE) -> Comp
         scenario=results[0]["scenario"],
         provenance=str(Provenance.weakest(*(Provenance(result["provenance"]) for result in results))),
         accuracy_provenance=_weakest_accuracy(results),
+        engine=results[0]["engine"],
         baseline=baseline if base else None,
         rows=[_row(router, runs, base) for router, runs in by_router.items()],
     )

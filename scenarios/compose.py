@@ -23,6 +23,7 @@ from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig, RoutingPolicy
 from policies.vocabulary import IMAGE, Provenance, WorkKey
 from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_fault_server, read_trace
+from scenarios.result import Simulator
 from scenarios.spec import (
     GB,
     ChaosFault,
@@ -55,6 +56,7 @@ from sim.tables import DeviceTables, compile_tables, nanoseconds
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
+    from sim.batch.simulation import CompiledSimulation
 
 ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
 DRAIN_LIMIT_S = 60.0
@@ -224,9 +226,17 @@ class World:
         """How workers are watched and brought back, in both worlds."""
         return self.cluster.supervision
 
-    def simulation(self, run: RunSpec) -> Simulation:
-        """A simulation that is ready to start."""
-        return Simulation(self.cluster, run)
+    def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:
+        """A simulation that is ready to start; on either engine it is the same one, bit for bit.
+
+        Raises:
+            UnsupportedScenario: the compiled engine can't do what the run asks for; the reference can.
+        """
+        if engine == "simpy":
+            return Simulation(self.cluster, run)
+        from sim.batch.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
+
+        return CompiledSimulation(self.cluster, run)
 
     @property
     def context(self) -> RouterContext:

@@ -1,5 +1,8 @@
 """Registers the simulated cluster with Gymnasium: `gymnasium.make("SlimCluster-v0", scenario="scenarios/...yaml")`.
 
+`gymnasium.make_vec("SlimCluster-v0", num_envs=64, scenario=...)` makes many of them on the compiled engine (with
+`vectorization_mode="sync"`, one by one on the reference); they observe and are paid the same, bit for bit.
+
 Importing this module registers it (`gymnasium.make("scenarios.gym:SlimCluster-v0", ...)` does both); it opens nothing
 heavy until an environment is made.
 """
@@ -13,35 +16,57 @@ import gymnasium
 
 if TYPE_CHECKING:
     from scenarios.compose import World
-    from sim.cluster import Simulation
-    from sim.env import SlimClusterEnv
+    from scenarios.result import Simulator
+    from sim.batch.env import SlimClusterVectorEnv
+    from sim.cluster import RunSpec
+    from sim.env import Run, SlimClusterEnv
 
 ID = "SlimCluster-v0"
 
 
-def make_env(scenario: str | Path, duration_s: float | None = None) -> SlimClusterEnv:
+def make_env(scenario: str | Path, duration_s: float | None = None, engine: Simulator = "simpy") -> SlimClusterEnv:
     """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
 
     Raises:
-        InputError: the scenario needs something measured first; `slimsched run` does that.
+        InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
+            compiled engine can't do.
     """
     from scenarios.materials import load_world
 
-    return world_env(load_world(Path(scenario)), duration_s)
+    return world_env(load_world(Path(scenario)), duration_s, engine)
 
 
-def world_env(world: World, duration_s: float | None = None) -> SlimClusterEnv:
-    """An environment for a world; each episode is one run of `duration_s` (the training horizon by default)."""
+def world_env(world: World, duration_s: float | None = None, engine: Simulator = "simpy") -> SlimClusterEnv:
+    """An environment for a world; each episode is one run of `duration_s` (the training horizon by default).
+
+    On either engine observations and rewards are the same, bit for bit.
+    """
     from policies.observation import ObservationSpec
     from sim.env import SlimClusterEnv
 
-    horizon_s = duration_s or world.scenario.training.horizon_s
-
-    def simulate(seed: int) -> Simulation:
-        return world.simulation(world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut"))
+    def simulate(seed: int) -> Run:
+        return world.simulation(_episode(world, duration_s, seed), engine)
 
     return SlimClusterEnv(simulate, ObservationSpec(tuple(profile.power.cap_w for profile in world.profiles)))
 
 
+def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float | None = None) -> SlimClusterVectorEnv:
+    """Environments on the compiled engine, stepped together.
+
+    Raises:
+        InputError: the scenario needs something measured first, or something that the compiled engine can't do.
+    """
+    from scenarios.materials import load_world
+    from sim.batch.env import SlimClusterVectorEnv
+
+    world = load_world(Path(scenario))
+    return SlimClusterVectorEnv(world.cluster, lambda seed: _episode(world, duration_s, seed), num_envs)
+
+
+def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:
+    horizon_s = duration_s or world.scenario.training.horizon_s
+    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut")
+
+
 if ID not in gymnasium.registry:
-    gymnasium.register(ID, entry_point="scenarios.gym:make_env")
+    gymnasium.register(ID, entry_point="scenarios.gym:make_env", vector_entry_point="scenarios.gym:make_vector_env")

@@ -18,7 +18,8 @@ from policies.records import STAGES, DeviceTotals, RequestRecord, RunRecord, Ser
 from policies.vocabulary import NS_PER_S, Provenance
 
 Mode = Literal["simulation", "hardware"]
-Engine = Literal["simpy", "compiled", "torch"]
+Simulator = Literal["simpy", "compiled"]
+Engine = Literal[Simulator, "torch"]
 
 
 class Images(TypedDict):
@@ -119,6 +120,28 @@ class Result(TypedDict):
     failures: dict[str, int]
     stages_s: dict[str, float] | None
     extrapolated_share: float
+
+
+class Score(TypedDict):
+    """`slimsched.score/1`: a router on one run that training has not seen.
+
+    Attributes:
+        trained_on: the engine that it was trained on.
+        engines: those that it was scored on; each gave the same run, bit for bit.
+        seed: of the run.
+        reward: the mean of Eq. 7 over the run's blocks.
+        latency_s, accuracy: as in a result.
+    """
+
+    schema: str
+    router: str
+    trained_on: Simulator
+    engines: list[Simulator]
+    seed: int
+    decisions: int
+    reward: float | None
+    latency_s: float | None
+    accuracy: float | None
 
 
 def summarise(

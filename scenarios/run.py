@@ -48,7 +48,7 @@ from scenarios.materials import (
 from scenarios.preflight import require_devices, require_possible, require_ready, require_routers, stamp_warnings
 from scenarios.progress import Progress
 from scenarios.report import build_report
-from scenarios.result import Result
+from scenarios.result import Result, Score, Simulator
 from scenarios.serving import measure_serving, with_overheads
 from scenarios.spec import Scenario, ServerSection, TraceWorkload
 from scenarios.store import (
@@ -63,10 +63,16 @@ from scenarios.store import (
     write_run,
     write_text,
 )
-from scenarios.train import train_world
+from scenarios.tables import format_score
+from scenarios.train import require_compiled, score_router, train_world
 from scenarios.validate import device_of, validate_runs
+from sim.batch import UnsupportedScenario
 
 Say = Callable[[str], None]
+_ENGINE_WORDS: dict[Simulator, str] = {
+    "compiled": "the compiled engine (`slimsched train --engine simpy` trains on the reference)",
+    "simpy": "the reference, SimPy and torch",
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class ScenarioRun:
             self.measure_serving()
             world = make_world(self.scenario, self.folder.path)
         if self._needs_training():
-            self.make_router(world)
+            self.make_router(world, None)
         comparison = self.compare(world)
         validation = self.validate(world) if self._can_validate() else None
         report = build_report(self.folder.path)
@@ -320,27 +326,54 @@ class ScenarioRun:
         dumped = {part: self.scenario.model_dump(mode="json")[part] for part in parts}
         return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named_files) if p.is_file()), *more)
 
-    def make_router(self, world: World) -> None:
-        """Train PPO in simulation."""
-        training = self.scenario.training.model_dump(mode="json")
-        fingerprint = self._world_hash(training)
+    def make_router(self, world: World, engine: Simulator | None) -> Score:
+        """Train PPO in simulation, and score it on the reference.
+
+        Args:
+            engine: None takes a router that is there already, or trains on the compiled engine; where that can't, on
+                the reference, and says so.
+
+        Raises:
+            UnsupportedScenario: the engine was asked for, and can't.
+        """
+        seed, target = self.scenario.seed, self.folder / "score.json"
+        fingerprint = self._training_hash(engine or "compiled")
+        if engine is None and self.folder.stage("train", self._training_hash("simpy")).is_done:
+            fingerprint = self._training_hash("simpy")
 
         def work() -> Sequence[Path]:
-            router, scalars = train_router(
-                world, self.folder / "training" / fingerprint[:12], seed=self.scenario.seed, quiet=self._quiet
-            )
+            chosen = engine or self._able_engine(world)
+            self._say(f"train: on {_ENGINE_WORDS[chosen]}")
+            folder = self.folder / "training" / fingerprint[:12]
+            router, scalars = train_router(world, folder, seed=seed, quiet=self._quiet, engine=chosen)
+            score = score_router(world, router, seed, chosen)
             router.save(self.trained)
             write_json(self.folder / "training.json", scalars)
-            return [self.trained, self.folder / "training.json"]
+            write_json(target, score)
+            self._say(f"train: {format_score(score)}")
+            return [self.trained, self.folder / "training.json", target]
 
         self.folder.run_stage("train", fingerprint, work, self._say)
+        document: Score = read_json(target)
+        return document
+
+    def _training_hash(self, engine: Simulator) -> str:
+        return self._world_hash(self.scenario.training.model_dump(mode="json"), engine)
+
+    def _able_engine(self, world: World) -> Simulator:
+        try:
+            require_compiled(world)
+        except UnsupportedScenario as error:
+            self._say(f"train: the compiled engine can't do {error.feature}")
+            return "simpy"
+        return "compiled"
 
     # ------------------------------------------------------------------------------------------------ both tables
 
-    def compare(self, world: World) -> Comparison:
+    def compare(self, world: World, engine: Simulator = "simpy") -> Comparison:
         """Every router with every seed, in simulation."""
         given = self.scenario.compare
-        shape = (self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic)
+        shape = (self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic, engine)
         fingerprint = self._world_hash(given.routers, given.seeds, shape, *self._router_file(given.routers))
         target = self.folder / "comparison.json"
         partial = self.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
@@ -358,10 +391,11 @@ class ScenarioRun:
                     progress.update(1)
 
                 comparison = compare_world(
-                    world, given.routers, given.seeds, trained=self.trained, finished=known, on_result=keep
-                )
+                    world, given.routers, given.seeds, trained=self.trained, finished=known, on_result=keep,
+                    engine=engine,
+                )  # fmt: skip
             write_json(target, comparison)
-            self._keep_records(world)
+            self._keep_records(world, engine)
             return [target]
 
         self.folder.run_stage("compare", fingerprint, work, self._say)
@@ -372,7 +406,7 @@ class ScenarioRun:
     def _router_file(self, routers: Sequence[str]) -> list[Path]:
         return [self.trained] if TRAINED_ROUTER in routers else []
 
-    def _keep_records(self, world: World) -> None:
+    def _keep_records(self, world: World, engine: Simulator) -> None:
         """Whole records, for the report, of the routers that no validation will keep."""
         for stale in (self.folder / "simulation").glob("*"):
             if not any((self.folder / "hardware").glob(f"{stale.name}*")):  # those of a validation have real twins
@@ -382,7 +416,7 @@ class ScenarioRun:
         for router in self.scenario.compare.routers:
             if router not in validated:
                 policy = world.router(router, self.trained)
-                write_run(self.folder, *run_simulation(world, policy, display_name(router), seed))
+                write_run(self.folder, *run_simulation(world, policy, display_name(router), seed, engine=engine))
 
     def _can_validate(self) -> bool:
         """Whether there is a network, and a real device for every server."""
@@ -569,7 +603,14 @@ def calibrate_device(
 
 
 def train_router(
-    world: World, folder: Path, *, seed: int, decisions: int | None = None, resume: bool = True, quiet: bool = False
+    world: World,
+    folder: Path,
+    *,
+    seed: int,
+    decisions: int | None = None,
+    resume: bool = True,
+    quiet: bool = False,
+    engine: Simulator = "simpy",
 ) -> tuple[PPORouter, list[dict[str, float]]]:
     """Train PPO for a world; returns the router and the scalars of every update."""
     scalars: list[dict[str, float]] = []
@@ -586,7 +627,9 @@ def train_router(
             write_json(history, scalars)
             progress.set(done)
 
-        router = train_world(world, folder, seed=seed, decisions=decisions, resume=resume, on_progress=tell)
+        router = train_world(
+            world, folder, seed=seed, decisions=decisions, resume=resume, engine=engine, on_progress=tell
+        )
     return router, scalars
 
 

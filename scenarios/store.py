@@ -91,6 +91,7 @@ class RunFolder:
     `environment.json`              versions, devices, seeds
     `profiles/SERVER.yaml`          each server's profile
     `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
+    `score.json`                    `slimsched.score/1`: the trained router on a run that training has not seen
     `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`write_run`)
     `hardware/ROUTER-seedN/`        the same of a run on real executors; of one of several loads or repeats,
                                     `ROUTER-load0.8-seedN-rep1` (`saturated` or `near` in the place of a load)

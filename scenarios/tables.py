@@ -10,7 +10,7 @@ from hw.accuracy import MEASURED
 from policies.records import STAGES
 from scenarios.comparison import Comparison, Estimate
 from scenarios.fidelity import REPEATS_OF_NOISE, LoadAxisRow, Ranking, Row, SaturatedRow, Validation, middle_load
-from scenarios.result import Result
+from scenarios.result import Result, Score
 
 NONE = "-"
 
@@ -18,7 +18,8 @@ NONE = "-"
 def format_result(result: Result) -> str:
     """One run: its figures, then its servers."""
     images, latency, joules = result["images"], result["latency_s"], result["energy_per_image_j"]
-    head = f"{result['scenario']}: router {result['router']}, seed {result['seed']}, {result['mode']}"
+    ran = f"{result['mode']} ({result['engine']})"
+    head = f"{result['scenario']}: router {result['router']}, seed {result['seed']}, {ran}"
     parts = ", ".join(f"{key} {number(joules[key], 4)}" for key in ("dynamic", "base", "idle"))
     lines = [
         ("images", f"{images['completed']} of {images['arrived']} completed, {images['failed']} failed, "
@@ -37,6 +38,13 @@ def format_result(result: Result) -> str:
         lines.append(("beware", _extrapolated(extrapolated)))
     body = "\n".join(f"  {name:<11} {text}" for name, text in lines)
     return f"{head}\n{body}\n\n{_servers(result)}"
+
+
+def format_score(score: Score) -> str:
+    """What a trained router was scored."""
+    figures = f"reward {number(score['reward'], 4)}, latency {duration(score['latency_s'])}"
+    where = "both engines, bit for bit the same" if len(score["engines"]) > 1 else "the reference"
+    return f"{figures}, accuracy {share(score['accuracy'])} on a run not trained on; scored on {where}"
 
 
 def _servers(result: Result) -> str:

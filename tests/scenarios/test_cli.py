@@ -29,7 +29,7 @@ from tests.scenarios.folders import run_folder
 
 def test_help_is_fast_to_import() -> None:
     """Asking for help opens none of the heavy rooms."""
-    heavy = ("torch", "matplotlib", "scipy", "pydantic")
+    heavy = ("torch", "matplotlib", "scipy", "pydantic", "numba")
     code = f"import sys, scenarios.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -56,8 +56,8 @@ def test_every_command_has_its_function() -> None:
         (["simulate", "x.yaml", "--see", "3"], ["'--see'", "did you mean '--seed'"]),
         (["simulate", "x.yaml", "--seed", "-1"], ["--seed", "'-1'", "from 0"]),
         (["simulate", "x.yaml", "--seed", "x"], ["--seed", "'x'", "whole number"]),
-        (["simulate", "x.yaml", "--engine", "compiled"], ["--engine", "'compiled'", "not built yet", "'simpy'"]),
         (["simulate", "x.yaml", "--engine", "simpi"], ["--engine", "'simpi'", "did you mean 'simpy'"]),
+        (["train", "x.yaml", "--engine", "torch"], ["--engine", "'torch'", "known: compiled, simpy"]),
         (["simulate", "x.yaml", "--router", "jqs"], ["--router", "'jqs'", "did you mean 'jsq'"]),
         (["simulate", "x.yaml", "--router", "a.safetensors"], ["--router", "a.safetensors", "no such router file"]),
         (["simulate", "x.yaml", "--json", "/no/such/folder/x.json"], ["--json", "/no/such/folder/x.json"]),

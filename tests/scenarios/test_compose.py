@@ -23,6 +23,7 @@ from scenarios.gym import ID, world_env
 from scenarios.loading import load_scenario
 from scenarios.materials import load_world
 from scenarios.paper_table import FILE
+from sim.cluster import Simulation
 from tests import worlds
 
 SCENARIO = """
@@ -277,7 +278,7 @@ def test_emulated_links_are_the_simulations_own_but_for_measured_ones(tmp_path: 
     network, other = world.emulated_links(5), world.emulated_links(6)
     assert network is not None
     assert other is not None
-    simulated = world.simulation(world.run_spec(5))._network
+    simulated = Simulation(world.cluster, world.run_spec(5))._network
     moves = [(-1, 0, 9000, now_ns) for now_ns in range(0, 10**9, 10**7)]
     answers = [network.transfer(*move) for move in moves]
     assert answers == [simulated.transfer(*move) for move in moves]

@@ -1,0 +1,243 @@
+"""`--engine`: the same results from both, what is refused, and what is told before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from policies import jit
+from policies.jit import Ints, entry
+from policies.ppo.network import PolicyNetwork
+from policies.ppo.router import PPORouter
+from policies.ppo.spec import PolicySpec
+from scenarios.capacity import capacity
+from scenarios.cli import main
+from scenarios.compare import run_simulation
+from scenarios.compiling import compiling_text, telling
+from scenarios.compose import World
+from scenarios.gym import ID
+from scenarios.loading import load_scenario
+from scenarios.materials import make_world
+from sim.batch import UnsupportedScenario
+from tests.scenarios.files import write_scenario
+
+OLD = "workload: {kind: poisson, rate_img_s: 200}"
+FAULTS = """
+deadline_s: 20ms
+shed: true
+faults:
+- {kind: worker_killed, server: slow, at_s: 200ms}
+- {kind: worker_hung, server: fast, at_s: 350ms}
+- {kind: out_of_memory, server: slow, start_s: 500ms, end_s: 700ms, batch: 1}
+- {kind: straggler, server: fast, start_s: 100ms, end_s: 300ms, factor: 3}
+- {kind: server_down, server: slow, start_s: 600ms, end_s: 800ms}
+- {kind: poisoned, share: 0.05}
+- {kind: chaos, mean_gap_s: 400ms}
+supervision: {hang_s: 100ms, stuck_s: 7, backoff_s: 0, backoff_limit_s: 1, stable_s: 2, start_s: 20ms}
+"""
+WORLDS = {
+    "plain": OLD,
+    "bursts": "workload: {kind: mmpp, rate_img_s: 900, burst_factor: 4, burst_share: 0.2, dwell_s: 0.1}\nend: cut",
+    "faults": OLD + FAULTS,
+}
+ROUTERS = ("random", "jsq", "shortest-delay", "slackfit", "ladder", "drawn.safetensors", "likeliest.safetensors")
+
+
+def world_of(folder: Path, changes: str = OLD) -> World:
+    return make_world(load_scenario(write_scenario(folder, OLD, changes)), folder)
+
+
+def save_router(world: World, path: Path, deterministic: bool) -> None:
+    """One that has learned nothing, but listens."""
+    spec = PolicySpec.of(world.cluster.router, tuple(profile.power.cap_w for profile in world.profiles))
+    tensors = {name: 5 * value.numpy() for name, value in PolicyNetwork(spec, (16,), 3).state_dict().items()}
+    PPORouter(spec, tensors, deterministic=deterministic).save(path)
+
+
+def documents(path: Path, router: str, capsys: pytest.CaptureFixture[str], *flags: str) -> list[dict[str, Any]]:
+    """What `simulate --json -` prints on each engine."""
+    found = []
+    for engine in ("simpy", "compiled"):
+        arguments = ["simulate", str(path), "--router", router, "--engine", engine, *flags, "--json", "-"]
+        assert main(arguments) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    return found
+
+
+@pytest.mark.parametrize("changes", WORLDS.values(), ids=WORLDS)
+def test_both_engines_print_the_same_json(
+    changes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every router, on a plain scenario, one of bursts that is cut, and one with deadlines and all kinds of faults."""
+    monkeypatch.chdir(tmp_path)
+    world = world_of(tmp_path, changes)
+    for name in ROUTERS[-2:]:
+        save_router(world, tmp_path / name, name.startswith("likeliest"))
+    seen = set()
+    for router in ROUTERS:
+        ours, theirs = documents(tmp_path / "tiny.yaml", router, capsys, "--seed", "3")
+        assert (ours.pop("engine"), theirs.pop("engine")) == ("simpy", "compiled")
+        assert ours.pop("wall_s") > 0 < theirs.pop("wall_s")
+        assert json.dumps(ours) == json.dumps(theirs)
+        assert ours["images"]["arrived"] > 100
+        seen.add(json.dumps({**ours, "router": ""}))
+        if "faults" in changes:
+            assert len(ours["restarts"]) > 2
+            assert set(ours["failures"]) >= {"deadline"}
+    assert len(seen) > 4  # routers have runs of their own: sameness is no accident
+
+
+def test_records_are_the_same_file_for_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `simulate --out` keeps of a run."""
+    path = write_scenario(tmp_path, OLD, WORLDS["bursts"])
+    for engine in ("simpy", "compiled"):
+        flags = ["--router", "jsq", "--engine", engine, "--out", str(tmp_path / engine)]
+        assert main(["simulate", str(path), *flags]) == 0
+        assert f"simulation ({engine})" in capsys.readouterr().out
+    names = [each.relative_to(tmp_path / "simpy") for each in (tmp_path / "simpy").rglob("*.parquet")]
+    assert len(names) == 4
+    for name in names:
+        assert (tmp_path / "simpy" / name).read_bytes() == (tmp_path / "compiled" / name).read_bytes()
+
+
+def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one folder: what was compared on one engine is not taken for the other's, and both say the same."""
+    path = write_scenario(tmp_path, OLD, WORLDS["faults"])
+    found = []
+    for engine in ("simpy", "compiled", "compiled"):
+        arguments = ["compare", str(path), "--out", str(tmp_path / "run"), "--engine", engine, "--json", "-"]
+        assert main(arguments) == 0
+        streams = capsys.readouterr()
+        found.append(json.loads(streams.out))
+        assert ("compare: skipped" in streams.err) == (len(found) == 3)
+        kept = json.loads((tmp_path / "run" / "simulation" / "jsq-seed0" / "result.json").read_text())
+        assert found[-1].pop("engine") == kept["engine"] == engine
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_capacity_is_the_same(tmp_path: Path) -> None:
+    """As many runs, between the same rates."""
+    world = world_of(tmp_path)
+    settings: dict[str, Any] = {"router": "jsq", "seed": 0, "duration_s": 0.5, "precision": 0.3}
+    ours, theirs = (
+        capacity(world, lambda: world.router("jsq"), engine=engine, **settings) for engine in ("simpy", "compiled")
+    )
+    assert ours == theirs
+    assert ours.runs > 1
+
+
+def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path) -> None:
+    """One on each engine, and the vector environment, from a scenario's file."""
+    path = str(write_scenario(tmp_path))
+    single = [gymnasium.make(ID, scenario=path, duration_s=0.2, engine=engine) for engine in ("simpy", "compiled")]
+    many = gymnasium.make_vec(ID, num_envs=2, scenario=path, duration_s=0.2)
+    seen = [np.asarray(env.reset(seed=5)[0]) for env in single]
+    together = many.reset(seed=5)[0]
+    for _ in range(20):
+        assert (seen[0] == seen[1]).all()
+        assert (seen[0] == together[0]).all()
+        steps = [env.step(np.array([1, 0, 2])) for env in single]
+        assert steps[0][1:3] == steps[1][1:3]
+        seen = [step[0] for step in steps]
+        together = many.step(np.array([[1, 0, 2], [0, 1, 1]]))[0]
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_what_the_engine_cannot_do_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, the feature and the remedy in one line."""
+    text = "workload: {kind: poisson, rate_img_s: 0.02}"
+    path = write_scenario(tmp_path, OLD, text)
+    path.write_text(path.read_text().replace("duration_s: 1", "duration_s: 9000"))
+    flags = ["--engine", "compiled", "--out", str(tmp_path / "run"), "--quiet"]
+    assert main([command, str(path), *flags]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    problem = "the compiled engine can't do runs longer than 8940 s; use --engine simpy"
+    assert streams.err == f"slimsched: --engine: {problem}\n"
+
+
+def test_a_log_is_kept_by_the_reference_alone(tmp_path: Path) -> None:
+    """From Python, where it can be asked for."""
+    world = world_of(tmp_path)
+    with pytest.raises(UnsupportedScenario, match="can't do a log of every step; use --engine simpy"):
+        run_simulation(world, world.router("jsq"), "jsq", 0, keep_log=True, engine="compiled")
+
+
+def test_the_reference_opens_no_compiler(tmp_path: Path) -> None:
+    """`simulate` on SimPy starts without numba."""
+    path = write_scenario(tmp_path)
+    code = (
+        "import sys; from scenarios.cli import main; "
+        f"main(['simulate', {str(path)!r}, '--router', 'jsq', '--json', '-']); "
+        "sys.exit('numba' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# ------------------------------------------------------------------------------------------------------ compiling first
+
+
+def compiled_anew() -> int:
+    """An entry that nobody has compiled yet, compiled; its answer."""
+
+    def double(numbers: Ints) -> int:
+        return int(2 * numbers[0])
+
+    return int(entry(double)(np.array([21])))
+
+
+def test_compiling_is_told_once_and_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that names the folder; nothing where the code is there already; nothing outside."""
+    monkeypatch.setenv("SLIMSCHED_CACHE", str(tmp_path))
+    said: list[str] = []
+    with telling(said.append):
+        assert compiled_anew() == 42
+        assert said == [f"compiling the router: a few seconds; once, it is kept in {tmp_path}"]
+        assert compiled_anew() == 42
+    with telling(said.append):
+        assert compiled_anew() == 42
+    assert len(said) == 1
+    assert compiling_text("sim.batch.simulation").startswith("compiling the engine: 10 to 20 s; once")
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works all the same, compiles each time, and names the folder and the remedy."""
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("SLIMSCHED_CACHE", str(file))
+    for _ in range(2):
+        said: list[str] = []
+        with telling(said.append):
+            assert compiled_anew() == 42
+        assert len(said) == 1
+        assert f"{file} can't be written" in said[0]
+        assert "set SLIMSCHED_CACHE" in said[0]
+
+
+@pytest.mark.skipif(not jit.IS_ON, reason="nothing is compiled with SLIMSCHED_JIT=0")
+def test_the_command_line_tells_of_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    """On standard error, before the work; `--quiet` keeps it back; the result is the same."""
+    world = world_of(tmp_path)
+    save_router(world, tmp_path / "learned.safetensors", deterministic=True)
+    (tmp_path / "file").touch()
+    arguments = ["simulate", "tiny.yaml", "--router", "learned.safetensors", "--json", "-"]
+    done = subprocess.run(
+        [sys.executable, "-m", "scenarios.cli", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "SLIMSCHED_CACHE": str(tmp_path / "file")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = done.stderr.splitlines()[0]
+    assert told.startswith("compiling the router")
+    assert "file can't be written" in told
+    assert json.loads(done.stdout)["images"]["completed"] > 100
