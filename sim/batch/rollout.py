@@ -196,8 +196,9 @@ class Rollouts:
         threads: int = 1,
         first_episode: int = 0,
     ) -> None:
-        self.decisions = self.forgotten = 0
-        self.episodes = first_episode
+        self.decisions = 0
+        self._forgotten, self._rounds = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        self._first_episode = first_episode
         self._run_of, self._spec, self._seed = run_of, spec, seed
         self._program = program_of(cluster)
         self._layout = Layout.of(spec, hidden)
@@ -206,14 +207,23 @@ class Rollouts:
         self._terms = np.zeros((clusters, _TERMS))
         self._credited = 0
         self._runs: list[RunRow] = []
-        self._begun = np.zeros(clusters, np.int64)
         self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self._columns: Experience | None = None
         self._pool = ThreadPoolExecutor(threads)
         self._chunks = [slice(first, min(first + CHUNK, clusters)) for first in range(0, clusters, CHUNK)]
         for index in range(clusters):
-            self._runs.append(self._new_run())
+            self._runs.append(self._new_run(index))
             self._place(index)
+
+    @property
+    def episodes(self) -> int:
+        """A number that no episode has had. Each cluster has every C-th, so that none depends on another's pace."""
+        return self._first_episode + len(self._rounds) * int(self._rounds.max())
+
+    @property
+    def forgotten(self) -> int:
+        """Decisions whose episode ended before their reward came, since the beginning."""
+        return int(self._forgotten.sum())
 
     @property
     def waiting(self) -> int:
@@ -268,9 +278,9 @@ class Rollouts:
 
     # ----------------------------------------------------------------------------------------------------- episodes
 
-    def _new_run(self) -> RunRow:
-        number = self.episodes
-        self.episodes += 1
+    def _new_run(self, index: int) -> RunRow:
+        number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
+        self._rounds[index] += 1
         run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
         run.row[C_DRAWS_SALT] = derived_seed(self._seed, f"ppo:draws:{number}")
         return run
@@ -285,8 +295,8 @@ class Rollouts:
         if status == ENDED:
             if run.row[C_DECISION] == 0:
                 raise WorkError("an episode ended without a single decision: there is nothing to learn from")
-            self.forgotten += self._count_waiting(run)
-            self._runs[index] = self._new_run()
+            self._forgotten[index] += self._count_waiting(run)
+            self._runs[index] = self._new_run(index)
         elif status in (REQUESTS_FULL, INSTANCES_FULL):
             run.grow(status)
         else:

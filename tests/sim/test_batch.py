@@ -1,0 +1,167 @@
+"""The compiled engine beside its parity with the reference: what it refuses, pools that grow, and rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.errors import WorkError
+from policies.faults import Crash
+from policies.observation import masks
+from policies.ppo.layout import Layout
+from policies.ppo.spec import PolicySpec
+from policies.vocabulary import NS_PER_S, Choice
+from sim.accuracy import MatrixCorrectness
+from sim.batch import UnsupportedScenario
+from sim.batch import simulation as batch
+from sim.batch.program import program_of
+from sim.batch.rollout import Rollouts
+from sim.batch.simulation import CompiledSimulation
+from sim.cluster import ClusterSpec, RunSpec, Simulation
+from tests import worlds
+
+HIDDEN = (8, 8)
+
+
+def small(**changes: Any) -> tuple[ClusterSpec, RunSpec]:
+    spec = worlds.cluster()
+    return spec, worlds.run(spec, worlds.poisson_s(200, 1.0), 1.0, **changes)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+class OwnLabels:
+    """A correctness of the user's own."""
+
+    def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"keep_log": True}, "log"),
+        ({"correctness": OwnLabels()}, "OwnLabels"),
+        ({"horizon_ns": 20_000 * NS_PER_S}, "longer than 8940 s"),
+    ],
+)
+def test_what_it_cannot_do_it_refuses(changes: dict[str, Any], feature: str) -> None:
+    """The message names the feature, and the engine that can."""
+    with pytest.raises(UnsupportedScenario, match=feature) as refused:
+        CompiledSimulation(*small(**changes))
+    assert "--engine simpy" in str(refused.value)
+
+
+def test_too_many_width_tuples_are_refused() -> None:
+    """Tables by width tuple grow with W^S."""
+    widths = tuple((n + 1) / 16 for n in range(16))
+    spec = worlds.cluster([worlds.profile(widths=(0.5, 1.0), segments=2)])
+    many = replace(spec, router=replace(spec.router, segments=5, widths=widths))
+    with pytest.raises(UnsupportedScenario, match=r"16\^5 width tuples"):
+        program_of(many)
+
+
+def test_a_width_tuple_without_labels_stops_the_run_by_name() -> None:
+    """The reference raises KeyError; here no number is made up either."""
+    spec, run = small()
+    images = np.zeros(len(run.arrivals_ns), np.int64)
+    labels = MatrixCorrectness([(1.0, 1.0, 1.0, 1.0)], np.ones((1, 1), np.bool_), images)
+    with pytest.raises(WorkError, match="width tuple"):
+        CompiledSimulation(spec, replace(run, correctness=labels)).run(worlds.Uniform(), np.random.default_rng(0))
+
+
+# --------------------------------------------------------------------------------------------------------------- pools
+
+
+def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun with hardly any room, a run has the records of one that never lacked any."""
+    spec = worlds.cluster(greedy={"scale_trigger": 2})
+    run = worlds.run(spec, worlds.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))
+    ample = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
+    grown: list[int] = []
+    shape, grow = batch.Shape, batch.RunRow.grow
+
+    def scarce(program: Any, requests: int, instances: int, *rest: Any) -> batch.Shape:
+        return shape(program, 2, batch.margin(program), *rest)
+
+    def noted(self: batch.RunRow, status: int) -> None:
+        grown.append(status)
+        grow(self, status)
+
+    monkeypatch.setattr(batch, "Shape", scarce)
+    monkeypatch.setattr(batch.RunRow, "grow", noted)
+    again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
+    assert again == ample
+    assert {batch.REQUESTS_FULL, batch.INSTANCES_FULL, batch.RECORDS_FULL} <= set(grown)
+
+
+# ------------------------------------------------------------------------------------------------------------ rollouts
+
+
+def rollouts(run_of: Any, spec: ClusterSpec, **changes: Any) -> tuple[Rollouts, np.ndarray]:
+    policy = PolicySpec.of(spec.router, tuple(device.profile.power.cap_w for device in spec.devices))
+    layout = Layout.of(policy, HIDDEN)
+    weights = np.random.default_rng(1).normal(0, 0.3, layout.parameters).astype(np.float32)
+    return Rollouts(spec, run_of, policy, HIDDEN, 5, **changes), weights
+
+
+def test_a_rollout_is_the_reference_with_the_same_choices() -> None:
+    """Every observation, mask and reward of a cluster, for the choices that the policy drew in it."""
+    spec = worlds.cluster()
+    run = worlds.run(spec, worlds.poisson_s(300, 3.0), 3.0, detail=False, end="cut")
+    many, weights = rollouts(lambda seed: run, spec, clusters=1)
+    found = many.collect(weights, 0.3, 900)
+    made = many._columns  # of one cluster that nothing was carried over to: in the order of its decisions
+    assert made is not None
+    simulation = Simulation(spec, run)
+    seen = PolicySpec.of(spec.router, tuple(device.profile.power.cap_w for device in spec.devices)).observation
+    rewards: dict[int, np.float32] = {}
+    for n in range(900):
+        asked = simulation.advance()
+        assert asked is not None
+        rewards.update({decision - 1: np.float32(terms.total) for decision, terms in simulation.take_credits()})
+        server, width, group = made.actions[n].tolist()
+        servers, widths = masks(asked.view)
+        assert made.observation[n].tolist() == seen.observe(asked.view).tolist()
+        assert made.server_mask[n].tolist() == servers.tolist()
+        assert made.width_mask[n].tolist() == widths[server].tolist()
+        simulation.decide(Choice(server, spec.router.widths[width], spec.router.groups[group]))
+    assert [made.reward[n] for n in rewards] == list(rewards.values())
+    assert found.reward.tolist() == list(rewards.values())
+
+
+def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads() -> None:
+    """Over several collections and episodes, with two threads as with one."""
+    spec = worlds.cluster()
+
+    def run_of(seed: int) -> RunSpec:
+        return worlds.run(spec, worlds.poisson_s(300, 0.3, seed), 0.3, detail=False, end="cut", seed=seed)
+
+    totals = []
+    for threads in (1, 2):
+        many, weights = rollouts(run_of, spec, clusters=20, threads=threads)
+        parts = [many.collect(weights, 0.1, 2000) for _ in range(5)]
+        assert many.episodes > 20
+        assert many.decisions == sum(map(len, parts)) + many.waiting + many.forgotten
+        terms = many.take_terms()
+        assert terms is not None
+        rewards = np.concatenate([part.reward for part in parts]).astype(np.float64)
+        assert terms.total == pytest.approx(rewards.mean(), rel=1e-4)
+        assert many.take_terms() is None
+        totals.append(parts)
+    for one, two in zip(*totals, strict=True):
+        for name in ("observation", "actions", "log_prob", "eps", "value", "reward", "server_mask", "width_mask"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+
+
+def test_an_episode_without_a_decision_is_said() -> None:
+    """Nobody arrives: nothing can be learned."""
+    spec = worlds.cluster()
+    nobody = worlds.run(spec, [], 1.0, detail=False, end="cut")
+    many, weights = rollouts(lambda seed: nobody, spec, clusters=1)
+    with pytest.raises(WorkError, match="without a single decision"):
+        many.collect(weights, 0.1, 10)
