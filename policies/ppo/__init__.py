@@ -1,6 +1,8 @@
-"""The learned router (Eq. 1-13). Deciding needs numpy alone; `network`, `distribution`, `update`, `trainer` need torch.
+"""The learned router (Eq. 1-13). Whoever only decides never imports torch, and numba at the first decision alone.
 
-`from policies.ppo.trainer import train` is apart for that reason: whoever only decides never imports torch.
+What is to be read is `network`, `distribution`, `update` and `trainer` in torch, `acting` in numpy. The same in compiled
+code, for millions of decisions: `kernels` on rows that `layout` describes, `compiled` (a router that decides),
+`compiled_update` and `compiled_trainer`. Tests hold each against its readable twin.
 """
 
 from policies.ppo.knobs import PPOKnobs
