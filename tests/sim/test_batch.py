@@ -17,7 +17,8 @@ from policies.vocabulary import NS_PER_S, Choice
 from sim.accuracy import MatrixCorrectness
 from sim.batch import UnsupportedScenario
 from sim.batch import simulation as batch
-from sim.batch.program import program_of
+from sim.batch.layout import INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
+from sim.batch.program import Program, Shape, margin, program_of
 from sim.batch.rollout import Rollouts
 from sim.batch.simulation import CompiledSimulation
 from sim.cluster import ClusterSpec, RunSpec, Simulation
@@ -83,10 +84,10 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     run = worlds.run(spec, worlds.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))
     ample = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     grown: list[int] = []
-    shape, grow = batch.Shape, batch.RunRow.grow
+    grow = batch.RunRow.grow
 
-    def scarce(program: Any, requests: int, instances: int, *rest: Any) -> batch.Shape:
-        return shape(program, 2, batch.margin(program), *rest)
+    def scarce(program: Program, requests: int, instances: int, *rest: Any) -> Shape:
+        return Shape(program, 2, margin(program), *rest)
 
     def noted(self: batch.RunRow, status: int) -> None:
         grown.append(status)
@@ -96,7 +97,7 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(batch.RunRow, "grow", noted)
     again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     assert again == ample
-    assert {batch.REQUESTS_FULL, batch.INSTANCES_FULL, batch.RECORDS_FULL} <= set(grown)
+    assert {REQUESTS_FULL, INSTANCES_FULL, RECORDS_FULL} <= set(grown)
 
 
 # ------------------------------------------------------------------------------------------------------------ rollouts
