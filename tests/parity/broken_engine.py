@@ -1,8 +1,8 @@
 """A process of its own that breaks one line of the compiled engine and looks for a scenario that notices.
 
-`python -m tests.parity.broken_engine MODULE OLD NEW` replaces OLD, which must stand in the module's source once, by NEW
-as the module is imported; with `SLIMSCHED_JIT=0` the engine then runs in the interpreter. It prints the scenario's name
-and the first difference; nothing where there is none.
+`python -m tests.parity.broken_engine MODULE OLD NEW FIRST` replaces OLD, which must stand once in the module's source,
+by NEW as the module is imported; with `SLIMSCHED_JIT=0` the engine then runs in the interpreter. Scenes whose names
+begin with FIRST are tried first. It prints the scenario's name and the first difference; nothing where there is none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
     from tests.parity.compare import compare
     from tests.parity.directed import scenes
 
-    for each in scenes():
+    for each in sorted(scenes(), key=lambda scene: not scene.name.startswith(sys.argv[4])):
         difference = compare(each.scenario, CompiledSimulation)
         if difference is not None:
             print(f"{each.name}: {difference}")

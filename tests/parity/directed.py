@@ -830,6 +830,17 @@ def _network_scenes() -> Iterator[Directed]:
         ),
         lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendBlock)) and not _together(r),  # type: ignore[attr-defined]
     )
+    yield Directed(
+        scene(
+            "two transfers of one block queue for the medium, from the lower source first",
+            [device(segments=2, base_ns=7 * UNIT_NS), *three[:2]],
+            [1, 1],
+            choices=two_places,
+            router=any_place,
+            links=[link(4, 1000), link(9, 1000), link(1, 1000)],
+        ),
+        lambda s, r: any(len(c.moves) == 2 for _, c in commands(r, SendBlock)),  # type: ignore[attr-defined]
+    )
     for media in (["air"] * 3, ["air", "wire", "air"], ["m0", "m1", "m2"]):
         for loss in (0.0, 0.3):
             yield Directed(
