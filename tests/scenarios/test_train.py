@@ -1,0 +1,166 @@
+"""Training from the command line: which engine, what it is scored, and what is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scenarios.train as train_module
+from policies.errors import WorkError
+from policies.ppo import checkpoint
+from scenarios.cli import main
+from scenarios.compare import run_simulation
+from scenarios.compose import World
+from scenarios.loading import load_scenario
+from scenarios.materials import make_world
+from scenarios.run import ScenarioRun
+from scenarios.train import score_router, train_world
+from sim.batch import UnsupportedScenario
+from tests.scenarios.files import write_scenario
+
+OLD = "compare: {routers: [random, jsq], seeds: [0, 1]}"
+TRAINING = """compare: {routers: [random, ppo], seeds: [0]}
+training: {decisions: 1500, batch: 256, minibatch: 128, horizon_s: 500ms, environments: 4, checkpoint_every: 1}
+"""
+TOO_LONG = ("horizon_s: 500ms", "horizon_s: 8950")
+
+
+def write(folder: Path, *changes: tuple[str, str]) -> Path:
+    path = write_scenario(folder, OLD, TRAINING)
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+def world_of(folder: Path) -> World:
+    return make_world(load_scenario(write(folder)), folder)
+
+
+def train(path: Path, *flags: str) -> int:
+    return main(["train", str(path), "--out", str(path.parent / "run"), *flags])
+
+
+def as_run_does(path: Path, said: list[str] | None = None) -> None:
+    """The stage of `slimsched run`."""
+    scenario = load_scenario(path)
+    job = ScenarioRun(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
+    job.make_router(make_world(scenario, path.parent / "run"), None)
+
+
+def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default, and it says so; a second time the stage is skipped and the score told again."""
+    path = write(tmp_path)
+    assert train(path, "--json", "-") == 0
+    streams = capsys.readouterr()
+    document = json.loads(streams.out)
+    assert "train: on the compiled engine" in streams.err
+    score = document["score"]
+    assert (document["engine"], score["trained_on"]) == ("compiled", "compiled")
+    assert score["engines"] == ["simpy", "compiled"]
+    assert 0.5 < score["accuracy"] <= 1
+    assert train(path) == 0
+    again = capsys.readouterr()
+    assert "train: skipped" in again.err
+    assert f"accuracy {100 * score['accuracy']:.2f} %" in again.out
+    assert "both engines, bit for bit the same" in again.out
+    assert main(["simulate", str(path), "--router", document["router"], "--json", "-", "--quiet"]) == 0
+
+
+def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
+    """Its seed is no episode's and no run's of the scenario; its figures are those of that run."""
+    world = world_of(tmp_path)
+    router = world.router("jsq")
+    score = score_router(world, router, 7, "compiled")
+    assert score["seed"] not in (7, *world.scenario.compare.seeds)
+    assert score["seed"] != score_router(world, router, 8, "simpy")["seed"]
+    result, record = run_simulation(world, router, "ppo", score["seed"])
+    assert score["latency_s"] == result["latency_s"]["mean"]
+    assert score["reward"] == pytest.approx(sum(b.reward.total for b in record.blocks) / len(record.blocks))
+
+
+def test_the_reference_trains_where_it_is_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--engine simpy` trains another router than `run`, which then takes the one that is there."""
+    path = write(tmp_path)
+    router = tmp_path / "run" / "router.safetensors"
+    said: list[str] = []
+    as_run_does(path)
+    compiled, _ = checkpoint.read(router)
+    assert train(path, "--engine", "simpy", "--json", "-") == 0
+    streams = capsys.readouterr()
+    assert "on the reference, SimPy and torch" in streams.err
+    score = json.loads(streams.out)["score"]
+    assert (score["trained_on"], score["engines"]) == ("simpy", ["simpy"])
+    found, _ = checkpoint.read(router)
+    assert (found["policy.heads.weight"] != compiled["policy.heads.weight"]).any()
+    as_run_does(path, said)
+    assert said == ["train: skipped, done before"]
+
+
+def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
+    """From its checkpoint, up to the decisions that it lacks."""
+    world, told = world_of(tmp_path), []
+    folder = tmp_path / "training"
+
+    def stop(done: int, _: Any) -> None:
+        told.append(done)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_world(world, folder, seed=0, engine="compiled", on_progress=stop)
+    train_world(world, folder, seed=0, engine="compiled", on_progress=lambda done, _: told.append(done))
+    assert told[1] < told[3] < told[1] + 2 * (told[1] - told[0])  # the third update was told, but not kept
+    assert told[2] < told[-1]
+
+
+def test_what_the_engine_cannot_train_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`train` names `--engine simpy`, and leaves nothing behind that looks like a router."""
+    path = write(tmp_path, TOO_LONG)
+    assert train(path, "--quiet") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("slimsched: --engine: the compiled engine can't do runs longer than")
+    assert error.endswith("use --engine simpy\n")
+    assert not (tmp_path / "run" / "router.safetensors").exists()
+
+
+def test_run_falls_back_on_the_reference_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no such flag; the score says where the router was trained."""
+
+    def refuse(_: World) -> None:
+        raise UnsupportedScenario("a thing")
+
+    monkeypatch.setattr("scenarios.run.require_compiled", refuse)
+    said: list[str] = []
+    as_run_does(write(tmp_path), said)
+    assert said[1] == "train: the compiled engine can't do a thing"
+    assert said[2].startswith("train: on the reference")
+    assert json.loads((tmp_path / "run" / "score.json").read_text())["trained_on"] == "simpy"
+
+
+def test_a_scenario_that_cannot_be_trained_compiled_is_known_beforehand(tmp_path: Path) -> None:
+    """Episodes that are too long are seen before anything is trained."""
+    scenario = load_scenario(write(tmp_path, TOO_LONG))
+    job = ScenarioRun(scenario, tmp_path / "run", say=lambda _: None, quiet=True)
+    assert job._able_engine(make_world(scenario, tmp_path)) == "simpy"
+    assert job._able_engine(world_of(tmp_path)) == "compiled"
+
+
+def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score that is not the same on both, in any field of the record, fails."""
+    world = world_of(tmp_path)
+    honest = run_simulation
+
+    def off_by_one(*arguments: Any, engine: str, **options: Any) -> Any:
+        result, record = honest(*arguments, **options)
+        return result, replace(record, ended_ns=record.ended_ns + (engine == "compiled"))
+
+    monkeypatch.setattr(train_module, "run_simulation", off_by_one)
+    with pytest.raises(WorkError, match=r"disagree about the trained router's run \(ended_ns\): this is a bug"):
+        score_router(world, world.router("jsq"), 0, "compiled")
