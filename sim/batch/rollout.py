@@ -283,6 +283,8 @@ class Rollouts:
         self._rounds[index] += 1
         run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
         run.row[C_DRAWS_SALT] = derived_seed(self._seed, f"ppo:draws:{number}")
+        if self._rounds[index] == 1:  # cut at a time of its own, so that later episodes are out of step
+            run.row[C_HORIZON] = run.row[C_HORIZON] * (index + 1) // len(self._rounds)
         return run
 
     def _place(self, index: int) -> None:
@@ -293,7 +295,7 @@ class Rollouts:
         """What compiled code can't do: the next episode, or larger pools."""
         run = self._runs[index]
         if status == ENDED:
-            if run.row[C_DECISION] == 0:
+            if run.row[C_DECISION] == 0 and self._rounds[index] > 1:
                 raise WorkError("an episode ended without a single decision: there is nothing to learn from")
             self._forgotten[index] += self._count_waiting(run)
             self._runs[index] = self._new_run(index)
