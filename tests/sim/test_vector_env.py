@@ -44,6 +44,15 @@ def narrow() -> tuple[ClusterSpec, Plan]:
     return spec, lambda seed: replace(run, seed=seed)
 
 
+def holed() -> tuple[ClusterSpec, Plan]:
+    """Widths are missing between others, so that two are as near as each other."""
+    spec = worlds.cluster()
+    segment = (True, False, True, False)
+    router = replace(spec.router, holds=((segment,) * 4, (segment[::-1],) * 4, ((True, False, False, True),) * 4))
+    run = worlds.run(spec, worlds.poisson_s(300, 0.2), 0.2, detail=False)
+    return replace(spec, router=router), lambda seed: replace(run, seed=seed)
+
+
 def flooded() -> tuple[ClusterSpec, Plan]:
     """So many requests at once that every pool must grow, more than once."""
     spec = worlds.cluster()
@@ -79,7 +88,7 @@ def same_answers(ours: Any, theirs: Any) -> None:
     same_infos(ours[-1], theirs[-1])
 
 
-@pytest.mark.parametrize(("make", "ends"), [(plain, 12), (narrow, 4), (flooded, 3), (broken, 8)])
+@pytest.mark.parametrize(("make", "ends"), [(plain, 12), (narrow, 4), (holed, 4), (flooded, 3), (broken, 8)])
 def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], ends: int) -> None:
     """Observations, rewards, ends and infos are equal, step by step, for random actions over several episodes."""
     ours, theirs = pair(make(), 3)

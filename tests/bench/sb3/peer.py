@@ -1,0 +1,84 @@
+"""Stable-Baselines3's PPO with our network: one trunk of two tanh layers, heads and value on it.
+
+It knows no masks: the environment replaces what is illegal. Its rewards are the sums that `step` returns, so the credit
+of a decision comes later, and gamma and lambda stay at its defaults (0.99, 0.95).
+"""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - it measures
+from collections.abc import Callable
+from typing import Any
+
+from policies.ppo.router import PPORouter
+from tests.bench.sb3.bursty import KNOBS, Snapshot, make_env, policy_spec
+
+
+def learn(clusters: int, seconds: float, seed: int, each: Callable[[Snapshot], None]) -> None:
+    """Learn for so long; `each` gets the router before every rollout and at the end."""
+    import torch
+    from stable_baselines3 import PPO  # type: ignore[import-not-found, unused-ignore]
+    from stable_baselines3.common.callbacks import BaseCallback  # type: ignore[import-not-found, unused-ignore]
+    from stable_baselines3.common.vec_env import DummyVecEnv  # type: ignore[import-not-found, unused-ignore]
+
+    torch.set_num_threads(1)  # two are slower for matrices this small
+    model = PPO(
+        "MlpPolicy",
+        DummyVecEnv([make_env] * clusters) if clusters > 1 else make_env(),
+        n_steps=KNOBS.batch // clusters,
+        batch_size=KNOBS.minibatch,
+        n_epochs=KNOBS.epochs,
+        learning_rate=KNOBS.learning_rate,
+        clip_range=KNOBS.clip,
+        vf_coef=KNOBS.value_weight,
+        ent_coef=KNOBS.entropy_weight,
+        max_grad_norm=KNOBS.max_grad_norm,
+        policy_kwargs={"features_extractor_class": _trunk_class(), "net_arch": []},
+        seed=seed,
+        device="cpu",
+    )
+
+    class Clock(BaseCallback):  # type: ignore[misc, unused-ignore]
+        begun_s = time.perf_counter()
+
+        def _on_rollout_start(self) -> None:
+            each(Snapshot(time.perf_counter() - self.begun_s, self.num_timesteps, _router(model)))
+
+        def _on_step(self) -> bool:
+            return time.perf_counter() - self.begun_s < seconds
+
+    clock = Clock()
+    model.learn(KNOBS.decisions, callback=clock)
+    each(Snapshot(time.perf_counter() - clock.begun_s, clock.num_timesteps, _router(model)))
+
+
+def _trunk_class() -> type:
+    from stable_baselines3.common.torch_layers import (  # type: ignore[import-not-found, unused-ignore]
+        BaseFeaturesExtractor,
+    )
+    from torch import nn
+
+    class Trunk(BaseFeaturesExtractor):  # type: ignore[misc, unused-ignore]
+        def __init__(self, observation_space: Any) -> None:
+            first, second = KNOBS.hidden
+            super().__init__(observation_space, second)
+            inputs = observation_space.shape[0]
+            self.layers = nn.Sequential(nn.Linear(inputs, first), nn.Tanh(), nn.Linear(first, second), nn.Tanh())
+
+        def forward(self, observation: Any) -> Any:
+            return self.layers(observation)
+
+    return Trunk
+
+
+def _router(model: Any) -> PPORouter:
+    found = {name: value.numpy().copy() for name, value in model.policy.state_dict().items()}
+    names = {
+        "trunk.0": "features_extractor.layers.0",
+        "trunk.1": "features_extractor.layers.2",
+        "heads": "action_net",
+    }
+    tensors = {
+        f"{ours}.{part}": found[f"{theirs}.{part}"] for ours, theirs in names.items() for part in ("weight", "bias")
+    }
+    return PPORouter(policy_spec(), tensors)
