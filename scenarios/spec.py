@@ -455,24 +455,24 @@ class RewardSection(StrictModel):
 class TrainingSection(StrictModel):
     """How the PPO router is trained, in simulation."""
 
-    decisions: Count = Field(200_000, description="how many decisions to train for, over all environments")
-    environments: Count = Field(16, description="simulated clusters stepped together")
+    decisions: Count = Field(3_000_000, description="how many decisions to train for, over all environments")
+    environments: Count = Field(64, description="simulated clusters stepped together")
     horizon_s: Seconds = Field(20.0, description="length of one training run of a cluster")
     load_range: tuple[Positive, Positive] = Field(
         (0.5, 1.0), description="each training run draws its rate from this range, in times of the workload's own"
     )
-    batch: Annotated[int, Field(ge=2)] = Field(2048, description="an update waits for so many rewarded decisions")
-    minibatch: Count = Field(512, description="decisions a gradient step")
+    batch: Annotated[int, Field(ge=2)] = Field(16_384, description="an update waits for so many rewarded decisions")
+    minibatch: Count = Field(2048, description="decisions a gradient step")
     epochs: Count = Field(3, description="K: passes over a batch")
     hidden: tuple[Count, ...] = Field((64, 64), description="sizes of the shared layers", min_length=1)
-    learning_rate: Positive = Field(3e-4, description="Adam's")
+    learning_rate: Positive = Field(1e-3, description="Adam's")
     clip: Positive = Field(0.2, description="the probability ratio is clipped to 1 +- this")
     value_weight: NonNegative = Field(0.5, description="c_v")
     entropy_weight: NonNegative = Field(0.01, description="c_H")
     max_grad_norm: Positive = Field(0.5, description="gradients are scaled down to this norm")
     eps_max: Share = Field(0.3, description="share of uniform exploration in the server head at the start")
     eps_min: Share = Field(0.02, description="the same from `eps_decay` decisions on")
-    eps_decay: Count = Field(100_000, description="T_dec: decisions over which it falls linearly")
+    eps_decay: Count = Field(1_500_000, description="T_dec: decisions over which it falls linearly")
     checkpoint_every: Count = Field(10, description="updates between checkpoints")
     deterministic: bool = Field(True, description="the trained router takes the likeliest choice; false: it samples")
 
