@@ -350,7 +350,8 @@ class ScenarioRun:
             router.save(self.trained)
             write_json(self.folder / "training.json", scalars)
             write_json(target, score)
-            self._say(f"train: {format_score(score)}")
+            if engine is None:  # who asked for one tells the score as the result
+                self._say(f"train: {format_score(score)}")
             return [self.trained, self.folder / "training.json", target]
 
         self.folder.run_stage("train", fingerprint, work, self._say)

@@ -200,12 +200,14 @@ def test_compiling_is_told_once_and_beforehand(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     with telling(said.append):
         assert compiled_anew() == 42
-        assert said == [f"compiling the router: a few seconds; once, it is kept in {tmp_path}"]
+        assert said == [f"compiling {__name__}; once, it is kept in {tmp_path}"]
         assert compiled_anew() == 42
     with telling(said.append):
         assert compiled_anew() == 42
     assert len(said) == 1
     assert compiling_text("sim.batch.simulation").startswith("compiling the engine: 10 to 20 s; once")
+    assert compiling_text("sim.batch.rollout").startswith("compiling the engine's rollouts: ")
+    assert compiling_text("policies.ppo.kernels").startswith("compiling the router: ")
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
