@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test parity lint profiles bench bench-peers clean
+.PHONY: install quickstart test parity lint profiles bench bench-peers bench-sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -48,5 +48,16 @@ $(PEERS)/bin/.installed: pyproject.toml tests/bench/peers/requirements.txt
 bench-peers: $(PEERS)/bin/.installed  ## our executors beside Ray Serve and LitServe; about half an hour
 	$(PEERS)/bin/python -m tests.bench.peers --json runs/peers.json
 
+SB3 := .venv-sb3
+
+$(SB3)/bin/.installed: pyproject.toml tests/bench/sb3/requirements.txt
+	$(PYTHON) -m venv $(SB3)
+	$(SB3)/bin/python -m pip install --quiet --upgrade pip
+	$(SB3)/bin/python -m pip install --quiet --editable . --requirement tests/bench/sb3/requirements.txt
+	touch $@
+
+bench-sb3: $(SB3)/bin/.installed  ## our PPO beside Stable-Baselines3's on one cluster; about fifteen minutes
+	$(SB3)/bin/python -m tests.bench.sb3 --json runs/sb3.json
+
 clean:
-	rm -rf $(VENV) $(PEERS) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(SB3) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

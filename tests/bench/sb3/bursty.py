@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time  # noqa: TID251 - it measures
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,11 +27,24 @@ KNOBS = PPOKnobs(decisions=1 << 40)  # it ends by the clock
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A router as it was after so many seconds of training."""
+    """A router as it was after so many seconds of training, and of all its threads' processor time."""
 
     seconds: float
+    cpu_s: float
     decisions: int
     router: PPORouter
+
+
+class Clock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter(), time.process_time()
+
+    def snapshot(self, decisions: int, router: PPORouter) -> Snapshot:
+        """A router, and the time now."""
+        seconds, cpu_s = self._begun
+        return Snapshot(time.perf_counter() - seconds, time.process_time() - cpu_s, decisions, router)
 
 
 def cluster() -> ClusterSpec:

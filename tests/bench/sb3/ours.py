@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time  # noqa: TID251 - it measures
 from collections.abc import Callable
 from dataclasses import replace
 
 from policies.ppo.compiled_trainer import CompiledTrainer
 from sim.batch.rollout import Rollouts
-from tests.bench.sb3.bursty import KNOBS, Snapshot, cluster, plan, policy_spec
+from tests.bench.sb3.bursty import KNOBS, Clock, Snapshot, cluster, plan, policy_spec
 
 
 def learn(
@@ -16,7 +15,7 @@ def learn(
 ) -> None:
     """Learn for so long on two cores; `each` gets the router at the start and after every update."""
     knobs, spec = replace(KNOBS, batch=batch, minibatch=minibatch), policy_spec()
-    begun_s = time.perf_counter()
+    clock = Clock()
 
     def begin(first_episode: int) -> Rollouts:
         return Rollouts(
@@ -24,7 +23,9 @@ def learn(
         )
 
     trainer = CompiledTrainer(begin, knobs, seed, spec, threads=2)
-    while (now_s := time.perf_counter() - begun_s) < seconds:
-        each(Snapshot(now_s, trainer.progress.decisions, trainer.router()))
+    while True:
+        seen = clock.snapshot(trainer.progress.decisions, trainer.router())
+        each(seen)
+        if seen.seconds >= seconds:
+            return
         trainer.iterate()
-    each(Snapshot(time.perf_counter() - begun_s, trainer.progress.decisions, trainer.router()))

@@ -6,16 +6,15 @@ of a decision comes later, and gamma and lambda stay at its defaults (0.99, 0.95
 
 from __future__ import annotations
 
-import time  # noqa: TID251 - it measures
 from collections.abc import Callable
 from typing import Any
 
 from policies.ppo.router import PPORouter
-from tests.bench.sb3.bursty import KNOBS, Snapshot, make_env, policy_spec
+from tests.bench.sb3.bursty import KNOBS, Clock, Snapshot, make_env, policy_spec
 
 
 def learn(clusters: int, seconds: float, seed: int, each: Callable[[Snapshot], None]) -> None:
-    """Learn for so long; `each` gets the router before every rollout and at the end."""
+    """Learn for so long, to the end of an update; `each` gets the router before every rollout."""
     import torch
     from stable_baselines3 import PPO  # type: ignore[import-not-found, unused-ignore]
     from stable_baselines3.common.callbacks import BaseCallback  # type: ignore[import-not-found, unused-ignore]
@@ -38,18 +37,17 @@ def learn(clusters: int, seconds: float, seed: int, each: Callable[[Snapshot], N
         device="cpu",
     )
 
-    class Clock(BaseCallback):  # type: ignore[misc, unused-ignore]
-        begun_s = time.perf_counter()
+    clock, seen = Clock(), []
 
+    class Keep(BaseCallback):  # type: ignore[misc, unused-ignore]
         def _on_rollout_start(self) -> None:
-            each(Snapshot(time.perf_counter() - self.begun_s, self.num_timesteps, _router(model)))
+            seen.append(clock.snapshot(self.num_timesteps, _router(model)))
+            each(seen[-1])
 
         def _on_step(self) -> bool:
-            return time.perf_counter() - self.begun_s < seconds
+            return seen[-1].seconds < seconds
 
-    clock = Clock()
-    model.learn(KNOBS.decisions, callback=clock)
-    each(Snapshot(time.perf_counter() - clock.begun_s, clock.num_timesteps, _router(model)))
+    model.learn(KNOBS.decisions, callback=Keep())
 
 
 def _trunk_class() -> type:
