@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> int:
     output = Output(arguments)
     scenario, folder = _opened(arguments)
     job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
-    with _compiling(output, scenario.compare.routers):
+    with _compiling(output, (*scenario.compare.routers, *scenario.validate_.routers)):
         outcome = job.carry_out()
     texts = [format_comparison(outcome.comparison)]
     if outcome.validation is not None:
