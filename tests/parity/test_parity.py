@@ -9,13 +9,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies.faults import Crash, Slowness
 from policies.reward import RewardTerms
 from sim.batch.simulation import CompiledSimulation
 from sim.cluster import Simulation
+from tests import worlds
 from tests.parity.compare import Moment, changed, compare, difference, moments_differ, play, reference
 from tests.parity.directed import PLACES, Directed, pairs, scenes
 from tests.parity.draws import GivenDraws, HypothesisDraws, SeededDraws, shrink
@@ -102,6 +105,25 @@ def _require_agreement(directed: Directed) -> None:
     assert record is not None
     assert directed.happened(directed.scenario, record), f"{directed.name}: what it is for did not happen"
     assert compare(directed.scenario, CompiledSimulation, moments) is None, directed.name
+
+
+def test_engines_agree_on_a_run_that_outgrows_every_list() -> None:
+    """Real curves, jitter, overload: more requests in flight, blocks and batches than there is room for at first."""
+    quantiles = tuple(float(x) for x in np.linspace(0.8, 1.6, 33))
+    spec = worlds.cluster(
+        [worlds.profile(name, speed=speed, jitter=quantiles, load_s=0.01) for name, speed in (("a", 1.0), ("b", 0.6))],
+        router={"groups": (1, 2), "outstanding_blocks": 4},
+        greedy={"batch_limit": 2, "scale_trigger": 1, "idle_unload_ns": 20_000_000, "vram_cap_bytes": 3_000_000_000},
+    )
+    faults = (Crash(0, 300_000_000), Slowness(1, 100_000_000, 600_000_000, 1.7))
+    run = worlds.run(spec, worlds.poisson_s(900, 1.5), 1.5, faults=faults, drain_limit_ns=40_000_000_000)
+    scenario = Scenario("long", spec, run, "random")
+    moments = list(play(reference, scenario))
+    record = moments[-1].record
+    assert record is not None
+    assert len(record.blocks) > 1024 < len(record.batches)
+    assert max(moment.asked.view.fifo_length for moment in moments if moment.asked) > 200
+    assert compare(scenario, CompiledSimulation, moments) is None
 
 
 def test_a_view_stays_what_it_was_when_the_run_goes_on() -> None:
