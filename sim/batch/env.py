@@ -165,7 +165,6 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._program, self._plan = program_of(cluster), plan
         self._choices, self._groups = np.array(choices), np.array(config.groups, np.int64)
-        self._parameters_of: dict[tuple[int, int, int], NDArray[np.int64]] = {}
         self._runs = [self._run(0)] * num_envs
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._rows, self._parameters, self._tasks = (np.zeros(num_envs, np.int64) for _ in range(3))
@@ -216,15 +215,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         return out.observations.copy(), out.rewards.copy(), never, self._is_truncated.copy(), infos
 
     def _run(self, seed: int) -> RunRow:
-        """A run's row; rows of one shape share its parameters, so that these stay in cache."""
-        run = RunRow(self._program, self._plan(seed), keeps=False)
-        self._share(run)
-        return run
-
-    def _share(self, run: RunRow) -> None:
-        shape = run.shape
-        key = shape.requests, shape.instances, shape.faults
-        shape.parameters = self._parameters_of.setdefault(key, shape.parameters)
+        return RunRow(self._program, self._plan(seed), keeps=False)
 
     def _begin(self, chosen: Bools, seeds: Sequence[int | None]) -> None:
         for e in np.flatnonzero(chosen).tolist():
@@ -264,7 +255,6 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         if status in (NO_CURVE, NO_TUPLE):
             raise WorkError(problem_of(status))
         run.grow(status)
-        self._share(run)
         self._place(e)
 
     def _infos(self, told: Bools) -> dict[str, Any]:

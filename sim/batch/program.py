@@ -62,6 +62,7 @@ class Program:
     def __init__(self, cluster: ClusterSpec) -> None:
         config = cluster.router
         self.cluster = cluster
+        self._shapes: dict[tuple[int, int, int, bool], Shape] = {}
         self.widths = config.widths
         self.servers, self.segments, self.width_count = config.servers, config.segments, len(config.widths)
         if self.width_count**self.segments > MOST_TUPLES:
@@ -83,10 +84,12 @@ class Program:
             _fill(self.parameters, at, fields)
         _fill(self.parameters, 0, self._header(prior, levels, logs))
 
-    def key_number(self, segment: int, width: float, previous_width: float) -> int:
-        """The number of a work key."""
-        x = 0 if previous_width == IMAGE else 1 + self.widths.index(previous_width)
-        return ((segment - 1) * self.width_count + self.widths.index(width)) * (self.width_count + 1) + x
+    def shape(self, requests: int, instances: int, faults: int, keeps: bool) -> Shape:
+        """The shape with pools of these sizes; runs share it, and with it one row of parameters."""
+        sizes = (requests, instances, faults, keeps)
+        if sizes not in self._shapes:
+            self._shapes[sizes] = Shape(self, *sizes)
+        return self._shapes[sizes]
 
     # --------------------------------------------------------------------------------------------------- parameters
 
@@ -397,7 +400,7 @@ class Shape:
 
     def grown(self, rows: Sequence[Numbers], requests: int, instances: int) -> tuple[Shape, list[Numbers]]:
         """A shape with larger pools, and the rows of running clusters in it."""
-        shape = Shape(self.program, requests, instances, self.faults, self.keeps)
+        shape = self.program.shape(requests, instances, self.faults, self.keeps)
         old, new = self.parameters, shape.parameters
         found = []
         for row in rows:

@@ -32,7 +32,7 @@ from sim.batch.engine import advance, decide
 from sim.batch.errors import UnsupportedScenario
 from sim.batch.faults import plan_fault
 from sim.batch.layout import *
-from sim.batch.program import MOST_TUPLES, Numbers, Program, Shape, addressed, margin, program_of
+from sim.batch.program import MOST_TUPLES, Numbers, Program, addressed, margin, program_of
 from sim.batch.records import key_at, request_at, server_at
 from sim.cluster import ClusterSpec, RunSpec
 from sim.faults import poisoned_requests
@@ -132,7 +132,7 @@ class RunRow:
         self.program, self.run = program, run
         planned = sum(2 for fault in run.faults if not isinstance(fault, Poison))
         instances = margin(program) + 4 * program.servers + sum(len(s.knobs.preload) for s in program.cluster.servers)
-        self.shape = Shape(program, 64 + 8 * program.servers, instances, planned + 2 * program.servers + 2, keeps)
+        self.shape = program.shape(64 + 8 * program.servers, instances, planned + 2 * program.servers + 2, keeps)
         self.row = self.shape.row()
         self._records = _Records(len(run.arrivals_ns) if keeps else 0, program.segments, planned + program.servers)
         self._kept: list[npt.NDArray[Any]] = []

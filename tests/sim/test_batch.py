@@ -87,13 +87,13 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     grow = batch.RunRow.grow
 
     def scarce(program: Program, requests: int, instances: int, *rest: Any) -> Shape:
-        return Shape(program, 2, margin(program), *rest)
+        return Shape(program, requests, instances, *rest) if grown else Shape(program, 2, margin(program), *rest)
 
     def noted(self: batch.RunRow, status: int) -> None:
         grown.append(status)
         grow(self, status)
 
-    monkeypatch.setattr(batch, "Shape", scarce)
+    monkeypatch.setattr(Program, "shape", scarce)
     monkeypatch.setattr(batch.RunRow, "grow", noted)
     again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     assert again == ample
