@@ -57,7 +57,9 @@ def fast_entry(function: Function) -> Function:
 def _cached(function: Function, options: dict[str, Any]) -> Function:
     if not IS_ON:
         return function
-    folder = _writable(cache_folder() / _sources_hash(Path(sys.modules[function.__module__].__file__ or "").parent))
+    base = cache_folder()
+    package = Path(sys.modules[function.__module__].__file__ or "").parent
+    folder = None if base is None else _writable(base / _sources_hash(package))
     if folder is None:
         return cast(Function, _njit(**options)(function))
     settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
@@ -134,22 +136,25 @@ def _linked(function: Function, options: dict[str, Any]) -> Function:
 # ----------------------------------------------------------------------------------------------------------- the cache
 
 
-def cache_folder() -> Path:
-    """Where compiled code is kept: `SLIMSCHED_CACHE`, or the user's cache folder."""
+def cache_folder() -> Path | None:
+    """Where compiled code is kept: `SLIMSCHED_CACHE`, or the user's cache folder; None for a user without a home."""
     given = os.environ.get("SLIMSCHED_CACHE")
     if given:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "slimsched"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "slimsched"
+    except RuntimeError:
+        return None
 
 
 def cache_problem() -> str | None:
     """Why compiled code can't be kept, and what to do; None where it is."""
     folder = cache_folder()
-    if _writable(folder) is not None:
+    if folder is not None and _writable(folder / _sources_hash(Path(__file__).parent)) is not None:
         return None
     remedy = "set SLIMSCHED_CACHE to a folder that can"
-    return f"{folder} can't be written, so the engine is compiled anew at each start; {remedy}"
+    return f"{folder or 'the home folder'} can't be written, so the engine is compiled anew at each start; {remedy}"
 
 
 @lru_cache
@@ -166,9 +171,10 @@ def _writable(folder: Path) -> Path | None:
 
 @lru_cache
 def _sources_hash(package: Path) -> str:
-    """Of the package that an entry stands in, and of the kernels that any may call."""
-    kernels = Path(__file__), *(Path(__file__).parent / "ppo").glob("*.py")
-    sources = sorted({*kernels, *package.glob("*.py")})
+    """Of the package that an entry stands in, and of all that compiled code may hold a constant of."""
+    root = Path(__file__).parent.parent
+    shared = [source for name in ("policies", "sim") for source in (root / name).rglob("*.py")]
+    sources = sorted({*shared, *package.glob("*.py")})
     digest = sha256(f"{numba.__version__} {np.__version__} {sys.version}".encode())
     for source in sources:
         digest.update(source.read_bytes())

@@ -337,12 +337,15 @@ class ScenarioRun:
             UnsupportedScenario: the engine was asked for, and can't.
         """
         seed, target = self.scenario.seed, self.folder / "score.json"
-        fingerprint = self._training_hash(engine or "compiled")
+        if engine == "compiled":
+            require_compiled(world)
         if engine is None and self.folder.stage("train", self._training_hash("simpy")).is_done:
-            fingerprint = self._training_hash("simpy")
+            chosen: Simulator = "simpy"
+        else:
+            chosen = engine or self._able_engine(world)
+        fingerprint = self._training_hash(chosen)
 
         def work() -> Sequence[Path]:
-            chosen = engine or self._able_engine(world)
             self._say(f"train: on {_ENGINE_WORDS[chosen]}")
             folder = self.folder / "training" / fingerprint[:12]
             router, scalars = train_router(world, folder, seed=seed, quiet=self._quiet, engine=chosen)

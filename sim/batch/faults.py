@@ -126,4 +126,6 @@ def _restart_at(k: Ints, p: Ints, s: int, now: int) -> int:
     k[s + S_UP_SINCE] = NONE
     doublings = min(k[s + S_DEATHS], 30)
     k[s + S_DEATHS] += 1
-    return now + min(p[P_BACKOFF_NS] << doublings, p[P_BACKOFF_LIMIT_NS])
+    if p[P_BACKOFF_NS] > p[P_BACKOFF_LIMIT_NS] >> doublings:  # asked so that nothing overflows
+        return now + p[P_BACKOFF_LIMIT_NS]
+    return now + (p[P_BACKOFF_NS] << doublings)

@@ -33,6 +33,7 @@ from sim.batch.simulation import RunRow, problem_of
 from sim.cluster import ClusterSpec, RunSpec
 
 _TERMS = 5
+_MOST_EMPTY = 10
 CHUNK = 8  # clusters that are carried along together: their rows stay in the second cache
 
 
@@ -209,7 +210,8 @@ class Rollouts:
         self._runs: list[RunRow] = []
         self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self._columns: Experience | None = None
-        self._pool = ThreadPoolExecutor(threads)
+        self._threads = threads
+        self._empty = np.zeros(clusters, np.int64)
         self._chunks = [slice(first, min(first + CHUNK, clusters)) for first in range(0, clusters, CHUNK)]
         for index in range(clusters):
             self._runs.append(self._new_run(index))
@@ -222,8 +224,8 @@ class Rollouts:
 
     @property
     def forgotten(self) -> int:
-        """Decisions whose episode ended before their reward came, since the beginning."""
-        return int(self._forgotten.sum())
+        """Decisions without a reward, since the beginning: their episode ended before, or their server had died."""
+        return int(self._forgotten.sum()) + sum(int(run.row[C_DROPPED]) for run in self._runs)
 
     @property
     def waiting(self) -> int:
@@ -269,7 +271,8 @@ class Rollouts:
                     return
                 self._help(chunk.start + stuck, int(status[chunk.start + stuck]))
 
-        list(self._pool.map(carry_on, self._chunks))
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(carry_on, self._chunks))
         self._columns = columns
         self.decisions += each * clusters
         self._credited += int(completed.sum())
@@ -295,9 +298,12 @@ class Rollouts:
         """What compiled code can't do: the next episode, or larger pools."""
         run = self._runs[index]
         if status == ENDED:
-            if run.row[C_DECISION] == 0 and self._rounds[index] > 1:
-                raise WorkError("an episode ended without a single decision: there is nothing to learn from")
-            self._forgotten[index] += self._count_waiting(run)
+            self._empty[index] = self._empty[index] + 1 if run.row[C_DECISION] == 0 else 0
+            if self._empty[index] > _MOST_EMPTY:
+                raise WorkError(
+                    f"{_MOST_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
+                )
+            self._forgotten[index] += self._count_waiting(run) + int(run.row[C_DROPPED])
             self._runs[index] = self._new_run(index)
         elif status in (REQUESTS_FULL, INSTANCES_FULL):
             run.grow(status)

@@ -179,6 +179,7 @@ def may_send(k: Ints, p: Ints) -> bool:
         k[C_SLOT] = slot
         return True
     k[C_SLOT] = NONE
+    k[C_DROPPED] += 1
     return False
 
 

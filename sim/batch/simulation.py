@@ -96,12 +96,12 @@ def read_view(row: Numbers, parameters: Numbers, out: Ints) -> int:
 class _Records:
     """The lists that a run's records go to; they double when they are full."""
 
-    def __init__(self, requests: int, segments: int, restarts: int) -> None:
+    def __init__(self, requests: int, segments: int, restarts: int, servers: int) -> None:
         self.requests = np.zeros((requests, A_STAGES + STAGE_COUNT + 1 + 2 * segments), np.int64)
         self.blocks = np.zeros((1024, E_SIZE), np.int64)
         self.batches = np.zeros((1024, H_SIZE), np.int64)
-        self.readings = np.zeros((1024, N_SIZE), np.int64)
-        self.variances = np.zeros(1024)
+        self.readings = np.zeros((1024 + servers, N_SIZE), np.int64)  # the first instant has one a server
+        self.variances = np.zeros(1024 + servers)
         self.restarts = np.zeros((restarts, W_SIZE), np.int64)
 
     def place_in(self, row: Numbers) -> None:
@@ -134,7 +134,9 @@ class RunRow:
         instances = margin(program) + 4 * program.servers + sum(len(s.knobs.preload) for s in program.cluster.servers)
         self.shape = program.shape(64 + 8 * program.servers, instances, planned + 2 * program.servers + 2, keeps)
         self.row = self.shape.row()
-        self._records = _Records(len(run.arrivals_ns) if keeps else 0, program.segments, planned + program.servers)
+        self._records = _Records(
+            len(run.arrivals_ns) if keeps else 0, program.segments, planned + program.servers, program.servers
+        )
         self._kept: list[npt.NDArray[Any]] = []
         self._set_run()
         self.start()
@@ -185,7 +187,12 @@ class RunRow:
         if isinstance(labels, BernoulliCorrectness):
             row[C_LABELS_SALT] = labels.salt
         elif isinstance(labels, MatrixCorrectness):
-            correct = np.ascontiguousarray(labels.correct).view(np.uint8)
+            correct = np.ascontiguousarray(labels.correct, np.bool_).view(np.uint8)
+            images = labels.images[: row[C_ARRIVAL_COUNT]]
+            if len(images) < row[C_ARRIVAL_COUNT] or (
+                len(images) and not 0 <= images.min() <= images.max() < len(correct)
+            ):
+                raise ValueError(f"every request needs one of the {len(correct)} images of the matrix")
             row[C_LABELS], row[C_LABEL_COLUMNS] = self._keep(correct), correct.shape[1]
             row[C_IMAGES] = self._keep(np.ascontiguousarray(labels.images, np.int64))
 
@@ -207,6 +214,12 @@ class RunRow:
         return self._records
 
 
+def _require(is_so: bool, otherwise: str) -> None:
+    """An assertion that `python -O` keeps: what is wrong here would be written into memory."""
+    if not is_so:
+        raise AssertionError(otherwise)
+
+
 def problem_of(status: int) -> str:
     """Why a run can't go on."""
     what = "width tuple that was not evaluated" if status == NO_TUPLE else "work key without a latency curve"
@@ -222,9 +235,9 @@ def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]
     from itertools import product
 
     tuples = product(program.widths, repeat=program.segments)
-    if isinstance(labels, BernoulliCorrectness):
+    if type(labels) is BernoulliCorrectness:  # a subclass may have a rule of its own
         return DRAWN, np.array([labels.prior(widths) for widths in tuples], np.float64)
-    if isinstance(labels, MatrixCorrectness):
+    if type(labels) is MatrixCorrectness:
         return REPLAYED, np.array([labels.column.get(widths, NONE) for widths in tuples], np.int64)
     raise UnsupportedScenario(f"labels of {type(labels).__name__}")
 
@@ -315,9 +328,10 @@ class CompiledSimulation:
         assert self._asked is not None, "nothing was asked"
         head, widths = self._asked.view.head, self.cluster.router.widths
         width = widths.index(choice.width)
-        assert choice.group >= 1, f"an empty group: {choice}"
-        assert self._masks[choice.server][head.segment - 1][width], f"the policy chose a masked width: {choice}"
-        assert self._asked.view.servers[choice.server].valid, f"the policy chose a server that is not valid: {choice}"
+        _require(choice.group >= 1, f"an empty group: {choice}")
+        _require(0 <= choice.server < len(self._masks), f"the policy chose a server that is none: {choice}")
+        _require(self._masks[choice.server][head.segment - 1][width], f"the policy chose a masked width: {choice}")
+        _require(self._asked.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
         self._asked = None
         self._answer = (choice.server, width, choice.group)
 

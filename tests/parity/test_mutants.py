@@ -143,6 +143,18 @@ BROKEN = {
 }
 
 
+def test_the_interpreted_engine_is_the_reference_where_nothing_is_broken() -> None:
+    """Else a broken line would be noticed whatever it does."""
+    line = next(iter(BROKEN.values()))
+    command = [sys.executable, "-W", "ignore", "-m", "tests.parity.broken_engine"]
+    command += [f"sim.batch.{line.module}", line.old, line.old, line.first]
+    done = subprocess.run(
+        command, env={**os.environ, "SLIMSCHED_JIT": "0"}, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_line_of_the_compiled_engine_is_noticed(name: str, table: dict[str, str]) -> None:
     line = BROKEN[name]

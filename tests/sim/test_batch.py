@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from policies.errors import WorkError
-from policies.faults import Crash
+from policies.faults import Crash, Outage, Supervision
 from policies.observation import masks
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import NS_PER_S, Choice
-from sim.accuracy import MatrixCorrectness
+from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.batch import UnsupportedScenario
 from sim.batch import simulation as batch
 from sim.batch.layout import INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
@@ -42,11 +42,19 @@ class OwnLabels:
         return True
 
 
+class AllWrong(BernoulliCorrectness):
+    """A known one with another rule."""
+
+    def is_correct(self, request: int, widths: tuple[float, ...]) -> bool:
+        return False
+
+
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
         ({"keep_log": True}, "log"),
         ({"correctness": OwnLabels()}, "OwnLabels"),
+        ({"correctness": AllWrong(worlds.prior(), 1)}, "AllWrong"),
         ({"horizon_ns": 20_000 * NS_PER_S}, "longer than 8940 s"),
     ],
 )
@@ -75,6 +83,15 @@ def test_a_width_tuple_without_labels_stops_the_run_by_name() -> None:
         CompiledSimulation(spec, replace(run, correctness=labels)).run(worlds.Uniform(), np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("server", [-1, -2, 3])
+def test_a_server_that_is_none_never_reaches_memory(server: int) -> None:
+    """Python would take -1 for the last server."""
+    simulation = CompiledSimulation(*small())
+    assert simulation.advance() is not None
+    with pytest.raises(AssertionError, match="a server that is none"):
+        simulation.decide(Choice(server, 1.0, 1))
+
+
 # --------------------------------------------------------------------------------------------------------------- pools
 
 
@@ -98,6 +115,23 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     assert again == ample
     assert {REQUESTS_FULL, INSTANCES_FULL, RECORDS_FULL} <= set(grown)
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+def test_a_back_off_that_64_bits_cannot_double_is_the_longest_one() -> None:
+    """Thirty short outages count as deaths in a row; the crash after them waits for the limit, as in the reference."""
+    spec = worlds.cluster()
+    rules = Supervision(backoff_ns=100 * NS_PER_S, backoff_limit_ns=200 * NS_PER_S, stable_ns=10**6 * NS_PER_S)
+    spec = replace(spec, supervision=rules)
+    outages = [Outage(0, n * 10_000_000, n * 10_000_000 + 1) for n in range(1, 31)]
+    run = worlds.run(spec, worlds.poisson_s(100, 1.0), 1.0, faults=(*outages, Crash(0, 400_000_000)))
+    ours, theirs = (
+        kind(spec, run).run(worlds.Uniform(), np.random.default_rng(0)) for kind in (Simulation, CompiledSimulation)
+    )
+    assert ours == theirs
+    assert len(ours.restarts_ns) == 30
 
 
 # ------------------------------------------------------------------------------------------------------------ rollouts
@@ -140,7 +174,10 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
     spec = worlds.cluster()
 
     def run_of(seed: int) -> RunSpec:
-        return worlds.run(spec, worlds.poisson_s(300, 0.3, seed), 0.3, detail=False, end="cut", seed=seed)
+        crashes = tuple(Crash(server, (50 + 20 * server) * 1_000_000) for server in range(3))
+        return worlds.run(
+            spec, worlds.poisson_s(300, 0.3, seed), 0.3, detail=False, end="cut", seed=seed, faults=crashes
+        )
 
     totals = []
     for threads in (1, 2):
@@ -164,5 +201,5 @@ def test_an_episode_without_a_decision_is_said() -> None:
     spec = worlds.cluster()
     nobody = worlds.run(spec, [], 1.0, detail=False, end="cut")
     many, weights = rollouts(lambda seed: nobody, spec, clusters=1)
-    with pytest.raises(WorkError, match="without a single decision"):
+    with pytest.raises(WorkError, match="10 episodes in a row ended without a single decision"):
         many.collect(weights, 0.1, 10)
