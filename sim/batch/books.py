@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from policies.jit import Ints, Reals, ints_at, kernel, reals_at
 from sim.batch.layout import *
-from sim.batch.records import block_at, instance_at, member_at, request_at, server_at
+from sim.batch.records import block_at, member_at, request_at, server_at
 
 _NS = 1_000_000_000
 
@@ -226,21 +226,3 @@ def sort_by_id(k: Ints, p: Ints, slots: Ints, count: int) -> None:
                 place -= gap
             slots[place] = slot
         gap //= 2
-
-
-__all__ = [
-    "collect_in_flight",
-    "credit",
-    "energy_j",
-    "instance_at",
-    "note_loss",
-    "note_return",
-    "record_batch",
-    "record_reading",
-    "record_request",
-    "record_rest",
-    "record_variance",
-    "report_power",
-    "sort_by_id",
-    "utilization_variance",
-]

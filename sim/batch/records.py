@@ -5,12 +5,10 @@ from __future__ import annotations
 from policies.jit import Ints, kernel
 from sim.batch.layout import (
     B_SIZE,
-    C_DETAIL,
     I_SIZE,
     K_SIZE,
     KINDS,
     M_SIZE,
-    NONE,
     P_BLOCK_AT,
     P_BLOCK_SIZE,
     P_DEVICE_AT,
@@ -115,20 +113,3 @@ def soonest_server(k: Ints, p: Ints) -> int:
         if k[tree + node] != soonest:
             node += 1
     return node - p[P_LEAVES]
-
-
-__all__ = [
-    "C_DETAIL",
-    "NONE",
-    "block_at",
-    "device_at",
-    "instance_at",
-    "key_at",
-    "member_at",
-    "moves_at",
-    "request_at",
-    "reschedule",
-    "server_at",
-    "soonest_server",
-    "spec_at",
-]

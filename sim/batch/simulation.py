@@ -32,7 +32,7 @@ from sim.batch.engine import advance, decide
 from sim.batch.errors import UnsupportedScenario
 from sim.batch.faults import plan_fault
 from sim.batch.layout import *
-from sim.batch.program import MOST_TUPLES, Numbers, Program, addressed, margin, program_of
+from sim.batch.program import Numbers, Program, addressed, margin, program_of
 from sim.batch.records import key_at, request_at, server_at
 from sim.cluster import ClusterSpec, RunSpec
 from sim.faults import poisoned_requests
@@ -512,6 +512,3 @@ class CompiledSimulation:
             context_idle_w=power.context_idle_w,
             extrapolated_s=(int(row[d + V_EXTRAPOLATED_NS]) + open_ns) / NS_PER_S,
         )
-
-
-__all__ = ["MOST_TUPLES", "CompiledSimulation", "RunRow", "label_table"]
