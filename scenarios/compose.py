@@ -22,13 +22,14 @@ from policies.greedy import GreedyKnobs
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig, RoutingPolicy
 from policies.vocabulary import IMAGE, Provenance, WorkKey
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_fault_server, read_trace
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_fault_server, read_rates, read_trace
 from scenarios.result import Simulator
 from scenarios.spec import (
     GB,
     ChaosFault,
     DeviceSection,
     DiurnalWorkload,
+    FlashWorkload,
     GammaWorkload,
     GreedySection,
     LinkSection,
@@ -36,6 +37,7 @@ from scenarios.spec import (
     MomentFault,
     OutOfMemoryFault,
     PoisonedFault,
+    RatesWorkload,
     Scenario,
     ServerDownFault,
     ServerSection,
@@ -107,7 +109,7 @@ class World:
 
     @property
     def rate_img_s(self) -> float | None:
-        """The workload's mean rate; None for a trace."""
+        """The workload's mean rate (of a flash crowd: the rate outside it); None for a trace."""
         given = self.scenario.workload
         if isinstance(given, TraceWorkload):
             return None
@@ -115,6 +117,14 @@ class World:
             return given.rate_img_s
         assert given.load is not None, "checked on reading"
         return given.load * self.capacity_img_s
+
+    @property
+    def mean_rate_img_s(self) -> float | None:
+        """Images expected to arrive over the scenario's length, a second; None for a trace."""
+        given, rate = self.scenario.workload, self.rate_img_s
+        if rate is not None and isinstance(given, FlashWorkload):
+            return rate * given.mean_factor(self.scenario.duration_s)
+        return rate
 
     @property
     def provenance(self) -> Provenance:
@@ -127,8 +137,10 @@ class World:
         """Where the watts come from."""
         return Provenance.weakest(*(profile.power.provenance for profile in self.profiles))
 
-    def arrivals_ns(self, seed: int, horizon_s: float, scale: float = 1.0) -> NDArray[np.int64]:
-        """Arrival times of one run, `scale` times the workload's rate."""
+    def arrivals_ns(
+        self, seed: int, horizon_s: float, scale: float = 1.0, *, tuning: bool = False
+    ) -> NDArray[np.int64]:
+        """Arrival times of one run, `scale` times the workload's rate; `tuning`: see `run_spec`."""
         rng = stream(seed, "arrivals")
         given = self.scenario.workload
         if isinstance(given, TraceWorkload):
@@ -136,15 +148,27 @@ class World:
             return workload.trace(times_s.tolist(), given.factor * scale, horizon_s)
         assert self.rate_img_s is not None, "only a trace has no rate"
         rate = self.rate_img_s * scale
+        start_s = self._excerpt_s(seed, horizon_s) if tuning else 0.0
         match given:
             case MmppWorkload():
                 return workload.mmpp(rate, given.burst_factor, given.burst_share, given.dwell_s, horizon_s, rng)
             case GammaWorkload():
                 return workload.gamma(rate, given.cv, horizon_s, rng)
             case DiurnalWorkload():
-                return workload.diurnal(rate, given.amplitude, given.period_s, horizon_s, rng)
+                return workload.diurnal(rate, given.amplitude, given.period_s, horizon_s, rng, start_s=start_s)
+            case RatesWorkload():
+                file = (given.tuning_file if tuning else None) or given.file
+                levels = read_rates(Path(file), given.column)
+                return workload.rates(levels, rate, given.period_s, horizon_s, rng, start_s=start_s)
+            case FlashWorkload():
+                shape = (given.factor, given.at_s - start_s, given.rise_s, given.hold_s, given.fall_s)
+                return workload.flash(rate, *shape, horizon_s, rng)
             case _:
                 return workload.poisson(rate, horizon_s, rng)
+
+    def _excerpt_s(self, seed: int, horizon_s: float) -> float:
+        """Where in the scenario a run for tuning begins: anywhere from which it does not reach beyond the end."""
+        return float(stream(seed, "excerpt").uniform(0.0, max(0.0, self.scenario.duration_s - horizon_s)))
 
     def images(self, seed: int, count: int) -> NDArray[np.int64]:
         """Which test image each request is."""
@@ -160,14 +184,21 @@ class World:
         keep_log: bool = False,
         end: str | None = None,
         paces: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
+        tuning: bool = False,
     ) -> RunSpec:
-        """One run of the scenario's workload; `paces`: see `RunSpec`."""
+        """One run of the scenario's workload; `paces`: see `RunSpec`.
+
+        With `tuning` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`, and a
+        run shorter than the scenario is an excerpt that begins at a random time of it, so that curves, crowds and
+        faults late in the scenario are met as well.
+        """
         scenario = self.scenario
         horizon_s = duration_s or scenario.duration_s
-        if self.rate_img_s is not None and self.rate_img_s * scale * horizon_s > MOST_IMAGES:
-            problem = f"{self.rate_img_s * scale * horizon_s:.3g} images in one run; allowed are {MOST_IMAGES:.0e}"
+        if (self.mean_rate_img_s or 0.0) * scale * horizon_s > MOST_IMAGES:
+            expected = (self.mean_rate_img_s or 0.0) * scale * horizon_s
+            problem = f"{expected:.3g} images in one run; allowed are {MOST_IMAGES:.0e}"
             raise InputError(scenario.name, "workload", f"{problem}: shorten duration_s or lower the rate")
-        arrivals_ns = self.arrivals_ns(seed, horizon_s, scale)
+        arrivals_ns = self.arrivals_ns(seed, horizon_s, scale, tuning=tuning)
         if len(arrivals_ns) == 0:
             raise InputError(scenario.name, "workload", f"no image arrives within {horizon_s:g} s; raise the rate")
         return RunSpec(
@@ -177,7 +208,7 @@ class World:
             end="cut" if (end or scenario.end) == "cut" else "drain",
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
             deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
-            faults=self._faults(seed, nanoseconds(horizon_s), len(arrivals_ns)),
+            faults=self._faults(seed, horizon_s, len(arrivals_ns), tuning),
             paces=paces or {},
             seed=seed,
             detail=detail,
@@ -190,9 +221,10 @@ class World:
             return BernoulliCorrectness(self.accuracy.prior, derived_seed(seed, "correct"))
         return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
 
-    def _faults(self, seed: int, horizon_ns: int, requests: int) -> tuple[Fault, ...]:
+    def _faults(self, seed: int, horizon_s: float, requests: int, tuning: bool) -> tuple[Fault, ...]:
         """What the scenario plans, and what it leaves to chance, for one run."""
         names = [server.name for server in self.cluster.servers]
+        start_s = self._excerpt_s(seed, horizon_s) if tuning else 0.0
         poison, chaos = stream(seed, "poison"), stream(seed, "chaos")
         faults: list[Fault] = []
         for index, fault in enumerate(self.scenario.faults):
@@ -201,10 +233,11 @@ class World:
                     drawn = np.flatnonzero(poison.random(requests) < share)
                     faults.append(Poison(frozenset(drawn.tolist())))
                 case ChaosFault():
-                    faults.extend(_chaos(fault, len(names), horizon_ns, chaos))
+                    faults.extend(_chaos(fault, len(names), nanoseconds(horizon_s), chaos))
                 case _:
                     check_fault_server(fault.server, names, self.scenario.name, index)
-                    faults.append(_planned(fault, names.index(fault.server)))
+                    if (met := _from(fault, start_s)) is not None:
+                        faults.append(_planned(met, names.index(fault.server)))
         return tuple(faults)
 
     def emulated_links(self, seed: int) -> Network | None:
@@ -343,6 +376,16 @@ def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenari
         for number, device in enumerate(devices)
     )
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"servers": sections})})
+
+
+def _from(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentFault | None:
+    """A fault as a run that begins at `start_s` meets it; None where it is over by then."""
+    if isinstance(fault, MomentFault):
+        return fault.model_copy(update={"at_s": fault.at_s - start_s}) if fault.at_s >= start_s else None
+    end_s = None if fault.end_s is None else fault.end_s - start_s
+    if end_s is not None and end_s <= 0:
+        return None
+    return fault.model_copy(update={"start_s": max(0.0, fault.start_s - start_s), "end_s": end_s})
 
 
 def _planned(fault: SpanFault | MomentFault, server: int) -> Fault:

@@ -65,7 +65,7 @@ def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float |
 
 def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:
     horizon_s = duration_s or world.scenario.training.horizon_s
-    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut")
+    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", tuning=True)
 
 
 if ID not in gymnasium.registry:

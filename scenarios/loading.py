@@ -21,6 +21,7 @@ from scenarios.spec import (
     NETWORKS,
     GreedySection,
     MomentFault,
+    RatesWorkload,
     Scenario,
     ServerSection,
     SpanFault,
@@ -77,8 +78,7 @@ def load_scenario(path: Path | str) -> Scenario:
     _check_profiles(scenario, source)
     check_faults(scenario, source)
     _check_routers(scenario, source)
-    if isinstance(scenario.workload, TraceWorkload):
-        read_trace(Path(scenario.workload.file), scenario.workload.time_column)
+    _check_workload(scenario)
     return scenario
 
 
@@ -131,22 +131,49 @@ def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
     Raises:
         InputError: no such file or column, a value that is no time, or no arrival at all.
     """
-    lines = read_text(path).splitlines()
-    if not lines:
-        raise InputError(str(path), "", "the trace is empty; it needs a header line and one arrival a line")
-    reader = csv.DictReader(lines)
-    columns = [name.strip() for name in reader.fieldnames or ()]
-    reader.fieldnames = columns
-    if time_column not in columns:
-        raise InputError(str(path), "line 1", f"no column {time_column!r}; {nearest(time_column, columns)}")
-    times_s = [_time_s(row[time_column], str(path), number) for number, row in enumerate(reader, start=2)]
+    times_s = [_time_s(text, str(path), line) for line, text in enumerate(_column(path, time_column), start=2)]
     if not times_s:
         raise InputError(str(path), "", f"the trace has no arrival under {time_column!r}; it needs at least one")
     return np.asarray(times_s, dtype=np.float64)
 
 
-def _time_s(text: str | None, source: str, line: int) -> float:
-    text = (text or "").strip()
+def read_rates(path: Path, column: str) -> NDArray[np.float64]:
+    """A curve of counts or rates from a CSV file with a header line.
+
+    Raises:
+        InputError: no such file or column, a value that is no count or rate, or none above zero.
+    """
+    levels = np.array([_level(text, str(path), line) for line, text in enumerate(_column(path, column), start=2)])
+    if not levels.any():
+        raise InputError(str(path), "", f"nothing above zero under {column!r}; a curve of rates needs some arrivals")
+    return levels
+
+
+def _level(text: str, source: str, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (np.isfinite(value) and value >= 0):
+        problem = f"{text!r} is no count or rate; allowed are finite numbers from 0 (fill a recording's gaps first)"
+        raise InputError(source, f"line {line}", problem)
+    return value
+
+
+def _column(path: Path, column: str) -> list[str]:
+    """What stands in a column of a CSV file with a header line."""
+    lines = read_text(path).splitlines()
+    if not lines:
+        raise InputError(str(path), "", "is empty; it needs a header line and one value a line")
+    reader = csv.DictReader(lines)
+    columns = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = columns
+    if column not in columns:
+        raise InputError(str(path), "line 1", f"no column {column!r}; {nearest(column, columns)}")
+    return [(row[column] or "").strip() for row in reader]
+
+
+def _time_s(text: str, source: str, line: int) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -187,12 +214,14 @@ def _with_paths(scenario: Scenario, rename: Callable[[str], str]) -> Scenario:
         )
         or "auto"
     )
-    is_trace = isinstance(scenario.workload, TraceWorkload)
+    workload = scenario.workload
+    if isinstance(workload, TraceWorkload | RatesWorkload):
+        workload = given(workload, *(key for key in ("file", "tuning_file") if key in type(workload).model_fields))
     return scenario.model_copy(
         update={
             "model": given(scenario.model, "checkpoint", "accuracy"),
             "cluster": scenario.cluster.model_copy(update={"servers": servers}),
-            "workload": given(scenario.workload, "file") if is_trace else scenario.workload,
+            "workload": workload,
             **_router_paths(scenario, rename),
         }
     )
@@ -295,6 +324,16 @@ def check_fault_server(name: str, names: Sequence[str], source: str, index: int)
     """Whether the cluster has the server of the fault with this index; raises `InputError`."""
     if name not in names:
         raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
+
+
+def _check_workload(scenario: Scenario) -> None:
+    """The files it names can be read."""
+    match scenario.workload:
+        case TraceWorkload(file=file, time_column=column):
+            read_trace(Path(file), column)
+        case RatesWorkload(file=file, tuning_file=tuning_file, column=column):
+            for each in filter(None, (file, tuning_file)):
+                read_rates(Path(each), column)
 
 
 def _check_routers(scenario: Scenario, source: str) -> None:

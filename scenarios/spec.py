@@ -306,6 +306,40 @@ class DiurnalWorkload(_Rated):
     period_s: Seconds = Field(60.0, description="of the sine")
 
 
+class RatesWorkload(_Rated):
+    """Poisson arrivals whose rate follows a recorded curve, which is played again when it ends."""
+
+    kind: Literal["rates"] = Field(description="")
+    file: str = Field(description="a CSV file with a header line; its rows are equally long steps of the curve")
+    column: str = Field("count", description="its column of counts or rates, in any unit: only their ratios count")
+    tuning_file: str | None = Field(
+        None, description="the curve that training and tuning see instead, so that a report's is new; null: the same"
+    )
+    period_s: Seconds = Field(60.0, description="time in which the whole curve is played once")
+
+
+class FlashWorkload(_Rated):
+    """Poisson arrivals with a flash crowd: the rate rises, stays high, and falls, all linearly."""
+
+    kind: Literal["flash"] = Field(description="")
+    rate_img_s: Positive | None = Field(None, description="arrivals a second before and after the crowd")
+    factor: Annotated[float, Field(gt=1)] = Field(3.0, description="rate at the crowd's height, in times of the other")
+    at_s: SecondsOrZero = Field(description="when it begins to rise")
+    rise_s: SecondsOrZero = Field(1.0, description="until it is at its height")
+    hold_s: SecondsOrZero = Field(10.0, description="how long it stays there")
+    fall_s: SecondsOrZero = Field(5.0, description="until it is as before")
+
+    def mean_factor(self, duration_s: float) -> float:
+        """Mean rate over a run, in times of the rate outside the crowd."""
+        left_s, full_s = duration_s - self.at_s, 0.0  # full_s: time at full height with as many arrivals
+        for length_s, begins, ends in ((self.rise_s, 0.0, 1.0), (self.hold_s, 1.0, 1.0), (self.fall_s, 1.0, 0.0)):
+            spent_s = min(max(left_s, 0.0), length_s)
+            slope = (ends - begins) / length_s if length_s else 0.0
+            full_s += spent_s * (begins + slope * spent_s / 2)
+            left_s -= length_s
+        return 1 + (self.factor - 1) * full_s / duration_s
+
+
 class TraceWorkload(StrictModel):
     """Arrivals from a CSV file with a header line."""
 
@@ -316,7 +350,8 @@ class TraceWorkload(StrictModel):
 
 
 Workload = Annotated[
-    PoissonWorkload | MmppWorkload | GammaWorkload | DiurnalWorkload | TraceWorkload, Field(discriminator="kind")
+    PoissonWorkload | MmppWorkload | GammaWorkload | DiurnalWorkload | RatesWorkload | FlashWorkload | TraceWorkload,
+    Field(discriminator="kind"),
 ]
 
 

@@ -41,7 +41,7 @@ def episode(world: World, seed: int) -> RunSpec:
     """
     training = world.scenario.training
     scale = float(stream(seed, "load").uniform(*training.load_range))
-    return world.run_spec(seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut")
+    return world.run_spec(seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", tuning=True)
 
 
 class SimulatedEpisodes:

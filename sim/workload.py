@@ -1,6 +1,7 @@
 """Arrival processes: when images enter the system. Pure functions of a random stream; the hardware replays the same.
 
-Each returns ascending int64 nanoseconds within [0, horizon).
+Each returns ascending int64 nanoseconds within [0, horizon). Those whose rate follows a fixed curve can begin at a
+later point of it (`start_s`): then arrivals count from there.
 """
 
 from __future__ import annotations
@@ -22,16 +23,7 @@ def poisson(rate_img_s: float, horizon_s: float, rng: np.random.Generator) -> Ar
 
 def gamma(rate_img_s: float, cv: float, horizon_s: float, rng: np.random.Generator) -> Arrivals:
     """A renewal process with gamma gaps; `cv` is their coefficient of variation (1 is Poisson, more is burstier)."""
-    shape = 1.0 / cv**2
-    scale_s = 1.0 / (rate_img_s * shape)
-    times_s = np.empty(0)
-    last_s = 0.0
-    while last_s < horizon_s:
-        count = int((horizon_s - last_s) * rate_img_s * 1.05) + 64
-        chunk = last_s + np.cumsum(rng.gamma(shape, scale_s, count))
-        times_s = np.concatenate([times_s, chunk])
-        last_s = float(chunk[-1])
-    return _to_ns(times_s, horizon_s)
+    return _to_ns(_renewal_s(rate_img_s, cv, horizon_s, rng), horizon_s)
 
 
 def mmpp(
@@ -61,12 +53,71 @@ def mmpp(
 
 
 def diurnal(
-    rate_img_s: float, amplitude: float, period_s: float, horizon_s: float, rng: np.random.Generator
+    rate_img_s: float,
+    amplitude: float,
+    period_s: float,
+    horizon_s: float,
+    rng: np.random.Generator,
+    *,
+    start_s: float = 0.0,
 ) -> Arrivals:
     """Poisson with the rate rate_img_s * (1 + amplitude * sin(2 pi t / period)), by thinning."""
     candidates_s = poisson(rate_img_s * (1 + amplitude), horizon_s, rng) / NS_PER_S
-    rate = 1 + amplitude * np.sin(2 * np.pi * candidates_s / period_s)
+    rate = 1 + amplitude * np.sin(2 * np.pi * (candidates_s + start_s) / period_s)
     kept = rng.random(len(candidates_s)) * (1 + amplitude) < rate
+    return _to_ns(candidates_s[kept], horizon_s)
+
+
+def rates(
+    levels: NDArray[np.float64],
+    rate_img_s: float,
+    period_s: float,
+    horizon_s: float,
+    rng: np.random.Generator,
+    *,
+    start_s: float = 0.0,
+) -> Arrivals:
+    """Poisson with a rate that is constant in pieces: `levels`, played once in `period_s` and then again.
+
+    By time change: arrivals of rate 1 are mapped through the inverse of the cumulative rate, so the same draws give the
+    same arrivals, only denser, at a higher rate.
+
+    Args:
+        levels: (K,) of any unit, none negative, some positive; scaled so that their mean is `rate_img_s`. Each lasts
+            period_s / K.
+    """
+    edges_s = np.linspace(0.0, period_s, len(levels) + 1)
+    expected = np.concatenate([[0.0], np.cumsum(levels)]) * (rate_img_s * period_s / np.sum(levels))
+    a_period = expected[-1]
+
+    def expected_until(time_s: float) -> float:
+        return float(time_s // period_s * a_period + np.interp(time_s % period_s, edges_s, expected))
+
+    first = expected_until(start_s)
+    counted = first + _renewal_s(1.0, 1.0, expected_until(start_s + horizon_s) - first, rng)
+    periods, within = np.divmod(counted, a_period)
+    return _to_ns(periods * period_s + np.interp(within, expected, edges_s) - start_s, horizon_s)
+
+
+def flash(
+    rate_img_s: float,
+    factor: float,
+    at_s: float,
+    rise_s: float,
+    hold_s: float,
+    fall_s: float,
+    horizon_s: float,
+    rng: np.random.Generator,
+) -> Arrivals:
+    """Poisson with a flash crowd, by thinning: `rate_img_s` before and after it, `factor` times as many at its height.
+
+    The rate rises linearly from `at_s` on (which may be negative: the crowd is there already), for `rise_s`, stays for
+    `hold_s` and falls linearly for `fall_s`.
+    """
+    candidates_s = poisson(rate_img_s * factor, horizon_s, rng) / NS_PER_S
+    bends_s = at_s + np.cumsum([0.0, rise_s, hold_s, fall_s])
+    rate = np.interp(candidates_s, bends_s, [1.0, factor, factor, 1.0])
+    kept = rng.random(len(candidates_s)) * factor < rate
     return _to_ns(candidates_s[kept], horizon_s)
 
 
@@ -74,6 +125,20 @@ def trace(times_s: Sequence[float], factor: float, horizon_s: float) -> Arrivals
     """A recorded trace from its first arrival on, `factor` times faster."""
     times = np.sort(np.asarray(times_s, dtype=np.float64))
     return _to_ns((times - times[0]) / factor, horizon_s)
+
+
+def _renewal_s(rate_img_s: float, cv: float, horizon_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Times with gamma gaps, ascending; the last ones lie beyond the horizon."""
+    shape = 1.0 / cv**2
+    scale_s = 1.0 / (rate_img_s * shape)
+    times_s = np.empty(0)
+    last_s = 0.0
+    while last_s < horizon_s:
+        count = int((horizon_s - last_s) * rate_img_s * 1.05) + 64
+        chunk = last_s + np.cumsum(rng.gamma(shape, scale_s, count))
+        times_s = np.concatenate([times_s, chunk])
+        last_s = float(chunk[-1])
+    return times_s
 
 
 def _to_ns(times_s: NDArray[np.float64], horizon_s: float) -> Arrivals:

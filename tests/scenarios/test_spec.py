@@ -157,7 +157,7 @@ def test_a_profile_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     "text, wanted",
     [
-        ("", "the trace is empty"),
+        ("", "is empty; it needs a header line"),
         ("time_s\n", "no arrival"),
         ("when\n1\n", "no column 'time_s'; known: when"),
         ("time_s\n1\nsoon\n", "line 3: 'soon' is no time"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from policies.chance import hashed, stream
 from sim import workload
@@ -17,8 +18,17 @@ PROCESSES = {
     "gamma": lambda rng: workload.gamma(RATE, 3.0, HORIZON_S, rng),
     "mmpp": lambda rng: workload.mmpp(RATE, 2.0, 0.25, 1.0, HORIZON_S, rng),
     "diurnal": lambda rng: workload.diurnal(RATE, 0.6, 20.0, HORIZON_S, rng),
+    "rates": lambda rng: workload.rates(np.array([2.0, 0.0, 7.0, 3.0]), RATE, 20.0, HORIZON_S, rng),
+    "flash": lambda rng: workload.flash(RATE / 1.25, 3.0, 100.0, 10.0, 40.0, 10.0, HORIZON_S, rng),
 }
-DISPERSION = {"poisson": (0.7, 1.4), "gamma": (6.0, 12.0), "mmpp": (3.0, 40.0), "diurnal": (5.0, 40.0)}
+DISPERSION = {
+    "poisson": (0.7, 1.4),
+    "gamma": (6.0, 12.0),
+    "mmpp": (3.0, 40.0),
+    "diurnal": (5.0, 40.0),
+    "rates": (20.0, 60.0),
+    "flash": (10.0, 30.0),
+}
 
 
 @pytest.mark.parametrize("name", PROCESSES)
@@ -34,6 +44,57 @@ def test_rate_order_and_burstiness(name: str) -> None:
     counts = np.concatenate([np.histogram(a / 1e9, np.arange(HORIZON_S + 1))[0] for a in runs])
     low, high = DISPERSION[name]
     assert low < counts.var() / counts.mean() < high
+
+
+LEVELS = np.array([2.0, 0.0, 7.0, 3.0])  # in steps of 5 s, so that their mean of 3 is played every 20 s
+
+
+def rate_of(name: str, time_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Expected arrivals a second at these times, written down a second time."""
+    match name:
+        case "rates":
+            height = LEVELS[(time_s // 5).astype(int) % 4] / LEVELS.mean()
+        case "flash":
+            height = np.clip(np.minimum(1 + (time_s - 100) / 5, 1 + (160 - time_s) / 10), 1, 3)
+        case _:
+            height = 1 + 0.6 * np.sin(2 * np.pi * time_s / 20)
+    return RATE * np.asarray(height, dtype=np.float64)
+
+
+CURVES = {
+    "rates": lambda rng, start_s: workload.rates(LEVELS, RATE, 20.0, HORIZON_S, rng, start_s=start_s),
+    "flash": lambda rng, start_s: workload.flash(RATE, 3.0, 100.0 - start_s, 10.0, 30.0, 20.0, HORIZON_S, rng),
+    "diurnal": lambda rng, start_s: workload.diurnal(RATE, 0.6, 20.0, HORIZON_S, rng, start_s=start_s),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("start_s", [0.0, 113.7])
+def test_the_rate_follows_the_curve(name: str, start_s: float) -> None:
+    """Counts of each second over many runs are Poisson around the integral of the rate (chi-square at 5 sigma)."""
+    runs = 20
+    seconds = np.arange(HORIZON_S)
+    arrivals = np.concatenate([CURVES[name](stream(seed, "arrivals"), start_s) for seed in range(runs)])
+    counts, _ = np.histogram(arrivals / 1e9, np.arange(HORIZON_S + 1))
+    fine = (np.arange(1000) + 0.5) / 1000
+    expected = runs * rate_of(name, start_s + seconds[:, None] + fine).mean(axis=1)
+    assert counts[expected == 0].sum() == 0
+    deviation = (counts - expected)[expected > 0] ** 2 / expected[expected > 0]
+    assert abs(deviation.sum() - len(deviation)) < 5 * np.sqrt(2 * len(deviation))
+
+
+def test_more_load_is_the_same_curve_only_denser() -> None:
+    """By time change the same draws at twice the rate are the arrivals of a curve with every expected count doubled."""
+    one = workload.rates(LEVELS, RATE, 20.0, HORIZON_S, stream(0, "arrivals"))
+    two = workload.rates(LEVELS, 2 * RATE, 20.0, HORIZON_S, stream(0, "arrivals"))
+    a_period = 20.0 * RATE
+
+    def expected_until(arrivals: NDArray[np.int64]) -> NDArray[np.float64]:
+        steps = np.concatenate([[0.0], np.cumsum(LEVELS)]) / LEVELS.sum() * a_period
+        periods, within = np.divmod(arrivals / 1e9, 20.0)
+        return np.asarray(periods * a_period + np.interp(within, [0, 5, 10, 15, 20], steps))
+
+    assert expected_until(one) == pytest.approx(2 * expected_until(two[: len(one)]), abs=1e-3)
 
 
 def test_a_trace_is_scaled_in_time_and_starts_at_zero() -> None:

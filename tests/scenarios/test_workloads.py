@@ -1,0 +1,115 @@
+"""Workloads as scenarios name them: curves from files, flash crowds, and excerpts for training and tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies.faults import Crash, Outage
+from scenarios.cli import main
+from scenarios.compose import World
+from scenarios.loading import load_scenario, relative_paths
+from scenarios.materials import load_world
+from scenarios.spec import FlashWorkload, RatesWorkload
+from tests.scenarios.files import write_scenario
+
+POISSON = "{kind: poisson, rate_img_s: 200}"
+CURVE = "{kind: rates, rate_img_s: 2000, file: report.csv, tuning_file: tuning.csv, period_s: 1}"
+FLASH = "{kind: flash, rate_img_s: 1000, factor: 5, at_s: 0.4, rise_s: 0.1, hold_s: 0.2, fall_s: 0.1}"
+FAULTS = """
+faults:
+- {kind: server_down, server: fast, start_s: 0.2, end_s: 0.5}
+- {kind: worker_killed, server: slow, at_s: 0.6}
+"""
+
+
+def write(folder: Path, workload: str, more: str = "") -> Path:
+    """The tiny scenario with another workload; `report.csv` ends high, `tuning.csv` begins high."""
+    (folder / "report.csv").write_text("minute,count\n0,1\n1,9\n")
+    (folder / "tuning.csv").write_text("minute,count\n0,9\n1,1\n")
+    path = write_scenario(folder, POISSON, workload)
+    path.write_text(path.read_text() + more)
+    return path
+
+
+def counts(world: World, halves: int, **options: bool) -> list[float]:
+    """Arrivals in each half second, summed over seeds."""
+    runs = [world.arrivals_ns(seed, halves / 2, **options) / 1e9 for seed in range(10)]
+    return list(np.histogram(np.concatenate(runs), np.arange(halves + 1) / 2)[0] / 10)
+
+
+def test_tuning_plays_another_curve(tmp_path: Path) -> None:
+    """The report's curve ends high, the one for tuning begins high; either is played again after its period."""
+    world = load_world(write(tmp_path, CURVE))
+    assert counts(world, 4) == pytest.approx([200, 1800, 200, 1800], rel=0.1)
+    assert counts(world, 2, tuning=True) == pytest.approx([1800, 200], rel=0.1)
+    own = load_world(write(tmp_path, CURVE.replace("tuning_file: tuning.csv, ", "")))
+    assert counts(own, 2, tuning=True) == counts(own, 2)
+
+
+def test_paths_of_curves_stay_relative_to_the_file(tmp_path: Path) -> None:
+    """They are absolute in memory, and come back in a copy elsewhere."""
+    scenario = load_scenario(write(tmp_path, CURVE))
+    assert isinstance(scenario.workload, RatesWorkload)
+    assert Path(scenario.workload.tuning_file or "") == tmp_path / "tuning.csv"
+    elsewhere = relative_paths(scenario, tmp_path / "runs" / "x").workload
+    assert isinstance(elsewhere, RatesWorkload)
+    assert (elsewhere.file, elsewhere.tuning_file) == ("../../report.csv", "../../tuning.csv")
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("", "is empty; it needs a header line"),
+        ("counts\n1\n", "no column 'count'; did you mean 'counts'"),
+        ("count\n1\n-2\n", "line 3: '-2' is no count or rate"),
+        ("count\n1\n\n3,4\nmany\n", "line 4: 'many' is no count or rate"),
+        ("count\n0\n0\n", "nothing above zero"),
+        ("count\n", "nothing above zero"),
+    ],
+)
+@pytest.mark.parametrize("name", ["report.csv", "tuning.csv"])
+def test_a_bad_curve(name: str, text: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused when the scenario is read, with its file and line."""
+    path = write(tmp_path, CURVE)
+    (tmp_path / name).write_text(text)
+    assert main(["simulate", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert name in error
+    assert wanted in error
+
+
+def test_the_mean_rate_of_a_flash_crowd_is_that_of_its_arrivals(tmp_path: Path) -> None:
+    """`rate_img_s` is the rate outside the crowd; the mean over the run is what arrives, cut crowds included."""
+    world = load_world(write(tmp_path, FLASH))
+    assert world.rate_img_s == 1000
+    assert world.mean_rate_img_s == pytest.approx(1000 * (1 + 4 * 0.3))
+    assert counts(world, 2) == pytest.approx([500 + 4 * 50, 500 + 4 * 250], rel=0.05)
+    crowd = FlashWorkload(kind="flash", rate_img_s=1, factor=3, at_s=2, rise_s=4, hold_s=5, fall_s=10)
+    means = [crowd.mean_factor(duration_s) for duration_s in (1, 2, 4, 6, 11, 21, 42)]
+    assert means == pytest.approx([1, 1, 1 + 2 * 0.5 / 4, 1 + 2 * 2 / 6, 1 + 2 * 7 / 11, 1 + 2 * 12 / 21, 1 + 24 / 42])
+    sudden = FlashWorkload(kind="flash", rate_img_s=1, factor=3, at_s=2, rise_s=0, hold_s=5, fall_s=0)
+    assert sudden.mean_factor(10) == pytest.approx(2)
+
+
+def test_an_excerpt_meets_what_comes_late_in_the_scenario(tmp_path: Path) -> None:
+    """Short runs for tuning begin anywhere: some see the crowd and the fault, at their time less the excerpt's."""
+    world = load_world(write(tmp_path, FLASH, FAULTS))
+    plain = [world.run_spec(seed, duration_s=0.1) for seed in range(30)]
+    runs = [world.run_spec(seed, duration_s=0.1, tuning=True) for seed in range(30)]
+    assert max(len(run.arrivals_ns) for run in plain) < 160 < 350 < max(len(run.arrivals_ns) for run in runs)
+    assert all(run.faults == (Outage(0, 200_000_000, 500_000_000), Crash(1, 600_000_000)) for run in plain)
+    met = {len(run.faults) for run in runs}
+    assert met == {0, 1, 2}
+    for run in runs:
+        crashes = [fault.at_ns for fault in run.faults if isinstance(fault, Crash)]
+        outages = [(fault.start_ns, fault.end_ns) for fault in run.faults if isinstance(fault, Outage)]
+        assert all(start_ns >= 0 and end_ns is not None and end_ns > start_ns for start_ns, end_ns in outages)
+        begins_ns = {600_000_000 - at_ns for at_ns in crashes}
+        begins_ns |= {500_000_000 - (end_ns or 0) for _, end_ns in outages}
+        assert len(begins_ns) <= 1 or max(begins_ns) - min(begins_ns) <= 1
+    whole = world.run_spec(3, tuning=True)
+    assert whole.faults == world.run_spec(3).faults
+    assert (whole.arrivals_ns == world.run_spec(3).arrivals_ns).all()
