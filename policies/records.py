@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from policies.reward import RewardTerms
 from policies.vocabulary import HeadKey, RouterCommand, RouterEvent, ServerCommand, ServerEvent
 
 RequestStatus = Literal["completed", "in_flight", "failed"]
+STATUSES: tuple[RequestStatus, ...] = ("completed", "in_flight", "failed")
+COMPLETED, IN_FLIGHT, FAILED = range(3)  # their places
+NOT_PASSED = -1  # in the place of a width
 
 STAGES = ("router_wait", "decision", "transfer", "queue", "load", "dispatch", "run", "lost")
 """Where an image's time goes, summed over its segments; for a completed one they add up to its latency.
@@ -170,3 +176,91 @@ class RunRecord:
     restarts_ns: tuple[tuple[int, int, int], ...] = ()
     driver_busy_ns: int = 0
     references: tuple[tuple[int, int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestColumns:
+    """The requests of a run as columns, in the order in which they ended: a run of a million has no million objects.
+
+    Attributes:
+        request, arrived_ns, finished_ns: (n,) integers; see `RequestRecord`.
+        status: (n,) places in `STATUSES`.
+        reason: (n,) places in `reasons`.
+        correct: (n,) bool.
+        energy_j: (n,) floats.
+        width: (n, segments) places in `widths`; `NOT_PASSED` for a segment that was not passed.
+        moves: (n,) how many segments ran on another server than the one before.
+        stages_ns: (n, len(STAGES)) integers; None where no detail was kept.
+    """
+
+    request: NDArray[np.int64]
+    arrived_ns: NDArray[np.int64]
+    finished_ns: NDArray[np.int64]
+    status: NDArray[np.int8]
+    reason: NDArray[np.int8]
+    correct: NDArray[np.bool_]
+    energy_j: NDArray[np.float64]
+    width: NDArray[np.int8]
+    moves: NDArray[np.int64]
+    stages_ns: NDArray[np.int64] | None
+    reasons: tuple[str, ...]
+    widths: tuple[float, ...]
+
+    @classmethod
+    def of(cls, requests: Sequence[RequestRecord]) -> RequestColumns:
+        """From records, in their order; raises `ValueError` where only some of them have stages."""
+        reasons = tuple(sorted({each.reason for each in requests}))
+        widths = tuple(sorted({width for each in requests for width in each.widths}))
+        width = np.full((len(requests), max((len(each.widths) for each in requests), default=0)), NOT_PASSED, np.int8)
+        place = {value: index for index, value in enumerate(widths)}
+        for line, each in zip(width, requests, strict=True):
+            line[: len(each.widths)] = [place[value] for value in each.widths]
+        stages_ns = [each.stages_ns for each in requests if each.stages_ns]
+        if stages_ns and len(stages_ns) < len(requests):
+            raise ValueError("only some of the requests have stages")
+        return cls(
+            request=_column((each.request for each in requests), np.int64),
+            arrived_ns=_column((each.arrived_ns for each in requests), np.int64),
+            finished_ns=_column((each.finished_ns for each in requests), np.int64),
+            status=_column((STATUSES.index(each.status) for each in requests), np.int8),
+            reason=_column((reasons.index(each.reason) for each in requests), np.int8),
+            correct=_column((each.correct for each in requests), np.bool_),
+            energy_j=_column((each.energy_j for each in requests), np.float64),
+            width=width,
+            moves=_column((each.moved for each in requests), np.int64),
+            stages_ns=np.array(stages_ns, np.int64) if stages_ns else None,
+            reasons=reasons,
+            widths=widths,
+        )
+
+
+def _column(values: Iterable[Any], kind: type[Any]) -> NDArray[Any]:
+    return np.fromiter(values, kind)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunColumns:
+    """What a run's figures are computed from: a `RunRecord` with its requests as columns, without its other lists."""
+
+    ended_ns: int
+    requests: RequestColumns
+    servers: tuple[ServerTotals, ...]
+    devices: tuple[DeviceTotals, ...]
+    gpu_var: NDArray[np.float64]
+    decisions: int
+    arrival_lags_ns: tuple[int, ...] = ()
+    restarts_ns: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def of(cls, record: RunRecord) -> RunColumns:
+        """From a whole record."""
+        return cls(
+            ended_ns=record.ended_ns,
+            requests=RequestColumns.of(record.requests),
+            servers=record.servers,
+            devices=record.devices,
+            gpu_var=np.array(record.gpu_var, np.float64),
+            decisions=record.decisions,
+            arrival_lags_ns=record.arrival_lags_ns,
+            restarts_ns=record.restarts_ns,
+        )

@@ -40,7 +40,7 @@ from policies.reward import AccuracyPrior
 from policies.vocabulary import Provenance
 from scenarios.announce import span
 from scenarios.capacity import capacity
-from scenarios.compare import run_simulation
+from scenarios.compare import simulate_figures
 from scenarios.comparison import UNMETERED
 from scenarios.compose import Accuracy, World, build_world, device_section
 from scenarios.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
@@ -299,7 +299,7 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
                 duration_s=duration_s, warmup_s=warmup_s, image_limit=SATURATED_IMAGES, keep_log=False,
             )  # fmt: skip
             paces = observed_paces(record, world.cluster.devices, [0])
-            simulated, _ = run_simulation(
+            simulated = simulate_figures(
                 world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s, paces=paces
             )
             yield OpenLoopRun(simulated, real, mean_pace(paces[0], record.ended_ns) if paces else None)

@@ -99,7 +99,7 @@ def train(arguments: Namespace) -> int:
 
 def simulate(arguments: Namespace) -> int:
     """One simulated run; its record is kept where `--out` says."""
-    from scenarios.compare import display_name, run_simulation
+    from scenarios.compare import display_name, run_simulation, simulate_figures
 
     output = Output(arguments)
     check_router(arguments.router, "--router")
@@ -107,10 +107,13 @@ def simulate(arguments: Namespace) -> int:
     world = _world(scenario, folder)
     seed = scenario.seed if arguments.seed is None else arguments.seed
     router = world.router(arguments.router, _trained(folder))
+    name = display_name(arguments.router)
     with _compiling(output, (arguments.router,), arguments.engine):
-        result, record = run_simulation(world, router, display_name(arguments.router), seed, engine=arguments.engine)
-    if arguments.out is not None:
-        write_run(RunFolder(arguments.out), result, record)
+        if arguments.out is None:
+            result = simulate_figures(world, router, name, seed, engine=arguments.engine)
+        else:
+            result, record = run_simulation(world, router, name, seed, engine=arguments.engine)
+            write_run(RunFolder(arguments.out), result, record)
     return output.result(format_result(result), result)
 
 

@@ -29,6 +29,8 @@ _FIGURES = (
     "goodput_img_s",
     "censored",
     "decisions",
+    "expected_accuracy",
+    "moves_per_image",
 )
 UNMETERED = (Provenance.MODELLED, Provenance.DATASHEET)
 

@@ -1,4 +1,4 @@
-"""A run's record turned into its figures: what each number means is decided here, and explained in `docs/results.md`.
+"""A run's record turned into its figures: what each number means is decided here, and explained in `docs/figures.md`.
 
 Statistics are over the requests that arrived between the end of the warm-up and the end of the arrivals; counts and
 energies are over the whole run. It knows neither world: a simulated and a real record are read the same way.
@@ -6,15 +6,26 @@ energies are over the whole run. It knows neither world: a simulated and a real 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, fsum
 from typing import Literal, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hw.accuracy import AccuracyProvenance
-from policies.records import STAGES, DeviceTotals, RequestRecord, RunRecord, ServerTotals
+from policies.records import (
+    COMPLETED,
+    FAILED,
+    IN_FLIGHT,
+    STAGES,
+    DeviceTotals,
+    RequestColumns,
+    RunColumns,
+    RunRecord,
+    ServerTotals,
+)
+from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, Provenance
 
 Mode = Literal["simulation", "hardware"]
@@ -87,7 +98,7 @@ class Restart(TypedDict):
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may be older than the last five keys.
+    """`slimsched.result/1`; a stored one may be older than the last seven keys.
 
     `extrapolated_share`: of the time, the largest over devices, in which more batches ran at once than the device's
     profile was measured with; 0 on hardware.
@@ -120,6 +131,8 @@ class Result(TypedDict):
     failures: dict[str, int]
     stages_s: dict[str, float] | None
     extrapolated_share: float
+    expected_accuracy: float | None
+    moves_per_image: float | None
 
 
 class Score(TypedDict):
@@ -145,7 +158,7 @@ class Score(TypedDict):
 
 
 def summarise(
-    record: RunRecord,
+    run: RunRecord | RunColumns,
     *,
     scenario: str,
     router: str,
@@ -158,14 +171,22 @@ def summarise(
     horizon_s: float,
     deadline_s: float | None,
     wall_s: float,
+    prior: AccuracyPrior | None = None,
 ) -> Result:
-    """The figures of a run whose arrivals lasted `horizon_s`, of which the first `warmup_s` do not count."""
+    """The figures of a run whose arrivals lasted `horizon_s`, of which the first `warmup_s` do not count.
+
+    Without the network's `prior` no `expected_accuracy` is known.
+    """
+    if isinstance(run, RunRecord):
+        run = RunColumns.of(run)
     window_ns = (round(warmup_s * NS_PER_S), round(horizon_s * NS_PER_S))
     assert window_ns[0] < window_ns[1], "the warm-up must end before the arrivals do"
-    counted = [request for request in record.requests if window_ns[0] <= request.arrived_ns <= window_ns[1]]
-    done = [request for request in counted if request.status == "completed"]
-    duration_s = record.ended_ns / NS_PER_S
-    images = _images(record.requests)
+    requests = run.requests
+    counted = (window_ns[0] <= requests.arrived_ns) & (requests.arrived_ns <= window_ns[1])
+    done = counted & (requests.status == COMPLETED)
+    latencies_s = _latencies_s(requests)
+    duration_s = run.ended_ns / NS_PER_S
+    images = _images(requests)
     return Result(
         schema="slimsched.result/1",
         scenario=scenario,
@@ -176,28 +197,38 @@ def summarise(
         provenance=str(provenance),
         accuracy_provenance=accuracy_provenance,
         images=images,
-        accuracy=sum(request.correct for request in done) / len(done) if done else None,
-        latency_s=_latency([latency_of_s(request) for request in done]),
-        energy_j=_spread([request.energy_j for request in done]),
-        energy_per_image_j=_energy_per_image(record.devices, duration_s, images["completed"]),
-        gpu_var=_spread(record.gpu_var),
-        throughput_img_s=_rate_img_s(record.requests, window_ns, None),
+        accuracy=_ratio(_count(requests.correct & done), _count(done)),
+        latency_s=_latency(latencies_s[done]),
+        energy_j=_spread(requests.energy_j[done]),
+        energy_per_image_j=_energy_per_image(run.devices, duration_s, images["completed"]),
+        gpu_var=_spread(run.gpu_var),
+        throughput_img_s=_rate_img_s(requests, latencies_s, window_ns, None),
         duration_s=duration_s,
         warmup_s=warmup_s,
-        censored=sum(request.status == "in_flight" for request in counted),
-        goodput_img_s=None if deadline_s is None else _rate_img_s(record.requests, window_ns, deadline_s),
-        decisions=record.decisions,
+        censored=_count(counted & (requests.status == IN_FLIGHT)),
+        goodput_img_s=None if deadline_s is None else _rate_img_s(requests, latencies_s, window_ns, deadline_s),
+        decisions=run.decisions,
         wall_s=wall_s,
-        servers=[_server(server, record.devices[server.device], duration_s) for server in record.servers],
-        arrival_lag_s=_arrival_lag(record.arrival_lags_ns),
+        servers=[_server(server, run.devices[server.device], duration_s) for server in run.servers],
+        arrival_lag_s=_arrival_lag(run.arrival_lags_ns),
         restarts=[
-            Restart(server=record.servers[server].name, down_s=down_ns / NS_PER_S, up_s=up_ns / NS_PER_S)
-            for server, down_ns, up_ns in record.restarts_ns
+            Restart(server=run.servers[server].name, down_s=down_ns / NS_PER_S, up_s=up_ns / NS_PER_S)
+            for server, down_ns, up_ns in run.restarts_ns
         ],
-        failures=dict(Counter(request.reason for request in record.requests if request.status == "failed")),
-        stages_s=_stages_s(done),
-        extrapolated_share=max((device.extrapolated_s for device in record.devices), default=0.0) / duration_s,
+        failures=_failures(requests),
+        stages_s=_stages_s(requests, done),
+        extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
+        expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
+        moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
     )
+
+
+def _count(chosen: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(chosen))
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
@@ -208,48 +239,61 @@ def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
     return ArrivalLag(mean=float(np.mean(ascending)), p99=percentile(ascending, 0.99), max=ascending[-1])
 
 
-def _stages_s(done: Sequence[RequestRecord]) -> dict[str, float] | None:
+def _failures(requests: RequestColumns) -> dict[str, int]:
+    """Failed requests by reason, in the order in which reasons first occurred."""
+    codes = requests.reason[requests.status == FAILED]
+    found, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    return {requests.reasons[found[at]]: int(counts[at]) for at in np.argsort(first)}
+
+
+def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, float] | None:
     """Mean time a request spent in each stage; they add up to the mean latency. Null where a run kept no detail."""
-    stages_ns = [request.stages_ns for request in done if request.stages_ns]
-    if not stages_ns:
+    if requests.stages_ns is None or not done.any():
         return None
-    means = np.mean(np.array(stages_ns, dtype=np.float64), axis=0) / NS_PER_S
-    return dict(zip(STAGES, means.tolist(), strict=True))
+    stages_ns = np.ascontiguousarray(requests.stages_ns[done], np.float64)  # how sums are rounded depends on the layout
+    return dict(zip(STAGES, (np.mean(stages_ns, axis=0) / NS_PER_S).tolist(), strict=True))
 
 
-def latency_of_s(request: RequestRecord) -> float:
-    """From its arrival at the router to the end of its last segment."""
-    return (request.finished_ns - request.arrived_ns) / NS_PER_S
+def _expected_accuracy(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
+    """The prior's mean over the width tuples that ran: accuracy without the chance of labels."""
+    width = requests.width[done]
+    if not len(width):
+        return None
+    codes = width @ len(requests.widths) ** np.arange(width.shape[1])  # a number for each tuple
+    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    priors = [prior(tuple(requests.widths[place] for place in width[at])) for at in first]
+    return fsum(count * top1 for count, top1 in zip(counts.tolist(), priors, strict=True)) / len(width)
 
 
-def percentile(ascending: Sequence[float], share: float) -> float:
+def _latencies_s(requests: RequestColumns) -> NDArray[np.float64]:
+    """From the arrival at the router to the end of the last segment, for every request."""
+    return np.asarray((requests.finished_ns - requests.arrived_ns) / NS_PER_S, np.float64)
+
+
+def percentile(ascending: Sequence[float] | NDArray[np.float64], share: float) -> float:
     """The nearest-rank percentile: the smallest value that at least this share of all values do not exceed."""
-    return ascending[max(0, ceil(share * len(ascending)) - 1)]
+    return float(ascending[max(0, ceil(share * len(ascending)) - 1)])
 
 
-def _images(requests: Sequence[RequestRecord]) -> Images:
-    counts = Counter(request.status for request in requests)
-    assert len({request.request for request in requests}) == len(requests), "a request has two records"
-    return Images(
-        arrived=len(requests),
-        completed=counts["completed"],
-        in_flight=counts["in_flight"],
-        failed=counts["failed"],
-    )
+def _images(requests: RequestColumns) -> Images:
+    in_order = np.sort(requests.request)
+    assert (in_order[1:] != in_order[:-1]).all(), "a request has two records"
+    completed, in_flight, failed = np.bincount(requests.status, minlength=3).tolist()
+    return Images(arrived=len(in_order), completed=completed, in_flight=in_flight, failed=failed)
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    if not values:
+def _spread(values: NDArray[np.float64]) -> Spread:
+    if not len(values):
         return Spread(mean=None, std=None)
     return Spread(mean=float(np.mean(values)), std=float(np.std(values)))
 
 
-def _latency(latencies_s: list[float]) -> LatencyFigures:
-    spread, ascending = _spread(latencies_s), sorted(latencies_s)
-    if not ascending:
+def _latency(latencies_s: NDArray[np.float64]) -> LatencyFigures:
+    spread, ascending = _spread(latencies_s), np.sort(latencies_s)
+    if not len(ascending):
         return LatencyFigures(**spread, p50=None, p95=None, p99=None, max=None)
     p50, p95, p99 = (percentile(ascending, share) for share in (0.50, 0.95, 0.99))
-    return LatencyFigures(**spread, p50=p50, p95=p95, p99=p99, max=ascending[-1])
+    return LatencyFigures(**spread, p50=p50, p95=p95, p99=p99, max=float(ascending[-1]))
 
 
 def _energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
@@ -266,16 +310,16 @@ def _energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, comple
     )
 
 
-def _rate_img_s(requests: Sequence[RequestRecord], window_ns: tuple[int, int], deadline_s: float | None) -> float:
+def _rate_img_s(
+    requests: RequestColumns, latencies_s: NDArray[np.float64], window_ns: tuple[int, int], deadline_s: float | None
+) -> float:
     """Completions a second within the window; with a deadline, only those that kept it."""
     start_ns, end_ns = window_ns
-    completions = sum(
-        request.status == "completed"
-        and start_ns <= request.finished_ns <= end_ns
-        and (deadline_s is None or latency_of_s(request) <= deadline_s)
-        for request in requests
-    )
-    return completions * NS_PER_S / (end_ns - start_ns)
+    is_within = (start_ns <= requests.finished_ns) & (requests.finished_ns <= end_ns)
+    chosen = (requests.status == COMPLETED) & is_within
+    if deadline_s is not None:
+        chosen &= latencies_s <= deadline_s
+    return _count(chosen) * NS_PER_S / (end_ns - start_ns)
 
 
 def _server(server: ServerTotals, device: DeviceTotals, duration_s: float) -> ServerFigures:

@@ -150,6 +150,7 @@ def run_on_hardware(
         horizon_s=duration_s,
         deadline_s=scenario.deadline_s,
         wall_s=(time.monotonic_ns() - began_ns) / 1e9,
+        prior=world.accuracy.prior,
     )
     return result, record
 

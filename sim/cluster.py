@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from policies.chance import derived_seed
 from policies.faults import Fault, Supervision
 from policies.ledger import Ledger
-from policies.records import DeviceTotals, RunRecord, ServerTotals
+from policies.records import DeviceTotals, RunColumns, RunRecord, ServerTotals
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
 from policies.router import RouterCore
 from policies.routing import RouterConfig, RoutingPolicy
@@ -196,9 +196,13 @@ class Simulation:
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision."""
+        self.finish(policy, rng)
+        return self.record()
+
+    def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
+        """The same, for who wants no record."""
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
-        return self.record()
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call."""
@@ -222,6 +226,10 @@ class Simulation:
             log=tuple(ledger.log),
             restarts_ns=tuple(self._faults.restarts_ns),
         )
+
+    def columns(self) -> RunColumns:
+        """What the run's figures are computed from; it must have ended."""
+        return RunColumns.of(self.record())
 
     def _server_totals(self, server: SimulatedServer, ended_ns: int) -> ServerTotals:
         counts = self._ledger.counts[server.index]

@@ -20,6 +20,7 @@ from policies.records import (
     DeviceTotals,
     RequestRecord,
     RequestStatus,
+    RunColumns,
     RunRecord,
     ServerTotals,
     TelemetryPoint,
@@ -28,6 +29,7 @@ from policies.reward import RewardTerms
 from policies.routing import RoutingPolicy
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, Decide, HeadKey, ServerView, WorkKey
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
+from sim.batch.columns import request_columns
 from sim.batch.engine import advance, decide
 from sim.batch.errors import UnsupportedScenario
 from sim.batch.faults import plan_fault
@@ -337,9 +339,13 @@ class CompiledSimulation:
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision."""
+        self.finish(policy, rng)
+        return self.record()
+
+    def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
+        """The same, for who wants no record."""
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
-        return self.record()
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call."""
@@ -400,6 +406,23 @@ class CompiledSimulation:
             servers=tuple(self._server_totals(index, ended_ns) for index in range(self._program.servers)),
             devices=tuple(self._device_totals(index, ended_ns) for index in range(len(self.cluster.devices))),
             gpu_var=tuple(records.variances[: row[C_VARIANCES]].tolist()) if is_detailed else (),
+            decisions=int(row[C_DECISION]),
+            restarts_ns=tuple((a, b, c) for a, b, c in records.restarts[: row[C_RESTARTS]].tolist()),
+        )
+
+    def columns(self) -> RunColumns:
+        """What the run's figures are computed from, without an object for each request; it must have ended."""
+        assert self._has_ended, "the run has not ended"
+        row, records, is_detailed = self._run.row, self._run.records, self.spec.detail
+        found = records.requests[: row[C_REQUEST_RECORDS]]
+        ended_ns, variances = int(row[C_ENDED]), int(row[C_VARIANCES]) if is_detailed else 0
+        reasons = tuple(REASONS[number] for number in range(len(REASONS)))
+        return RunColumns(
+            ended_ns=ended_ns,
+            requests=request_columns(found, self._program.segments, self._program.widths, reasons, is_detailed),
+            servers=tuple(self._server_totals(index, ended_ns) for index in range(self._program.servers)),
+            devices=tuple(self._device_totals(index, ended_ns) for index in range(len(self.cluster.devices))),
+            gpu_var=records.variances[:variances],
             decisions=int(row[C_DECISION]),
             restarts_ns=tuple((a, b, c) for a, b, c in records.restarts[: row[C_RESTARTS]].tolist()),
         )

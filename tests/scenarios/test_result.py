@@ -1,4 +1,4 @@
-"""Figures of hand-made records: each one is what `docs/results.md` says it is."""
+"""Figures of hand-made records: each one is what `docs/figures.md` says it is."""
 
 from __future__ import annotations
 
