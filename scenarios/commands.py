@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, load_scenario
+from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, is_router_file, load_scenario
 from scenarios.materials import ACCURACY_FILE, read_accuracy
 from scenarios.spec import Scenario, unique
 from scenarios.store import LOG_FILE, RunFolder, json_text, read_cores, read_log, write_json, write_run, write_text
@@ -493,7 +493,7 @@ def _with_routers(scenario: Scenario, section: str, arguments: Namespace) -> Sce
     if arguments.router:
         for name in arguments.router:
             check_router(name, "--router")
-        named = tuple(str(Path(n).absolute()) if n.endswith(ROUTER_SUFFIX) else n for n in arguments.router)
+        named = tuple(str(Path(n).absolute()) if is_router_file(n) else n for n in arguments.router)
         update["routers"] = _unique("--router", named)
     if arguments.seed:
         update["seeds"] = _unique("--seed", tuple(arguments.seed))

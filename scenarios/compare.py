@@ -13,6 +13,7 @@ from policies.records import RunRecord
 from policies.routing import RoutingPolicy
 from scenarios.comparison import Comparison, compare_results
 from scenarios.compose import World
+from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX
 from scenarios.result import Result, Simulator, summarise
 
 if TYPE_CHECKING:
@@ -138,5 +139,8 @@ def require_distinct_names(routers: Sequence[str]) -> None:
 
 
 def display_name(router: str) -> str:
-    """A router's name in results: a file's is its stem, so that no path of a machine is in a result."""
-    return Path(router).stem if router.endswith(".safetensors") else router
+    """A router's name in results: of a file no folder and no ending, so that no path of a machine is in a result."""
+    for suffix in (ROUTER_SUFFIX, RULE_SUFFIX):
+        if router.endswith(suffix):
+            return Path(router).name.removesuffix(suffix)
+    return router

@@ -14,15 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
-from policies.baselines import RouterContext, make_router
 from policies.chance import derived_seed, stream
 from policies.errors import InputError
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig, RoutingPolicy
+from policies.rules.context import RouterContext
+from policies.rules.names import make_router
 from policies.vocabulary import IMAGE, Provenance, WorkKey
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_fault_server, read_rates, read_trace
+from scenarios.loading import (
+    ROUTER_SUFFIX,
+    RULE_SUFFIX,
+    TRAINED_ROUTER,
+    check_fault_server,
+    read_rates,
+    read_rule,
+    read_trace,
+)
 from scenarios.result import Simulator
 from scenarios.spec import (
     GB,
@@ -283,12 +292,14 @@ class World:
         )
 
     def router(self, name: str, trained: Path | None = None, key: str = "router") -> RoutingPolicy:
-        """A fresh router by name; `ppo` is the file `trained`, and so is any name of a router's file.
+        """A fresh router by name; `ppo` is the file `trained`, and names with a router's or rule's ending are files.
 
         Raises:
             InputError: unknown, not trained yet, or trained for another cluster.
         """
         source = self.scenario.name
+        if name.endswith(RULE_SUFFIX):
+            return read_rule(Path(name), source, key).make(self.context, name)
         if name != TRAINED_ROUTER and not name.endswith(ROUTER_SUFFIX):
             return make_router(name, self.context, source, key)
         path = trained if name == TRAINED_ROUTER else Path(name)

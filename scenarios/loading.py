@@ -15,8 +15,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.baselines import parse_router_name
 from policies.errors import InputError, nearest
+from policies.rules.names import parse_router_name
+from policies.rules.specs import RuleSpec, rule_from_dict
 from scenarios.spec import (
     NETWORKS,
     GreedySection,
@@ -34,6 +35,7 @@ from sim.strict import StrictModel
 
 TRAINED_ROUTER = "ppo"  # in a scenario: the router that this run trains
 ROUTER_SUFFIX = ".safetensors"
+RULE_SUFFIX = ".rule.yaml"
 SHIPPED_PROFILES = Path(__file__).parent / "profiles"
 Section = TypeVar("Section", bound=StrictModel)
 
@@ -191,6 +193,20 @@ def _date_s(text: str, source: str, line: int) -> float:
         raise InputError(source, f"line {line}", problem) from None
 
 
+def is_router_file(name: str) -> bool:
+    """Whether a router's name is that of a file: a trained one, or a rule."""
+    return name.endswith((ROUTER_SUFFIX, RULE_SUFFIX))
+
+
+def read_rule(path: Path, source: str | None = None, key: str = "") -> RuleSpec:
+    """A rule from its file (`*.rule.yaml`).
+
+    Raises:
+        InputError: it is missing or broken, or a key or value in it is none of a rule.
+    """
+    return rule_from_dict(strict.mapping(read_text(path, source, key), str(path)), str(path))
+
+
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
@@ -231,7 +247,7 @@ def _router_paths(scenario: Scenario, rename: Callable[[str], str]) -> dict[str,
     changed: dict[str, StrictModel] = {}
     for field, section in (("compare", scenario.compare), ("validate_", scenario.validate_)):
         if "routers" in section.model_fields_set:
-            routers = tuple(rename(name) if name.endswith(ROUTER_SUFFIX) else name for name in section.routers)
+            routers = tuple(rename(name) if is_router_file(name) else name for name in section.routers)
             changed[field] = section.model_copy(update={"routers": routers})
     return changed
 
@@ -349,6 +365,9 @@ def check_router(name: str, source: str, key: str = "") -> None:
     if name.endswith(ROUTER_SUFFIX):
         if not Path(name).is_file():
             raise InputError(source, key, f"{name}: no such router file; `slimsched train` writes one")
+        return
+    if name.endswith(RULE_SUFFIX):
+        read_rule(Path(name), source, key)
         return
     try:
         parse_router_name(name, source, key)

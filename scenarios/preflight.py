@@ -19,7 +19,7 @@ from policies.vocabulary import Provenance
 from scenarios.campaign import require_plan
 from scenarios.compare import require_distinct_names
 from scenarios.compose import World
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER
+from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX, TRAINED_ROUTER, read_rule
 from scenarios.spec import GB, DeviceSection, Scenario, ServerSection
 from scenarios.validate import device_of, gpu_bytes
 from sim.profile import Profile
@@ -90,6 +90,8 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
     for router in (*scenario.compare.routers, *scenario.validate_.routers):
         if router.endswith(ROUTER_SUFFIX):
             PPORouter.load(router, config)
+        elif router.endswith(RULE_SUFFIX):
+            read_rule(Path(router), scenario.name).check(config, router)
 
 
 def require_ready(world: World, model: ModelFile, routers: Sequence[str], trained: Path | None) -> None:

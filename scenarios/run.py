@@ -32,7 +32,14 @@ from scenarios.compare import compare_world, display_name, require_distinct_name
 from scenarios.comparison import Comparison
 from scenarios.compose import World
 from scenarios.fidelity import Validation, ValidationRun, validate_results
-from scenarios.loading import ROUTER_SUFFIX, TRAINED_ROUTER, check_faults, profile_file, read_profile, relative_paths
+from scenarios.loading import (
+    TRAINED_ROUTER,
+    check_faults,
+    is_router_file,
+    profile_file,
+    read_profile,
+    relative_paths,
+)
 from scenarios.materials import (
     ACCURACY_FILE,
     MODEL_FILE,
@@ -304,7 +311,7 @@ class ScenarioRun:
         return (*self.scenario.compare.routers, *self.scenario.validate_.routers)
 
     def _has_router_files(self) -> bool:
-        return any(name.endswith(ROUTER_SUFFIX) for name in self._routers())
+        return any(is_router_file(name) for name in self._routers())
 
     @property
     def trained(self) -> Path:
@@ -318,7 +325,7 @@ class ScenarioRun:
         given = self.scenario.model.accuracy
         accuracy = [Path(given)] if given else [folder / ACCURACY_FILE]
         named_files = [profile_file(server.profile) for server in self.scenario.cluster.named_servers if server.profile]
-        named_files += [Path(n) for n in self._routers() if n.endswith(ROUTER_SUFFIX)]
+        named_files += [Path(n) for n in self._routers() if is_router_file(n)]
         if isinstance(self.scenario.workload, TraceWorkload):
             named_files.append(Path(self.scenario.workload.file))
         given_parts = ("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward")

@@ -26,7 +26,9 @@ from policies.errors import InputError
 from policies.greedy import GreedyKnobs
 from policies.records import LoggedStep, RunRecord
 from policies.routing import RouterConfig
+from policies.rules.specs import RuleSpec
 from scenarios.result import Result
+from sim import strict
 
 PACKAGES = ("slim-scheduler", "torch", "numpy", "scipy", "simpy", "pydantic", "pyarrow", "safetensors")
 Value = TypeVar("Value")
@@ -48,6 +50,11 @@ def write_json(path: Path, document: Any) -> None:
 def json_text(document: Any) -> str:
     """A document as JSON; not-a-number is refused, for JSON has none."""
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_rule(path: Path, rule: RuleSpec) -> None:
+    """A rule's file (`*.rule.yaml`), which `scenarios.loading.read_rule` reads."""
+    write_text(path, strict.dump(rule.to_dict()))
 
 
 def read_json(path: Path) -> Any:

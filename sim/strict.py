@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
 import yaml
@@ -55,6 +56,11 @@ def parse(model: type[Document], text: str, source: str) -> Document:
     Raises:
         InputError: it is no YAML, or a key or value is not of the model's form; `source` is named in it.
     """
+    return validate(model, mapping(text, source), source)
+
+
+def mapping(text: str, source: str) -> dict[Any, Any]:
+    """Read YAML `text` as keys and plain values; raises `InputError` where it is none."""
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
     except yaml.YAMLError as error:
@@ -64,7 +70,7 @@ def parse(model: type[Document], text: str, source: str) -> Document:
         raise InputError(source, line, f"not valid YAML: {problem}") from None
     if not isinstance(raw, dict):
         raise InputError(source, "", f"expected keys and values, found {type(raw).__name__}")
-    return validate(model, raw, source)
+    return raw
 
 
 def validate(model: type[Document], raw: dict[str, Any], source: str) -> Document:
@@ -130,7 +136,11 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 
 def to_yaml(document: StrictModel) -> str:
     """The text that `parse` reads back as the same document."""
-    raw = document.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dump(document.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def dump(raw: Mapping[str, Any]) -> str:
+    """Plain data as the text that `mapping` reads back."""
     return yaml.dump(raw, Dumper=_Dumper, sort_keys=False, width=160, allow_unicode=True)
 
 

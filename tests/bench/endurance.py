@@ -31,7 +31,6 @@ from hw.cluster import HardwareCluster, HardwareRun, Progress
 from hw.device import local_devices
 from hw.networks import ModelFile
 from hw.server import HardwareServer
-from policies.baselines import RouterContext, make_router
 from policies.chance import stream
 from policies.faults import Crash, Fault, Hang
 from policies.greedy import GreedyKnobs
@@ -39,6 +38,8 @@ from policies.records import RunRecord
 from policies.replay import replay
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig
+from policies.rules.context import RouterContext
+from policies.rules.names import make_router
 from policies.vocabulary import NS_PER_S, RequestArrived
 from tests.bench.peers.ours import _NoCosts
 

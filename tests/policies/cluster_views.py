@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.baselines import RouterContext
 from policies.reward import AccuracyPrior
 from policies.routing import RouterConfig
+from policies.rules.context import RouterContext
 from policies.vocabulary import IMAGE, ROUTER, ClusterView, HeadKey, ServerView, WorkKey
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)

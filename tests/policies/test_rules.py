@@ -8,21 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.baselines import (
-    PLACEMENT_NAMES,
-    ROUTER_NAMES,
-    ComposedRouter,
-    Ladder,
-    RouterContext,
-    efficient_tuples,
-    held_width,
-    make_router,
-    parse_router_name,
-    spread,
-)
 from policies.errors import InputError
 from policies.reward import AccuracyPrior
 from policies.routing import RoutingPolicy
+from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.costs import efficient_tuples, spread
+from policies.rules.names import ROUTER_NAMES, OwnClass, make_router, parse_router_name
+from policies.rules.placements import PLACEMENT_NAMES
+from policies.rules.specs import FixedRule
+from policies.rules.widths import Ladder, held_width
 from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
 
@@ -291,7 +285,7 @@ def test_unknown_router_is_refused_with_the_nearest_name() -> None:
         ("fixed:a,b", "numbers with commas"),
         ("fixed", "numbers with commas"),
         ("fixed:1,1,1,1@jqs", "did you mean 'jsq'"),
-        ("jsq@sticky", "named after `@` of fixed, ladder, slackfit"),
+        ("jsq@sticky", "named after `@` of fixed, ladder, slackfit, infaas"),
         ("ladder:8,4", "ascending"),
         ("ladder:8,,4", "numbers with commas"),
         ("", "unknown router"),
@@ -313,8 +307,8 @@ def test_names_can_be_checked_without_a_cluster() -> None:
     """Every documented name parses; a user's class is not imported for it."""
     for name in ALL_NAMES:
         parse_router_name(name)
-    assert parse_router_name("my.routers:Mine").path == ("my.routers", "Mine")
-    assert parse_router_name("fixed:1,0.5@jsq").numbers == (1.0, 0.5)
+    assert parse_router_name("my.routers:Mine") == OwnClass("my.routers", "Mine")
+    assert parse_router_name("fixed:1,0.5@jsq") == FixedRule(placement="jsq", tuple_=(1.0, 0.5))
 
 
 class _First:

@@ -1,0 +1,55 @@
+"""What a rule may be built from, and what most are made of: a placement, a width rule and a group rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.reward import AccuracyPrior
+from policies.routing import CostModel, RouterConfig
+from policies.vocabulary import Choice, ClusterView
+
+Placement = Callable[[ClusterView, np.random.Generator], int]
+WidthRule = Callable[[ClusterView, int, np.random.Generator], float]
+GroupRule = Callable[[ClusterView, np.random.Generator], int]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterContext:
+    """What a router may be built from.
+
+    Attributes:
+        config: the router core's settings: S, W, the groups, what each server can hold.
+        costs: expected costs from the servers' profiles.
+        prior: p_acc of Eq. 7.
+        power_limits_w: (N,) each server's device power limit.
+        deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
+    """
+
+    config: RouterConfig
+    costs: CostModel
+    prior: AccuracyPrior
+    power_limits_w: tuple[float, ...]
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedRouter:
+    """A placement, then a width for that server, then a group."""
+
+    placement: Placement
+    width: WidthRule
+    group: GroupRule
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """Decide for the view's candidate block."""
+        server = self.placement(view, rng)
+        width = self.width(view, server, rng)
+        return Choice(server, width, self.group(view, rng))
+
+
+def drawn(count: int, rng: np.random.Generator) -> int:
+    """A number from 0 to count - 1, each as likely: one uniform draw."""
+    return int(rng.random() * count)

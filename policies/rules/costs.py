@@ -1,0 +1,100 @@
+"""Expected times as rules add and compare them: whole nanoseconds, so that the order of adding changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.routing import CostModel, RouterConfig
+from policies.rules.context import RouterContext
+from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
+
+TARGET_FACTOR = 2.0  # the default latency target, in times of the slowest full batch
+
+
+def image_ns(costs: CostModel, server: int, key: WorkKey) -> int:
+    """Expected time of one queued image (`CostModel.image_s`)."""
+    return round(costs.image_s(server, key) * NS_PER_S)
+
+
+def batch_ns(costs: CostModel, server: int, key: WorkKey, batch: int) -> int:
+    """Expected time of one batch (`CostModel.batch_s`)."""
+    return round(costs.batch_s(server, key, batch) * NS_PER_S)
+
+
+def transfer_ns(costs: CostModel, view: ClusterView, server: int) -> int:
+    """Expected time to bring the candidates' inputs to a server; 0 for all where a block may mix locations."""
+    head = view.head
+    if head.location == ANYWHERE:
+        return 0
+    moved_s = costs.transfer_s(head.location, server, head.segment, head.previous_width, view.candidates)
+    return round(moved_s * NS_PER_S)
+
+
+def outstanding_ns(costs: CostModel, view: ClusterView, server: int) -> int:
+    """Expected time to run what was sent to a server and has not returned."""
+    return sum(count * image_ns(costs, server, key) for key, count in view.servers[server].outstanding.items())
+
+
+def path(widths: Sequence[float]) -> list[WorkKey]:
+    """The work keys of a request that passes all segments at these widths."""
+    return [WorkKey(s, w, p) for s, (w, p) in enumerate(zip(widths, (IMAGE, *widths), strict=False), start=1)]
+
+
+def path_ns(costs: CostModel, server: int, widths: Sequence[float]) -> int:
+    """Expected time of one image through all segments at these widths, all on one server, in full batches."""
+    return sum(image_ns(costs, server, key) for key in path(widths))
+
+
+def full_widths(config: RouterConfig) -> tuple[float, ...]:
+    """The widest tuple."""
+    return (config.widths[-1],) * config.segments
+
+
+def speeds_img_s(context: RouterContext) -> tuple[float, ...]:
+    """For each server: images a second through all segments at full width, in full batches."""
+    full = full_widths(context.config)
+    return tuple(NS_PER_S / path_ns(context.costs, server, full) for server in range(context.config.servers))
+
+
+def tuple_cost_s(context: RouterContext, widths: Sequence[float]) -> float:
+    """Expected device time of one image through all segments at these widths, averaged over the servers."""
+    servers = range(context.config.servers)
+    return sum(path_ns(context.costs, server, widths) for server in servers) / len(servers) / NS_PER_S
+
+
+def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
+    """Tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
+
+    Only tuples that the table has: the prior's guess for a missing one would make it look as accurate as a dearer
+    neighbor. The cost is that of one image through all segments, averaged over the servers.
+    """
+    allowed = set(context.config.widths)
+    known = [widths for widths in context.prior.top1 if allowed.issuperset(widths)]
+    cost_s = {widths: tuple_cost_s(context, widths) for widths in known}
+    efficient: list[tuple[float, ...]] = []
+    best = float("-inf")
+    for widths in sorted(known, key=lambda widths: (cost_s[widths], -context.prior.top1[widths], widths)):
+        if context.prior.top1[widths] > best:
+            best = context.prior.top1[widths]
+            efficient.append(widths)
+    return efficient[::-1]
+
+
+def spread(rungs: Sequence[tuple[float, ...]], count: int) -> tuple[tuple[float, ...], ...]:
+    """At most `count` of them, evenly by position, the first and (from two on) the last among them."""
+    if len(rungs) <= count:
+        return tuple(rungs)
+    if count == 1:
+        return (rungs[0],)
+    return tuple(rungs[round(index * (len(rungs) - 1) / (count - 1))] for index in range(count))
+
+
+def default_target_s(context: RouterContext) -> float:
+    """The scenario's deadline, or twice the slowest server's time for full groups at full width, all segments."""
+    if context.deadline_s is not None:
+        return context.deadline_s
+    config = context.config
+    keys, largest = path(full_widths(config)), config.groups[-1]
+    servers = range(config.servers)
+    slowest_ns = max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server in servers)
+    return TARGET_FACTOR * slowest_ns / NS_PER_S

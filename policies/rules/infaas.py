@@ -1,0 +1,106 @@
+"""A variant for each server that follows its load, after INFaaS (Romero et al., ATC 2021).
+
+What is kept of it: a query names an accuracy floor and a latency target, and gets the cheapest variant that meets both;
+each worker then replaces its variant by a faster one while it is overloaded, and by a better one when it has room,
+with hysteresis between the two. What differs: variants are width tuples of one network that is loaded anyway, so that
+a change costs no start; the cost is expected device time, not money; there is nothing to rent, so neither horizontal
+scaling nor a choice of hardware; and room is used to gain accuracy above the floor, which INFaaS has no reason to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from policies.routing import CostModel
+from policies.rules.context import RouterContext
+from policies.rules.costs import batch_ns, efficient_tuples, outstanding_ns, path, speeds_img_s, spread
+from policies.rules.widths import held_width
+from policies.vocabulary import NS_PER_S, ClusterView
+
+VARIANTS: Final = 8  # at most, evenly over the efficient tuples: a step should matter
+
+
+@dataclass(slots=True)
+class Variants:
+    """For each server one of its variants, one step cheaper or better at a time, by how long a request would wait.
+
+    The wait expected at a server is its outstanding work, and the FIFO's as if it were shared by speed. Above `down_ns`
+    the server goes one variant cheaper, below `up_ns` one better; it keeps each for `hold_ns` at least. Asked again at
+    the same time it answers the same, so a placement may ask for every server's width.
+
+    Attributes:
+        variants: for each server, width tuples, the best first.
+        waiting_ns: what one request in the FIFO adds to every server's expected wait.
+        levels: for each server, its variant now; the cheapest at first.
+        since_ns: for each server, since when it has that.
+    """
+
+    widths: tuple[float, ...]
+    costs: CostModel
+    variants: tuple[tuple[tuple[float, ...], ...], ...]
+    waiting_ns: int
+    up_ns: int
+    down_ns: int
+    hold_ns: int
+    levels: list[int] = field(init=False)
+    since_ns: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.levels = [len(variants) - 1 for variants in self.variants]
+        self.since_ns = [-self.hold_ns for _ in self.variants]  # free to step at once
+
+    def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
+        """The width for the view's candidate block on that server."""
+        step = self._step(view, server)
+        if step != 0:
+            self.levels[server] += step
+            self.since_ns[server] = view.now_ns
+        wanted = self.variants[server][self.levels[server]][view.head.segment - 1]
+        return held_width(self.widths, view.servers[server].widths, wanted)
+
+    def _step(self, view: ClusterView, server: int) -> int:
+        if view.now_ns - self.since_ns[server] < self.hold_ns:
+            return 0
+        wait_ns = outstanding_ns(self.costs, view, server) + view.fifo_length * self.waiting_ns
+        if wait_ns > self.down_ns and self.levels[server] < len(self.variants[server]) - 1:
+            return 1
+        return -1 if wait_ns < self.up_ns and self.levels[server] > 0 else 0
+
+
+def make_variants(context: RouterContext, floor: float, target_s: float, up: float, down: float) -> Variants:
+    """The rule for a cluster: on each server the efficient tuples that keep the floor and, alone, the latency target.
+
+    Args:
+        floor: accuracy in [0, 1] of the cheapest variant, at least.
+        target_s: end-to-end latency target; also how long a server keeps a variant.
+        up, down: shares of the target; a server whose wait is below `up` of it goes up, above `down` of it down.
+
+    Raises:
+        ValueError: no tuple of the accuracy table is as accurate as the floor.
+    """
+    config, costs, top1 = context.config, context.costs, context.prior.top1
+    accurate = [widths for widths in efficient_tuples(context) if top1[widths] >= floor]
+    if not accurate:
+        best = max((top1[widths] for widths in efficient_tuples(context)), default=0.0)
+        raise ValueError(f"no width tuple is as accurate as {floor:g}; the best has {best:.4f}")
+    target_ns = round(target_s * NS_PER_S)
+    variants = []
+    for server in range(config.servers):
+        alone_ns = {widths: sum(batch_ns(costs, server, key, 1) for key in path(widths)) for widths in accurate}
+        quick = [widths for widths in accurate if alone_ns[widths] <= target_ns]
+        variants.append(spread(quick or accurate[-1:], VARIANTS))
+    total = 0.0
+    for speed in speeds_img_s(context):
+        total += speed
+    return Variants(
+        widths=config.widths,
+        costs=costs,
+        variants=tuple(variants),
+        waiting_ns=round(NS_PER_S / (total * config.segments)),
+        up_ns=round(up * target_ns),
+        down_ns=round(down * target_ns),
+        hold_ns=max(target_ns, 1),
+    )

@@ -1,0 +1,126 @@
+"""Accuracy scaling after Proteus (Ahmad et al., ASPLOS 2024): a plan every few seconds, carried out in between.
+
+What differs from Proteus: one network, so no variants of others compete for a device; no model is loaded to change a
+variant; the latency target is kept through a limit on utilization, not through batch sizes, which Algorithm 1 forms;
+the demand is what was seen, with a margin. A plan is made within a decision, and remembered for its demand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from policies.rules.context import RouterContext
+from policies.rules.costs import efficient_tuples, path_ns, spread
+from policies.rules.placements import valid_servers
+from policies.rules.planning import Plan, plan, rounded_up
+from policies.rules.widths import held_width
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, ServerView
+
+TUPLES: Final = 24  # at most, evenly over the efficient ones
+
+
+@dataclass(slots=True)
+class Milp:
+    """Carries out a plan of tuples and shares; every period it is made anew for the rate of that period.
+
+    New images go where most are missing to the server's share; after that they stay. A width is that of the placed
+    server's tuple. Until the first period is over, nothing is known of the demand and every server is at its fastest.
+
+    Attributes:
+        groups: the group sizes; always the largest.
+        tuples: width tuples, the most accurate first.
+        accuracy: of each tuple.
+        capacity_img_s: (servers, tuples) what a server may take with each tuple.
+        headroom: the demand to plan for, in times of the rate seen.
+        plan: what is carried out now.
+        placed: for each server, images placed under this plan.
+        since_ns: when it was made.
+        arrived: how many images had arrived then.
+    """
+
+    widths: tuple[float, ...]
+    groups: tuple[int, ...]
+    tuples: tuple[tuple[float, ...], ...]
+    accuracy: tuple[float, ...]
+    capacity_img_s: tuple[tuple[float, ...], ...]
+    period_ns: int
+    headroom: float
+    plan: Plan = field(init=False)
+    placed: list[int] = field(init=False)
+    since_ns: int = 0
+    arrived: int = 0
+
+    def __post_init__(self) -> None:
+        self._follow(plan(inf, self.capacity_img_s, self.accuracy))
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """Decide for the view's candidate block."""
+        if view.now_ns - self.since_ns >= self.period_ns:
+            self._plan_anew(view)
+        group = self.groups[-1]
+        location = view.head.location
+        stays = location >= 0 and view.servers[location].valid
+        server = location if stays else self._place(view, min(group, view.candidates))
+        wanted = self.tuples[self.plan.choice[server]][view.head.segment - 1]
+        return Choice(server, held_width(self.widths, view.servers[server].widths, wanted), group)
+
+    def _place(self, view: ClusterView, images: int) -> int:
+        """The server that is furthest behind its share; one without a share only where there is no other."""
+        total = sum(self.placed) + images
+
+        def ahead(server: int) -> tuple[bool, float]:
+            share = self.plan.shares[server]
+            return share == 0, self.placed[server] - share * total
+
+        server = min(valid_servers(view), key=ahead)
+        self.placed[server] += images
+        return server
+
+    def _plan_anew(self, view: ClusterView) -> None:
+        """For the rate since the last plan, with headroom, over the servers that are up."""
+        arrived = view.completed + view.fifo_length + sum(server.outstanding_requests for server in view.servers)
+        rate_img_s = max(arrived - self.arrived, 0) / (view.now_ns - self.since_ns) * NS_PER_S  # less where some failed
+        capacity = tuple(
+            row if is_up(server) else (0.0,) * len(row)
+            for row, server in zip(self.capacity_img_s, view.servers, strict=True)
+        )
+        self._follow(plan(rounded_up(rate_img_s * self.headroom), capacity, self.accuracy))
+        self.since_ns, self.arrived = view.now_ns, arrived
+
+    def _follow(self, new: Plan) -> None:
+        self.plan, self.placed = new, [0] * len(self.capacity_img_s)
+
+
+def is_up(server: ServerView) -> bool:
+    """As far as a router can see: one that could hold the block, but takes none and has none, is down."""
+    return server.valid or server.outstanding_blocks > 0 or not any(server.widths)
+
+
+def make_milp(
+    context: RouterContext, groups: tuple[int, ...], period_s: float, headroom: float, utilization: float
+) -> Milp:
+    """The rule for a cluster.
+
+    Args:
+        groups: the group sizes to use.
+        period_s: how often a plan is made.
+        headroom: the demand to plan for, in times of the rate seen.
+        utilization: the share of its time that a server may be planned to be busy.
+
+    Raises:
+        ValueError: the accuracy table has no tuple of the network's widths.
+    """
+    config = context.config
+    tuples = spread(efficient_tuples(context), TUPLES)
+    if not tuples:
+        raise ValueError(f"the accuracy table has no tuple of the widths {config.widths}")
+    capacity = tuple(
+        tuple(utilization * NS_PER_S / path_ns(context.costs, server, widths) for widths in tuples)
+        for server in range(config.servers)
+    )
+    accuracy = tuple(context.prior.top1[widths] for widths in tuples)
+    return Milp(config.widths, groups, tuples, accuracy, capacity, round(period_s * NS_PER_S), headroom)

@@ -1,0 +1,68 @@
+"""Width and group by slack, after SuperServe (Khare et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from policies.routing import CostModel
+from policies.rules.context import Placement
+from policies.rules.costs import batch_ns, outstanding_ns, transfer_ns
+from policies.vocabulary import Choice, ClusterView, WorkKey
+
+SLACK_BUCKETS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SlackFit:
+    """After SuperServe (Khare et al. 2025, SlackFit): the block's slack picks a bucket of expected latency.
+
+    The choices (width, group) of the placed server are put into evenly spaced buckets of their expected latency. The
+    last bucket that fits the slack whole is taken, or the first where none does; in it, the largest group, then the
+    widest. So a long slack buys width when few wait, and batching when many do.
+
+    Slack = the segment's share of the latency target, less the time the oldest candidate has waited, less the
+    server's outstanding work and the transfer.
+
+    Attributes:
+        share_ns: a segment's share of the end-to-end latency target.
+    """
+
+    placement: Placement
+    costs: CostModel
+    widths: tuple[float, ...]
+    groups: tuple[int, ...]
+    share_ns: int
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """Decide for the view's candidate block."""
+        server = self.placement(view, rng)
+        options = self._options(view, server)
+        first_ns = min(latency_ns for latency_ns, _, _ in options)
+        spread_ns = max(max(latency_ns for latency_ns, _, _ in options) - first_ns, 1)
+        buckets: dict[int, list[tuple[int, int, float]]] = {}
+        for option in options:
+            buckets.setdefault((option[0] - first_ns) * SLACK_BUCKETS // spread_ns, []).append(option)
+        slack_ns = self._slack_ns(view, server)
+        fitting = [number for number, bucket in buckets.items() if max(bucket)[0] <= slack_ns]
+        _, group, width = max(buckets[max(fitting, default=0)], key=lambda option: option[1:])
+        return Choice(server, width, group)
+
+    def _options(self, view: ClusterView, server: int) -> list[tuple[int, int, float]]:
+        """(expected latency in ns, group, width); groups beyond the first that takes all candidates change nothing."""
+        groups = [g for g in self.groups if g < view.candidates]
+        groups += [g for g in self.groups if g >= view.candidates][:1]
+        held = zip(self.widths, view.servers[server].widths, strict=True)
+        keys = [WorkKey(view.head.segment, width, view.head.previous_width) for width, holds in held if holds]
+        return [
+            (batch_ns(self.costs, server, key, min(group, view.candidates)), group, key.width)
+            for key in keys
+            for group in groups
+        ]
+
+    def _slack_ns(self, view: ClusterView, server: int) -> int:
+        waited_ns = view.now_ns - view.head_entered_ns
+        busy_ns = outstanding_ns(self.costs, view, server)
+        return self.share_ns - waited_ns - busy_ns - transfer_ns(self.costs, view, server)

@@ -1,0 +1,65 @@
+"""Which width. One that a server can't hold becomes the next narrower one that it can, or else its narrowest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.rules.context import drawn
+from policies.vocabulary import ClusterView
+
+
+def held_width(widths: Sequence[float], held: Sequence[bool], wanted: float) -> float:
+    """The widest held width that is not above `wanted`, or else the narrowest held one. `widths` ascend."""
+    can = [width for width, holds in zip(widths, held, strict=True) if holds]
+    return max((width for width in can if width <= wanted), default=can[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWidth:
+    """Uniform over the widths that the server can hold."""
+
+    widths: tuple[float, ...]
+
+    def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
+        """The width for the view's candidate block on that server."""
+        can = [width for width, holds in zip(self.widths, view.servers[server].widths, strict=True) if holds]
+        return can[drawn(len(can), rng)]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWidths:
+    """One width tuple for every request."""
+
+    widths: tuple[float, ...]
+    tuple_: tuple[float, ...]
+
+    def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
+        """The width for the view's candidate block on that server."""
+        return held_width(self.widths, view.servers[server].widths, self.tuple_[view.head.segment - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Width tuples by load: each threshold that the load exceeds is one rung down.
+
+    The load is (FIFO length + outstanding requests) per server; a request takes its segment's width from the rung of
+    the moment, so it may pass segments on different rungs.
+
+    Attributes:
+        rungs: width tuples, the most accurate first.
+        thresholds: requests per server, ascending, one fewer than rungs.
+    """
+
+    widths: tuple[float, ...]
+    rungs: tuple[tuple[float, ...], ...]
+    thresholds: tuple[float, ...]
+
+    def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
+        """The width for the view's candidate block on that server."""
+        outstanding = sum(each.outstanding_requests for each in view.servers)
+        load = (view.fifo_length + outstanding) / len(view.servers)
+        rung = self.rungs[sum(load > threshold for threshold in self.thresholds)]
+        return held_width(self.widths, view.servers[server].widths, rung[view.head.segment - 1])

@@ -1,0 +1,178 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from policies.errors import InputError
+from policies.rules.context import ComposedRouter
+from policies.rules.groups import LargestGroup
+from policies.rules.infaas import Variants
+from policies.rules.milp import Milp
+from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
+from policies.rules.slackfit import SlackFit
+from policies.rules.specs import (
+    RULES,
+    FixedRule,
+    InfaasRule,
+    LadderRule,
+    MilpRule,
+    RuleSpec,
+    SlackFitRule,
+    rule_from_dict,
+)
+from policies.rules.widths import FixedWidths, Ladder
+from tests.policies.cluster_views import context
+
+LOW, HIGH = (0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 1.0, 1.0)
+SOME: tuple[RuleSpec, ...] = (
+    FixedRule(),
+    FixedRule(tuple_=(0.25, 0.5, 0.75, 1.0), placement="jiq", group=8, made_by={"seed": 7, "figures": [1, 2.5]}),
+    LadderRule(),
+    LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), placement="shortest-delay"),
+    SlackFitRule(),
+    SlackFitRule(target_s=0.05, group=4),
+    InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9),
+    MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, made_by={"command": "slimsched tune"}),
+)
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    """A ladder's file, with some keys changed or (None) left out."""
+    document = {
+        "schema": "slimsched.rule/1",
+        "kind": "ladder",
+        "placement": "sticky",
+        "group": "largest",
+        "rungs": [list(HIGH), list(LOW)],
+        "thresholds": [24],
+        "made_by": {"seed": 7},
+    }
+    return {key: value for key, value in {**document, **changes}.items() if value is not None}
+
+
+@pytest.mark.parametrize("rule", SOME, ids=lambda rule: rule.KIND)
+def test_a_rule_comes_back_from_its_file(rule: RuleSpec) -> None:
+    """Through YAML, with all its parameters and where they are from; and it makes a router."""
+    read = rule_from_dict(yaml.safe_load(yaml.safe_dump(rule.to_dict())))
+    assert read == rule
+    assert read.made_by == rule.made_by
+    rule.make(context())
+
+
+def test_every_kind_is_tried() -> None:
+    """None is left out above."""
+    assert {rule.KIND for rule in SOME} == set(RULES)
+
+
+def test_parameters_reach_the_router() -> None:
+    """What a file says is what decides: tuples, thresholds, group, placement, times in nanoseconds."""
+    fixed = SOME[1].make(context())
+    assert isinstance(fixed, ComposedRouter)
+    assert fixed.width == FixedWidths((0.25, 0.5, 0.75, 1.0), (0.25, 0.5, 0.75, 1.0))
+    assert fixed.group == LargestGroup((1, 2, 4, 8))
+    ladder = SOME[3].make(context())
+    assert isinstance(ladder, ComposedRouter)
+    assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), (HIGH, LOW), (12.5,))
+    assert isinstance(ladder.placement, ShortestDelay)
+    assert ladder.placement.width == ladder.width
+    slackfit = SOME[5].make(context())
+    assert isinstance(slackfit, SlackFit)
+    assert (slackfit.share_ns, slackfit.groups) == (12_500_000, (1, 2, 4))
+    infaas = SOME[6].make(context())
+    assert isinstance(infaas, ComposedRouter)
+    assert isinstance(infaas.width, Variants)
+    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.hold_ns) == (20_000_000, 90_000_000, 100_000_000)
+    milp = SOME[7].make(context())
+    assert isinstance(milp, Milp)
+    assert (milp.period_ns, milp.headroom) == (500_000_000, 1.3)
+    assert isinstance(FixedRule(placement="power-of-two").make(context()).placement, PowerOfTwo)
+
+
+def test_what_is_left_out_is_the_default() -> None:
+    """A file with a schema and a kind is whole: sticky, the largest group, full width."""
+    router = rule_from_dict({"schema": "slimsched.rule/1", "kind": "fixed"}).make(context())
+    assert isinstance(router, ComposedRouter)
+    assert isinstance(router.placement, Sticky)
+    assert router.width == FixedWidths((0.25, 0.5, 0.75, 1.0), HIGH)
+    assert router.group == LargestGroup((1, 2, 4, 8, 16, 32))
+
+
+@pytest.mark.parametrize(
+    "changes, key, words",
+    [
+        ({"schema": "slimsched.rule/2"}, "schema", ["'slimsched.rule/2'", "'slimsched.rule/1'"]),
+        ({"schema": None}, "schema", ["None", "'slimsched.rule/1'"]),
+        ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
+        ({"kind": ["ladder"]}, "kind", ["known: fixed"]),
+        ({"treshholds": [4]}, "treshholds", ["unknown key of a ladder rule", "did you mean 'thresholds'"]),
+        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key of a ladder rule"]),
+        ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
+        ({"placement": 3}, "placement", ["found 3", "jsq"]),
+        ({"group": 0}, "group", ["found 0", "'largest'", "whole numbers from 1"]),
+        ({"group": 2.5}, "group", ["found 2.5"]),
+        ({"group": True}, "group", ["found True"]),
+        ({"rungs": []}, "rungs", ["found []", "a list of width tuples"]),
+        ({"rungs": [[1, 1, 0, 1], [1, 1, 1, 1]]}, "rungs", ["numbers above 0 to 1"]),
+        ({"rungs": ["1111", "2222"]}, "rungs", ["a list of widths, one a segment"]),
+        ({"thresholds": [24, 8]}, "thresholds", ["found [24, 8]", "ascending"]),
+        ({"thresholds": [8, 8]}, "thresholds", ["ascending"]),
+        ({"thresholds": ["8"]}, "thresholds", ["found ['8']", "numbers from 0"]),
+        ({"thresholds": [float("nan")]}, "thresholds", ["numbers from 0"]),
+        ({"thresholds": [float("inf")]}, "thresholds", ["numbers from 0"]),
+        ({"thresholds": [True]}, "thresholds", ["numbers from 0"]),
+        ({"thresholds": [8, 24]}, "", ["2 rungs and 2 thresholds", "one more"]),
+        ({"made_by": "me"}, "made_by", ["found 'me'", "keys and values"]),
+        ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key of a milp rule"]),
+    ],
+)
+def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, Any], key: str, words: list[str]) -> None:
+    """One message, whatever is wrong."""
+    with pytest.raises(InputError) as caught:
+        rule_from_dict(raw(**changes), "mine.rule.yaml")
+    assert (caught.value.source, caught.value.key) == ("mine.rule.yaml", key)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "document, key, words",
+    [
+        ({"kind": "slackfit", "target_s": 0}, "target_s", ["found 0", "numbers above 0"]),
+        ({"kind": "slackfit", "target_s": -1}, "target_s", ["found -1"]),
+        ({"kind": "infaas", "floor": 1.5}, "floor", ["found 1.5", "numbers from 0 to 1"]),
+        ({"kind": "infaas", "up": 0.9, "down": 0.4}, "", ["up (0.9)", "down (0.4)"]),
+        ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "numbers above 0 to 1"]),
+        ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "numbers from 0.01"]),
+        ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "a list of widths"]),
+    ],
+)
+def test_parameters_have_limits(document: dict[str, Any], key: str, words: list[str]) -> None:
+    """Each kind's own."""
+    with pytest.raises(InputError) as caught:
+        rule_from_dict({"schema": "slimsched.rule/1", **document}, "mine.rule.yaml")
+    assert caught.value.key == key
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rule, words",
+    [
+        (FixedRule(tuple_=(1.0, 1.0)), r"\[1.0, 1.0\].*one of 0.25, 0.5, 0.75, 1.0 for each of 4 segments"),
+        (LadderRule(rungs=(HIGH, (1.0, 1.0, 1.0, 0.3)), thresholds=(4.0,)), r"0.3\].*one of 0.25"),
+        (InfaasRule(floor=0.9), "no width tuple is as accurate as 0.9; the best has 0.7643"),
+    ],
+)
+def test_a_rule_for_another_network_is_refused(rule: RuleSpec, words: str) -> None:
+    """With what would fit."""
+    with pytest.raises(InputError, match=words):
+        rule.make(context(), "mine.rule.yaml")
+
+
+def test_a_group_that_no_cluster_has_is_refused() -> None:
+    """A cap above the smallest group means the largest one below it."""
+    few = replace(context(), config=replace(context().config, groups=(4, 8)))
+    assert FixedRule(group=7).make(few).group == LargestGroup((4,))
+    with pytest.raises(InputError, match="group 3 is below the smallest that there is, 4"):
+        MilpRule(group=3).make(few)

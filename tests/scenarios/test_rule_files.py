@@ -1,0 +1,94 @@
+"""Rule files as routers: named in scenarios and on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError
+from policies.rules.context import ComposedRouter
+from policies.rules.specs import LadderRule
+from policies.rules.widths import Ladder
+from scenarios.cli import main
+from scenarios.compare import display_name
+from scenarios.loading import load_scenario, read_rule, relative_paths
+from scenarios.materials import load_world
+from scenarios.store import write_rule
+from tests.scenarios.files import write_scenario
+
+RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), group=8, made_by={"seed": 1})
+
+
+def with_rule(folder: Path) -> Path:
+    """A scenario beside whose file a rule lies that it names."""
+    path = write_scenario(folder, "[random, jsq]", "[random, rules/mine.rule.yaml]")
+    write_rule(folder / "rules" / "mine.rule.yaml", RULE)
+    return path
+
+
+def test_a_written_rule_is_read_back(tmp_path: Path) -> None:
+    """As the same, and the file says first what it is."""
+    path = tmp_path / "a.rule.yaml"
+    write_rule(path, RULE)
+    assert read_rule(path) == RULE
+    assert path.read_text().startswith("schema: slimsched.rule/1\nkind: ladder\n")
+
+
+def test_a_scenario_names_rules_beside_it(tmp_path: Path) -> None:
+    """The path is relative to the scenario; the router is the rule's; its name is the file's without both endings."""
+    path = with_rule(tmp_path)
+    scenario = load_scenario(path)
+    named = scenario.compare.routers[1]
+    assert named == str(tmp_path / "rules" / "mine.rule.yaml")
+    assert display_name(named) == "mine"
+    assert relative_paths(scenario, tmp_path).compare.routers[1] == "rules/mine.rule.yaml"
+    router = load_world(path).router(named)
+    assert isinstance(router, ComposedRouter)
+    assert isinstance(router.width, Ladder)
+    assert router.width.rungs == RULE.rungs
+    assert router.group.groups == (1, 2, 4, 8)  # type: ignore[attr-defined]
+
+
+def test_rules_are_compared_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a scenario, or by a flag; the row has the rule's name."""
+    path = with_rule(tmp_path)
+    assert main(["compare", str(path), "--quiet", "--json", "-", "--out", str(tmp_path / "run"), "--seed", "0"]) == 0
+    assert [row["router"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["random", "mine"]
+    rule = str(tmp_path / "rules" / "mine.rule.yaml")
+    assert main(["simulate", str(path), "--router", rule, "--json", "-", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["router"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (None, ["compare.routers.1", "mine.rule.yaml", "no such file"]),
+        ("kind: [", ["mine.rule.yaml", "not valid YAML"]),
+        ("- 1", ["mine.rule.yaml", "expected keys and values"]),
+        ("{schema: slimsched.rule/1, kind: fixed, kind: ladder}", ["mine.rule.yaml", "'kind' is given twice"]),
+        ("{schema: slimsched.rule/1, kind: fixed, tupel: [1]}", ["mine.rule.yaml: tupel: ", "did you mean 'tuple'"]),
+    ],
+)
+def test_a_broken_rule_is_found_with_the_scenario(tmp_path: Path, text: str | None, words: list[str]) -> None:
+    """Before anything starts."""
+    path = with_rule(tmp_path)
+    file = tmp_path / "rules" / "mine.rule.yaml"
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_scenario(path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_rule_of_another_network_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what would fit, as one message without a traceback."""
+    path = with_rule(tmp_path)
+    rule = tmp_path / "four.rule.yaml"
+    rule.write_text("{schema: slimsched.rule/1, kind: fixed, tuple: [1, 1, 1, 1]}")
+    assert main(["simulate", str(path), "--router", str(rule)]) == 2
+    assert "four.rule.yaml: [1.0, 1.0, 1.0, 1.0] does not fit" in capsys.readouterr().err
