@@ -1,0 +1,61 @@
+"""A run whose router is compiled, too: from its first instant to its end, or until Python must help."""
+
+from __future__ import annotations
+
+from policies.fast.layout import *
+from policies.fast.rules import choose
+from policies.jit import Ints, Reals, entry, ints, kernel, reals
+from sim.batch.engine import advance, decide
+from sim.batch.layout import *
+from sim.batch.observing import code_of
+from sim.batch.program import Numbers
+from sim.batch.records import key_at, request_at, server_at
+
+NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
+
+
+@kernel
+def write_sheet(k: Ints, r: Reals, p: Ints, g: Ints, v: Ints, u: Reals) -> None:
+    """What a router may know, for the decision that is asked for."""
+    a = request_at(p, k[C_SLOT])
+    segment = k[a + R_SEGMENT]
+    v[SEEN_NOW], v[SEEN_SEGMENT], v[SEEN_PREVIOUS], v[SEEN_CANDIDATES] = (
+        k[C_NOW],
+        segment,
+        k[a + R_PREVIOUS],
+        k[C_CANDIDATES],
+    )
+    v[SEEN_LOCATION] = ANYWHERE if p[P_ANYWHERE] else k[a + R_LOCATION]
+    v[SEEN_ENTERED], v[SEEN_FIFO], v[SEEN_COMPLETED] = k[a + R_ENTERED], k[C_FIFO_LENGTH], k[C_COMPLETED]
+    for index in range(p[P_SERVERS]):
+        s, n = server_at(p, index), SEEN_SERVERS + index * ITS_SIZE
+        v[n + ITS_CODE] = code_of(k, p, index, segment)
+        v[n + ITS_HOLDS] = p[p[k[s + S_PARAMETERS] + X_CODES] + segment]
+        v[n + ITS_REQUESTS], v[n + ITS_BLOCKS] = k[s + S_REQUESTS], k[s + S_BLOCKS]
+        u[n + ITS_UTILIZATION], u[n + ITS_POWER] = r[s + S_SEEN_UTILIZATION], r[s + S_SEEN_POWER]
+        work = 0
+        if g[PLAN_IMAGE_NS_AT] and k[s + S_REQUESTS] > 0:
+            costs = g[PLAN_IMAGE_NS_AT] + index * g[PLAN_KEYS]
+            for key in range(p[P_KEYS]):
+                work += k[key_at(p, s, key) + K_OUTSTANDING] * g[costs + key]
+        v[n + ITS_WORK_NS] = work
+
+
+@entry
+def run_by_rule(row: Numbers, parameters: Numbers, plan: Numbers, sheet: Numbers) -> int:
+    """Run a cluster to its end, or until something must grow, numbers must be drawn, or a plan must be made."""
+    k, r, p, q = ints(row), reals(row), ints(parameters), reals(parameters)
+    g, h, v, u = ints(plan), reals(plan), ints(sheet), reals(sheet)
+    while True:
+        if k[C_ASKED] == 0:
+            status = advance(k, r, p, q)
+            k[C_CREDITS] = 0
+            if status != ASKED:
+                return status
+        if g[PLAN_DRAW] + MOST_DRAWS > g[PLAN_DRAWS]:
+            return NEEDS_DRAWS
+        write_sheet(k, r, p, g, v, u)
+        if k[C_NOW] >= g[PLAN_WAKE_NS]:
+            return NEEDS_PLAN
+        choose(g, h, v, u)
+        decide(k, p, g[PLAN_SERVER], g[PLAN_WIDTH], g[PLAN_GROUP])
