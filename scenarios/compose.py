@@ -22,6 +22,7 @@ from policies.reward import AccuracyPrior, RewardWeights
 from policies.routing import RouterConfig, RoutingPolicy
 from policies.rules.context import RouterContext
 from policies.rules.names import make_router
+from policies.tide.knobs import KIND as TIDE
 from policies.vocabulary import IMAGE, Provenance, WorkKey
 from scenarios.loading import (
     ROUTER_SUFFIX,
@@ -305,8 +306,13 @@ class World:
         path = trained if name == TRAINED_ROUTER else Path(name)
         if path is None or not path.is_file():
             raise InputError(source, key, f"{name}: no trained router at hand; run `slimsched train` first")
-        from policies.ppo.router import PPORouter  # torch-free rules must not wait for torch
+        from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
+        from policies.ppo.router import PPORouter
 
+        if checkpoint.kind_of(path) == TIDE:
+            from policies.tide.router import TideRouter  # it needs numba
+
+            return TideRouter.load(path, self.context)
         return PPORouter.load(path, self.cluster.router, deterministic=self.scenario.training.deterministic)
 
 

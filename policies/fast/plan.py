@@ -27,12 +27,7 @@ class Plan:
 
     def __init__(self, config: RouterConfig, costs: CostModel | None) -> None:
         self.config, self.costs = config, costs
-        self.keys = [
-            WorkKey(s, w, p)
-            for s in range(1, config.segments + 1)
-            for w in config.widths
-            for p in (IMAGE, *config.widths)
-        ]
+        self.keys = work_keys(config)
         self._parts: list[npt.NDArray[np.int64]] = [np.zeros(PLAN_SIZE, np.int64)]
         self._size = PLAN_SIZE
         self.head = self._parts[0]
@@ -67,6 +62,12 @@ class Plan:
         return [self.config.widths.index(width) for width in widths]
 
 
+def work_keys(config: RouterConfig) -> list[WorkKey]:
+    """Every key (segment, width, previous width) in the order of its number, also those that no request can have."""
+    before = (IMAGE, *config.widths)
+    return [WorkKey(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in before]
+
+
 _tables: dict[int, tuple[Any, tuple[npt.NDArray[np.int64], ...]]] = {}
 
 
@@ -87,9 +88,7 @@ def cost_tables(config: RouterConfig, costs: CostModel | None) -> tuple[npt.NDAr
 def _make_tables(config: RouterConfig, costs: CostModel) -> tuple[npt.NDArray[np.int64], ...]:
     most, servers = config.groups[-1], range(config.servers)
     lines = list(product(range(1, config.segments + 1), (IMAGE, *config.widths)))
-    keys = [
-        WorkKey(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in (IMAGE, *config.widths)
-    ]
+    keys = work_keys(config)
     image = np.zeros((config.servers, len(keys)), np.int64)
     batch = np.zeros((config.servers, len(keys), most + 1), np.int64)
     moves = np.zeros((config.servers + 1, config.servers, len(lines), most + 1), np.int64)

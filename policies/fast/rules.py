@@ -227,7 +227,7 @@ def group_for(g: Ints) -> int:
 def choose(g: Ints, h: Reals, v: Ints, u: Reals) -> None:
     """Decide about the sheet; the choice stands in the plan."""
     if g[PLAN_WIDTH_RULE] == TIDE:
-        choose_by_tide(g, h, v, u)
+        choose_by_tide(g, h, v)
         return
     server = place(g, h, v)
     g[PLAN_SERVER] = server

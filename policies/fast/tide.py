@@ -16,15 +16,16 @@ from policies.jit import Ints, Reals, kernel
 FEATURES = 10
 (
     T_WEIGHTS,                                                                  # FEATURES of them
-    T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD, T_OWN_COST,
-    T_WORTH_AT, T_COST_AT, T_UNIT_S, T_CAPACITY_AT, T_TAU_FAST, T_TAU_MID, T_TAU_SLOW, T_TAU_SPEED, T_WAIT_ITEM_S,
+    T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD,
+    T_WORTH_AT, T_COST_AT, T_CAPACITY_AT, T_TAU_FAST, T_TAU_MID, T_TAU_SLOW, T_TAU_SPEED, T_WAITING_S,
+    T_GUARD_ON_S, T_GUARD_OFF_S,
     T_SIZE,
 ) = (0, *range(FEATURES, FEATURES + 17))
 # Memory.
 (
-    E_NOW, E_ARRIVED, E_FAST, E_MID, E_SLOW, E_PRICE, E_BACKLOG,
+    E_NOW, E_ARRIVED, E_FAST, E_MID, E_SLOW, E_PRICE, E_BACKLOG, E_IS_GUARDED, E_HANDOVERS, E_GUARDED,
     E_SERVERS,                                                                  # N records follow
-) = range(8)
+) = range(11)
 (
     F_WORK, F_BUSY, F_DRAINED,
     F_SIZE,
@@ -67,7 +68,7 @@ def is_up(v: Ints, index: int) -> bool:
 
 
 @kernel
-def slowness(g: Ints, h: Reals, m: int, index: int) -> float:
+def slowness(h: Reals, m: int, index: int) -> float:
     """Time a server took for what was expected to take one unit of it, as far as is known."""
     e = m + E_SERVERS + index * F_SIZE
     if h[e + F_BUSY] < 1e-3:
@@ -85,7 +86,7 @@ def price(g: Ints, h: Reals, v: Ints, m: int, t: int) -> float:
             capacity += h[int(h[t + T_CAPACITY_AT]) + index]
             up += 1
     up = max(up, 1)
-    backlog_s = (work_s + v[SEEN_FIFO] * h[t + T_WAIT_ITEM_S]) / up
+    backlog_s = (work_s + v[SEEN_FIFO] * h[t + T_WAITING_S]) / up
     waited_s = (v[SEEN_NOW] - v[SEEN_ENTERED]) / _NS
     fast, mid, slow = h[m + E_FAST] + 1.0, h[m + E_MID] + 1.0, h[m + E_SLOW] + 1.0
     w, capacity = t + T_WEIGHTS, capacity + 1.0
@@ -112,7 +113,7 @@ def width_at(g: Ints, h: Reals, v: Ints, t: int, server: int, paid: float) -> in
     for width in range(g[PLAN_WIDTHS]):
         if not holds >> width & 1:
             continue
-        key = (v[SEEN_SEGMENT] * g[PLAN_WIDTHS] + width) * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
+        key = key_at_width(g, v, width)
         value = h[worth + width] - paid * h[int(h[t + T_COST_AT]) + server * g[PLAN_KEYS] + key]
         if found == NONE or value > best:
             best, found = value, width
@@ -120,39 +121,88 @@ def width_at(g: Ints, h: Reals, v: Ints, t: int, server: int, paid: float) -> in
 
 
 @kernel
-def choose_by_tide(g: Ints, h: Reals, v: Ints, u: Reals) -> None:
-    """The server with the earliest expected end at the width that the price leaves it, and so many as the load asks for."""
-    m, t = g[PLAN_MEMORY_AT], g[PLAN_KNOBS_AT]
-    remember(g, h, v, m, t)
-    level = price(g, h, v, m, t)
-    h[m + E_PRICE] = level
-    paid = exp(level)
-    location, best, found, chosen = v[SEEN_LOCATION], 0.0, NONE, 0
-    lines = g[PLAN_SEGMENTS] * (g[PLAN_WIDTHS] + 1)
-    line = v[SEEN_SEGMENT] * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
+def is_guarded(h: Reals, m: int, t: int) -> bool:
+    """Whether the backlog is so long that only the fallback may decide; it takes over above one level, until below another."""
+    if h[m + E_IS_GUARDED] == 0.0 and h[m + E_BACKLOG] > h[t + T_GUARD_ON_S]:
+        h[m + E_IS_GUARDED] = 1.0
+        h[m + E_HANDOVERS] += 1.0
+    elif h[m + E_IS_GUARDED] == 1.0 and h[m + E_BACKLOG] < h[t + T_GUARD_OFF_S]:
+        h[m + E_IS_GUARDED] = 0.0
+    h[m + E_GUARDED] += h[m + E_IS_GUARDED]
+    return h[m + E_IS_GUARDED] == 1.0
+
+
+@kernel
+def fall_back(g: Ints, v: Ints) -> None:
+    """The narrowest width, least work first and then stay, as many as there are: nothing carries more."""
+    location, found = v[SEEN_LOCATION], NONE
     for index in range(g[PLAN_SERVERS]):
         s = _server(v, index)
         if v[s + ITS_CODE] == 0:
             continue
-        width = width_at(g, h, v, t, index, paid)
-        key = (v[SEEN_SEGMENT] * g[PLAN_WIDTHS] + width) * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
-        slow = 1.0 + h[t + T_SLOWNESS] * (slowness(g, h, m, index) - 1.0)
-        batch = g[g[PLAN_BATCH_NS_AT] + (index * g[PLAN_KEYS] + key) * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS
-        score = (v[s + ITS_WORK_NS] / _NS + h[t + T_BATCH] * batch) * slow
-        if location != ANYWHERE and location != index:
-            place = ((location + 1) * g[PLAN_SERVERS] + index) * lines + line
-            moved = g[g[PLAN_TRANSFER_NS_AT] + place * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS
-            score += h[t + T_TRANSFER] * moved
-            if location >= 0:
-                score += h[t + T_MOVE_S]
-        if found == NONE or score < best:
-            best, found, chosen = score, index, width
-    wanted = v[SEEN_CANDIDATES] * (h[t + T_SHARE] + h[t + T_SHARE_LOAD] * log(1.0 + h[m + E_BACKLOG] / 1e-3))
-    group = g[g[PLAN_GROUPS_AT] + g[PLAN_GROUP_COUNT] - 1]
-    for n in range(g[PLAN_GROUP_COUNT] - 1, -1, -1):
+        if found == NONE or v[s + ITS_WORK_NS] < v[_server(v, found) + ITS_WORK_NS]:
+            found = index
+    if location >= 0 and v[_server(v, location) + ITS_CODE] != 0:
+        found = location
+    width = 0
+    while not v[_server(v, found) + ITS_HOLDS] >> width & 1:
+        width += 1
+    g[PLAN_SERVER], g[PLAN_WIDTH] = found, width
+    g[PLAN_GROUP] = g[g[PLAN_GROUPS_AT] + g[PLAN_GROUP_COUNT] - 1]
+
+
+@kernel
+def score_of(g: Ints, h: Reals, v: Ints, m: int, t: int, index: int, key: int) -> float:
+    """When the candidates would be done at a server, about: its work, and theirs, at its real pace; and the way there."""
+    location, lines = v[SEEN_LOCATION], g[PLAN_SEGMENTS] * (g[PLAN_WIDTHS] + 1)
+    slow = 1.0 + h[t + T_SLOWNESS] * (slowness(h, m, index) - 1.0)
+    batch = g[g[PLAN_BATCH_NS_AT] + (index * g[PLAN_KEYS] + key) * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS
+    score = (v[_server(v, index) + ITS_WORK_NS] / _NS + h[t + T_BATCH] * batch) * slow
+    if location == ANYWHERE or location == index:
+        return score
+    line = v[SEEN_SEGMENT] * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
+    place = ((location + 1) * g[PLAN_SERVERS] + index) * lines + line
+    score += h[t + T_TRANSFER] * (g[g[PLAN_TRANSFER_NS_AT] + place * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS)
+    return score + h[t + T_MOVE_S] if location >= 0 else score
+
+
+@kernel
+def group_at(g: Ints, h: Reals, v: Ints, m: int, t: int) -> int:
+    """The smallest group that holds the share of the candidates which the load asks for."""
+    share = h[t + T_SHARE] + h[t + T_SHARE_LOAD] * log(1.0 + h[m + E_BACKLOG] / 1e-3)
+    wanted = v[SEEN_CANDIDATES] * share
+    for n in range(g[PLAN_GROUP_COUNT] - 1):
         if g[g[PLAN_GROUPS_AT] + n] >= wanted:
-            group = g[g[PLAN_GROUPS_AT] + n]
-    g[PLAN_SERVER], g[PLAN_WIDTH], g[PLAN_GROUP] = found, chosen, group
-    key = (v[SEEN_SEGMENT] * g[PLAN_WIDTHS] + chosen) * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
-    sent = min(group, v[SEEN_CANDIDATES]) * g[g[PLAN_IMAGE_NS_AT] + found * g[PLAN_KEYS] + key] / _NS
-    h[m + E_SERVERS + found * F_SIZE + F_WORK] += sent
+            return g[g[PLAN_GROUPS_AT] + n]
+    return g[g[PLAN_GROUPS_AT] + g[PLAN_GROUP_COUNT] - 1]
+
+
+@kernel
+def key_at_width(g: Ints, v: Ints, width: int) -> int:
+    """The work key of the head at this width."""
+    return (v[SEEN_SEGMENT] * g[PLAN_WIDTHS] + width) * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
+
+
+@kernel
+def choose_by_tide(g: Ints, h: Reals, v: Ints) -> None:
+    """The server where the candidates are done first at the width that the price leaves them there; then the group."""
+    m, t = g[PLAN_MEMORY_AT], g[PLAN_KNOBS_AT]
+    remember(g, h, v, m, t)
+    level = price(g, h, v, m, t)
+    h[m + E_PRICE] = level
+    if is_guarded(h, m, t):
+        fall_back(g, v)
+    else:
+        paid, best, found, chosen = exp(level), 0.0, NONE, 0
+        for index in range(g[PLAN_SERVERS]):
+            if v[_server(v, index) + ITS_CODE] == 0:
+                continue
+            width = width_at(g, h, v, t, index, paid)
+            score = score_of(g, h, v, m, t, index, key_at_width(g, v, width))
+            if found == NONE or score < best:
+                best, found, chosen = score, index, width
+        g[PLAN_SERVER], g[PLAN_WIDTH], g[PLAN_GROUP] = found, chosen, group_at(g, h, v, m, t)
+    sent = min(g[PLAN_GROUP], v[SEEN_CANDIDATES])
+    key = key_at_width(g, v, g[PLAN_WIDTH])
+    at = m + E_SERVERS + g[PLAN_SERVER] * F_SIZE + F_WORK
+    h[at] += sent * g[g[PLAN_IMAGE_NS_AT] + g[PLAN_SERVER] * g[PLAN_KEYS] + key] / _NS

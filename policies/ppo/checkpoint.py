@@ -45,3 +45,8 @@ def read(path: Path) -> tuple[Tensors, dict[str, str]]:
         found = metadata.get("schema", "none")
         raise InputError(str(path), "schema", f"found {found}, expected {SCHEMA}: not a router of this version")
     return tensors, metadata
+
+
+def kind_of(path: Path) -> str:
+    """What a router's file says it is: `ppo` where it says nothing; raises `InputError` as `read` does."""
+    return read(path)[1].get("kind", "ppo")

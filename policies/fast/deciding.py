@@ -1,0 +1,12 @@
+"""One decision of a plan, for routers outside of the compiled engine."""
+
+from __future__ import annotations
+
+from policies.fast.rules import choose
+from policies.jit import Ints, entry, ints, reals
+
+
+@entry
+def choose_once(plan: Ints, sheet: Ints) -> None:
+    """Decide about a sheet; the choice stands in the plan."""
+    choose(ints(plan), reals(plan), ints(sheet), reals(sheet))

@@ -1,0 +1,73 @@
+"""What Tide learns, by name: where the search begins, how far it looks, and which groups of it can be switched off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.errors import nearest
+
+KIND: Final = "tide"  # what a file of it says of itself
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One learned number: its name, its switch, where it begins and how far the search looks at first."""
+
+    name: str
+    switch: str
+    start: float
+    spread: float
+
+
+_PRICE: Final = (
+    Knob("price", "level", -5.0, 1.0),  # the logarithm's level, with nobody waiting
+    Knob("backlog_1ms", "backlog", 0.6, 0.3),  # of log(1 + backlog / 1 ms)
+    Knob("backlog_10ms", "backlog", 0.2, 0.3),
+    Knob("backlog_100ms", "backlog", 0.2, 0.3),
+    Knob("rising", "rates", 0.0, 0.3),  # of log(arrivals over 50 ms / over 500 ms)
+    Knob("risen", "rates", 0.0, 0.3),  # of log(over 500 ms / over 5 s)
+    Knob("load", "rates", 0.3, 0.3),  # of log(over 500 ms / capacity of what is up)
+    Knob("overload", "rates", 0.0, 0.3),  # of what that is above 1
+    Knob("waited_1ms", "waited", 0.0, 0.2),  # of log(1 + what the oldest has waited / 1 ms)
+    Knob("load_now", "rates", 0.0, 0.3),  # of (over 50 ms / capacity)
+)
+_REST: Final = (
+    Knob("transfer", "placement", 1.0, 0.5),  # weight of a transfer's expected time
+    Knob("batch", "placement", 1.0, 0.5),  # weight of the block's own time
+    Knob("move_ms", "placement", 0.5, 1.0),  # what leaving a place costs beside that
+    Knob("slowness", "pace", 0.0, 0.3),  # how far to believe that a server is slower than its profile
+    Knob("share", "group", 1.0, 0.3),  # of the candidates, in one block
+    Knob("share_backlog", "group", 0.0, 0.1),
+    Knob("own_cost", "own_cost", 0.0, 0.3),  # what a width costs on the placed server rather than on average
+)
+SWITCHES: Final = (*dict.fromkeys(knob.switch for knob in (*_PRICE, *_REST)), "worth")
+PRICES: Final = len(_PRICE)
+
+
+def knobs(segments: int, widths: int) -> tuple[Knob, ...]:
+    """All of them; the last ones stretch what each step to a wider width is worth, segment by segment."""
+    worth = [Knob(f"worth_{s}_{w}", "worth", 0.0, 0.3) for s in range(1, segments + 1) for w in range(1, widths)]
+    return (*_PRICE, *_REST, *worth)
+
+
+def start(segments: int, widths: int) -> Reals:
+    """Where the search begins: a ladder without rungs, the more waits the dearer; shortest delay; all in one block."""
+    return np.array([knob.start for knob in knobs(segments, widths)])
+
+
+def spread(segments: int, widths: int, without: tuple[str, ...] = ()) -> Reals:
+    """How far the search looks at first; 0 for what is switched off.
+
+    Raises:
+        ValueError: no such switch.
+    """
+    for switch in without:
+        if switch not in SWITCHES:
+            raise ValueError(f"no switch {switch!r}; {nearest(switch, SWITCHES)}")
+    return np.array([0.0 if knob.switch in without else knob.spread for knob in knobs(segments, widths)])

@@ -1,0 +1,546 @@
+"""Tunes a router on a scenario: the quickest one whose mean accuracy keeps a floor, by direct search on whole runs.
+
+Learned router and rules are tuned alike: the same search, the same number of simulated decisions, the same runs (seeds
+that no report uses, excerpts of the scenario, its `tuning_file` where it follows a curve), the same objective. Then one
+number of each, that which trades latency for accuracy, is set so that the floor is kept on full-length runs.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import exp, inf, log
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from policies.chance import derived_seed, stream
+from policies.errors import InputError, WorkError, nearest
+from policies.fast.compose import plan_of
+from policies.routing import RoutingPolicy
+from policies.rules.context import RouterContext
+from policies.rules.costs import default_target_s, efficient_tuples, spread
+from policies.rules.specs import FixedRule, InfaasRule, LadderRule, MilpRule, RuleSpec, SlackFitRule
+from policies.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
+from policies.tide import knobs as tide_knobs
+from policies.tide.router import TideRouter
+from scenarios.compose import World
+from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX
+from scenarios.store import write_rule
+from sim.batch.program import program_of
+from sim.batch.ruled import run_to_end
+from sim.batch.scoring import RunScore, score_run, tuple_priors
+from sim.batch.simulation import RunRow
+from sim.cluster import RunSpec
+
+POINT = 0.01  # of accuracy
+RUNGS = 8
+MOST_THREADS = 2
+_STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
+
+
+@dataclass(frozen=True, slots=True)
+class TuningKnobs:
+    """How a router is tuned; the switches are those of the ablation in docs/tide.md.
+
+    Attributes:
+        floor: mean accuracy, a share, that must be kept.
+        decisions: how many simulated decisions the search may take; levelling comes on top, for all alike.
+        seed: of the search, and of the runs it sees.
+        episodes: runs that every candidate is measured on in a generation.
+        episode_s: their length; excerpts of the scenario.
+        levels: full-length runs that the floor is set on.
+        tail: weight of log p99 beside the log mean: the tail constraint.
+        common: all candidates of a generation see the same runs (common random numbers).
+        logs: objectives are logarithms, so that runs of unequal load count alike.
+        race: candidates that are worst on the first run are given up: those that blew up cost little.
+        pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
+        rates: each run's rate is drawn from this range, in times of the workload's.
+        without: groups of Tide's knobs that stay where they begin.
+        population, elite: of a generation.
+    """
+
+    floor: float
+    decisions: int = 30_000_000
+    seed: int = 0
+    episodes: int = 3
+    episode_s: float = 30.0
+    levels: int = 6
+    tail: float = 0.2
+    common: bool = True
+    logs: bool = True
+    race: bool = True
+    pid: bool = True
+    rates: tuple[float, float] = (1.0, 1.0)
+    without: tuple[str, ...] = ()
+    population: int = 16
+    elite: int = 4
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found.
+
+    Attributes:
+        kind: a name of `KINDS`.
+        values: the numbers searched over.
+        router: makes a fresh router.
+        spec: the rule, for its file; None for Tide.
+        decisions: simulated in the search; `level_decisions` in setting the floor.
+        accuracy, mean_s, p99_s: means over the full-length runs of tuning.
+        history: best objective after each generation, with the decisions simulated until then.
+    """
+
+    kind: str
+    values: Reals
+    router: Callable[[], RoutingPolicy]
+    spec: RuleSpec | None
+    decisions: int
+    level_decisions: int
+    accuracy: float
+    mean_s: float
+    p99_s: float
+    history: tuple[tuple[int, float], ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------- what is searched over
+
+
+class Space(ABC):
+    """The numbers of one kind of router.
+
+    Attributes:
+        start, spread: where the search begins, and how far it looks.
+        levelled: which of them trades latency for accuracy; accuracy rises with `direction` times it.
+    """
+
+    start: Reals
+    spread: Reals
+    levelled: int = 0
+    direction: float = 1.0
+    reach: float = 3.0  # how far levelling may move it
+
+    def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
+        self.context = context
+
+    @abstractmethod
+    def rule(self, values: Reals) -> RuleSpec | None:
+        """The rule with these numbers; None for Tide."""
+
+    def router(self, values: Reals) -> RoutingPolicy:
+        """A fresh router with these numbers."""
+        rule = self.rule(values)
+        assert rule is not None
+        return rule.make(self.context)
+
+    def shifted(self, values: Reals, by: float) -> Reals:
+        """More accurate for `by` above 0."""
+        moved = values.copy()
+        moved[self.levelled] += self.direction * by
+        return moved
+
+
+class TideSpace(Space):
+    """Tide's knobs; its price's level is levelled."""
+
+    direction = -1.0
+
+    def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
+        super().__init__(context, knobs)
+        size = (context.config.segments, len(context.config.widths))
+        self.start, self.spread = tide_knobs.start(*size), tide_knobs.spread(*size, knobs.without)
+
+    def rule(self, values: Reals) -> None:
+        """It is no rule."""
+
+    def router(self, values: Reals) -> TideRouter:
+        """See `Space`."""
+        return TideRouter(values, self.context)
+
+
+class LadderSpace(Space):
+    """The gaps between a ladder's thresholds, in logarithms; all of them are levelled."""
+
+    def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
+        super().__init__(context, knobs)
+        self.rungs = spread(efficient_tuples(context), RUNGS)
+        self.start, self.spread = np.full(len(self.rungs) - 1, 2.5), np.full(len(self.rungs) - 1, 0.8)
+
+    def rule(self, values: Reals) -> LadderRule:
+        """See `Space`."""
+        return LadderRule(rungs=self.rungs, thresholds=tuple(np.cumsum(np.exp(values)).tolist()))
+
+    def shifted(self, values: Reals, by: float) -> Reals:
+        """All thresholds at so many times the load."""
+        return values + by
+
+
+class SlackFitSpace(Space):
+    """The latency target's logarithm."""
+
+    def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
+        super().__init__(context, knobs)
+        self.start, self.spread = np.array([log(default_target_s(context))]), np.array([1.5])
+
+    def rule(self, values: Reals) -> SlackFitRule:
+        """See `Space`."""
+        return SlackFitRule(target_s=exp(values[0]))
+
+
+class InfaasSpace(Space):
+    """Logarithms of the share of the target above which a server steps down, of the target, and of up over down."""
+
+    def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
+        super().__init__(context, knobs)
+        self.start = np.array([log(0.1), log(default_target_s(context)), log(0.3)])
+        self.spread = np.array([1.0, 1.0, 0.6])
+
+    def rule(self, values: Reals) -> InfaasRule:
+        """See `Space`."""
+        down = exp(values[0])
+        return InfaasRule(target_s=exp(values[1]), down=down, up=down * min(0.95, exp(values[2])))
+
+
+class MilpSpace(Space):
+    """Logarithms of the headroom (less of it is more accurate) and of the period."""
+
+    direction = -1.0
+
+    def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
+        super().__init__(context, knobs)
+        self.start, self.spread = np.array([log(1.2), log(1.0)]), np.array([0.4, 0.8])
+
+    def rule(self, values: Reals) -> MilpRule:
+        """See `Space`."""
+        return MilpRule(headroom=exp(values[0]), period_s=max(0.05, exp(values[1])))
+
+
+SPACES: Final[Mapping[str, type[Space]]] = {
+    "tide": TideSpace,
+    "ladder": LadderSpace,
+    "slackfit": SlackFitSpace,
+    "infaas": InfaasSpace,
+    "milp": MilpSpace,
+}
+KINDS: Final = (*SPACES, "fixed")
+
+
+# ------------------------------------------------------------------------------------------------------ what is measured
+
+
+class Course:
+    """The runs of one world that candidates are measured on.
+
+    Args:
+        workers: what they run on; compiled code holds no lock.
+    """
+
+    def __init__(self, world: World, knobs: TuningKnobs, workers: ThreadPoolExecutor) -> None:
+        self.world, self.knobs, self.decisions = world, knobs, 0
+        self._program, self._workers = program_of(world.cluster), workers
+        self._priors = tuple_priors(self._program)
+        self._context = world.context
+
+    def excerpt(self, name: str) -> RunSpec:
+        """A run of the search; its name gives its seed."""
+        seed = derived_seed(self.knobs.seed, f"tune:{name}")
+        scale = float(stream(seed, "load").uniform(*self.knobs.rates))
+        length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
+        return self.world.run_spec(seed, duration_s=length_s, scale=scale, detail=False, end="cut", tuning=True)
+
+    def full(self, number: int) -> RunSpec:
+        """A run of full length, for levelling."""
+        seed = derived_seed(self.knobs.seed, f"tune:level:{number}")
+        return self.world.run_spec(seed, detail=False, end="cut", tuning=True)
+
+    def measure(self, tries: Sequence[tuple[RoutingPolicy, RunSpec]]) -> list[RunScore]:
+        """Each router on its run; a router serves one run."""
+        scores = list(self._workers.map(self._one, *zip(*tries, strict=True)))
+        self.decisions += sum(score.decisions for score in scores)
+        return scores
+
+    def _one(self, router: RoutingPolicy, spec: RunSpec) -> RunScore:
+        planned = plan_of(router, self._context.config)
+        assert planned is not None, "every kind that is tuned has a compiled form"
+        run = RunRow(self._program, spec)
+        run_to_end(run, planned.row, stream(spec.seed, "router:tuned"), planned.replan)
+        warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
+        return score_run(run, self._priors, round(warmup_s * 1e9))
+
+
+def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
+    """What is made small: the mean latency and, with a weight, the 99th percentile, over runs."""
+    costs = [(score.mean_s, score.p99_s) for score in scores]
+    if knobs.logs:
+        return float(np.mean([log(mean_s) + knobs.tail * log(p99_s) for mean_s, p99_s in costs]))
+    return log(float(np.mean([mean_s for mean_s, _ in costs]))) + knobs.tail * log(
+        float(np.mean([p99_s for _, p99_s in costs]))
+    )
+
+
+def shortfall(scores: Sequence[RunScore], floor: float) -> float:
+    """Points of accuracy below the floor, over the images of all runs; negative above it."""
+    images = sum(score.images - score.unfinished for score in scores)
+    accuracy = sum(score.accuracy * (score.images - score.unfinished) for score in scores) / max(images, 1)
+    return (floor - accuracy) / POINT
+
+
+# ---------------------------------------------------------------------------------------------------------- the search
+
+Progress = Callable[[int, float], None]
+
+
+def tune_world(
+    world: World,
+    kind: str,
+    knobs: TuningKnobs,
+    *,
+    start: Reals | None = None,
+    on_progress: Progress | None = None,
+) -> Tuned:
+    """Tune one kind of router.
+
+    Args:
+        start: begin here, looking half as far.
+        on_progress: gets decisions simulated and the best objective after each generation.
+
+    Raises:
+        InputError: unknown kind; a floor that no width tuple reaches.
+        WorkError: the floor can't be kept on this scenario by this kind.
+    """
+    if kind not in KINDS:
+        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, KINDS)}")
+    best = max(world.accuracy.prior.top1.values())
+    if knobs.floor > best:
+        problem = f"{knobs.floor:g} is above the most accurate width tuple; possible is up to {best:.4f}"
+        raise InputError(world.scenario.name, "--floor", problem)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
+        course = Course(world, knobs, workers)
+        if kind == "fixed":
+            return _best_tuple(course)
+        space = SPACES[kind](world.context, knobs)
+        found, history = _search(space, course, start, on_progress)
+        searched = course.decisions
+        return replace(_levelled(kind, space, course, found), decisions=searched, history=tuple(history))
+
+
+def _search(
+    space: Space, course: Course, start: Reals | None, on_progress: Progress | None
+) -> tuple[list[Reals], list[tuple[int, float]]]:
+    """Until the decisions are used up, or nothing moves; the last mean, and the best of the last generation."""
+    knobs = course.knobs
+    first = space.start if start is None else start
+    search = CrossEntropy(
+        first,
+        space.spread * (1.0 if start is None else 0.5),
+        stream(knobs.seed, f"tune:{type(space).__name__}"),
+        SearchKnobs(population=knobs.population, elite=knobs.elite),
+    )
+    price = FloorMultiplier((2.0, 1.0, 1.0), start=1.0)
+    history: list[tuple[int, float]] = []
+    generation = 0
+    while course.decisions < knobs.decisions:
+        candidates = search.ask()
+        costs, lacking = _generation(space, course, candidates, generation, price.value if knobs.pid else _STEEP)
+        search.tell(candidates, costs, comparable=False)
+        price.update(lacking)
+        history.append((course.decisions, search.best_cost))
+        generation += 1
+        if on_progress is not None:
+            on_progress(course.decisions, search.best_cost)
+    return [search.mean, search.best], history
+
+
+def _generation(space: Space, course: Course, candidates: Reals, generation: int, price: float) -> tuple[Reals, float]:
+    """What each candidate costs, and what the mean one lacks of the floor."""
+    knobs = course.knobs
+
+    def runs(number: int, episode: int) -> RunSpec:
+        own = "" if knobs.common else f":{number}"
+        return specs.setdefault((episode, own), course.excerpt(f"{generation}:{episode}{own}"))
+
+    specs: dict[tuple[int, str], RunSpec] = {}
+    scores = [[each] for each in course.measure([(space.router(x), runs(n, 0)) for n, x in enumerate(candidates)])]
+
+    def cost(found: Sequence[RunScore]) -> float:
+        lacking = shortfall(found, knobs.floor)
+        return latency_cost(found, knobs) + price * (lacking if knobs.pid else max(0.0, lacking))
+
+    kept = list(range(len(candidates)))
+    if knobs.race and knobs.episodes > 1:  # one run says little of the floor, so there it counts for less
+        early = [latency_cost(s, knobs) + 0.15 * price * max(0.0, shortfall(s, knobs.floor)) for s in scores]
+        kept = sorted(np.argsort(early, kind="stable")[: max(1, len(candidates) // 2)].tolist())
+    more = [(n, episode) for n in kept for episode in range(1, knobs.episodes)]
+    if more:
+        found = course.measure([(space.router(candidates[n]), runs(n, episode)) for n, episode in more])
+        for (n, _), each in zip(more, found, strict=True):
+            scores[n].append(each)
+    costs = np.full(len(candidates), inf)
+    costs[kept] = [cost(scores[n]) for n in kept]
+    return costs, shortfall(scores[kept[0]], knobs.floor)
+
+
+def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -> Tuned:
+    """Shift each until it keeps the floor on full-length runs, and take the quickest."""
+    knobs, before = course.knobs, course.decisions
+    specs = [course.full(number) for number in range(knobs.levels)]
+
+    def measure(values: Reals) -> list[RunScore]:
+        return course.measure([(space.router(values), spec) for spec in specs])
+
+    best: tuple[float, Reals, list[RunScore]] | None = None
+    for values in found:
+        shift = _find_shift(space, values, measure, knobs.floor)
+        if shift is None:
+            continue
+        shifted, scores = shift
+        cost = latency_cost(scores, knobs)
+        if best is None or cost < best[0]:
+            best = (cost, shifted, scores)
+    if best is None:
+        raise WorkError(f"{kind}: no setting keeps an accuracy of {knobs.floor:g} on {course.world.scenario.name}")
+    _, values, scores = best
+    return Tuned(
+        kind=kind,
+        values=values,
+        router=lambda: space.router(values),
+        spec=space.rule(values),
+        decisions=before,
+        level_decisions=course.decisions - before,
+        accuracy=knobs.floor - shortfall(scores, knobs.floor) * POINT,
+        mean_s=float(np.mean([score.mean_s for score in scores])),
+        p99_s=float(np.mean([score.p99_s for score in scores])),
+    )
+
+
+_CLOSE = 0.01  # points
+_MOST_TRIES = 9
+
+
+def _find_shift(
+    space: Space, values: Reals, measure: Callable[[Reals], list[RunScore]], floor: float
+) -> tuple[Reals, list[RunScore]] | None:
+    """The least shift towards accuracy at which the floor is kept, within a hundredth of a point."""
+    seen: dict[float, float] = {}
+    kept: dict[float, tuple[Reals, list[RunScore]]] = {}
+    width, shift = 0.1, 0.0
+    for _ in range(_MOST_TRIES):
+        shifted = space.shifted(values, shift)
+        scores = measure(shifted)
+        lacking = shortfall(scores, floor)
+        seen[shift] = -lacking
+        if lacking <= 0:
+            kept[shift] = (shifted, scores)
+            if lacking > -_CLOSE:
+                break
+        below, above = (any(y < 0 for y in seen.values()), any(y >= 0 for y in seen.values()))
+        if below and above:
+            shift = level(seen, 0.5 * _CLOSE, min(seen), max(seen))
+        else:
+            shift = (max(seen) + width) if below else (min(seen) - width)
+            width *= 3
+        if abs(shift) > space.reach:
+            break
+    return kept[min(kept)] if kept else None
+
+
+def _best_tuple(course: Course) -> Tuned:
+    """The quickest fixed tuple that is accurate enough: all of them are tried, on full-length runs."""
+    knobs, context = course.knobs, course.world.context
+    able = [widths for widths in efficient_tuples(context) if context.prior(widths) >= knobs.floor][-4:]
+    specs = [course.full(number) for number in range(knobs.levels)]
+    best: tuple[float, FixedRule, list[RunScore]] | None = None
+    for widths in able:
+        rule = FixedRule(tuple_=widths)
+        scores = course.measure([(rule.make(context), spec) for spec in specs])
+        cost = latency_cost(scores, knobs)
+        if best is None or cost < best[0]:
+            best = (cost, rule, scores)
+    assert best is not None, "the floor is not above the best tuple"
+    _, rule, scores = best
+    return Tuned(
+        kind="fixed",
+        values=np.array(rule.tuple_),
+        router=lambda: rule.make(context),
+        spec=rule,
+        decisions=course.decisions,
+        level_decisions=0,
+        accuracy=float(np.mean([score.accuracy for score in scores])),
+        mean_s=float(np.mean([score.mean_s for score in scores])),
+        p99_s=float(np.mean([score.p99_s for score in scores])),
+    )
+
+
+# --------------------------------------------------------------------------------------------------- for the command line
+
+
+def knobs_of(world: World, arguments: Any) -> TuningKnobs:
+    """The scenario's tuning settings, or what the flags say instead."""
+    given = world.scenario.tuning
+    floor = arguments.floor if arguments.floor is not None else given.floor
+    knobs = TuningKnobs(
+        floor=0.0 if floor is None else floor,
+        decisions=arguments.decisions or given.decisions,
+        seed=arguments.seed,
+        episodes=given.episodes,
+        episode_s=given.episode_s,
+        levels=given.levels,
+        without=tuple(arguments.without),
+    )
+    return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
+
+
+def natural_floor(world: World, knobs: TuningKnobs) -> float:
+    """What the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
+        course = Course(world, knobs, workers)
+        specs = [course.full(number) for number in range(knobs.levels)]
+        scores = course.measure([(LadderRule().make(world.context), spec) for spec in specs])
+    return floor_to(-shortfall(scores, 0.0) * POINT, 0.1 * POINT)
+
+
+def floor_to(value: float, step: float) -> float:
+    """The next lower multiple of a step."""
+    return round(int(value / step) * step, 6)
+
+
+def tuned_path(out: Path | None, kind: str) -> Path:
+    """Where a tuned router goes; raises `InputError` for a file that could not be read back."""
+    ending = ROUTER_SUFFIX if kind == tide_knobs.KIND else RULE_SUFFIX
+    path = out or Path(f"{kind}{ending}")
+    if not path.name.endswith(ending):
+        raise InputError("--out", "", f"{path}: the file of a tuned {kind} ends with {ending}")
+    return path
+
+
+def read_start(path: Path, world: World, kind: str) -> Reals:
+    """The numbers of a Tide that was trained before."""
+    if kind != tide_knobs.KIND:
+        raise InputError("--start", "", "only tide can begin with a file")
+    return TideRouter.load(path, world.context).values
+
+
+def save_tuned(found: Tuned, world: World, knobs: TuningKnobs, path: Path, scenario: Path) -> dict[str, Any]:
+    """Write the router with how it was made; returns what the command reports."""
+    without = "".join(f" --without {switch}" for switch in knobs.without)
+    command = f"slimsched tune scenarios/{scenario.name} --router {found.kind} --floor {knobs.floor:g}"
+    made_by = {
+        "command": f"{command} --decisions {knobs.decisions} --seed {knobs.seed}{without}",
+        "floor": knobs.floor,
+        "decisions": found.decisions,
+        "level_decisions": found.level_decisions,
+        "accuracy": round(found.accuracy, 6),
+        "latency_mean_s": round(found.mean_s, 6),
+        "latency_p99_s": round(found.p99_s, 6),
+    }
+    if found.spec is None:
+        router = found.router()
+        assert isinstance(router, TideRouter)
+        router.save(path, made_by)
+    else:
+        write_rule(path, replace(found.spec, made_by=made_by))
+    return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **made_by}

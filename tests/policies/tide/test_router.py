@@ -1,0 +1,150 @@
+"""Tide's rules: the more waits the narrower, slower servers get less, the guard takes over, files read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies.chance import stream
+from policies.errors import InputError
+from policies.ppo import checkpoint
+from policies.routing import RouterConfig
+from policies.rules.context import RouterContext
+from policies.tide import knobs
+from policies.tide.router import GUARD_ON_S, TideRouter, worth_of_steps
+from policies.vocabulary import ClusterView, HeadKey, WorkKey
+from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
+
+START = knobs.start(4, 4)
+RNG = stream(0, "tide")
+
+
+def tide(speeds: tuple[float, ...] = (1.0, 1.0), guarded: bool = True, **changed: float) -> TideRouter:
+    names = [knob.name for knob in knobs.knobs(4, 4)]
+    values = START.copy()
+    for name, value in changed.items():
+        values[names.index(name)] = value
+    return TideRouter(values, context(LinearCosts(speeds), servers=len(speeds)), guarded=guarded)
+
+
+def width(router: TideRouter, fifo: int) -> float:
+    return router.choose(view(server(), server(), fifo=fifo), RNG).width
+
+
+def test_the_more_wait_the_narrower() -> None:
+    widths = [width(tide(guarded=False), fifo) for fifo in (1, 4, 16, 64, 256, 4096, 1 << 20)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > widths[-1] == WIDTHS[0]
+
+
+def test_a_price_that_falls_with_the_load_would_not_pass_that() -> None:
+    upside_down = {f"backlog_{n}ms": -2.0 for n in (1, 10, 100)}
+    widths = [width(tide(guarded=False, price=0.0, **upside_down), fifo) for fifo in (1, 64, 4096)]
+    assert widths == sorted(widths) and widths[0] < widths[-1]
+
+
+def test_the_faster_server_is_chosen_and_equal_ones_by_index() -> None:
+    assert tide((1.0, 3.0)).choose(view(server(), server()), RNG).server == 1
+    assert tide((1.0, 1.0)).choose(view(server(), server()), RNG).server == 0
+
+
+def test_activations_stay_unless_the_queue_is_long() -> None:
+    head = HeadKey(2, 0.5, 0)
+    work = {WorkKey(2, 1.0, 0.5): 400}
+    assert tide().choose(view(server(), server(), head=head), RNG).server == 0
+    assert tide().choose(view(server(outstanding=work), server(), head=head), RNG).server == 1
+    stubborn = tide(move_ms=1e6)
+    assert stubborn.choose(view(server(outstanding=work), server(), head=head), RNG).server == 0
+
+
+def test_a_server_that_falls_behind_its_profile_is_believed_to_be_slow() -> None:
+    """Two servers get the same work; one never gets done with it."""
+    router, blind = tide(slowness=1.0, guarded=False), tide(slowness=0.0, guarded=False)
+    key = WorkKey(1, 1.0, 0.0)
+    choices = []
+    for each in (router, blind):
+        for step in range(40):
+            stuck, quick = {key: 40}, {key: 40 if step % 2 else 0}
+            seen = view(server(outstanding=stuck), server(outstanding=quick), candidates=1)
+            each.choose(at(seen, 1_000_000_000 + step * 50_000_000), RNG)
+        last = view(server(outstanding={key: 20}), server(outstanding={key: 40}))
+        choices.append(each.choose(at(last, 4_000_000_000), RNG).server)
+    assert choices == [1, 0]
+
+
+def at(seen: ClusterView, now_ns: int) -> ClusterView:
+    from msgspec.structs import replace
+
+    return replace(seen, now_ns=now_ns)
+
+
+def test_only_widths_and_servers_that_may_be_chosen() -> None:
+    rng = stream(3, "views")
+    router = tide((1.0, 2.0, 0.5))
+    for _ in range(200):
+        valid = rng.random(3) < 0.6
+        valid[rng.integers(3)] = True
+        masks = [tuple(bool(x) for x in rng.random(4) < 0.5) for _ in range(3)]
+        masks = [mask if any(mask) else (True, False, False, False) for mask in masks]
+        servers = [server(int(rng.integers(50)), valid=bool(v), widths=m) for v, m in zip(valid, masks, strict=True)]
+        choice = router.choose(
+            view(*servers, candidates=int(rng.integers(1, 33)), fifo=int(rng.integers(1, 5000))), RNG
+        )
+        assert servers[choice.server].valid
+        assert servers[choice.server].widths[WIDTHS.index(choice.width)]
+
+
+def test_the_guard_hands_over_and_back_and_counts() -> None:
+    router = tide(price=-50.0)  # time is free: it would always run at full width
+    assert width(router, 1) == 1.0 and router.handovers == 0
+    long = 100_000
+    assert width(router, long) == WIDTHS[0], f"a backlog beyond {GUARD_ON_S} s is the fallback's"
+    assert width(router, long) == WIDTHS[0]
+    assert (router.handovers, router.guarded_decisions) == (1, 2)
+    assert width(router, 1) == 1.0
+    assert (router.handovers, router.guarded_decisions) == (1, 2)
+    assert width(tide(price=-50.0, guarded=False), long) == 1.0
+
+
+def test_the_worth_of_steps_adds_up_for_a_table_that_does() -> None:
+    from itertools import product
+
+    from policies.reward import AccuracyPrior
+
+    gains = np.array([[0.01, 0.0, 0.02], [0.03, 0.01, 0.01], [0.0, 0.0, 0.0], [0.05, 0.02, 0.01]])
+    table = {
+        tuple(WIDTHS[w] for w in code): 0.5 + sum(gains[s, :w].sum() for s, w in enumerate(code))
+        for code in product(range(4), repeat=4)
+    }
+    given = context()
+    made = RouterContext(given.config, given.costs, AccuracyPrior(table), given.power_limits_w)
+    assert worth_of_steps(made) == pytest.approx(np.maximum(gains, 1e-5), abs=1e-9)
+
+
+def test_a_file_reads_back_as_the_same_router(tmp_path: Path) -> None:
+    path, router = tmp_path / "tide.safetensors", tide(price=-3.0)
+    router.save(path, {"seed": 7})
+    again = TideRouter.load(path, context(servers=2))
+    assert again.values == pytest.approx(router.values)
+    assert (again.plan() == tide(price=-3.0).plan()).all()
+    assert checkpoint.kind_of(path) == "tide"
+
+
+def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tide.safetensors"
+    tide().save(path, {})
+    given = context()
+    fewer = RouterConfig(4, (0.5, 1.0), tuple(((True, True),) * 4 for _ in range(2)))
+    other = RouterContext(fewer, given.costs, given.prior, given.power_limits_w)
+    with pytest.raises(InputError, match=r"trained for 4 segments at widths \[0.25, 0.5, 0.75, 1.0\]"):
+        TideRouter.load(path, other)
+
+
+def test_knobs_can_be_switched_off() -> None:
+    off = knobs.spread(4, 4, ("rates", "worth"))
+    names = [knob.name for knob in knobs.knobs(4, 4)]
+    assert off[names.index("load")] == 0 and off[names.index("worth_1_1")] == 0 and off[names.index("price")] > 0
+    with pytest.raises(ValueError, match="rates"):
+        knobs.spread(4, 4, ("rate",))
