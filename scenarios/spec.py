@@ -524,6 +524,18 @@ class TrainingSection(StrictModel):
         return self
 
 
+class TuningSection(StrictModel):
+    """How `slimsched tune` tunes a rule, or Tide, on this scenario."""
+
+    floor: Share | None = Field(
+        None, description="mean accuracy to keep; null: what the untuned `ladder` has, a tenth of a point below"
+    )
+    decisions: Count = Field(30_000_000, description="simulated decisions that the search may take")
+    episodes: Count = Field(3, description="excerpts that every candidate is measured on")
+    episode_s: Seconds = Field(30.0, description="their length")
+    levels: Count = Field(6, description="full-length runs on which the floor is set at the end")
+
+
 Routers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(unique)]
 Seeds = Annotated[tuple[Whole, ...], Field(min_length=1), AfterValidator(unique)]
 
@@ -533,7 +545,8 @@ class CompareSection(StrictModel):
 
     routers: Routers = Field(
         ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "ppo"),
-        description="by name, `fixed:...`, `module:Class`, a trained router's file, or `ppo`: the one this run trains",
+        description="by name ([all of them](routers.md)), a rule file (`*.rule.yaml`), a trained router's file, "
+        "`module:Class`, or `ppo`: the one this run trains",
     )
     seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
 
@@ -588,6 +601,7 @@ class Scenario(StrictModel):
     shed: bool = Field(False, description="give up requests whose deadline has passed")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
     training: TrainingSection = Field(default_factory=TrainingSection, description="of the PPO router")
+    tuning: TuningSection = Field(default_factory=TuningSection, description="of rules and of Tide, by search")
     compare: CompareSection = Field(default_factory=CompareSection, description="the simulated comparison")
     validate_: ValidateSection = Field(
         default_factory=ValidateSection, alias="validate", description="simulation against real executors"

@@ -274,8 +274,8 @@ class InfaasRule(PlacedRule):
 
     floor: float = 0.0
     target_s: float | None = None
-    up: float = 0.1
-    down: float = 0.5
+    up: float = 0.02
+    down: float = 0.1
 
     def __post_init__(self) -> None:
         if self.up >= self.down:
@@ -310,8 +310,8 @@ class MilpRule(RuleSpec):
     }
 
     period_s: float = 2.0
-    headroom: float = 1.1
-    utilization: float = 0.8
+    headroom: float = 1.2
+    utilization: float = 0.5
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`."""

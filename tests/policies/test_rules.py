@@ -1,26 +1,35 @@
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from policies.errors import InputError
 from policies.reward import AccuracyPrior
 from policies.routing import RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.costs import efficient_tuples, spread
+from policies.rules.costs import efficient_tuples, outstanding_ns, spread
 from policies.rules.names import ROUTER_NAMES, OwnClass, make_router, parse_router_name
-from policies.rules.placements import PLACEMENT_NAMES
+from policies.rules.placements import PLACEMENT_NAMES, two_of
 from policies.rules.specs import FixedRule
 from policies.rules.widths import Ladder, held_width
 from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
 
-ALL_NAMES = (*ROUTER_NAMES, "fixed:0.25,0.5,0.75,1", "fixed:1,1,1,1@jsq", "ladder:4,8@round-robin", "slackfit@random")
+ALL_NAMES = (
+    *ROUTER_NAMES,
+    "fixed:0.25,0.5,0.75,1",
+    "fixed:1,1,1,1@jsq",
+    "ladder:4,8@round-robin",
+    "slackfit@random",
+    "infaas@shortest-delay",
+)
 
 
 def choose(name: str, seen: ClusterView, costs: LinearCosts | None = None, seed: int = 0) -> Choice:
@@ -73,11 +82,55 @@ def test_placement_only_routers_run_full_width_in_the_largest_group(name: str) -
     assert (choice.width, choice.group) == (1.0, 32)
 
 
-@pytest.mark.parametrize("name", ["jsq", "least-work", "shortest-delay", "sticky", "slackfit", "ladder", "round-robin"])
+DRAWING = ("random", "weighted-random", "power-of-two", "power-of-two-speed")
+
+
+@pytest.mark.parametrize("name", sorted({*ROUTER_NAMES} - {*DRAWING, "milp"}))
 def test_ties_go_to_the_lowest_server(name: str) -> None:
     """Equal servers are no reason to prefer a later one."""
     assert choose(name, view(server(), server(), server())).server == 0
-    assert choose(name, view(server(valid=False), server(4), server(4))).server == 1
+    if name != "jiq":  # nobody is idle
+        assert choose(name, view(server(valid=False), server(4), server(4))).server == 1
+
+
+class Uniforms:
+    """A generator that has nothing but these uniform numbers, one at a time."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.left = list(numbers)
+
+    def random(self) -> float:
+        return self.left.pop(0)
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_chance_is_drawn_one_uniform_number_at_a_time(name: str) -> None:
+    """So other code can reproduce a decision: no rule asks its generator for anything else."""
+    router = make_router(name, context())
+    drawn = {"random": 3, "weighted-random": 1, "power-of-two": 2, "power-of-two-speed": 2, "jiq": 1}
+    rng = Uniforms(*[0.5] * drawn.get(name, 1 if name.endswith("@random") else 0))
+    router.choose(view(server(3), server(2), server(4)), rng)  # type: ignore[arg-type]
+    assert rng.left == []
+
+
+def test_random_draws_server_then_width_then_group() -> None:
+    """Each index is the uniform number times how many there are, rounded down."""
+    seen = view(server(), server(valid=False), server(widths=(True, False, True, True)))
+    choices = [
+        make_router("random", context()).choose(seen, Uniforms(*numbers))  # type: ignore[arg-type]
+        for numbers in [(0.5, 0.0, 0.99), (0.49, 0.99, 0.5), (0.99, 0.34, 0.17)]
+    ]
+    assert choices == [Choice(2, 0.25, 32), Choice(0, 1.0, 8), Choice(2, 0.75, 2)]
+
+
+@settings(deadline=None)
+@given(st.permutations([(WorkKey(s, w, 0.5), s + 2) for s in (2, 3, 4) for w in (0.25, 0.75, 1.0)]))
+def test_outstanding_work_does_not_depend_on_its_order(work: list[tuple[WorkKey, int]]) -> None:
+    """Times are whole nanoseconds before they are added; as floats these would differ in their last bits."""
+    costs = LinearCosts(speeds=(0.3,))
+    expected = outstanding_ns(costs, view(server(outstanding=dict(sorted(work)))), 0)
+    assert outstanding_ns(costs, view(server(outstanding=dict(work))), 0) == expected
+    assert expected == sum(count * round(costs.image_s(0, key) * 1e9) for key, count in work)
 
 
 # ------------------------------------------------------------------------------------------------------- placements
@@ -129,6 +182,66 @@ def test_power_of_two_never_takes_the_longest_of_three() -> None:
     chosen = Counter(choose("power-of-two", seen, seed=seed).server for seed in range(300))
     assert chosen[1] == 0
     assert chosen[0] == pytest.approx(200, abs=40)
+
+
+def test_two_of_draws_every_pair_alike_and_never_one_server_twice() -> None:
+    """Over a grid of uniform numbers each pair comes equally often; of one server there is one draw all the same."""
+    grid = [(first, second) for first in range(12) for second in range(12)]
+    drawn = Counter(tuple(two_of([2, 5, 7, 9], Uniforms(a / 12, b / 12))) for a, b in grid)  # type: ignore[arg-type]
+    assert drawn == dict.fromkeys(combinations([2, 5, 7, 9], 2), 24)
+    rng = Uniforms(0.9)
+    assert two_of([4], rng) == [4]  # type: ignore[arg-type]
+    assert rng.left == []
+
+
+def test_weighted_random_is_as_likely_as_a_server_is_fast() -> None:
+    """Shares of 1 : 4 : 5 by chi-square; a server that can't take the block has none, however fast."""
+    router = make_router("weighted-random", context(LinearCosts((1.0, 4.0, 100.0, 5.0)), servers=4))
+    rng = np.random.default_rng(4)
+    seen = view(server(90), server(), server(valid=False), server())
+    counts = Counter(router.choose(seen, rng).server for _ in range(4000))
+    assert counts[2] == 0
+    assert chisquare([counts[index] for index in (0, 1, 3)], [400, 1600, 2000]).pvalue > 0.01
+
+
+def test_weighted_random_has_a_server_for_every_number() -> None:
+    """From 0 to the largest one below 1."""
+    router = make_router("weighted-random", context(LinearCosts((1.0, 3.0, 6.0))))
+    numbers = [0.0, 0.0999, 0.1001, 0.3999, 0.4001, np.nextafter(1.0, 0.0)]
+    chosen = [router.choose(view(server(), server(), server()), Uniforms(u)).server for u in numbers]  # type: ignore[arg-type]
+    assert chosen == [0, 0, 1, 1, 2, 2]
+
+
+def test_speed_shortens_a_queue() -> None:
+    """Seven on a server that is twice as fast are fewer than four; three are not more than seven."""
+    fast = LinearCosts((1.0, 2.0, 1.0))
+    assert choose("jsq-speed", view(server(4), server(7), server(5)), fast).server == 1
+    assert choose("jsq-speed", view(server(3), server(7), server(5)), fast).server == 0
+    assert choose("jsq", view(server(4), server(7), server(5)), fast).server == 0
+    three = view(server(4), server(7), server(9))
+    assert {choose("power-of-two-speed", three, fast, seed=seed).server for seed in range(90)} == {0, 1}
+    assert choose("power-of-two-speed", view(server(4), server(7)), fast).server == 1
+
+
+@settings(deadline=None)
+@given(clusters, st.integers(0, 2**32 - 1))
+def test_speed_changes_nothing_among_equals(cluster: list[ServerView], seed: int) -> None:
+    """On servers of one speed the rules by speed decide as those without."""
+    seen = view(*cluster)
+    for name in ("jsq", "power-of-two"):
+        assert choose(f"{name}-speed", seen, seed=seed) == choose(name, seen, seed=seed)
+
+
+def test_idle_queue_takes_who_has_nothing_else_anyone() -> None:
+    """The first idle server that can take the block; where there is none, each as likely."""
+    idle = view(server(1), server(0, valid=False), server(0), server(0))
+    assert {choose("jiq", idle, seed=seed).server for seed in range(20)} == {2}
+    router = make_router("jiq", context())
+    rng = np.random.default_rng(5)
+    busy = view(server(90), server(1), server(valid=False), server(7))
+    counts = Counter(router.choose(busy, rng).server for _ in range(3000))
+    assert counts[2] == 0
+    assert chisquare([counts[index] for index in (0, 1, 3)]).pvalue > 0.01
 
 
 def test_shortest_delay_pays_for_the_transfer_and_its_own_batch() -> None:

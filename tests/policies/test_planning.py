@@ -1,0 +1,220 @@
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.errors import InputError
+from policies.reward import AccuracyPrior
+from policies.rules.milp import Milp, make_milp
+from policies.rules.planning import GAP, Plan, plan, rounded_up
+from policies.rules.specs import MilpRule
+from policies.vocabulary import NS_PER_S, ClusterView, HeadKey, ServerView
+from tests.policies.cluster_views import LinearCosts, context, server, view
+
+RNG = np.random.default_rng(0)
+Capacity = tuple[tuple[float, ...], ...]
+
+
+def best_accuracy(demand: float, capacity: Capacity, accuracy: tuple[float, ...]) -> float | None:
+    """Of all assignments, each with the best shares: accurate servers first. None where none serves the demand."""
+    best = None
+    for choice in product(range(len(accuracy)), repeat=len(capacity)):
+        left, worth = demand, 0.0
+        for index, limit in sorted((tuple_, row[tuple_]) for tuple_, row in zip(choice, capacity, strict=True)):
+            taken = min(left, limit)
+            left, worth = left - taken, worth + taken * accuracy[index]
+        if left <= 1e-9 * demand:
+            best = max(worth / demand, best or 0.0)
+    return best
+
+
+clusters = st.integers(2, 4).flatmap(
+    lambda tuples: st.tuples(
+        st.lists(
+            st.lists(st.sampled_from([40.0, 55.0, 70.0, 100.0, 130.0, 210.0]), min_size=tuples, max_size=tuples).map(
+                lambda row: tuple(sorted(row))
+            ),
+            min_size=1,
+            max_size=4,
+        ).map(tuple),
+        st.lists(st.integers(600, 800), min_size=tuples, max_size=tuples, unique=True).map(
+            lambda values: tuple(sorted((value / 1000 for value in values), reverse=True))
+        ),
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(clusters, st.floats(0.05, 1.2))
+def test_no_assignment_is_better(cluster: tuple[Capacity, tuple[float, ...]], load: float) -> None:
+    """Against all of them; and the plan keeps every limit and gives the accuracy that it says."""
+    capacity, accuracy = cluster
+    demand = load * sum(max(row) for row in capacity)
+    found = plan(demand, capacity, accuracy)
+    best = best_accuracy(demand, capacity, accuracy)
+    assert sum(found.shares) == pytest.approx(1)
+    assert found.accuracy == pytest.approx(
+        sum(share * accuracy[index] for share, index in zip(found.shares, found.choice, strict=True))
+    )
+    if best is None:
+        assert not found.serves_all
+        return
+    assert found.serves_all
+    assert found.accuracy == pytest.approx(best, rel=2 * GAP)
+    for share, index, row in zip(found.shares, found.choice, capacity, strict=True):
+        assert share * demand <= row[index] * (1 + 1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(clusters)
+def test_more_demand_is_no_more_accurate(cluster: tuple[Capacity, tuple[float, ...]]) -> None:
+    """A plan for more would do for less."""
+    capacity, accuracy = cluster
+    most = sum(max(row) for row in capacity)
+    found = [plan(load * most, capacity, accuracy).accuracy for load in (0.2, 0.4, 0.6, 0.8, 0.95, 1.0)]
+    assert all(after <= before + 2 * GAP for before, after in pairwise(found))
+
+
+TWO: Capacity = ((100.0, 300.0), (50.0, 150.0))
+WORTH = (0.76, 0.70)
+
+
+def test_little_demand_is_shared_by_speed_at_the_best() -> None:
+    """All servers are accurate, and busy alike."""
+    assert plan(10.0, TWO, WORTH) == Plan((0, 0), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.76), True)  # type: ignore[arg-type]
+
+
+def test_accurate_servers_are_filled_first() -> None:
+    """180: the fast one is accurate with all of its 100, the slow one takes the rest; the other way it would be 50."""
+    found = plan(180.0, TWO, WORTH)
+    assert found.choice == (0, 1)
+    assert found.shares == pytest.approx((5 / 9, 4 / 9))
+
+
+def test_past_capacity_everybody_is_as_fast_as_can_be() -> None:
+    """With shares by speed; also where nothing is known, or all are down."""
+    for demand in (451.0, float("inf")):
+        assert plan(demand, TWO, WORTH) == Plan((1, 1), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.70), False)  # type: ignore[arg-type]
+    assert plan(10.0, ((0.0, 0.0), (0.0, 0.0)), WORTH).shares == (0.5, 0.5)
+
+
+def test_a_server_that_is_down_has_no_share() -> None:
+    """The others take it all."""
+    assert plan(40.0, (TWO[0], (0.0, 0.0)), WORTH).shares == (1.0, 0.0)
+
+
+def test_demands_are_rounded_up_to_two_percent() -> None:
+    """So that few plans are made: never down, never by more."""
+    for demand in (1.0, 1.5, 99.0, 12345.6):
+        assert demand <= rounded_up(demand) <= demand * 1.02 * (1 + 1e-9)
+    assert rounded_up(0.0) == rounded_up(0.7) == 1.0
+    assert len({rounded_up(float(demand)) for demand in range(1000, 1100)}) <= 6
+
+
+# ------------------------------------------------------------------------------------------------------- carrying out
+
+
+def router(period_s: float = 2.0) -> Milp:
+    """Three servers of speeds 1, 1 and 2, the last two tuples of which differ much."""
+    given = context(LinearCosts((1.0, 1.0, 2.0)), servers=3)
+    return make_milp(given, given.config.groups, period_s, headroom=1.0, utilization=1.0)
+
+
+def at_s(
+    now_s: float,
+    *servers: ServerView,
+    head: HeadKey | None = None,
+    completed: int = 0,
+    fifo: int = 1,
+    candidates: int = 1,
+) -> ClusterView:
+    seen = view(*servers, head=head, candidates=candidates)
+    now_ns = round(now_s * NS_PER_S)
+    return ClusterView(now_ns, seen.head, candidates, now_ns, fifo, completed, seen.servers)
+
+
+def test_images_go_where_the_share_is_furthest_behind() -> None:
+    """By shares of 1 : 1 : 2, in images; of two that are alike the lower first, passing over who can't take one."""
+    milp = router()
+    idle = [server(), server(), server()]
+    assert [milp.choose(at_s(0, *idle), RNG).server for _ in range(8)] == [2, 0, 1, 2, 2, 0, 1, 2]
+    assert milp.choose(at_s(0, *idle, candidates=32, fifo=32), RNG).server == 2
+    assert milp.placed == [2, 2, 36]
+    taken = [milp.choose(at_s(0, server(), server(valid=False), server()), RNG).server for _ in range(7)]
+    assert taken == [0] * 7
+
+
+def test_images_stay_where_they_are() -> None:
+    """At the width of that server's tuple; nobody's share is counted for it."""
+    milp = router()
+    milp.plan = Plan((0, 1, 3), (0.0, 0.5, 0.5), 0.7, True)
+    placed = list(milp.placed)
+    widths = [milp.choose(at_s(0, server(), server(), server(), head=HeadKey(4, 1.0, n)), RNG) for n in range(3)]
+    assert [(choice.server, choice.width) for choice in widths] == [(0, 1.0), (1, 1.0), (2, 0.25)]
+    assert milp.placed == placed
+    moved = milp.choose(at_s(0, server(2, valid=False), server(), server(), head=HeadKey(3, 1.0, 0)), RNG)
+    assert (moved.server, moved.width) == (1, 0.75)
+
+
+def test_a_server_without_a_share_takes_what_nobody_else_can() -> None:
+    """However far ahead the others are."""
+    milp = router()
+    milp.plan = Plan((0, 0, 0), (0.0, 0.5, 0.5), 0.7, True)
+    milp.placed = [0, 500, 900]
+    assert milp.choose(at_s(0, server(), server(), server()), RNG).server == 1
+    assert milp.choose(at_s(0, server(), server(9, valid=False), server(9, valid=False)), RNG).server == 0
+
+
+def test_plans_follow_the_rate_of_the_last_period() -> None:
+    """Fastest until something is known; then by what arrived since the last plan; in between nothing changes."""
+    milp = router()
+    three = [server(), server(), server()]
+    assert milp.plan.choice == (3, 3, 3)
+    milp.choose(at_s(1.9, *three, completed=10), RNG)
+    assert milp.plan.choice == (3, 3, 3)
+    milp.choose(at_s(2.0, *three, completed=99), RNG)  # 50 images/s of 969 at full width
+    assert milp.plan.choice == (0, 0, 0)
+    assert (milp.since_ns, milp.arrived) == (2 * NS_PER_S, 100)
+    milp.choose(at_s(3.9, *three, completed=8000), RNG)
+    assert milp.plan.choice == (0, 0, 0)
+    milp.choose(at_s(4.0, server(1000), server(1000), server(1000), completed=100), RNG)  # 1500 images/s
+    assert 0.70 <= milp.plan.accuracy < 0.76
+    assert sum(milp.placed) == 1  # counted anew
+    milp.choose(at_s(6.0, *three, completed=3000), RNG)  # some failed: fewer than had arrived
+    assert milp.plan.choice == (0, 0, 0)
+
+
+def test_a_server_that_is_down_is_planned_without() -> None:
+    """It takes no block and has none; one that is at its cap has some, one that can't hold the segment may be up."""
+    milp = router()
+    down = server(valid=False)
+    milp.choose(at_s(2.0, server(), down, server(), completed=99), RNG)
+    assert milp.plan.shares == pytest.approx((1 / 3, 0.0, 2 / 3))
+    full = server(64, valid=False)
+    milp.choose(at_s(4.0, server(), full, server(), completed=199), RNG)
+    assert milp.plan.shares == pytest.approx((0.25, 0.25, 0.5))
+    unfit = server(valid=False, widths=(False,) * 4)
+    milp.choose(at_s(6.0, server(), unfit, server(), completed=299), RNG)
+    assert milp.plan.shares == pytest.approx((0.25, 0.25, 0.5))
+
+
+def test_headroom_and_utilization_make_it_careful() -> None:
+    """Capacity is what a server does in its planned time; the demand is more than was seen."""
+    given = context(servers=1)
+    milp = make_milp(given, given.config.groups, 2.0, headroom=1.5, utilization=0.5)
+    whole = make_milp(given, given.config.groups, 2.0, headroom=1.0, utilization=1.0)
+    assert milp.capacity_img_s[0] == pytest.approx([0.5 * value for value in whole.capacity_img_s[0]])
+    seen = at_s(2.0, server(), completed=2 * 90 - 1)  # 90 images/s; at full width it does 242, in half of its time 121
+    milp.choose(seen, RNG)
+    whole.choose(seen, RNG)
+    assert (milp.plan.choice[0] > 0, whole.plan.choice[0]) == (True, 0)
+
+
+def test_an_accuracy_table_of_other_widths_is_refused() -> None:
+    """There is nothing to choose from."""
+    foreign = replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.9}))
+    with pytest.raises(InputError, match="the accuracy table has no tuple of the widths"):
+        MilpRule().make(foreign)
