@@ -104,7 +104,10 @@ def _engine(parser: argparse.ArgumentParser) -> None:
 
 def _router(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--router", default="random", metavar="NAME_OR_FILE", help="by name, or a trained router's file"
+        "--router",
+        default="random",
+        metavar="NAME_OR_FILE",
+        help="by name (docs/routers.md), a rule file, or a trained router's file",
     )
     parser.add_argument("--seed", type=_whole, metavar="N", help="the scenario's by default")
 
