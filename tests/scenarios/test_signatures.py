@@ -1,0 +1,242 @@
+"""Each failure's router is told by its signature; routers that do well, and figures that are close, are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from policies.vocabulary import Choice, ClusterView
+from scenarios.result import Result
+from scenarios.signatures import SignatureContext, context_of, signatures, tally, tally_text
+from sim.cluster import ClusterSpec, Simulation
+from sim.costs import ProfileCosts
+from tests import worlds
+from tests.scenarios.folders import summary
+
+SECONDS = 1.0
+Rule = Callable[[ClusterView], Choice]
+
+
+class Ruled:
+    """A router that is one function of the view."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        return self._rule(view)
+
+
+def valid(view: ClusterView) -> list[int]:
+    return [index for index, server in enumerate(view.servers) if server.valid]
+
+
+def emptiest(view: ClusterView) -> int:
+    return min(valid(view), key=lambda server: view.servers[server].outstanding_requests)
+
+
+def sticky(view: ClusterView) -> Choice:
+    """Stay where the activations are."""
+    place = view.head.location
+    return Choice(place if place in valid(view) else emptiest(view), 1.0, 32)
+
+
+def narrow(view: ClusterView) -> Choice:
+    """The same at the narrowest widths."""
+    return Choice(sticky(view).server, 0.25, 32)
+
+
+def shuffle(view: ClusterView) -> Choice:
+    """Anywhere but where the activations are."""
+    others = [server for server in valid(view) if server != view.head.location]
+    return Choice(
+        min(others, key=lambda s: view.servers[s].outstanding_requests) if others else emptiest(view), 1.0, 32
+    )
+
+
+def slowest(view: ClusterView) -> Choice:
+    """The last server as long as it takes blocks."""
+    return Choice(valid(view)[-1], 1.0, 32)
+
+
+def fastest(view: ClusterView) -> Choice:
+    """The first one."""
+    return Choice(valid(view)[0], 1.0, 32)
+
+
+def ladder(view: ClusterView) -> Choice:
+    """Narrower the more there is to do."""
+    load = view.fifo_length + sum(server.outstanding_requests for server in view.servers)
+    return Choice(sticky(view).server, 1.0 if load < 48 else 0.5, 32)
+
+
+def every_width(view: ClusterView) -> Choice:
+    """All widths in turn, so that memory must hold them all."""
+    return Choice(emptiest(view), (0.25, 0.5, 0.75, 1.0)[view.completed % 4], 4)
+
+
+def cluster(**greedy: Any) -> ClusterSpec:
+    return worlds.cluster(greedy=greedy, router={"outstanding_blocks": 1000})
+
+
+def context(spec: ClusterSpec) -> SignatureContext:
+    limits, links = [s.knobs.batch_limit for s in spec.servers], [s.attachment for s in spec.servers]
+    return context_of(spec, ProfileCosts(list(spec.devices), limits, links))
+
+
+def run(rule: Rule, rate_img_s: float, **greedy: Any) -> Result:
+    spec = cluster(**greedy)
+    run_spec = worlds.run(spec, worlds.poisson_s(rate_img_s, SECONDS), SECONDS, drain_limit_ns=5 * 10**9)
+    record = Simulation(spec, run_spec).run(Ruled(rule), np.random.default_rng(0))
+    return summary(record, warmup_s=0.2, horizon_s=SECONDS, prior=spec.prior)
+
+
+moderate = cache(lambda rule: run(rule, 600))
+
+
+def names(result: Result, *more: Any, **greedy: Any) -> list[str]:
+    return [found["name"] for found in signatures(result, context(cluster(**greedy)), *more)]
+
+
+@pytest.mark.parametrize("rule", [sticky, ladder, every_width])
+def test_routers_that_do_well_show_nothing(rule: Rule) -> None:
+    """At about a quarter of the capacity, memory for all: no failure."""
+    assert names(moderate(rule)) == []
+    assert names(moderate(rule), moderate(sticky)) == []
+
+
+def test_work_that_is_shuffled_about() -> None:
+    """Nearly every segment on another server than the one before; with or without a router to hold it against."""
+    [found] = signatures(moderate(shuffle), context(cluster()), moderate(sticky))
+    assert found["name"] == "reward hacking"
+    assert found["figure"] < 0.1 < found["threshold"] < 0.25
+    assert "moves an image" in found["reason"]
+    assert "images/s" in found["reason"]
+    assert names(moderate(shuffle)) == ["reward hacking"]
+
+
+def test_moves_that_pay_are_no_hacking() -> None:
+    """More throughput than the router that stays put, by more than 2 %."""
+    reference = moderate(sticky)
+    paid = edited(moderate(shuffle), throughput_img_s=1.03 * reference["throughput_img_s"])
+    assert names(paid, reference) == []
+    assert names(edited(paid, throughput_img_s=1.01 * reference["throughput_img_s"]), reference) == ["reward hacking"]
+
+
+def test_moves_by_chance_are_no_hacking() -> None:
+    """Who does not look at where an image is moves it as often as the servers' shares say, and is not accused."""
+    result = moderate(sticky)
+    passes = [server["images"] for server in result["servers"]]
+    by_chance = sum((each / sum(passes)) ** 2 for each in passes)
+    assert names(edited(result, moves_per_image=3 * (1 - by_chance))) == []
+    assert names(edited(result, moves_per_image=3 * (1 - 0.51 * by_chance))) == []
+    assert names(edited(result, moves_per_image=3 * (1 - 0.49 * by_chance))) == ["reward hacking"]
+
+
+TIGHT = {"vram_cap_bytes": 400_000_000}
+
+
+def test_memory_that_is_too_small_for_what_is_asked() -> None:
+    """Instances come and go, and images wait for them; a router that asks for few of them does well there."""
+    result = run(every_width, 600, **TIGHT)
+    [found] = signatures(result, context(cluster(**TIGHT)))
+    assert found["name"] == "VRAM exhaustion"
+    assert found["figure"] > found["threshold"]
+    assert "waiting for an instance" in found["reason"]
+    assert names(result) == []  # where everything had room the same figures would be another matter
+    assert names(run(narrow, 600, **TIGHT), **TIGHT) == ["accuracy collapse"]
+
+
+def test_memory_where_no_detail_was_kept() -> None:
+    """Loads a batch tell it, or images that were never finished."""
+    tight = context(cluster(**TIGHT))
+    result = edited(run(every_width, 600, **TIGHT), stages_s=None)
+    assert [found["name"] for found in signatures(result, tight)] == ["VRAM exhaustion"]
+    calm = edited(result, servers=[{**server, "loads": 3} for server in result["servers"]])
+    assert signatures(calm, tight) == ()
+    stuck = edited(calm, images={**result["images"], "in_flight": result["images"]["arrived"] // 5})
+    assert [found["name"] for found in signatures(stuck, tight)] == ["VRAM exhaustion"]
+
+
+def test_images_that_memory_refused() -> None:
+    """From one in a thousand on; other failures are another matter."""
+    result = moderate(sticky)
+    one, few = int(0.0005 * result["images"]["arrived"]), int(0.01 * result["images"]["arrived"])
+    assert names(edited(result, failures={"out_of_memory": one})) == []
+    assert names(edited(result, failures={"out_of_memory": few})) == ["VRAM exhaustion"]
+    assert names(edited(result, failures={"instance_too_large": few})) == ["VRAM exhaustion"]
+    assert names(edited(result, failures={"server_down": few})) == []
+
+
+def test_always_the_narrowest_widths() -> None:
+    """By what the widths are expected to get right, not by the luck of labels."""
+    [found] = signatures(moderate(narrow), context(cluster()))
+    assert found["name"] == "accuracy collapse"
+    assert found["figure"] == pytest.approx(0)
+    assert names(edited(moderate(narrow), expected_accuracy=0.6 + 0.049 * 0.3)) == ["accuracy collapse"]
+    assert names(edited(moderate(narrow), expected_accuracy=0.6 + 0.051 * 0.3)) == []
+    assert names(edited(moderate(narrow), expected_accuracy=None)) == []
+
+
+def test_everything_on_one_server() -> None:
+    """More than that server can do: images wait while the others idle."""
+    result = run(slowest, 600)
+    found = signatures(result, context(cluster()))
+    assert [each["name"] for each in found] == ["one-server collapse"]
+    assert found[0]["figure"] > 0.9 > found[0]["threshold"]
+    assert "waiting" in found[0]["reason"]
+
+
+def test_one_server_is_enough_where_nobody_waits() -> None:
+    """At a light load the fastest server alone is a good choice; it is not where another router is twice as fast."""
+    light = run(fastest, 200)
+    assert max(server["images"] for server in light["servers"]) > 0.9 * sum(s["images"] for s in light["servers"])
+    assert names(light) == []
+    mean_s = light["latency_s"]["mean"]
+    assert mean_s is not None
+    quicker = edited(light, latency_s={**light["latency_s"], "mean": mean_s / 2})
+    assert names(light, quicker) == ["one-server collapse"]
+    assert names(light, edited(light, latency_s={**light["latency_s"], "mean": mean_s / 1.9})) == []
+
+
+def test_few_images_say_nothing() -> None:
+    """Fewer than a hundred."""
+    result = moderate(narrow)
+    for completed, found in ((99, []), (100, ["accuracy collapse"])):
+        assert names(edited(result, images={**result["images"], "completed": completed})) == found
+
+
+def test_servers_that_share_a_device_share_its_speed() -> None:
+    """Shares of the speed add up to one."""
+    alone = context(cluster())
+    spec = cluster()
+    two = replace(spec, servers=(*spec.servers, replace(spec.servers[0], name="a-again")))
+    together = context_of(two, ProfileCosts(
+        [spec.devices[server.device] for server in two.servers],
+        [server.knobs.batch_limit for server in two.servers],
+        [server.attachment for server in two.servers],
+    ))  # fmt: skip
+    for found in (alone, together):
+        assert sum(server.speed for server in found.servers) == pytest.approx(1)
+    assert alone.servers[0].speed == pytest.approx(2 * together.servers[0].speed)
+    assert alone.servers[0].speed == pytest.approx(1 / 2.1)
+    assert (alone.narrowest_accuracy, alone.best_accuracy) == pytest.approx((0.6, 0.9))
+
+
+def test_how_many_runs_show_it() -> None:
+    """Counted over runs, in words for a table; runs that nobody looked at count as runs."""
+    shown = signatures(moderate(narrow), context(cluster()))
+    counts = tally([shown, None, (), shown])
+    assert counts == {"accuracy collapse": 2}
+    assert tally_text(counts, 4) == "accuracy collapse (2 of 4 runs)"
+    assert tally_text({"reward hacking": 1}, 1) == "reward hacking (1 of 1 run)"
+    assert tally_text({}, 3) == ""
+
+
+def edited(result: Result, **changes: Any) -> Result:
+    return cast(Result, {**result, **changes})
