@@ -19,6 +19,10 @@ class InputError(ValueError):
         self.source, self.key, self.problem = source, key, problem
         super().__init__(f"{source}: {key}: {problem}" if key else f"{source}: {problem}")
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, ...]]:
+        """Made again from its parts where it comes out of another process."""
+        return type(self), (self.source, self.key, self.problem)
+
 
 class WorkError(RuntimeError):
     """The work itself failed, through no fault of the input."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a run
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -14,11 +15,14 @@ from policies.routing import RoutingPolicy
 from scenarios.comparison import Comparison, compare_results
 from scenarios.compose import World
 from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX
+from scenarios.parallel import core_count, each
 from scenarios.result import Result, Simulator, summarise
 
 if TYPE_CHECKING:
     from sim.batch.simulation import CompiledSimulation
     from sim.cluster import Simulation
+
+FEW_IMAGES = 20_000  # in all runs together: seconds of one process
 
 
 class RunOptions(TypedDict, total=False):
@@ -113,18 +117,67 @@ def compare_world(
     finished: Sequence[Result] = (),
     on_result: Callable[[Result], None] | None = None,
     engine: Simulator = "simpy",
+    jobs: int = 1,
 ) -> Comparison:
-    """Every router with every seed; runs that are among `finished` are not run again."""
+    """Every router with every seed, side by side; see `simulate_all`."""
+    return compare_results(
+        simulate_all(
+            world, routers, seeds, trained=trained, finished=finished, on_result=on_result, engine=engine, jobs=jobs
+        )
+    )
+
+
+def simulate_all(
+    world: World,
+    routers: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    trained: Path | None = None,
+    finished: Sequence[Result] = (),
+    on_result: Callable[[Result], None] | None = None,
+    engine: Simulator = "simpy",
+    jobs: int = 1,
+) -> list[Result]:
+    """Every router with every seed, in that order; runs that are among `finished` are not run again.
+
+    Args:
+        on_result: told of each result, as it comes.
+        jobs: processes beside each other; what comes out is the same, bit for bit but for `wall_s`, whatever their
+            number.
+
+    Raises:
+        InputError: two routers have one name, or one is not known or not trained.
+        WorkError: a process was killed, or a run can't go on.
+    """
     require_distinct_names(routers)
     known = {(result["router"], result["seed"]): result for result in finished}
-    results = []
-    for router in routers:
-        for seed in seeds:
-            result = known.get((display_name(router), seed)) or simulate_world(world, router, seed, trained, engine)
-            results.append(result)
+    wanted = [(router, seed) for router in routers for seed in seeds]
+    results = [known.get((display_name(router), seed)) for router, seed in wanted]
+    for result in results:
+        if result is not None and on_result is not None:
+            on_result(result)
+    open_places = [place for place, result in enumerate(results) if result is None]
+    if engine == "compiled" and min(jobs, len(open_places)) > 1:
+        world.simulation(world.run_spec(seeds[0]), engine).advance()  # compiled here once, and not in every process
+    tasks = [wanted[place] for place in open_places]
+    with closing(each(_run_of, (world, trained, engine), tasks, jobs)) as made:
+        for place, result in made:
+            results[open_places[place]] = result
             if on_result is not None:
                 on_result(result)
-    return compare_results(results)
+    return [result for result in results if result is not None]
+
+
+def _run_of(common: tuple[World, Path | None, Simulator], task: tuple[str, int]) -> Result:
+    """One run, in whatever process."""
+    (world, trained, engine), (router, seed) = common, task
+    return simulate_world(world, router, seed, trained, engine)
+
+
+def default_jobs(world: World, runs: int, seed: int) -> int:
+    """As many processes as there are cores; 1 where starting them would take longer than the runs."""
+    images = runs * len(world.arrivals_ns(seed, world.scenario.duration_s))
+    return core_count() if images > FEW_IMAGES else 1
 
 
 def require_distinct_names(routers: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from scenarios import pareto
 from scenarios.curves import LatencyBand, uniform_curves
 from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
@@ -66,6 +67,15 @@ class Point:
     y: float
     x_error: float = 0.0
     y_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TradeOff:
+    """One panel of accuracy against a cost; `bound` is a line (cost, accuracy) beyond which no router can be."""
+
+    points: Sequence[Point]
+    xlabel: str
+    bound: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,28 +166,49 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
 def trade_off(points: Sequence[Point], xlabel: str, *, colors: Mapping[str, str]) -> Figure:
     """Accuracy against a cost; the dotted line joins what no other router beats on both."""
     with _figure(5.2, 3.7) as (figure, axes):
-        front = pareto_front(points)
-        axes.plot([p.x for p in front], [p.y for p in front], ":", color="#888", linewidth=1.2, zorder=1)
-        for index, point in enumerate(points):
-            axes.errorbar(
-                point.x,
-                point.y,
-                xerr=point.x_error or None,
-                yerr=point.y_error or None,
-                fmt=MARKERS[index % len(MARKERS)],
-                color=colors[point.name],
-                markersize=6,
-                elinewidth=1,
-                capsize=2,
-                label=point.name,
-            )
-        if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
-            axes.set_xscale("log")
-            _plain_log_ticks(axes.xaxis)
-        _frame_points(axes, points)
-        axes.set(xlabel=xlabel, ylabel="accuracy, %")
+        _draw_trade_off(axes, TradeOff(points, xlabel), colors)
+        axes.set(ylabel="accuracy, %")
         _legend_beside(axes)
     return figure
+
+
+def trade_offs(panels: Sequence[TradeOff], *, colors: Mapping[str, str]) -> Figure:
+    """Accuracy against several costs side by side, with one legend; dashed where no router can be beyond it."""
+    with _figure(3.4 * len(panels), 4.1, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
+        for axes, panel in zip(grid[0], panels, strict=True):
+            _draw_trade_off(axes, panel, colors)
+        grid[0][0].set(ylabel="accuracy, %")
+        found = [axes.get_legend_handles_labels() for axes in grid[0]]
+        named = {label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)}
+        figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=min(6, len(named)))
+    return figure
+
+
+def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> None:
+    points = panel.points
+    front = pareto.pareto_front([pareto.Point(point.name, point.y, point.x) for point in points])
+    axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
+    if panel.bound:
+        costs, accuracies = zip(*panel.bound, strict=True)
+        axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1, label="fluid bound")
+    for index, point in enumerate(points):
+        axes.errorbar(
+            point.x,
+            point.y,
+            xerr=point.x_error or None,
+            yerr=point.y_error or None,
+            fmt=MARKERS[(index + index // len(COLORS)) % len(MARKERS)],  # colors come round, their markers don't
+            color=colors[point.name],
+            markersize=6,
+            elinewidth=1,
+            capsize=2,
+            label=point.name,
+        )
+    if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
+        axes.set_xscale("log")
+        _plain_log_ticks(axes.xaxis)
+    _frame_points(axes, points)
+    axes.set(xlabel=panel.xlabel)
 
 
 def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
@@ -189,15 +220,6 @@ def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_ylim(low - margin, high + margin)
     if axes.get_xscale() == "linear":
         axes.set_xlim(0, 1.2 * max(p.x for p in points) or 1.0)
-
-
-def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other one beats (less x and more y), from the cheapest on."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.x, -p.y)):
-        if not front or point.y > front[-1].y:
-            front.append(point)
-    return front
 
 
 def over_time(servers: Sequence[Telemetry]) -> Figure:

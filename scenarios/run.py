@@ -24,12 +24,12 @@ from hw.networks import ModelFile, Network, save_model
 from hw.telemetry import available_devices
 from hw.training import TrainingKnobs, recipe, train
 from policies.chance import derived_seed
-from policies.errors import InputError, WorkError
+from policies.errors import InputError, WorkError, nearest
 from policies.ppo.router import PPORouter
 from scenarios.announce import announcement, require_budget
 from scenarios.campaign import Finished, Plan
-from scenarios.compare import compare_world, display_name, require_distinct_names, run_simulation
-from scenarios.comparison import Comparison
+from scenarios.compare import display_name, require_distinct_names, run_simulation, simulate_all
+from scenarios.comparison import Bounds, Comparison, compare_results
 from scenarios.compose import World
 from scenarios.fidelity import Validation, ValidationRun, validate_results
 from scenarios.loading import (
@@ -76,6 +76,8 @@ from scenarios.validate import device_of, validate_runs
 from sim.batch import UnsupportedScenario
 
 Say = Callable[[str], None]
+RESULTS = "results.json"
+KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
 _ENGINE_WORDS: dict[Simulator, str] = {
     "compiled": "the compiled engine (`slimsched train --engine simpy` trains on the reference)",
     "simpy": "the reference, SimPy and torch",
@@ -381,12 +383,41 @@ class ScenarioRun:
 
     # ------------------------------------------------------------------------------------------------ both tables
 
-    def compare(self, world: World, engine: Simulator = "simpy") -> Comparison:
-        """Every router with every seed, in simulation."""
+    def compare(
+        self,
+        world: World,
+        engine: Simulator = "simpy",
+        *,
+        jobs: int = 1,
+        against: str | None = None,
+        bounds: Callable[[Comparison], Bounds] | None = None,
+    ) -> Comparison:
+        """Every router with every seed, in simulation.
+
+        Args:
+            jobs: processes beside each other.
+            against: the router of the paired differences; see `compare_results`.
+            bounds: makes the points of the bounds, once it is known how accurate the routers are.
+
+        Raises:
+            InputError: `against` is not compared.
+        """
+        names = [display_name(router) for router in self.scenario.compare.routers]
+        if against is not None and against not in names:
+            raise InputError("--against", "", f"{against!r} is not compared here; {nearest(against, names)}")
+        results = self._compared(world, engine, jobs)
+        document = compare_results(results, against=against)
+        if bounds is not None:
+            document = compare_results(results, against=against, bounds=bounds(document))
+        write_json(self.folder / "comparison.json", document)
+        return document
+
+    def _compared(self, world: World, engine: Simulator, jobs: int) -> list[Result]:
+        """The stage: all results, of which those of an interrupted comparison are not made again."""
         given = self.scenario.compare
         shape = (self.scenario.duration_s, self.scenario.warmup_s, self.scenario.training.deterministic, engine)
-        fingerprint = self._world_hash(given.routers, given.seeds, shape, *self._router_file(given.routers))
-        target = self.folder / "comparison.json"
+        fingerprint = self._world_hash(given.routers, given.seeds, shape, *self._router_file(given.routers), RESULTS)
+        target = self.folder / RESULTS
         partial = self.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
 
         def work() -> Sequence[Path]:
@@ -401,18 +432,18 @@ class ScenarioRun:
                         write_json(partial, finished)
                     progress.update(1)
 
-                comparison = compare_world(
+                results = simulate_all(
                     world, given.routers, given.seeds, trained=self.trained, finished=known, on_result=keep,
-                    engine=engine,
+                    engine=engine, jobs=jobs,
                 )  # fmt: skip
-            write_json(target, comparison)
+            write_json(target, results)
             self._keep_records(world, engine)
             return [target]
 
         self.folder.run_stage("compare", fingerprint, work, self._say)
         partial.unlink(missing_ok=True)
-        document: Comparison = read_json(target)
-        return document
+        results: list[Result] = read_json(target)
+        return results
 
     def _router_file(self, routers: Sequence[str]) -> list[Path]:
         return [self.trained] if TRAINED_ROUTER in routers else []
@@ -424,6 +455,11 @@ class ScenarioRun:
                 shutil.rmtree(stale)
         validated = self.scenario.validate_.routers if self._can_validate() else ()
         seed = self.scenario.compare.seeds[0]
+        images = len(world.arrivals_ns(seed, self.scenario.duration_s))
+        if images > KEPT_IMAGES:
+            remedy = "`slimsched simulate --out` keeps one run's"
+            self._say(f"compare: {images} images a run are too many for the report: no records of them; {remedy}")
+            return
         for router in self.scenario.compare.routers:
             if router not in validated:
                 policy = world.router(router, self.trained)

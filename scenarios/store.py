@@ -103,6 +103,7 @@ class RunFolder:
     `hardware/ROUTER-seedN/`        the same of a run on real executors; of one of several loads or repeats,
                                     `ROUTER-load0.8-seedN-rep1` (`saturated` or `near` in the place of a load)
     `cores.json`                    the settings of the real runs' cores, for their replay
+    `results.json`                  the results that were compared, a list of `slimsched.result/1`
     `comparison.json`               `slimsched.comparison/1`
     `validation.json`               `slimsched.validation/1`
     `report.html`                   all of it to look at

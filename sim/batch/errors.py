@@ -15,3 +15,7 @@ class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scena
     def __init__(self, feature: str) -> None:
         self.feature = feature
         super().__init__("--engine", "", f"the compiled engine can't do {feature}; use --engine simpy")
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, ...]]:
+        """Made again from the feature where it comes out of another process."""
+        return type(self), (self.feature,)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
+from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.comparison import compare_results, estimate
+from scenarios.comparison import (
+    COSTS,
+    MEASURES,
+    bound_accuracies,
+    compare_results,
+    estimate,
+    least_cost,
+    paired_difference,
+)
+from scenarios.pareto import Point
 from scenarios.result import Result
 from scenarios.tables import format_comparison
 from tests.scenarios.folders import summary
@@ -70,3 +83,108 @@ def test_columns_are_aligned() -> None:
     head, rule, *rows = text.splitlines()[1:-1]
     assert all(len(line) <= len(rule) for line in (head, *rows))
     assert rule.index("  ") == len("a-long-name")
+
+
+# --------------------------------------------------------------------------------------------- pairs, worst, trade-offs
+
+
+def run(router: str, seed: int, accuracy: float, latency_s: float, energy_j: float = 1000.0) -> Result:
+    """A result whose widths are expected to be that accurate, whatever its labels."""
+    found = summary(record(request(0, 3, latency_s), ended_s=20, energy_j=energy_j), router=router, seed=seed, **WINDOW)
+    return {**found, "expected_accuracy": accuracy}
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)), min_size=2, max_size=9), st.integers(0, 9))
+def test_the_paired_interval_is_the_paired_t_tests(pairs: list[tuple[float, float]], seed: int) -> None:
+    """Mean and interval as scipy's `ttest_rel` has them, and "differs" is its verdict at 5 %."""
+    noise = np.random.default_rng(seed).normal(0, 0.5, (len(pairs), 2))
+    values, others = (np.array(pairs) + noise).T
+    found, test = paired_difference(values.tolist(), others.tolist()), stats.ttest_rel(values, others)
+    low, high = test.confidence_interval(0.95)
+    assert found["difference"]["mean"] == pytest.approx((low + high) / 2, abs=1e-9)
+    assert found["difference"]["ci95"] == pytest.approx((high - low) / 2, abs=1e-9)
+    assert found["differs"] == (test.pvalue < 0.05)
+
+
+def test_differences_are_between_runs_of_one_seed() -> None:
+    """Against the baseline, or whichever router is named; a seed that only one of the two has is left out."""
+    runs = [run("random", 0, 0.7, 2.0), run("random", 1, 0.7, 4.0), run("jsq", 1, 0.7, 1.0), run("jsq", 0, 0.7, 1.0)]
+    runs.append(run("jsq", 2, 0.7, 9.0))
+    paired = compare_results(runs)["paired"]
+    assert paired is not None
+    assert (paired["against"], [row["router"] for row in paired["rows"]]) == ("random", ["random", "jsq"])
+    itself, jsq = paired["rows"]
+    assert itself["latency_mean_s"]["difference"] == {"mean": 0.0, "ci95": 0.0}
+    assert jsq["seeds"] == [1, 0]
+    assert jsq["latency_mean_s"]["difference"]["mean"] == -2.0
+    assert jsq["latency_mean_s"]["percent"]["mean"] == pytest.approx((-50 - 75) / 2)
+    assert jsq["latency_mean_s"]["differs"] is False
+    other = compare_results(runs, against="jsq")["paired"]
+    assert other is not None
+    assert other["rows"][0]["latency_mean_s"]["difference"]["mean"] == 2.0
+    assert set(MEASURES) < set(other["rows"][0])
+
+
+def test_one_seed_decides_nothing() -> None:
+    """Its difference has no interval; and without the baseline there are no differences at all."""
+    paired = compare_results([run("random", 0, 0.7, 2.0), run("jsq", 0, 0.7, 1.0)])["paired"]
+    assert paired is not None
+    assert paired["rows"][1]["latency_mean_s"] == {
+        "difference": {"mean": -1.0, "ci95": None}, "percent": {"mean": -50.0, "ci95": None}, "differs": None,
+    }  # fmt: skip
+    assert compare_results([run("jsq", 0, 0.7, 1.0)])["paired"] is None
+    with pytest.raises(InputError, match="did you mean 'jsq'"):
+        compare_results([run("jsq", 0, 0.7, 1.0)], against="jqs")
+
+
+def test_the_worst_seed_of_each_figure() -> None:
+    """The longest latency and the least accuracy, be they of two seeds; unknown if it is of any."""
+    runs = [run("a", 0, 0.75, 3.0), run("a", 1, 0.70, 1.0)]
+    (worst,) = compare_results(runs)["worst"]
+    assert (worst["latency_mean_s"], worst["expected_accuracy"]) == (3.0, 0.70)
+    nothing = summary(record(request(0, 3, 7, "in_flight")), router="a", seed=2, **WINDOW)
+    assert compare_results([*runs, nothing])["worst"][0]["latency_mean_s"] is None
+
+
+def test_fronts_are_of_means_over_seeds() -> None:
+    """Who is beaten is off the front; who has no figure is in no front; hypervolume counts down from the worst."""
+    runs = [run("fast", 0, 0.70, 1.0), run("fast", 1, 0.70, 1.2), run("good", 0, 0.76, 3.0), run("bad", 0, 0.70, 2.0)]
+    nothing = summary(record(request(0, 3, 7, "in_flight")), router="stuck", seed=0, **WINDOW)
+    found = compare_results([*runs, {**nothing, "expected_accuracy": 0.7}])
+    rows = found["pareto"]["fronts"]["latency_mean_s"]
+    assert {row["router"]: (row["accuracy"], row["on_front"]) for row in rows} == {
+        "fast": (0.70, True), "good": (0.76, True), "bad": (0.70, False),
+    }  # fmt: skip
+    assert found["pareto"]["accuracy"] == "expected_accuracy"
+    volume = found["hypervolume"]["latency_mean_s"]
+    assert volume["reference"] == {"accuracy": 0.70, "cost": 3.0}
+    assert (volume["area"], volume["share"]) == (0.0, 0.0)  # each is the worst in one of the two
+    given = compare_results(runs, references={"latency_mean_s": Point("corner", 0.60, 4.0)})
+    area = given["hypervolume"]["latency_mean_s"]["area"]
+    assert area == pytest.approx(0.10 * (4.0 - 1.1) + 0.06 * (4.0 - 3.0))
+
+
+def test_accuracy_with_noise_where_nothing_better_is_known() -> None:
+    """A result from before `expected_accuracy`, or without a prior: all are judged by their labels."""
+    old: Any = {key: value for key, value in run("b", 0, 0.7, 1.0).items() if key != "expected_accuracy"}
+    found = compare_results([run("a", 0, 0.7, 1.0), old])
+    assert found["pareto"]["accuracy"] == "accuracy"
+    assert [row["accuracy"] for row in found["pareto"]["fronts"]["latency_mean_s"]] == [1.0, 1.0]
+
+
+def test_the_gap_is_to_the_bound_at_no_more_accuracy() -> None:
+    """Between two points the bound is not known, but more accuracy can't be cheaper; below the first nothing is."""
+    curve = [(0.70, 1.0), (0.74, 2.0), (0.76, 4.0)]
+    asked = (0.69, 0.70, 0.73, 0.74, 0.7599999999999, 0.80)
+    assert [least_cost(curve, accuracy) for accuracy in asked] == [None, 1.0, 1.0, 2.0, 4.0, 4.0]
+    runs = [run("a", 0, 0.75, 3.0), run("b", 0, 0.60, 3.0)]
+    found = compare_results(runs, bounds={"latency_mean_s": curve})
+    a, b = found["pareto"]["fronts"]["latency_mean_s"]
+    assert (a["bound"], a["gap_pct"]) == (2.0, 50.0)
+    assert (b["bound"], b["gap_pct"]) == (None, None)
+    assert list(found["pareto"]["bounds"]) == ["latency_mean_s"]
+    assert found["pareto"]["fronts"]["latency_p99_s"][0]["bound"] is None
+    asked_for = bound_accuracies(found, between=2)
+    assert asked_for == pytest.approx([0.60, 0.65, 0.70, 0.75], abs=1e-8)
+    assert all(least_cost([(x, 1.0) for x in asked_for], y) == 1.0 for y in (0.60, 0.75))
+    assert set(found["pareto"]["fronts"]) == set(COSTS)

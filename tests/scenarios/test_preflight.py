@@ -212,7 +212,7 @@ def test_a_run_refuses_a_profile_of_another_network_before_it_serves(
     tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as profiles are there: neither is a router compared nor an executor started."""
-    monkeypatch.setattr(run, "compare_world", lambda *_, **__: begun.append("compare"))
+    monkeypatch.setattr(run, "simulate_all", lambda *_, **__: begun.append("compare"))
     paper = "slimresnet18-paper.accuracy.json"
     monkeypatch.setattr(run.ScenarioRun, "require_accuracy", lambda self: None)
     assert validate(tmp_path, "slimresnet-tiny.accuracy.json", paper, model_hash="0123456789abcdef", verb="run") == 2

@@ -8,11 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from policies.errors import InputError
-from scenarios.figures import Point, pareto_front
 from scenarios.report import build_report, profile_page
 from scenarios.store import RunFolder, read_json, write_json, write_text
 from tests import worlds
@@ -127,12 +124,3 @@ def test_a_broken_document_is_named(tmp_path: Path) -> None:
     write_text(tmp_path / "comparison.json", "{")
     with pytest.raises(InputError, match=r"comparison\.json"):
         build_report(tmp_path)
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
-def test_the_front_is_what_nobody_beats(pairs: list[tuple[int, int]]) -> None:
-    """Some point of the front is as cheap and as accurate as any point; none of the front beats another."""
-    points = [Point(str(index), x, y) for index, (x, y) in enumerate(pairs)]
-    front = pareto_front(points)
-    assert all(any(f.x <= p.x and f.y >= p.y for f in front) for p in points)
-    assert all(a is b or not (a.x <= b.x and a.y >= b.y) for a in front for b in front)

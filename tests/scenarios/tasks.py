@@ -1,0 +1,21 @@
+"""What processes of a test are given to do. Nothing heavy is imported: each process would wait for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from policies.errors import InputError
+from scenarios.parallel import ONE_THREAD
+
+
+def answer(common: int, task: str) -> tuple[int, str, dict[str, str | None]]:
+    """Some fail, each in its own way; the others tell what they were given, and their settings."""
+    match task:
+        case "wrong":
+            raise InputError("a file", "a.key", "is wrong; write another")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "endless":
+            signal.pause()
+    return common, task, {name: os.environ.get(name) for name in ONE_THREAD}

@@ -1,0 +1,72 @@
+"""Work in processes beside each other: the same as in one, its errors the same, and nobody is left behind."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError, WorkError
+from scenarios.compare import compare_world, default_jobs, simulate_all
+from scenarios.parallel import ONE_THREAD, each
+from sim.batch.errors import UnsupportedScenario
+from tests.scenarios.tasks import answer
+from tests.scenarios.test_engines import WORLDS, world_of
+
+
+def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
+    """Two processes give what one gives, in the same order, and simulate only what is not finished yet."""
+    world = world_of(tmp_path, WORLDS["bursts"])
+    told: list[tuple[str, int]] = []
+    alone = simulate_all(world, ["random", "jsq"], [3, 1])
+    beside = simulate_all(
+        world, ["random", "jsq"], [3, 1], jobs=2, finished=alone[:1],
+        on_result=lambda result: told.append((result["router"], result["seed"])),
+    )  # fmt: skip
+    assert [{**result, "wall_s": 0} for result in beside] == [{**result, "wall_s": 0} for result in alone]
+    assert [result["wall_s"] for result in beside][1:] != [result["wall_s"] for result in alone][1:]  # made anew
+    assert told[0] == ("random", 3)
+    assert sorted(told) == [("jsq", 1), ("jsq", 3), ("random", 1), ("random", 3)]
+    compared = compare_world(world, ["random", "jsq"], [3, 1], finished=alone)
+    assert compared == compare_world(world, ["random", "jsq"], [3, 1], finished=beside)
+
+
+def test_tasks_have_what_is_common_and_one_thread() -> None:
+    """Each task once, by its place; and this process' own settings are untouched."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    tasks = ["a", "b", "c"]
+    made = dict(each(answer, 7, tasks, 2))
+    assert made == {place: (7, task, ONE_THREAD) for place, task in enumerate(tasks)}
+    assert {name: os.environ.get(name) for name in ONE_THREAD} == before
+
+
+def test_errors_come_through() -> None:
+    """With their parts, from a process as from here; a killed process says so, with a remedy."""
+    for jobs in (1, 2):
+        with pytest.raises(InputError) as wrong:
+            list(each(answer, 0, ["wrong", "endless"], jobs))
+        assert (wrong.value.source, wrong.value.key) == ("a file", "a.key")
+        assert wrong.value.problem == "is wrong; write another"
+    again = copy.copy(UnsupportedScenario("a log of every step"))  # made again from its parts, as from a process
+    assert (again.feature, str(again)) == ("a log of every step", str(UnsupportedScenario("a log of every step")))
+    with pytest.raises(WorkError, match="fewer --jobs"):
+        list(each(answer, 0, ["killed", "endless"], 2))
+    assert multiprocessing.active_children() == []
+
+
+def test_an_interruption_ends_what_runs() -> None:
+    """Whoever stops listening does not wait for the rest."""
+    with closing(each(answer, 0, ["a", "endless", "endless"], 2)) as made:
+        assert next(made)[0] == 0
+    assert multiprocessing.active_children() == []
+
+
+def test_little_work_stays_here(tmp_path: Path) -> None:
+    """Starting processes takes seconds: for fewer images than a process does in that time there is one."""
+    world = world_of(tmp_path)  # 200 images/s, for a second
+    assert default_jobs(world, 10, 0) == 1
+    assert default_jobs(world, 1000, 0) >= 1
