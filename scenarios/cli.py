@@ -118,6 +118,16 @@ def _routers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_whole, action="append", metavar="N", help=text)
 
 
+def _compare(parser: argparse.ArgumentParser) -> None:
+    text = "runs beside each other, each in a process of its own; by default one a core, or one where work is little"
+    parser.add_argument("--jobs", type=_positive, metavar="N", help=text)
+    text = "differences to this router, seed by seed; to random by default, where it is compared"
+    parser.add_argument("--against", metavar="ROUTER", help=text)
+    text = "also draw accuracy against latency, its p99 and energy there (.png or .svg)"
+    parser.add_argument("--picture", type=_path, metavar="FILE", help=text)
+    parser.add_argument("--bound", action="store_true", help="set what no router can beat beside each: some seconds")
+
+
 def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decisions", type=_positive, metavar="N", help="how many to train for; the scenario's by default"
@@ -228,7 +238,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "model bench": ("does slimming pay on a device? times every segment and width", (_named_network, _model_bench)),
     "train": ("train the PPO router in simulation", (_scenario, _train)),
     "simulate": ("one simulated run with one router", (_scenario, _router, _engine)),
-    "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine)),
+    "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)),
     "validate": ("the same workload in simulation and on real executors", (_scenario, _routers)),
     "capacity": ("the largest stable rate with a router", (_scenario, _router, _engine)),
     "bound": ("what no router can beat: the fluid model's bound", (_scenario, _bound)),

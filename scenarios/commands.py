@@ -24,6 +24,7 @@ from scenarios.tables import format_comparison, format_result, format_score, for
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
     from policies.replay import Divergence
+    from scenarios.comparison import Bounds, Comparison
     from scenarios.compose import World
     from scenarios.run import ScenarioRun
 
@@ -119,14 +120,48 @@ def simulate(arguments: Namespace) -> int:
 
 def compare(arguments: Namespace) -> int:
     """Routers x seeds in simulation."""
+    from scenarios.compare import default_jobs, display_name
+    from scenarios.comparison_tables import format_all
+
     output = Output(arguments)
+    picture = _picture_file(arguments)
     scenario, folder = _opened(arguments)
     scenario = _with_routers(scenario, "compare", arguments)
     _require_trained(scenario.compare.routers, folder)
     job, world = _job(scenario, folder, output)
-    with _compiling(output, scenario.compare.routers, arguments.engine):
-        comparison = job.compare(world, arguments.engine)
-    return output.result(format_comparison(comparison), comparison)
+    given = scenario.compare
+    jobs = arguments.jobs or default_jobs(world, len(given.routers) * len(given.seeds), given.seeds[0])
+    with _compiling(output, given.routers, arguments.engine):
+        comparison = job.compare(
+            world,
+            arguments.engine,
+            jobs=jobs,
+            against=None if arguments.against is None else display_name(arguments.against),
+            bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
+        )
+    if picture is not None:
+        from scenarios.trade_offs import save_trade_offs
+
+        save_trade_offs(comparison, picture)
+    return output.result(format_all(comparison), comparison)
+
+
+def _bounds(world: World, comparison: Comparison, output: Output) -> Bounds:
+    """The fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
+    from scenarios.comparison import bound_accuracies
+    from scenarios.fluid import bound as find_bound
+    from scenarios.progress import Progress
+
+    accuracies = bound_accuracies(comparison)
+    curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
+    with Progress("bound", len(accuracies), unit="point", quiet=output.quiet) as progress:
+        for accuracy in accuracies:
+            found = find_bound(world, accuracy)
+            curves["latency_mean_s"].append((accuracy, found.latency_s))
+            if found.energy_per_image_j is not None:
+                curves["energy_dynamic_j"].append((accuracy, found.energy_per_image_j))
+            progress.update()
+    return curves
 
 
 def validate(arguments: Namespace) -> int:
@@ -440,10 +475,8 @@ def report(arguments: Namespace) -> int:
     from scenarios.report import build_report, save_picture
 
     path = build_report(arguments.run)
-    if arguments.picture is not None:
-        if arguments.picture.suffix not in (".png", ".svg"):
-            raise InputError("--picture", "", f"{arguments.picture}: name a .png or .svg file")
-        save_picture(arguments.run, output_file("--picture", arguments.picture))
+    if (picture := _picture_file(arguments)) is not None:
+        save_picture(arguments.run, picture)
     return Output(arguments).result(f"report: {path}", {"report": str(path)})
 
 
@@ -512,6 +545,14 @@ def output_file(flag: str, path: Path) -> Path:
     if path.is_dir():
         raise InputError(flag, "", f"{path}: this is a folder; name a file")
     return path
+
+
+def _picture_file(arguments: Namespace) -> Path | None:
+    """Where a picture is to be written, if one is asked for; raises `InputError` for a form that is not drawn."""
+    path: Path | None = arguments.picture
+    if path is not None and path.suffix not in (".png", ".svg"):
+        raise InputError("--picture", "", f"{path}: name a .png or .svg file")
+    return None if path is None else output_file("--picture", path)
 
 
 def writable_folder(flag: str, path: Path) -> Path:

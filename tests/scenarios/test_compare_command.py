@@ -1,0 +1,89 @@
+"""`slimsched compare`: its flags, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scenarios.cli import main
+from scenarios.comparison import compare_results
+from tests.scenarios.files import write_scenario
+
+
+def test_processes_pairs_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes give the same document; another `--against` and a picture need no new runs."""
+    path = write_scenario(tmp_path)
+    found = {}
+    for jobs in ("1", "2"):
+        run = tmp_path / jobs
+        assert main(["compare", str(path), "--out", str(run), "--jobs", jobs, "--json", "-"]) == 0
+        streams = capsys.readouterr()
+        found[jobs] = json.loads(streams.out)
+        assert "compare: 4 of 4 runs" in streams.err
+        assert found[jobs] == json.loads((run / "comparison.json").read_text())
+    assert found["1"] == found["2"]
+    assert found["1"] == compare_results(json.loads((tmp_path / "2" / "results.json").read_text()))
+    assert found["1"]["paired"]["against"] == "random"
+    picture = tmp_path / "trade.svg"
+    flags = ["--out", str(tmp_path / "1"), "--against", "jsq", "--picture", str(picture)]
+    assert main(["compare", str(path), *flags]) == 0
+    streams = capsys.readouterr()
+    assert "compare: skipped, done before" in streams.err
+    assert "differences to 'jsq'" in streams.out
+    assert "<svg" in picture.read_text()
+    assert json.loads((tmp_path / "1" / "comparison.json").read_text())["paired"]["against"] == "jsq"
+
+
+def test_the_bound_is_beside_each_router(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is better than it, and at the scenario's load everybody knows how far from it they are."""
+    path = write_scenario(tmp_path)
+    flags = [
+        "--router",
+        "fixed:1,1",
+        "--router",
+        "fixed:0.5,0.5",
+        "--seed",
+        "0",
+        "--out",
+        str(tmp_path / "r"),
+        "--bound",
+    ]
+    assert main(["compare", str(path), *flags, "--json", "-"]) == 0
+    streams = capsys.readouterr()
+    assert "over bound" in streams.err  # what is for people, for the document is on standard output
+    fronts = json.loads(streams.out)["pareto"]["fronts"]
+    for cost in ("latency_mean_s", "energy_dynamic_j"):
+        assert [row["gap_pct"] > 0 for row in fronts[cost]] == [True, True]
+    assert [row["gap_pct"] < 50 for row in fronts["latency_mean_s"]] == [True, True]  # there is nothing to wait for
+    assert fronts["latency_p99_s"][0]["bound"] is None  # the model knows means
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--against", "jqs"], "did you mean 'jsq'"),
+        (["--jobs", "0"], "'0' is no whole number from 1"),
+        (["--picture", "x.pdf"], "name a .png or .svg file"),
+    ],
+)
+def test_wrong_flags_run_nothing(
+    flags: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user's mistakes: exit code 2, one line with what is allowed, before anything is simulated."""
+    path = write_scenario(tmp_path)
+    assert main(["compare", str(path), "--out", str(tmp_path / "r"), *flags]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "r" / "results.json").exists()
+
+
+def test_records_of_long_runs_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above a number of images the report would be gigabytes; what keeps one run's record is named."""
+    monkeypatch.setattr("scenarios.run.KEPT_IMAGES", 10)
+    path = write_scenario(tmp_path)
+    assert main(["compare", str(path), "--out", str(tmp_path / "r")]) == 0
+    assert "slimsched simulate --out" in capsys.readouterr().err
+    assert not list((tmp_path / "r").glob("simulation/*"))
