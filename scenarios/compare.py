@@ -17,6 +17,7 @@ from scenarios.compose import World
 from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX
 from scenarios.parallel import core_count, each
 from scenarios.result import Result, Simulator, summarise
+from scenarios.signatures import against_reference
 
 if TYPE_CHECKING:
     from sim.batch.simulation import CompiledSimulation
@@ -97,6 +98,7 @@ def _simulate(
         deadline_s=scenario.deadline_s,
         wall_s=(time.monotonic_ns() - began_ns) / 1e9,
         prior=world.accuracy.prior,
+        context=world.signature_context,
     )
     return result, simulation
 
@@ -165,7 +167,7 @@ def simulate_all(
             results[open_places[place]] = result
             if on_result is not None:
                 on_result(result)
-    return [result for result in results if result is not None]
+    return against_reference([result for result in results if result is not None], world.signature_context)
 
 
 def _run_of(common: tuple[World, Path | None, Simulator], task: tuple[str, int]) -> Result:

@@ -18,6 +18,7 @@ from policies.errors import InputError, nearest
 from policies.vocabulary import Provenance
 from scenarios.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.result import Engine, Result
+from scenarios.signatures import tally
 
 BASELINE = "random"
 _FIGURES = (
@@ -191,6 +192,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
     latency = [change_pct(run["latency_s"]["mean"], other["latency_s"]["mean"]) for run, other in paired]
     energy = [change_pct(run["energy_j"]["mean"], other["energy_j"]["mean"]) for run, other in paired]
     row["latency_change_pct"], row["energy_change_pct"] = estimate(latency), estimate(energy)
+    row["signatures"] = tally(run.get("signatures") for run in runs)
     return row
 
 

@@ -34,6 +34,7 @@ from scenarios.loading import (
     read_trace,
 )
 from scenarios.result import Simulator
+from scenarios.signatures import SignatureContext, context_of
 from scenarios.spec import (
     GB,
     ChaosFault,
@@ -141,6 +142,11 @@ class World:
         """Of what rests on all the profiles: the weakest of any of their parts."""
         parts = [(p.provenance, p.power.provenance, p.concurrency.provenance) for p in self.profiles]
         return Provenance.weakest(*(provenance for part in parts for provenance in part))
+
+    @property
+    def signature_context(self) -> SignatureContext:
+        """What failures of a run are told by."""
+        return context_of(self.cluster, self.costs)
 
     @property
     def power_provenance(self) -> Provenance:

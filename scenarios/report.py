@@ -35,6 +35,7 @@ from scenarios.tables import (
     number,
     ranking_text,
     saturated_cells,
+    signature_lines,
     signed,
     validation_notes,
     verdict,
@@ -239,6 +240,7 @@ def _comparison(material: Material) -> Iterator[str]:
         "Imbalance is the variance of utilization over servers. The last two columns are changes against "
         f"{escape(str(found['baseline']))}, seed by seed.</p>"
     )
+    yield from (f'<p class="warning">Signature of a failure: {escape(line)}.</p>' for line in signature_lines(found))
 
 
 def _validation(material: Material) -> Iterator[str]:

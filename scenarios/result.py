@@ -27,6 +27,7 @@ from policies.records import (
 )
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, Provenance
+from scenarios.signatures import Signature, SignatureContext, signatures
 
 Mode = Literal["simulation", "hardware"]
 Simulator = Literal["simpy", "compiled"]
@@ -98,10 +99,12 @@ class Restart(TypedDict):
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may be older than the last seven keys.
+    """`slimsched.result/1`; a stored one may be older than the last eight keys.
 
-    `extrapolated_share`: of the time, the largest over devices, in which more batches ran at once than the device's
-    profile was measured with; 0 on hardware.
+    Attributes:
+        extrapolated_share: of the time, the largest over devices, in which more batches ran at once than the device's
+            profile was measured with; 0 on hardware.
+        signatures: failures that the run shows; null where nobody looked.
     """
 
     schema: str
@@ -133,6 +136,7 @@ class Result(TypedDict):
     extrapolated_share: float
     expected_accuracy: float | None
     moves_per_image: float | None
+    signatures: list[Signature] | None
 
 
 class Score(TypedDict):
@@ -143,7 +147,7 @@ class Score(TypedDict):
         engines: those that it was scored on; each gave the same run, bit for bit.
         seed: of the run.
         reward: the mean of Eq. 7 over the run's blocks.
-        latency_s, accuracy: as in a result.
+        latency_s, accuracy, signatures: as in a result; a stored score may be older than the last.
     """
 
     schema: str
@@ -155,6 +159,7 @@ class Score(TypedDict):
     reward: float | None
     latency_s: float | None
     accuracy: float | None
+    signatures: list[Signature] | None
 
 
 def summarise(
@@ -172,10 +177,11 @@ def summarise(
     deadline_s: float | None,
     wall_s: float,
     prior: AccuracyPrior | None = None,
+    context: SignatureContext | None = None,
 ) -> Result:
     """The figures of a run whose arrivals lasted `horizon_s`, of which the first `warmup_s` do not count.
 
-    Without the network's `prior` no `expected_accuracy` is known.
+    Without the network's `prior` no `expected_accuracy` is known; without the cluster's `context` no `signatures`.
     """
     if isinstance(run, RunRecord):
         run = RunColumns.of(run)
@@ -187,7 +193,7 @@ def summarise(
     latencies_s = _latencies_s(requests)
     duration_s = run.ended_ns / NS_PER_S
     images = _images(requests)
-    return Result(
+    result = Result(
         schema="slimsched.result/1",
         scenario=scenario,
         router=router,
@@ -220,7 +226,11 @@ def summarise(
         extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
         expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
+        signatures=None,
     )
+    if context is not None:
+        result["signatures"] = list(signatures(result, context))
+    return result
 
 
 def _count(chosen: NDArray[np.bool_]) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SignatureName = Literal["reward hacking", "VRAM exhaustion", "accuracy collapse", "one-server collapse"]
 
+REFERENCE: Final = "sticky"  # keeps images where they are
 FEWEST_IMAGES: Final = 100  # completed (of those refused: arrived): fewer say nothing
 CHANCE_STAYS: Final = 0.5  # of the share of segments that chance alone would leave where they are
 GAIN: Final = 1.02  # throughput over that of a router that stays put: less is no gain
@@ -116,7 +117,8 @@ def signatures(result: Result, context: SignatureContext, reference: Result | No
         result: of the run.
         context: of its cluster and network.
         reference: the run of a router that keeps images where they are (`sticky`), on the same arrivals. With one,
-            moves that bring more throughput than it has are no reward hacking.
+            moves that bring more throughput than it has are no reward hacking, and twice its latency is a sign that
+            one server is too few.
     """
     found = (
         _reward_hacking(result, context, reference),
@@ -125,6 +127,21 @@ def signatures(result: Result, context: SignatureContext, reference: Result | No
         _one_server_collapse(result, context, reference),
     )
     return tuple(signature for signature in found if signature is not None)
+
+
+def against_reference(results: Sequence[Result], context: SignatureContext, reference: str = REFERENCE) -> list[Result]:
+    """The same results, with signatures that also know the reference router's run of the same seed, where there is one.
+
+    Only results whose signatures were looked for.
+    """
+    known = {result["seed"]: result for result in results if result["router"] == reference}
+    told: list[Result] = []
+    for result in results:
+        other = known.get(result["seed"])
+        if other is not None and result.get("signatures") is not None:
+            result = {**result, "signatures": list(signatures(result, context, other))}
+        told.append(result)
+    return told
 
 
 def _reward_hacking(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:

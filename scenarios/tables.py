@@ -11,6 +11,7 @@ from policies.records import STAGES
 from scenarios.comparison import Comparison, Estimate
 from scenarios.fidelity import REPEATS_OF_NOISE, LoadAxisRow, Ranking, Row, SaturatedRow, Validation, middle_load
 from scenarios.result import Result, Score
+from scenarios.signatures import Signature, tally_text
 
 NONE = "-"
 
@@ -36,6 +37,7 @@ def format_result(result: Result) -> str:
         lines.insert(4, ("goodput", f"{number(result['goodput_img_s'], 1)} images/s within the deadline"))
     if (extrapolated := result.get("extrapolated_share", 0.0)) > 0:
         lines.append(("beware", _extrapolated(extrapolated)))
+    lines += [("signature", text) for text in signature_texts(result.get("signatures"))]
     body = "\n".join(f"  {name:<11} {text}" for name, text in lines)
     return f"{head}\n{body}\n\n{_servers(result)}"
 
@@ -44,7 +46,19 @@ def format_score(score: Score) -> str:
     """What a trained router was scored."""
     figures = f"reward {number(score['reward'], 4)}, latency {duration(score['latency_s'])}"
     where = "both engines, bit for bit the same" if len(score["engines"]) > 1 else "the reference"
-    return f"{figures}, accuracy {share(score['accuracy'])} on a run not trained on; scored on {where}"
+    text = f"{figures}, accuracy {share(score['accuracy'])} on a run not trained on; scored on {where}"
+    return "\n".join([text, *(f"signature: {found}" for found in signature_texts(score.get("signatures")))])
+
+
+def signature_texts(found: Sequence[Signature] | None) -> list[str]:
+    """Each failure that a run shows, with its reason."""
+    return [f"{signature['name']}: {signature['reason']}" for signature in found or ()]
+
+
+def signature_lines(comparison: Comparison) -> list[str]:
+    """Which routers show which failures, in how many of their runs."""
+    rows = [row for row in comparison["rows"] if row.get("signatures")]
+    return [f"{row['router']} shows {tally_text(row['signatures'], len(row['seeds']))}" for row in rows]
 
 
 def _servers(result: Result) -> str:
@@ -81,7 +95,8 @@ def format_comparison(comparison: Comparison) -> str:
     against = f" Changes are against {baseline!r}." if baseline else " No baseline, so no changes."
     largest = max((row.get("extrapolated_share") or {"mean": 0.0})["mean"] or 0.0 for row in comparison["rows"])
     beware = f"\nBeware: up to {_extrapolated(largest)}" if largest > 0 else ""
-    return f"{comparison['scenario']} ({_provenance(comparison)})\n{table(head, rows)}\n{note}{against}{beware}"
+    shown = "".join(f"\nSignature: {line}." for line in signature_lines(comparison))
+    return f"{comparison['scenario']} ({_provenance(comparison)})\n{table(head, rows)}\n{note}{against}{beware}{shown}"
 
 
 def _extrapolated(of_time: float) -> str:

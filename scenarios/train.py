@@ -195,6 +195,7 @@ def score_router(world: World, router: RoutingPolicy, seed: int, trained_on: Sim
         reward=float(np.mean(rewards)) if rewards else None,
         latency_s=result["latency_s"]["mean"],
         accuracy=result["accuracy"],
+        signatures=result["signatures"],
     )
 
 

@@ -151,6 +151,7 @@ def run_on_hardware(
         deadline_s=scenario.deadline_s,
         wall_s=(time.monotonic_ns() - began_ns) / 1e9,
         prior=world.accuracy.prior,
+        context=world.signature_context,
     )
     return result, record
 

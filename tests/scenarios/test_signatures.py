@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from policies.vocabulary import Choice, ClusterView
+from scenarios.cli import main
+from scenarios.comparison import compare_results
+from scenarios.report import build_report
 from scenarios.result import Result
-from scenarios.signatures import SignatureContext, context_of, signatures, tally, tally_text
+from scenarios.signatures import (
+    Signature,
+    SignatureContext,
+    against_reference,
+    context_of,
+    signatures,
+    tally,
+    tally_text,
+)
+from scenarios.tables import format_comparison, format_result
 from sim.cluster import ClusterSpec, Simulation
 from sim.costs import ProfileCosts
 from tests import worlds
+from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary
 
 SECONDS = 1.0
@@ -236,6 +251,53 @@ def test_how_many_runs_show_it() -> None:
     assert tally_text(counts, 4) == "accuracy collapse (2 of 4 runs)"
     assert tally_text({"reward hacking": 1}, 1) == "reward hacking (1 of 1 run)"
     assert tally_text({}, 3) == ""
+
+
+def test_a_comparison_holds_runs_against_the_sticky_one() -> None:
+    """Of the same seed; results that nobody looked at stay so."""
+    spec = context(cluster())
+    shuffled = edited(moderate(shuffle), router="shuffle", signatures=[])
+    slow = edited(moderate(sticky), router="sticky", signatures=[], throughput_img_s=300.0)
+    assert [found["name"] for found in told(against_reference([shuffled, edited(slow, seed=1)], spec)[0])] == []
+    as_fast = edited(slow, throughput_img_s=shuffled["throughput_img_s"])
+    found = against_reference([shuffled, as_fast], spec)
+    assert [each["name"] for each in told(found[0])] == ["reward hacking"]
+    assert "sticky has" in told(found[0])[0]["reason"]
+    assert told(found[1]) == []
+    assert told(against_reference([shuffled, slow], spec)[0]) == []
+    unseen = edited(shuffled, signatures=None)
+    assert against_reference([unseen, as_fast], spec)[0]["signatures"] is None
+
+
+def test_what_tables_say() -> None:
+    """A run's in full; a comparison's as how many of a router's runs; silence where there is none."""
+    found = list(signatures(moderate(narrow), context(cluster())))
+    result, calm = edited(moderate(narrow), signatures=found), edited(moderate(sticky), signatures=[])
+    assert f"signature   accuracy collapse: {found[0]['reason']}" in format_result(result)
+    assert "signature" not in format_result(calm)
+    compared = compare_results([result, edited(calm, seed=1)])
+    assert compared["rows"][0]["signatures"] == {"accuracy collapse": 1}
+    assert "\nSignature: random shows accuracy collapse (1 of 2 runs)." in format_comparison(compared)
+    assert "Signature" not in format_comparison(compare_results([calm]))
+
+
+def test_the_command_line_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`simulate` with its reason, `compare` by router, the page as well."""
+    path = write_scenario(tmp_path)
+    assert main(["simulate", str(path), "--router", "fixed:0.5,0.5", "--json", str(tmp_path / "result.json")]) == 0
+    assert "accuracy collapse: expected accuracy 70.00%" in capsys.readouterr().out
+    [found] = json.loads((tmp_path / "result.json").read_text())["signatures"]
+    assert (found["name"], found["threshold"]) == ("accuracy collapse", 0.05)
+    folder = tmp_path / "run"
+    assert main(["compare", str(path), "--router", "fixed:0.5,0.5", "--router", "sticky", "--out", str(folder)]) == 0
+    assert "Signature: fixed:0.5,0.5 shows accuracy collapse (2 of 2 runs)." in capsys.readouterr().out
+    assert "fixed:0.5,0.5 shows accuracy collapse (2 of 2 runs)" in build_report(folder).read_text()
+
+
+def told(result: Result) -> list[Signature]:
+    found = result["signatures"]
+    assert found is not None
+    return found
 
 
 def edited(result: Result, **changes: Any) -> Result:
