@@ -130,7 +130,8 @@ def compare(arguments: Namespace) -> int:
     _require_trained(scenario.compare.routers, folder)
     job, world = _job(scenario, folder, output)
     given = scenario.compare
-    jobs = arguments.jobs or default_jobs(world, len(given.routers) * len(given.seeds), given.seeds[0])
+    runs = len(given.routers) * len(given.seeds)
+    jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
     with _compiling(output, given.routers, arguments.engine):
         comparison = job.compare(
             world,

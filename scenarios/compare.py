@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.batch.simulation import CompiledSimulation
     from sim.cluster import Simulation
 
-FEW_IMAGES = 20_000  # in all runs together: seconds of one process
+FEW_IMAGES: Mapping[Simulator, int] = {"simpy": 20_000, "compiled": 500_000}  # in all runs: seconds of one process
 
 
 class RunOptions(TypedDict, total=False):
@@ -176,10 +176,10 @@ def _run_of(common: tuple[World, Path | None, Simulator], task: tuple[str, int])
     return simulate_world(world, router, seed, trained, engine)
 
 
-def default_jobs(world: World, runs: int, seed: int) -> int:
+def default_jobs(world: World, runs: int, seed: int, engine: Simulator) -> int:
     """As many processes as there are cores; 1 where starting them would take longer than the runs."""
     images = runs * len(world.arrivals_ns(seed, world.scenario.duration_s))
-    return core_count() if images > FEW_IMAGES else 1
+    return core_count() if images > FEW_IMAGES[engine] else 1
 
 
 def require_distinct_names(routers: Sequence[str]) -> None:

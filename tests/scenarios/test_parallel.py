@@ -65,8 +65,9 @@ def test_an_interruption_ends_what_runs() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_little_work_stays_here(tmp_path: Path) -> None:
+def test_little_work_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting processes takes seconds: for fewer images than a process does in that time there is one."""
     world = world_of(tmp_path)  # 200 images/s, for a second
-    assert default_jobs(world, 10, 0) == 1
-    assert default_jobs(world, 1000, 0) >= 1
+    monkeypatch.setattr("scenarios.compare.core_count", lambda: 3)
+    assert default_jobs(world, 10, 0, "simpy") == default_jobs(world, 1000, 0, "compiled") == 1
+    assert default_jobs(world, 1000, 0, "simpy") == default_jobs(world, 10_000, 0, "compiled") == 3
