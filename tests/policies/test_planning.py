@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from policies.errors import InputError
 from policies.reward import AccuracyPrior
+from policies.rules import planning
 from policies.rules.milp import Milp, make_milp
 from policies.rules.planning import GAP, Plan, plan, rounded_up
 from policies.rules.specs import MilpRule
@@ -94,8 +95,15 @@ def test_accurate_servers_are_filled_first() -> None:
     assert found.shares == pytest.approx((5 / 9, 4 / 9))
 
 
+def test_who_is_not_needed_is_accurate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solver may give a server without a share any tuple; it gets the best one, and its share."""
+    monkeypatch.setattr(planning, "_assign", lambda *numbers: np.array([0, 1]))
+    assert plan.__wrapped__(10.0, TWO, WORTH) == plan(10.0, TWO, WORTH)
+
+
 def test_past_capacity_everybody_is_as_fast_as_can_be() -> None:
     """With shares by speed; also where nothing is known, or all are down."""
+    assert plan(449.0, TWO, WORTH).serves_all
     for demand in (451.0, float("inf")):
         assert plan(demand, TWO, WORTH) == Plan((1, 1), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.70), False)  # type: ignore[arg-type]
     assert plan(10.0, ((0.0, 0.0), (0.0, 0.0)), WORTH).shares == (0.5, 0.5)
@@ -164,8 +172,9 @@ def test_a_server_without_a_share_takes_what_nobody_else_can() -> None:
     milp = router()
     milp.plan = Plan((0, 0, 0), (0.0, 0.5, 0.5), 0.7, True)
     milp.placed = [0, 500, 900]
-    assert milp.choose(at_s(0, server(), server(), server()), RNG).server == 1
-    assert milp.choose(at_s(0, server(), server(9, valid=False), server(9, valid=False)), RNG).server == 0
+    full = server(9, valid=False)
+    assert milp.choose(at_s(0, server(), full, server()), RNG).server == 2
+    assert milp.choose(at_s(0, server(), full, full), RNG).server == 0
 
 
 def test_plans_follow_the_rate_of_the_last_period() -> None:
