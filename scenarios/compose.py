@@ -144,6 +144,11 @@ class World:
         return Provenance.weakest(*(provenance for part in parts for provenance in part))
 
     @property
+    def device_names(self) -> tuple[str, ...]:
+        """Each server's."""
+        return tuple(profile.device.name for profile in self.profiles)
+
+    @property
     def signature_context(self) -> SignatureContext:
         """What failures of a run are told by."""
         return context_of(self.cluster, self.costs)
@@ -319,7 +324,8 @@ class World:
             from policies.tide.router import TideRouter  # it needs numba
 
             return TideRouter.load(path, self.context)
-        return PPORouter.load(path, self.cluster.router, deterministic=self.scenario.training.deterministic)
+        mode = self.scenario.training.deterministic if name == TRAINED_ROUTER else None  # other files have their own
+        return PPORouter.load(path, self.cluster.router, deterministic=mode, devices=self.device_names)
 
 
 def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> World:

@@ -117,7 +117,8 @@ def train_world(
 
 
 def _spec(world: World) -> PolicySpec:
-    return PolicySpec.of(world.cluster.router, tuple(profile.power.cap_w for profile in world.profiles))
+    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
+    return PolicySpec.of(world.cluster.router, limits_w, world.device_names)
 
 
 def _train_in_torch(world: World, knobs: PPOKnobs, seed: int, folder: Path, log: Log, resume: bool) -> PPORouter:

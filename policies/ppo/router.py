@@ -7,7 +7,7 @@ wherever a stored router decides: near-ties would else fall otherwise on hardwar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,14 +106,20 @@ class PPORouter:
 
     @classmethod
     def load(
-        cls, path: str | Path, config: RouterConfig | None = None, *, deterministic: bool | None = None
+        cls,
+        path: str | Path,
+        config: RouterConfig | None = None,
+        *,
+        deterministic: bool | None = None,
+        devices: Sequence[str] = (),
     ) -> PPORouter:
         """Read a router, or the router in a training checkpoint.
 
         Args:
             path: what `save` or training wrote.
-            config: the cluster it is to decide for; `InputError` says where the shapes differ.
+            config: the cluster it is to decide for; `InputError` says what differs.
             deterministic: overrides the mode that is stored.
+            devices: the names of that cluster's devices, where they are known.
         """
         tensors, metadata = checkpoint.read(Path(path))
         try:
@@ -123,7 +129,7 @@ class PPORouter:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
         if config is not None:
-            spec.require(config, str(path))
+            spec.require(config, str(path), devices)
         return router
 
     def _require_chain(self) -> None:

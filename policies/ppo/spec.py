@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from policies.errors import InputError
@@ -19,19 +20,22 @@ class PolicySpec:
         widths: the width set W, ascending.
         groups: the group sizes, ascending.
         power_limits_w: (N,) each server's device power limit.
+        devices: (N,) the names of the servers' devices, or nothing where they are not known.
     """
 
     segments: int
     widths: tuple[float, ...]
     groups: tuple[int, ...]
     power_limits_w: tuple[float, ...]
+    devices: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: RouterConfig, power_limits_w: tuple[float, ...]) -> PolicySpec:
+    def of(cls, config: RouterConfig, power_limits_w: tuple[float, ...], devices: tuple[str, ...] = ()) -> PolicySpec:
         """The shape that fits a router core's settings."""
-        if len(power_limits_w) != config.servers:
-            raise ValueError(f"{config.servers} servers, but {len(power_limits_w)} power limits")
-        return cls(config.segments, config.widths, config.groups, power_limits_w)
+        for name, found in (("power limits", power_limits_w), ("devices", devices)):
+            if len(found) != config.servers and (found or name == "power limits"):
+                raise ValueError(f"{config.servers} servers, but {len(found)} {name}")
+        return cls(config.segments, config.widths, config.groups, power_limits_w, devices)
 
     @property
     def servers(self) -> int:
@@ -48,8 +52,12 @@ class PolicySpec:
         """(N, W, G)."""
         return self.servers, len(self.widths), len(self.groups)
 
-    def require(self, config: RouterConfig, source: str) -> None:
-        """Raises `InputError` naming `source` where this router was trained for another cluster's shape."""
+    def require(self, config: RouterConfig, source: str, devices: Sequence[str] = ()) -> None:
+        """Raises `InputError` naming `source` where this router was trained for another cluster.
+
+        The order of the servers counts: to a learned router a server is its place. Devices are held against each other
+        where both sides know them, without the words that vendors put before a name.
+        """
         pairs = {
             "servers": (config.servers, self.servers),
             "segments": (config.segments, self.segments),
@@ -57,6 +65,8 @@ class PolicySpec:
             "groups": (list(config.groups), list(self.groups)),
         }
         wrong = [f"{name}: expected {want}, found {found}" for name, (want, found) in pairs.items() if want != found]
+        if len(devices) == len(self.devices) and not all(map(_is_same_device, devices, self.devices)):
+            wrong.append(f"devices, in this order: expected {', '.join(devices)}, found {', '.join(self.devices)}")
         if wrong:
             remedy = "train a router for this cluster, or use the cluster it was trained for"
             raise InputError(source, "", f"this router was trained for another cluster ({'; '.join(wrong)}); {remedy}")
@@ -74,4 +84,11 @@ class PolicySpec:
             tuple(float(width) for width in found["widths"]),
             tuple(int(group) for group in found["groups"]),
             tuple(float(limit_w) for limit_w in found["power_limits_w"]),
+            tuple(str(device) for device in found.get("devices", ())),
         )
+
+
+def _is_same_device(one: str, other: str) -> bool:
+    """`RTX 2080 Ti` is `NVIDIA GeForce RTX 2080 Ti`."""
+    words, more = sorted((set(one.casefold().split()), set(other.casefold().split())), key=len)
+    return words <= more

@@ -1,0 +1,98 @@
+"""For which cluster a router is: what its file says, and what is told where it is another one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies.errors import InputError
+from policies.ppo.router import PPORouter
+from policies.ppo.spec import PolicySpec
+from policies.routing import RouterConfig
+from scenarios.loading import load_scenario
+from scenarios.materials import make_world
+from tests.scenarios.files import write_scenario
+
+WIDTHS = (0.5, 1.0)
+CONFIG = RouterConfig(2, WIDTHS, (((True, True),) * 2,) * 2)
+DEVICES = ("RTX 2080 Ti", "GTX 980 Ti")
+SPEC = PolicySpec.of(CONFIG, (250.0, 250.0), DEVICES)
+
+
+def saved(path: Path, spec: PolicySpec, deterministic: bool = False) -> Path:
+    """A router of one small layer."""
+    sizes = (spec.observation.size, 4, sum(spec.head_sizes))
+    weights = {
+        "trunk.0.weight": np.zeros((4, sizes[0]), np.float32),
+        "trunk.0.bias": np.zeros(4, np.float32),
+        "heads.weight": np.zeros((sizes[2], 4), np.float32),
+        "heads.bias": np.zeros(sizes[2], np.float32),
+    }
+    PPORouter(spec, weights, deterministic=deterministic).save(path)
+    return path
+
+
+def test_what_a_file_says() -> None:
+    """Text and back; one of an earlier version names no devices."""
+    assert PolicySpec.from_json(SPEC.to_json()) == SPEC
+    older = SPEC.to_json().replace(', "devices": ["RTX 2080 Ti", "GTX 980 Ti"]', "")
+    assert PolicySpec.from_json(older) == replace(SPEC, devices=())
+    with pytest.raises(ValueError, match="2 servers, but 1 devices"):
+        PolicySpec.of(CONFIG, (250.0, 250.0), ("RTX 2080 Ti",))
+
+
+def test_every_difference_is_named() -> None:
+    """With what was expected and what was found, all at once."""
+    other = RouterConfig(3, (0.5, 0.75), (((True, True),) * 3,), groups=(1, 2))
+    with pytest.raises(InputError, match="another cluster") as caught:
+        SPEC.require(other, "router.safetensors")
+    for part in (
+        "servers: expected 1, found 2",
+        "segments: expected 3, found 2",
+        "expected [0.5, 0.75]",
+        "[1, 2], fou",
+    ):
+        assert part in str(caught.value)
+    assert "train a router for this cluster" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("devices", "is_same"),
+    [
+        (DEVICES, True),
+        (("NVIDIA GeForce RTX 2080 Ti", "NVIDIA GeForce GTX 980 Ti"), True),
+        ((), True),
+        (DEVICES[::-1], False),
+        (("RTX 2080", "GTX 980"), True),  # all their words agree: as near as names can tell
+        (("RTX 2080 Ti", "RTX 2080 Ti"), False),
+    ],
+)
+def test_devices_by_their_names_and_places(devices: tuple[str, ...], is_same: bool) -> None:
+    """Vendors' words don't count, the order does; names that are not known are held against nothing."""
+    replace(SPEC, devices=()).require(CONFIG, "router.safetensors", devices)
+    if is_same:
+        SPEC.require(CONFIG, "router.safetensors", devices)
+        return
+    expected = f"in this order: expected {', '.join(devices)}, found RTX 2080 Ti, GTX 980 Ti"
+    with pytest.raises(InputError, match=expected):
+        SPEC.require(CONFIG, "router.safetensors", devices)
+
+
+def test_a_scenario_refuses_a_router_of_other_devices(tmp_path: Path) -> None:
+    """And takes one of its own, which decides as its file says whatever the scenario's own router does."""
+    world = make_world(load_scenario(write_scenario(tmp_path)), tmp_path)
+    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
+    mine = PolicySpec.of(world.cluster.router, limits_w, world.device_names)
+    assert world.device_names == ("toy", "toy")
+    for is_greedy in (False, True):
+        router = world.router(str(saved(tmp_path / "mine.safetensors", mine, is_greedy)))
+        assert isinstance(router, PPORouter)
+        assert router.deterministic == is_greedy
+    trained = world.router("ppo", tmp_path / "mine.safetensors")
+    assert isinstance(trained, PPORouter)
+    assert trained.deterministic == world.scenario.training.deterministic
+    with pytest.raises(InputError, match="expected toy, toy, found toy, A100"):
+        world.router(str(saved(tmp_path / "other.safetensors", replace(mine, devices=("toy", "A100")))))
