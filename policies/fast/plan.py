@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
+from threading import Lock
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,10 @@ import numpy.typing as npt
 from policies.fast.layout import *
 from policies.jit import Ints
 from policies.routing import CostModel, RouterConfig
-from policies.vocabulary import IMAGE, WorkKey
+from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
-_NS = 1e9
+MOST_KEPT: Final = 24  # tables
+Table = Literal["image", "batch", "transfer"]
 
 
 class Plan:
@@ -23,6 +25,10 @@ class Plan:
     Args:
         config: the router core's settings.
         costs: expected costs; None for a rule that asks for none.
+
+    Attributes:
+        head: its first numbers, to be set by name (`layout`). As it comes, the groups are those of the settings, and
+            a decision may draw a number for each server and three more.
     """
 
     def __init__(self, config: RouterConfig, costs: CostModel | None) -> None:
@@ -31,14 +37,13 @@ class Plan:
         self._parts: list[npt.NDArray[np.int64]] = [np.zeros(PLAN_SIZE, np.int64)]
         self._size = PLAN_SIZE
         self.head = self._parts[0]
-        self.head[[PLAN_SERVERS, PLAN_SEGMENTS, PLAN_WIDTHS, PLAN_KEYS, PLAN_MOST, PLAN_GROUP_COUNT]] = (
-            config.servers, config.segments, len(config.widths), len(self.keys), config.groups[-1], len(config.groups),
+        self.head[[PLAN_SERVERS, PLAN_SEGMENTS, PLAN_WIDTHS, PLAN_KEYS, PLAN_MOST]] = (
+            config.servers, config.segments, len(config.widths), len(self.keys), config.groups[-1],
         )  # fmt: skip
-        self.head[PLAN_GROUPS_AT], self.head[PLAN_TURN], self.head[PLAN_WAKE_NS] = (
-            self.add(config.groups),
-            NONE,
-            1 << 62,
-        )
+        self.set_groups(config.groups)
+        self.head[[PLAN_TURN, PLAN_WAKE_NS, PLAN_DELAY_AT, PLAN_MOST_DRAWS]] = (
+            NONE, 1 << 62, PLAN_WIDTH_RULE, config.servers + 3,
+        )  # fmt: skip
 
     def add(self, values: npt.ArrayLike) -> int:
         """Put integers, or reals, at the end; returns where."""
@@ -48,18 +53,26 @@ class Plan:
         at, self._size = self._size, self._size + len(array)
         return at
 
+    def set_groups(self, groups: Sequence[int]) -> None:
+        """The groups to choose from, ascending."""
+        self.head[PLAN_GROUPS_AT], self.head[PLAN_GROUP_COUNT] = self.add(groups), len(groups)
+
     def row(self) -> Ints:
         """The plan."""
         return np.concatenate(self._parts)
 
-    def add_costs(self) -> None:
-        """The tables of a cluster's expected costs."""
-        tables = cost_tables(self.config, self.costs)
-        self.head[PLAN_IMAGE_NS_AT], self.head[PLAN_BATCH_NS_AT], self.head[PLAN_TRANSFER_NS_AT] = map(self.add, tables)
+    def add_costs(self, tables: Sequence[Table] = ("image", "batch", "transfer")) -> None:
+        """Expected costs of the cluster, as tables of nanoseconds."""
+        assert self.costs is not None, "this rule asks for costs"
+        for name in tables:
+            self.head[_PLACES[name]] = self.add(cost_table(self.config, self.costs, name))
 
     def code(self, widths: Sequence[float]) -> list[int]:
         """Widths by number."""
         return [self.config.widths.index(width) for width in widths]
+
+
+_PLACES: Final = {"image": PLAN_IMAGE_NS_AT, "batch": PLAN_BATCH_NS_AT, "transfer": PLAN_TRANSFER_NS_AT}
 
 
 def work_keys(config: RouterConfig) -> list[WorkKey]:
@@ -68,43 +81,70 @@ def work_keys(config: RouterConfig) -> list[WorkKey]:
     return [WorkKey(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in before]
 
 
-_tables: dict[int, tuple[Any, tuple[npt.NDArray[np.int64], ...]]] = {}
+def cost_tables(config: RouterConfig, costs: CostModel) -> tuple[Ints, Ints, Ints]:
+    """All three; see `cost_table`."""
+    return cost_table(config, costs, "image"), cost_table(config, costs, "batch"), cost_table(config, costs, "transfer")
 
 
-def cost_tables(config: RouterConfig, costs: CostModel | None) -> tuple[npt.NDArray[np.int64], ...]:
-    """(servers, keys) of an image, (servers, keys, most + 1) of a batch, (servers + 1, servers, lines, most + 1) of moves.
+_tables: dict[tuple[Any, ...], tuple[CostModel, Ints]] = {}
+_lock = Lock()
 
-    Nanoseconds, rounded; made once for a cost model.
+
+def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
+    """Nanoseconds, rounded as `policies.rules.costs` rounds them; made once for a cost model, which is pure.
+
+    (servers, keys) of an image, (servers, keys, most + 1) of a batch, (servers + 1, servers, lines, most + 1) of moves:
+    from the router (0) or server n - 1, by segment and previous width. 0 where there is no such key or batch.
     """
-    assert costs is not None, "this rule asks for costs"
-    found = _tables.get(id(costs))
-    if found is None or found[0] is not costs:
-        while len(_tables) > 8:
-            _tables.pop(next(iter(_tables)))
-        found = _tables[id(costs)] = (costs, _make_tables(config, costs))
+    key = (id(costs), config.servers, config.segments, config.widths, config.groups[-1], name)
+    with _lock:
+        found = _tables.get(key)
+        if found is None or found[0] is not costs:
+            while len(_tables) >= MOST_KEPT:
+                del _tables[next(iter(_tables))]
+            found = _tables[key] = (costs, _MAKERS[name](config, costs))
     return found[1]
 
 
-def _make_tables(config: RouterConfig, costs: CostModel) -> tuple[npt.NDArray[np.int64], ...]:
-    most, servers = config.groups[-1], range(config.servers)
-    lines = list(product(range(1, config.segments + 1), (IMAGE, *config.widths)))
+def _image_table(config: RouterConfig, costs: CostModel) -> Ints:
     keys = work_keys(config)
-    image = np.zeros((config.servers, len(keys)), np.int64)
-    batch = np.zeros((config.servers, len(keys), most + 1), np.int64)
-    moves = np.zeros((config.servers + 1, config.servers, len(lines), most + 1), np.int64)
-    for server in servers:
+    rows = [[_ns(costs.image_s(server, key)) if exists(key) else 0 for key in keys] for server in _all(config)]
+    return np.array(rows, np.int64)
+
+
+def _batch_table(config: RouterConfig, costs: CostModel) -> Ints:
+    keys, sizes = work_keys(config), range(1, config.groups[-1] + 1)
+    table = np.zeros((config.servers, len(keys), len(sizes) + 1), np.int64)
+    for server in _all(config):
         for number, key in enumerate(keys):
-            if (key.segment == 1) != (key.previous_width == IMAGE):
-                continue
-            image[server, number] = round(costs.image_s(server, key) * _NS)
-            batch[server, number, 1:] = [round(costs.batch_s(server, key, n) * _NS) for n in range(1, most + 1)]
-    for source, server in product(range(-1, config.servers), servers):
-        if source == server:
-            continue
-        for number, (segment, previous) in enumerate(lines):
-            if (segment == 1) != (previous == IMAGE):
-                continue
-            moves[source + 1, server, number, 1:] = [
-                round(costs.transfer_s(source, server, segment, previous, n) * _NS) for n in range(1, most + 1)
-            ]
-    return image, batch, moves
+            if exists(key):
+                table[server, number, 1:] = [_ns(costs.batch_s(server, key, size)) for size in sizes]
+    return table
+
+
+def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
+    lines = list(product(range(1, config.segments + 1), (IMAGE, *config.widths)))
+    sizes = range(1, config.groups[-1] + 1)
+    table = np.zeros((config.servers + 1, config.servers, len(lines), len(sizes) + 1), np.int64)
+    for source, server in product((ROUTER, *_all(config)), _all(config)):
+        for number, (segment, width) in enumerate(lines):
+            if exists(WorkKey(segment, width, width)) and (segment == 1 or source != ROUTER):
+                moved_s = [costs.transfer_s(source, server, segment, width, size) for size in sizes]
+                table[source + 1, server, number, 1:] = [_ns(each) for each in moved_s]
+    return table
+
+
+_MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table}
+
+
+def exists(key: WorkKey) -> bool:
+    """Whether a request can have it: an image comes before segment 1, and nowhere else."""
+    return (key.segment == 1) == (key.previous_width == IMAGE)
+
+
+def _all(config: RouterConfig) -> range:
+    return range(config.servers)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS_PER_S)

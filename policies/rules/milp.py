@@ -60,7 +60,7 @@ class Milp:
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate block."""
         if view.now_ns - self.since_ns >= self.period_ns:
-            self._plan_anew(view)
+            self.plan_anew(view)
         group = self.groups[-1]
         location = view.head.location
         stays = location >= 0 and view.servers[location].valid
@@ -80,7 +80,7 @@ class Milp:
         self.placed[server] += images
         return server
 
-    def _plan_anew(self, view: ClusterView) -> None:
+    def plan_anew(self, view: ClusterView) -> None:
         """For the rate since the last plan, with headroom, over the servers that are up."""
         arrived = view.completed + view.fifo_length + sum(server.outstanding_requests for server in view.servers)
         rate_img_s = max(arrived - self.arrived, 0) / (view.now_ns - self.since_ns) * NS_PER_S  # less where some failed

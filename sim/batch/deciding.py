@@ -1,4 +1,4 @@
-"""A run whose router is compiled, too: from its first instant to its end, or until Python must help."""
+"""A cluster's run in compiled code, its router included where that is a plan (`policies.fast`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sim.batch.engine import advance, decide
 from sim.batch.layout import *
 from sim.batch.observing import code_of
 from sim.batch.program import Numbers
-from sim.batch.records import key_at, request_at, server_at
+from sim.batch.records import block_at, request_at, server_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 
@@ -33,26 +33,44 @@ def write_sheet(k: Ints, r: Reals, p: Ints, g: Ints, v: Ints, u: Reals) -> None:
         v[n + ITS_HOLDS] = p[p[k[s + S_PARAMETERS] + X_CODES] + segment]
         v[n + ITS_REQUESTS], v[n + ITS_BLOCKS] = k[s + S_REQUESTS], k[s + S_BLOCKS]
         u[n + ITS_UTILIZATION], u[n + ITS_POWER] = r[s + S_SEEN_UTILIZATION], r[s + S_SEEN_POWER]
-        work = 0
-        if g[PLAN_IMAGE_NS_AT] and k[s + S_REQUESTS] > 0:
-            costs = g[PLAN_IMAGE_NS_AT] + index * g[PLAN_KEYS]
-            for key in range(p[P_KEYS]):
-                work += k[key_at(p, s, key) + K_OUTSTANDING] * g[costs + key]
-        v[n + ITS_WORK_NS] = work
+        v[n + ITS_WORK_NS] = work_ns(k, p, g, index, k[s + S_BLOCKS]) if g[PLAN_IMAGE_NS_AT] else 0
+
+
+@kernel
+def work_ns(k: Ints, p: Ints, g: Ints, index: int, blocks: int) -> int:
+    """The expected time of what is outstanding at a server: of what its blocks have left, as they are few."""
+    work, costs, number = 0, g[PLAN_IMAGE_NS_AT] + index * g[PLAN_KEYS], index * p[P_CAP]
+    while blocks > 0:
+        b = block_at(p, number)
+        if k[b + B_DECISION] != NONE:
+            work += (k[b + B_COUNT] - k[b + B_ENDED]) * g[costs + k[b + B_KEY]]
+            blocks -= 1
+        number += 1
+    return work
 
 
 @entry
-def run_by_rule(row: Numbers, parameters: Numbers, plan: Numbers, sheet: Numbers) -> int:
-    """Run a cluster to its end, or until something must grow, numbers must be drawn, or a plan must be made."""
+def run_cluster(
+    row: Numbers, parameters: Numbers, plan: Numbers, sheet: Numbers, server: int, width: int, group: int
+) -> int:
+    """Run a cluster to its end, to a decision that is not the plan's, or until something must grow or be made.
+
+    It begins with its first instant, with the decision that is asked for, or with the answer to it (`server` is NONE
+    for none).
+    """
     k, r, p, q = ints(row), reals(row), ints(parameters), reals(parameters)
     g, h, v, u = ints(plan), reals(plan), ints(sheet), reals(sheet)
+    if server != NONE:
+        decide(k, p, server, width, group)
     while True:
         if k[C_ASKED] == 0:
             status = advance(k, r, p, q)
-            k[C_CREDITS] = 0
             if status != ASKED:
                 return status
-        if g[PLAN_DRAW] + MOST_DRAWS > g[PLAN_DRAWS]:
+        if g[PLAN_WIDTH_RULE] == OUTSIDE:
+            return ASKED
+        k[C_CREDITS] = 0
+        if g[PLAN_DRAW] + g[PLAN_MOST_DRAWS] > g[PLAN_DRAWS]:
             return NEEDS_DRAWS
         write_sheet(k, r, p, g, v, u)
         if k[C_NOW] >= g[PLAN_WAKE_NS]:

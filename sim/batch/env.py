@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from policies.errors import WorkError
 from policies.jit import Ints, Reals, Singles, entry, ints_at, kernel, reals_at, singles
 from sim.batch.engine import advance, decide
+from sim.batch.errors import problem_of
 from sim.batch.layout import *
 from sim.batch.observing import code_of, write_observation
 from sim.batch.program import addressed, program_of
 from sim.batch.records import request_at, server_at
-from sim.batch.simulation import RunRow, problem_of
+from sim.batch.simulation import RunRow
 from sim.cluster import ClusterSpec, RunSpec
 
 Observations = NDArray[np.float32]

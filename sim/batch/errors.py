@@ -1,8 +1,9 @@
-"""What the compiled engine refuses."""
+"""What the compiled engine refuses, and why a run can't go on."""
 
 from __future__ import annotations
 
 from policies.errors import InputError
+from sim.batch.layout import NO_TUPLE
 
 
 class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scenario
@@ -19,3 +20,9 @@ class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scena
     def __reduce__(self) -> tuple[type[InputError], tuple[str, ...]]:
         """Made again from the feature where it comes out of another process."""
         return type(self), (self.feature,)
+
+
+def problem_of(status: int) -> str:
+    """Why a run can't go on."""
+    what = "width tuple that was not evaluated" if status == NO_TUPLE else "work key without a latency curve"
+    return f"the run came to a {what}"

@@ -25,11 +25,12 @@ from policies.ppo.spec import PolicySpec
 from policies.reward import RewardTerms
 from sim.batch.chance import hashed_share
 from sim.batch.engine import advance, decide
+from sim.batch.errors import problem_of
 from sim.batch.layout import *
 from sim.batch.observing import write_codes, write_observation
 from sim.batch.program import Numbers, addressed, program_of
 from sim.batch.records import block_at
-from sim.batch.simulation import RunRow, problem_of
+from sim.batch.simulation import RunRow
 from sim.cluster import ClusterSpec, RunSpec
 
 _TERMS = 5

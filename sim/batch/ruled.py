@@ -2,47 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from policies.errors import WorkError
-from policies.fast.layout import ITS_SIZE, PLAN_DRAW, PLAN_DRAWS, PLAN_UNIFORMS_AT, SEEN_SERVERS
+from policies.fast.layout import ITS_SIZE, PLAN_DRAW, PLAN_DRAWS, PLAN_SIZE, PLAN_UNIFORMS_AT, SEEN_SERVERS
+from policies.fast.replanning import Replan
 from policies.jit import Ints
-from sim.batch.deciding import NEEDS_DRAWS, NEEDS_PLAN, run_by_rule
-from sim.batch.layout import ENDED, NO_CURVE, NO_TUPLE
+from sim.batch.deciding import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
+from sim.batch.errors import problem_of
+from sim.batch.layout import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.batch.program import addressed
-from sim.batch.simulation import RunRow, problem_of
 
+if TYPE_CHECKING:
+    from sim.batch.simulation import RunRow
+
+Answer = tuple[int, int, int]
+NO_ANSWER: Final[Answer] = (NONE, NONE, NONE)
+NO_PLAN: Final = np.zeros(PLAN_SIZE, np.int64)  # its width rule is OUTSIDE
+NO_SHEET: Final = np.zeros(1, np.int64)
 _DRAWN = 1 << 14  # numbers at a time
-Replan = Callable[[Ints, Ints], None]
 
 
-def run_to_end(run: RunRow, plan: Ints, rng: np.random.Generator, replan: Replan | None = None) -> None:
+def run_to_end(
+    run: RunRow, plan: Ints, rng: np.random.Generator, replan: Replan | None = None, answer: Answer = NO_ANSWER
+) -> None:
     """Let a plan make every decision of a run.
 
     Args:
-        run: before its first decision.
-        plan: what `policies.fast.plan` made; its memory is written to.
-        rng: the router's own stream; more is drawn from it than is used.
+        run: before its first decision, or at any later one.
+        plan: what `policies.fast` made; its memory is written to.
+        rng: the router's own stream; it ends as if each number had been drawn when it was needed.
         replan: what to call with (plan, sheet) when the plan asks for it.
+        answer: (server, width, group) for the decision that is asked for, where it is made already.
 
     Raises:
         WorkError: the run came to what was never measured.
     """
-    servers = run.program.servers
-    sheet = np.zeros(SEEN_SERVERS + servers * ITS_SIZE, np.int64)
-    uniforms = np.zeros(0)
-    while True:
-        status = run_by_rule(run.row, run.shape.parameters, plan, sheet)
-        if status == ENDED:
-            return
-        if status == NEEDS_DRAWS:
-            uniforms = np.concatenate([uniforms[plan[PLAN_DRAW] :], rng.random(_DRAWN)])
-            plan[PLAN_DRAW], plan[PLAN_DRAWS], plan[PLAN_UNIFORMS_AT] = 0, len(uniforms), addressed(uniforms)
-        elif status == NEEDS_PLAN and replan is not None:
-            replan(plan, sheet)
-        elif status in (NO_CURVE, NO_TUPLE):
-            raise WorkError(problem_of(status))
-        else:
-            run.grow(status)
+    sheet = np.zeros(SEEN_SERVERS + run.program.servers * ITS_SIZE, np.int64)
+    numbers = _Numbers(plan, rng)
+    try:
+        while (status := run_cluster(run.row, run.shape.parameters, plan, sheet, *answer)) != ENDED:
+            answer = NO_ANSWER
+            if status == NEEDS_DRAWS:
+                numbers.draw()
+            elif status == NEEDS_PLAN and replan is not None:
+                replan(plan, sheet)
+            elif status in (NO_CURVE, NO_TUPLE):
+                raise WorkError(problem_of(status))
+            else:
+                run.grow(status)
+    finally:
+        numbers.give_back()
+
+
+class _Numbers:
+    """Uniform numbers for a plan, drawn ahead of their use."""
+
+    def __init__(self, plan: Ints, rng: np.random.Generator) -> None:
+        self._plan, self._rng = plan, rng
+        self._before = rng.bit_generator.state
+        self._drawn = np.zeros(0)
+        self._used = 0
+        plan[PLAN_DRAW] = plan[PLAN_DRAWS] = 0
+
+    def draw(self) -> None:
+        """Some more."""
+        plan, used = self._plan, int(self._plan[PLAN_DRAW])
+        self._used += used
+        self._drawn = np.concatenate([self._drawn[used:], self._rng.random(_DRAWN)])
+        plan[PLAN_DRAW], plan[PLAN_DRAWS], plan[PLAN_UNIFORMS_AT] = 0, len(self._drawn), addressed(self._drawn)
+
+    def give_back(self) -> None:
+        """Wind the generator to where it would be without what was not used."""
+        left = self._used + int(self._plan[PLAN_DRAW])
+        self._plan[PLAN_DRAW] = self._plan[PLAN_DRAWS] = 0
+        self._rng.bit_generator.state = self._before
+        while left > 0:
+            left -= len(self._rng.random(min(left, _DRAWN)))

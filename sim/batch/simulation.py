@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from policies.chance import derived_seed
 from policies.errors import WorkError
+from policies.fast.compose import plan_of
 from policies.faults import NO_LABEL, OUT_OF_MEMORY, Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
-from policies.jit import Ints, entry, ints, reals
+from policies.jit import Ints, entry, ints
 from policies.records import (
     BatchRecord,
     BlockRecord,
@@ -30,12 +31,13 @@ from policies.routing import RoutingPolicy
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, Decide, HeadKey, ServerView, WorkKey
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.batch.columns import request_columns
-from sim.batch.engine import advance, decide
-from sim.batch.errors import UnsupportedScenario
+from sim.batch.deciding import run_cluster
+from sim.batch.errors import UnsupportedScenario, problem_of
 from sim.batch.faults import plan_fault
 from sim.batch.layout import *
 from sim.batch.program import Numbers, Program, addressed, margin, program_of
 from sim.batch.records import key_at, request_at, server_at
+from sim.batch.ruled import NO_ANSWER, NO_PLAN, NO_SHEET, run_to_end
 from sim.cluster import ClusterSpec, RunSpec
 from sim.faults import poisoned_requests
 from sim.network import LINKS
@@ -45,19 +47,6 @@ REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "
            MEMORY: OUT_OF_MEMORY, NO_REASON: ""}  # fmt: skip
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _ENDS, _BEGINS = 0, 1
-_NO_ANSWER = (NONE, NONE, NONE)
-
-
-@entry
-def run_cluster(row: Numbers, parameters: Numbers, server: int, width: int, group: int) -> int:
-    """Run a cluster to its next decision, to its end, or until something must grow.
-
-    It begins with its first instant, or with the answer to the decision that it asks for (`server` is NONE for none).
-    """
-    k, p = ints(row), ints(parameters)
-    if server != NONE:
-        decide(k, p, server, width, group)
-    return advance(k, reals(row), p, reals(parameters))
 
 
 @entry
@@ -222,12 +211,6 @@ def _require(is_so: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
-def problem_of(status: int) -> str:
-    """Why a run can't go on."""
-    what = "width tuple that was not evaluated" if status == NO_TUPLE else "work key without a latency curve"
-    return f"the run came to a {what}"
-
-
 def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]]:
     """By the number of a width tuple: its accuracy (DRAWN), or its column of the matrix (REPLAYED).
 
@@ -290,7 +273,7 @@ class CompiledSimulation:
         self._asked: Decide | None = None
         self._credits: list[tuple[int, RewardTerms]] = []
         self._has_ended = False
-        self._answer = _NO_ANSWER
+        self._answer = NO_ANSWER
         most = 7 + self._program.servers * (7 + 3 * len(self._program.keys))
         self._list = np.zeros(most, np.int64)
         self._keys = [WorkKey(*key) for key in self._program.keys]
@@ -311,13 +294,13 @@ class CompiledSimulation:
         if self._asked is not None or self._has_ended:
             return self._asked
         run = self._run
-        answer, self._answer = self._answer, _NO_ANSWER
-        status = run_cluster(run.row, run.shape.parameters, *answer)
+        answer, self._answer = self._answer, NO_ANSWER
+        status = run_cluster(run.row, run.shape.parameters, NO_PLAN, NO_SHEET, *answer)
         while status not in (ASKED, ENDED):
             if status in (NO_CURVE, NO_TUPLE):
                 raise WorkError(problem_of(status))
             run.grow(status)
-            status = run_cluster(run.row, run.shape.parameters, *_NO_ANSWER)
+            status = run_cluster(run.row, run.shape.parameters, NO_PLAN, NO_SHEET, *NO_ANSWER)
         self._take_credits()
         if status == ENDED:
             self._has_ended = True
@@ -338,12 +321,24 @@ class CompiledSimulation:
         self._answer = (choice.server, width, choice.group)
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
-        """Let a policy make every decision."""
+        """Let a policy make every decision.
+
+        A router that has a compiled form (`policies.fast.compose`) decides in it: it makes the same decisions, and it
+        and `rng` are left as if it had been asked for each; only the credits of the run are not kept.
+        """
         self.finish(policy, rng)
         return self.record()
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
         """The same, for who wants no record."""
+        planned = plan_of(policy, self.cluster.router) if type(rng) is np.random.Generator else None
+        if planned is not None and not self._has_ended:
+            try:
+                run_to_end(self._run, planned.row, rng, planned.replan, self._answer)
+            finally:
+                planned.keep()
+            self._asked, self._answer, self._has_ended = None, NO_ANSWER, True
+            return
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
 

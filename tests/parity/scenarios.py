@@ -66,11 +66,16 @@ class Scenario:
 
     def policy(self) -> RoutingPolicy:
         """A fresh one: routers may have memory."""
-        cluster, config = self.cluster, self.cluster.router
+        config = self.cluster.router
         if self.policy_name == "first":
             return Script(config, self.choices)
         if self.policy_name == "one":
             return OneServer(config)
+        return make_router(self.policy_name, self.context())
+
+    def context(self) -> RouterContext:
+        """What routers are built from."""
+        cluster = self.cluster
         costs = ProfileCosts(
             [cluster.devices[server.device] for server in cluster.servers],
             [server.knobs.batch_limit for server in cluster.servers],
@@ -78,7 +83,7 @@ class Scenario:
         )
         deadline_s = None if self.run.deadline_ns is None else self.run.deadline_ns / NS_PER_S
         limits_w = tuple(cluster.devices[server.device].cap_mw / 1000 for server in cluster.servers)
-        return make_router(self.policy_name, RouterContext(config, costs, cluster.prior, limits_w, deadline_s))
+        return RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s)
 
 
 def held(config: RouterConfig, view: ClusterView, server: int) -> list[float]:

@@ -1,0 +1,279 @@
+"""From a router to its plan: what compiled code needs to decide in its place.
+
+Only what is known has a compiled form: each part is looked up by its very type, as a subclass may have a rule of its
+own. A router that remembers something starts from what it remembers now; `keep` tells it what it would know at the end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+import numpy as np
+
+from policies.fast.layout import *
+from policies.fast.plan import Plan, Table, cost_table
+from policies.fast.replanning import MilpMemory, Replan
+from policies.jit import Ints
+from policies.routing import CostModel, RouterConfig, RoutingPolicy
+from policies.rules import groups, infaas, milp, placements, slackfit, widths
+from policies.rules.context import ComposedRouter
+
+if TYPE_CHECKING:
+    from policies.tide.router import TideRouter
+
+Part = TypeVar("Part")
+
+MOST_TRANSFERS: Final = 1 << 20  # entries of that table, which take about a second to make
+_EXACT: Final = 1 << 53  # below, a float holds every whole number
+_MOST: Final = 1 << 60  # of a number in a plan: sums of a few must fit into 64 bits
+_TIDE: Final = ("policies.tide.router", "TideRouter")  # known by name: who does not use it need not import it
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A router in compiled form.
+
+    Attributes:
+        row: its plan; what it remembers changes there.
+        replan: what to call with (plan, sheet) when the plan asks for it; None where it never does.
+        keep: puts what the plan remembers into the router that it was made from.
+    """
+
+    row: Ints
+    replan: Replan | None = None
+    keep: Callable[[], None] = lambda: None
+
+
+class _NotCompiled(Exception):  # noqa: N818 - no error: Python decides
+    """A part that has no compiled form."""
+
+
+def plan_of(policy: RoutingPolicy, config: RouterConfig) -> Planned | None:
+    """A router's plan for a cluster; None where Python must decide.
+
+    That is so for a class that is not known here, for a router that was made for other widths or servers, for expected
+    costs that can't be told for some key, and for a table of transfers that would be too large (`MOST_TRANSFERS`).
+    """
+    kind = type(policy)
+    if (kind.__module__, kind.__qualname__) == _TIDE:
+        return _tide(cast("TideRouter", policy), config)
+    writer = _Writer(config)
+    try:
+        if kind is ComposedRouter:
+            return writer.composed(cast(ComposedRouter, policy))
+        if kind is slackfit.SlackFit:
+            return writer.slackfit(cast(slackfit.SlackFit, policy))
+        if kind is milp.Milp:
+            return writer.milp(cast(milp.Milp, policy))
+    except _NotCompiled:
+        pass
+    return None
+
+
+def _tide(policy: TideRouter, config: RouterConfig) -> Planned | None:
+    """It decides by a plan in Python, too: that plan goes on."""
+    return Planned(policy._row) if policy._context.config == config else None
+
+
+# Of a placement: its number, and how many numbers it draws at most.
+_PLACEMENTS: Final[dict[type, tuple[int, int]]] = {
+    placements.RandomPlacement: (AT_RANDOM, 1),
+    placements.WeightedRandom: (WEIGHTED, 1),
+    placements.RoundRobin: (ROUND_ROBIN, 0),
+    placements.ShortestQueue: (SHORTEST, 0),
+    placements.ShortestQueueBySpeed: (SHORTEST_BY_SPEED, 0),
+    placements.PowerOfTwo: (TWO, 2),
+    placements.PowerOfTwoBySpeed: (TWO_BY_SPEED, 2),
+    placements.IdleQueue: (IDLE, 1),
+    placements.LeastWork: (LEAST_WORK, 0),
+    placements.ShortestDelay: (SHORTEST_DELAY, 0),
+}
+
+
+class _Writer:
+    """Writes one router's plan, part by part; raises `_NotCompiled`."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._plan = Plan(config, None)
+        self._head = self._plan.head
+        self._head[PLAN_MOST_DRAWS] = 0
+        self._tables: list[Table] = []
+        self._keep: list[Callable[[Ints], None]] = []
+
+    # ------------------------------------------------------------------------------------------------------ routers
+
+    def composed(self, router: ComposedRouter) -> Planned:
+        """A placement, a width rule and a group rule."""
+        self._head[PLAN_WIDTH_RULE : PLAN_WIDTH_RULE + WIDTHS_SIZE] = self._widths(router.width, 1)
+        self._place(router.placement, router.width)
+        if type(router.group) is groups.RandomGroup:
+            self._head[PLAN_GROUP_RULE] = RANDOM_GROUP
+            self._head[PLAN_MOST_DRAWS] += 1
+        else:
+            self._require(type(router.group) is groups.LargestGroup)
+        self._choose_from(cast(groups.LargestGroup, router.group).groups)
+        return self._finished()
+
+    def slackfit(self, router: slackfit.SlackFit) -> Planned:
+        """Width and group by slack, on a placement."""
+        self._require(router.widths == self._config.widths and list(router.groups) == sorted(router.groups))
+        self._place(router.placement)
+        self._choose_from(router.groups)
+        self._ask_for(router.costs, "image", "batch", "transfer")
+        self._head[PLAN_WIDTH_RULE], self._head[PLAN_SHARE_NS] = SLACKFIT, self._whole(router.share_ns)
+        self._head[PLAN_SCRATCH_AT] = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
+        return self._finished()
+
+    def milp(self, router: milp.Milp) -> Planned:
+        """Tuples and shares by server; a new plan is Python's to make."""
+        servers, segments = self._config.servers, self._config.segments
+        self._require(router.widths == self._config.widths and len(router.capacity_img_s) == servers)
+        self._choose_from(router.groups)
+        self._head[PLAN_WIDTH_RULE], self._head[PLAN_PLACEMENT], self._head[PLAN_STAYS] = BY_SERVER, DEFICIT, 1
+        self._head[PLAN_RUNGS_AT] = self._plan.add([0] * (servers * segments))
+        self._head[PLAN_SHARES_AT] = self._plan.add(np.zeros(servers))
+        self._head[PLAN_PLACED_AT] = self._plan.add([0] * servers)
+        for number in (router.since_ns, router.period_ns, router.arrived, *router.placed):
+            self._whole(number)
+        memory = MilpMemory(router, self._config, [self._codes(each) for each in router.tuples])
+        self._keep.append(memory.keep)
+        planned = self._finished(memory.replan)
+        memory.write(planned.row)
+        return planned
+
+    def _finished(self, replan: Replan | None = None) -> Planned:
+        self._add_tables()
+        row, kept = self._plan.row(), tuple(self._keep)
+
+        def keep() -> None:
+            for each in kept:
+                each(row)
+
+        return Planned(row, replan, keep)
+
+    # --------------------------------------------------------------------------------------------------------- parts
+
+    def _place(self, placement: object, width: object = None) -> None:
+        """`width` is the router's own rule, with the record of which a placement shares what it remembers."""
+        while type(placement) is placements.Sticky:
+            placement, self._head[PLAN_STAYS] = placement.elsewhere, 1
+        self._head[PLAN_PLACEMENT], draws = self._known(_PLACEMENTS.get(type(placement)))
+        self._head[PLAN_MOST_DRAWS] += draws
+        match placement:
+            case placements.WeightedRandom() | placements.ShortestQueueBySpeed() | placements.PowerOfTwoBySpeed():
+                self._require(len(placement.speeds_img_s) == self._config.servers)
+                self._head[PLAN_SPEEDS_AT] = self._plan.add(np.array(placement.speeds_img_s, np.float64))
+            case placements.RoundRobin():
+                self._take_turns(placement)
+            case placements.LeastWork():
+                self._ask_for(placement.costs, "image")
+            case placements.ShortestDelay():
+                self._ask_for(placement.costs, "image", "batch", "transfer")
+                self._expect(placement.width, width)
+
+    def _take_turns(self, placement: placements.RoundRobin) -> None:
+        self._head[PLAN_TURN] = max(self._whole(placement.last), NONE)
+
+        def keep(row: Ints) -> None:
+            placement.last = int(row[PLAN_TURN])
+
+        self._keep.append(keep)
+
+    def _expect(self, rule: object, routers: object) -> None:
+        """The widths that a placement reckons with: it asks for every server's."""
+        servers = self._config.servers
+        if rule is not routers:
+            self._head[PLAN_DELAY_AT] = self._plan.add(self._widths(rule, servers))
+        elif self._head[PLAN_WIDTH_RULE] == RANDOM_WIDTH:
+            self._head[PLAN_MOST_DRAWS] += servers
+
+    def _widths(self, rule: object, asked: int) -> Ints:
+        """A record of widths, which are asked for so often in a decision."""
+        self._require(getattr(rule, "widths", None) == self._config.widths)
+        record = np.zeros(WIDTHS_SIZE, np.int64)
+        match rule:
+            case widths.RandomWidth() if type(rule) is widths.RandomWidth:
+                record[WIDTHS_RULE] = RANDOM_WIDTH
+                self._head[PLAN_MOST_DRAWS] += asked
+            case widths.FixedWidths() if type(rule) is widths.FixedWidths:
+                record[WIDTHS_RULE], record[WIDTHS_TUPLE_AT] = FIXED, self._plan.add(self._codes(rule.tuple_))
+            case widths.Ladder() if type(rule) is widths.Ladder:
+                self._require(len(rule.rungs) > len(rule.thresholds))
+                record[WIDTHS_RULE], record[WIDTHS_RUNG_COUNT] = LADDER, len(rule.thresholds) + 1
+                record[WIDTHS_RUNGS_AT] = self._plan.add([self._codes(rung) for rung in rule.rungs])
+                record[WIDTHS_THRESHOLDS_AT] = self._plan.add(np.array(rule.thresholds, np.float64))
+            case infaas.Variants() if type(rule) is infaas.Variants:
+                record[WIDTHS_RULE], record[WIDTHS_VARIANTS_AT] = INFAAS, self._variants(rule)
+            case _:
+                raise _NotCompiled
+        return record
+
+    def _variants(self, rule: infaas.Variants) -> int:
+        self._ask_for(rule.costs, "image")
+        self._require(len(rule.variants) == len(rule.levels) == len(rule.since_ns) == self._config.servers)
+        numbers = [rule.waiting_ns, rule.up_ns, rule.down_ns, rule.hold_ns]
+        for variants, level, since_ns in zip(rule.variants, rule.levels, rule.since_ns, strict=True):
+            self._require(0 <= level < len(variants))
+            tuples_at = self._plan.add([self._codes(variant) for variant in variants])
+            numbers += [len(variants), level, since_ns, tuples_at]
+        at = self._plan.add([self._whole(number) for number in numbers])
+        first, end = at + VARIANTS_SERVERS, at + len(numbers)
+
+        def keep(row: Ints) -> None:
+            rule.levels[:] = row[first + VARIANT_LEVEL : end : VARIANT_SIZE].tolist()
+            rule.since_ns[:] = row[first + VARIANT_SINCE_NS : end : VARIANT_SIZE].tolist()
+
+        self._keep.append(keep)
+        return at
+
+    def _choose_from(self, sizes: Sequence[int]) -> None:
+        self._require(len(sizes) > 0 and all(self._whole(size) >= 1 for size in sizes))
+        self._plan.set_groups(sizes)
+
+    def _codes(self, tuple_: Sequence[float]) -> list[int]:
+        """For each segment the widest width that is not above the tuple's; NONE where all are."""
+        self._require(len(tuple_) >= self._config.segments)
+        return [bisect_right(self._config.widths, width) - 1 for width in tuple_[: self._config.segments]]
+
+    # --------------------------------------------------------------------------------------------------------- costs
+
+    def _ask_for(self, costs: CostModel, *tables: Table) -> None:
+        """These tables are needed, of one cost model for all parts."""
+        self._require(self._plan.costs is None or self._plan.costs is costs)
+        self._plan.costs = costs
+        self._tables += [table for table in tables if table not in self._tables]
+        config = self._config
+        moves = (config.servers + 1) * config.servers * config.segments * (len(config.widths) + 1)
+        self._require("transfer" not in tables or moves * (config.groups[-1] + 1) <= MOST_TRANSFERS)
+
+    def _add_tables(self) -> None:
+        """Write them; refused where floats would not compare sums of them as whole numbers do."""
+        costs, config = self._plan.costs, self._config
+        if costs is None:
+            return
+        try:
+            most_ns = {name: int(np.abs(cost_table(config, costs, name)).max()) for name in self._tables}
+        except Exception as error:  # for a key that no request may ever have; whatever the model says of it
+            raise _NotCompiled from error
+        waiting_ns = config.outstanding_blocks * config.groups[-1] * most_ns.pop("image")
+        self._require(waiting_ns + sum(most_ns.values()) < _EXACT)
+        self._plan.add_costs(self._tables)
+
+    # --------------------------------------------------------------------------------------------------- refusing
+
+    def _require(self, is_so: bool) -> None:
+        if not is_so:
+            raise _NotCompiled
+
+    def _known(self, part: Part | None) -> Part:
+        if part is None:
+            raise _NotCompiled
+        return part
+
+    def _whole(self, number: int) -> int:
+        self._require(type(number) is int and abs(number) < _MOST)
+        return number

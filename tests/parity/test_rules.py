@@ -1,0 +1,307 @@
+"""A rule decides the same whoever carries it out: Python on the reference, Python on the compiled engine, or its plan.
+
+Records are compared to the last bit; so is what router and generator are left with, when Python and plan had the same
+engine. That a plan really decided is seen from `plan_of`, which the engine asks, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.chance import stream
+from policies.errors import WorkError
+from policies.fast.compose import plan_of
+from policies.faults import Crash, Slowness
+from policies.records import RunRecord
+from policies.routing import RoutingPolicy
+from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.groups import LargestGroup, RandomGroup
+from policies.rules.infaas import make_variants
+from policies.rules.milp import make_milp
+from policies.rules.names import make_router
+from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
+from policies.rules.slackfit import SlackFit
+from policies.rules.specs import FixedRule, InfaasRule, LadderRule, SlackFitRule, rule_from_dict
+from policies.rules.widths import FixedWidths, Ladder, RandomWidth
+from policies.vocabulary import NS_PER_S, Choice, ClusterView
+from sim.accuracy import MatrixCorrectness
+from sim.batch import ruled
+from sim.batch.layout import REQUESTS_FULL
+from sim.batch.program import Program, Shape, margin
+from sim.batch.simulation import CompiledSimulation, RunRow
+from sim.cluster import Simulation
+from tests import worlds
+from tests.parity.compare import difference
+from tests.parity.draws import SeededDraws
+from tests.parity.scenarios import Scenario, draw_scenario
+
+MakeRouter = Callable[[Scenario, RouterContext], RoutingPolicy]
+
+# Two to five servers that share devices, with faults, lossy links, deadlines, blocks of any location, one group size
+# or six, and servers that can't hold everything.
+SEEDS = (41, 66, 68, 70, 82, 123)
+
+
+@dataclass
+class Asked:
+    """A router of the user's own, to the engine: it has no plan."""
+
+    router: RoutingPolicy
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        return self.router.choose(view, rng)
+
+
+# ------------------------------------------------------------------------------------------------------------- routers
+
+
+def narrow(context: RouterContext) -> tuple[float, ...]:
+    """A tuple whose widths differ."""
+    widths = context.config.widths
+    return tuple(widths[(2 * s + 1) % len(widths)] for s in range(context.config.segments))
+
+
+def length_s(scenario: Scenario) -> float:
+    return scenario.run.horizon_ns / NS_PER_S
+
+
+def named(name: str) -> MakeRouter:
+    return lambda scenario, context: make_router(name, context)
+
+
+def fixed(placement: str) -> MakeRouter:
+    return lambda scenario, context: FixedRule(placement=placement, tuple_=narrow(context)).make(context)
+
+
+def ladder(placement: str) -> MakeRouter:
+    rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0))
+    return lambda scenario, context: rule.make(context)
+
+
+def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    return SlackFitRule(placement="jsq", group=context.config.groups[0]).make(context)
+
+
+def infaas(placement: str) -> MakeRouter:
+    """Quick enough for servers to step in so short a run."""
+    return lambda scenario, context: InfaasRule(
+        placement=placement, target_s=max(length_s(scenario) / 12, 1e-8), up=0.02, down=0.1
+    ).make(context)
+
+
+def slackfit(placement: str, share: float) -> MakeRouter:
+    return lambda scenario, context: SlackFitRule(
+        placement=placement, target_s=max(length_s(scenario) * share, 1e-8)
+    ).make(context)
+
+
+def milp(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    return make_milp(context, context.config.groups, max(length_s(scenario) / 4, 1e-8), 1.2, 0.5)
+
+
+def of_file(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    widths, segments = context.config.widths, context.config.segments
+    raw = {"schema": "slimsched.rule/1", "kind": "ladder", "placement": "shortest-delay", "thresholds": [3.0]}
+    return rule_from_dict({**raw, "rungs": [[widths[-1]] * segments, [widths[0]] * segments]}).make(context)
+
+
+def all_drawn(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """More numbers a decision than any rule by name: a width for every server that the placement asks about."""
+    config, width = context.config, RandomWidth(context.config.widths)
+    return ComposedRouter(ShortestDelay(context.costs, width), width, RandomGroup(config.groups))
+
+
+def drawn_within(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A placement that draws the widths it reckons with; the router draws none."""
+    config = context.config
+    expected = ShortestDelay(context.costs, RandomWidth(config.widths))
+    return ComposedRouter(expected, FixedWidths(config.widths, narrow(context)), RandomGroup(config.groups))
+
+
+def two_memories(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A placement that reckons with variants of its own, which step at other times than the router's."""
+    target_s = max(length_s(scenario) / 10, 1e-8)
+    one, other = (make_variants(context, 0.0, target_s * factor, 0.02, 0.1) for factor in (1.0, 0.3))
+    return ComposedRouter(Sticky(Sticky(ShortestDelay(context.costs, one))), other, LargestGroup((1, 3)))
+
+
+def between_widths(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """Tuples of widths that there are not, and a slack-fitting placement that reckons with a ladder."""
+    widths = context.config.widths
+    rungs = tuple((width,) * context.config.segments for width in (widths[-1] + 0.1, 0.6, widths[0] / 2))
+    ladder = Ladder(widths, rungs, (1.0, 2.0))
+    expected = ShortestDelay(context.costs, ladder)
+    return SlackFit(expected, context.costs, widths, context.config.groups[:2], round(2e8 * length_s(scenario)))
+
+
+def random_place(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    width = Ladder(context.config.widths, (narrow(context),), ())
+    return ComposedRouter(Sticky(RandomPlacement()), width, RandomGroup((2, 1, 5)))
+
+
+ROUTERS: dict[str, MakeRouter] = {
+    **{name: named(name) for name in PLACEMENT_NAMES},
+    **{f"fixed@{name}": fixed(name) for name in PLACEMENT_NAMES},
+    **{f"ladder@{name}": ladder(name) for name in PLACEMENT_NAMES},
+    **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
+    **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
+    **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp")},
+    "slackfit in a hurry": slackfit("sticky", 0.05),
+    "slackfit at leisure": slackfit("jsq", 4.0),
+    "small groups": small_groups,
+    "milp": milp,
+    "rule file": of_file,
+    "all drawn": all_drawn,
+    "drawn within": drawn_within,
+    "two memories": two_memories,
+    "between widths": between_widths,
+    "random place": random_place,
+}  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------- scenarios
+
+
+def busy() -> Scenario:
+    """Three unequal devices with real curves, overloaded for a while, and a server that dies."""
+    spec = worlds.cluster(
+        [worlds.profile(name, speed=speed, load_s=0.002) for name, speed in (("a", 1.0), ("b", 0.6), ("c", 0.3))],
+        router={"groups": (1, 2, 4, 8)},
+        greedy={"batch_limit": 8},
+    )
+    arrivals_s = sorted([*worlds.poisson_s(600, 0.2), *(0.1 + worlds.poisson_s(2500, 0.05, 1))])
+    faults = (Crash(0, 120_000_000), Slowness(1, 50_000_000, 150_000_000, 1.7))
+    return Scenario("busy", spec, worlds.run(spec, np.array(arrivals_s), 0.2, faults=faults))
+
+
+@lru_cache
+def scenarios() -> tuple[tuple[Scenario, RouterContext], ...]:
+    """A busy one, and drawn ones that are not too large and have something to decide."""
+    found = [busy(), *(draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS)]
+    return tuple((each, each.context()) for each in found)
+
+
+# --------------------------------------------------------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_plan_decides_as_its_rule_does(name: str) -> None:
+    """On the reference two scenarios in turn: it takes ten times as long, and no rule knows which engine it is."""
+    turn = list(ROUTERS).index(name)
+    for number, (scenario, context) in enumerate(scenarios()):
+        router, asked, planned = (ROUTERS[name](scenario, context) for _ in range(3))
+        assert plan_of(planned, context.config) is not None, "it has no compiled form"
+        rngs = [stream(scenario.run.seed, "router") for _ in range(3)]
+        expected = CompiledSimulation(scenario.cluster, scenario.run).run(Asked(asked), rngs[0])
+        record = CompiledSimulation(scenario.cluster, scenario.run).run(planned, rngs[1])
+        assert difference(expected, record, "record") is None, f"{scenario.name}, the plan"
+        assert planned == asked, "what it remembers"
+        assert rngs[1].bit_generator.state == rngs[0].bit_generator.state
+        if (number - turn) % len(scenarios()) in (0, 3):
+            record = Simulation(scenario.cluster, scenario.run).run(router, rngs[2])
+            assert difference(expected, record, "record") is None, f"{scenario.name}, the reference"
+
+
+@lru_cache
+def record_of(name: str, number: int) -> RunRecord:
+    scenario, context = scenarios()[number]
+    router = ROUTERS[name](scenario, context)
+    return CompiledSimulation(scenario.cluster, scenario.run).run(router, stream(scenario.run.seed, "router"))
+
+
+def test_rules_differ_where_they_are_compared() -> None:
+    """A rule that never decides otherwise than another is not tested."""
+    alike = [
+        (one, other)
+        for one, other in combinations(ROUTERS, 2)
+        if all(record_of(one, number) == record_of(other, number) for number in range(len(scenarios())))
+    ]
+    assert alike == []
+
+
+# ------------------------------------------------------------------------------------------------- around a run's plan
+
+
+def simulation(number: int = 0) -> CompiledSimulation:
+    scenario, _ = scenarios()[number]
+    return CompiledSimulation(scenario.cluster, scenario.run)
+
+
+@pytest.mark.parametrize("name", ["round-robin", "infaas@shortest-delay", "milp", "all drawn"])
+def test_a_router_goes_on_from_what_it_remembers(name: str) -> None:
+    """One router for two runs is no good idea, but it is the same bad idea with a plan."""
+    ends = []
+    for wrap in (Asked, lambda router: router):
+        policy, rng = wrap(ROUTERS[name](*scenarios()[0])), stream(7, "router")
+        ends.append(([simulation().run(policy, rng) for _ in range(2)], rng.random()))
+    assert difference(ends[0], ends[1], "runs") is None
+
+
+def test_a_plan_takes_over_in_the_middle_of_a_run() -> None:
+    """Whether a decision is asked for, or just made."""
+    for is_answered in (False, True):
+        records = []
+        for wrap in (Asked, lambda router: router):
+            router, rng, run = ROUTERS["infaas@shortest-delay"](*scenarios()[0]), stream(7, "router"), simulation()
+            for _ in range(20):
+                asked = run.advance()
+                assert asked is not None
+                run.decide(router.choose(asked.view, rng))
+            if not is_answered:
+                run.advance()
+            records.append(run.run(wrap(router), rng))
+            assert (run.pending, run.advance()) == (None, None)
+        assert difference(records[0], records[1], "record") is None
+
+
+def test_a_plan_goes_on_when_numbers_and_room_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown: list[int] = []
+    grow, router = RunRow.grow, ROUTERS["all drawn"]
+    ample = simulation().run(router(*scenarios()[0]), stream(7, "router"))
+
+    def scarce(program: Program, requests: int, instances: int, *rest: Any) -> Shape:
+        return Shape(program, requests, instances, *rest) if grown else Shape(program, 2, margin(program), *rest)
+
+    def noted(self: RunRow, status: int) -> None:
+        grown.append(status)
+        grow(self, status)
+
+    monkeypatch.setattr(Program, "shape", scarce)
+    monkeypatch.setattr(RunRow, "grow", noted)
+    monkeypatch.setattr(ruled, "_DRAWN", 3)
+    assert simulation().run(router(*scenarios()[0]), stream(7, "router")) == ample
+    assert REQUESTS_FULL in grown
+
+
+class OwnGenerator(np.random.Generator):
+    """Its numbers may come from anywhere."""
+
+    def random(self, *args: Any, **kwargs: Any) -> Any:
+        assert not args, "one number at a time"
+        assert not kwargs
+        return 0.25
+
+
+def test_a_generator_of_ones_own_is_asked_for_each_number() -> None:
+    first = simulation().run(ROUTERS["random"](*scenarios()[0]), OwnGenerator(np.random.PCG64(0)))
+    again = simulation().run(ROUTERS["random"](*scenarios()[0]), OwnGenerator(np.random.PCG64(1)))
+    assert first == again
+
+
+def test_a_plan_stops_where_the_run_comes_to_what_was_never_evaluated() -> None:
+    """What its router has seen until then is kept."""
+    scenario, context = scenarios()[0]
+    images = np.zeros(len(scenario.run.arrivals_ns), np.int64)
+    labels = MatrixCorrectness([(0.25,) * 4], np.ones((1, 1), np.bool_), images)
+    router = RoundRobin()
+    policy = ComposedRouter(router, RandomWidth(context.config.widths), LargestGroup((4,)))
+    with pytest.raises(WorkError, match="width tuple"):
+        CompiledSimulation(scenario.cluster, replace(scenario.run, correctness=labels)).run(policy, stream(0, "x"))
+    assert router.last >= 0

@@ -1,0 +1,263 @@
+"""What has a compiled form and what has none; plans and their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.fast import compose, layout
+from policies.fast.compose import plan_of
+from policies.fast.layout import (
+    ITS_SIZE,
+    ITS_WORK_NS,
+    NONE,
+    OUTSIDE,
+    PLAN_MOST_DRAWS,
+    PLAN_TURN,
+    PLAN_VARIANTS_AT,
+    PLAN_WIDTH_RULE,
+    SEEN_PREVIOUS,
+    SEEN_SEGMENT,
+    SEEN_SERVERS,
+    VARIANT_LEVEL,
+    VARIANT_SINCE_NS,
+    VARIANT_SIZE,
+    VARIANTS_SERVERS,
+)
+from policies.fast.plan import Plan, cost_table, exists, work_keys
+from policies.fast.replanning import view_of
+from policies.routing import RouterConfig, RoutingPolicy
+from policies.rules import costs as rule_costs
+from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.groups import LargestGroup
+from policies.rules.infaas import Variants, make_variants
+from policies.rules.milp import Milp
+from policies.rules.names import make_router
+from policies.rules.placements import LeastWork, RoundRobin, ShortestDelay, ShortestQueue, Sticky
+from policies.rules.slackfit import SlackFit
+from policies.rules.widths import FixedWidths, Ladder
+from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, WorkKey
+from sim.batch import layout as engine_layout
+from tests import worlds
+from tests.parity.scenarios import Scenario
+
+
+def context_of(servers: int = 2) -> RouterContext:
+    profiles = [worlds.profile(f"p{n}", speed=1.0 - 0.1 * n) for n in range(servers)]
+    spec = worlds.cluster(profiles, router={"groups": (1, 2, 4)})
+    return Scenario("two", spec, worlds.run(spec, np.array([0.0]), 1.0)).context()
+
+
+CONTEXT = context_of()
+CONFIG = CONTEXT.config
+GROUP, QUEUE = LargestGroup(CONFIG.groups), ShortestQueue()
+FULL = FixedWidths(CONFIG.widths, (1.0, 1.0, 1.0, 1.0))
+
+
+class Costs:
+    """A cost model of the user's own."""
+
+    def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
+        return 1e-3 * batch * (server + 1)
+
+    def image_s(self, server: int, key: WorkKey) -> float:
+        return 1e-3
+
+    def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
+        return 1e-4 * images if source != server else 5e-5
+
+
+class MeasuredInPart(Costs):
+    def image_s(self, server: int, key: WorkKey) -> float:
+        return {1.0: 1e-3}[key.width]
+
+
+class Endless(Costs):
+    def image_s(self, server: int, key: WorkKey) -> float:
+        return 1e15
+
+
+@dataclass
+class OwnRouter:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        return Choice(0, 1.0, 1)
+
+
+class OwnPlacement(ShortestQueue):
+    def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
+        return 0
+
+
+class OwnWidths(FixedWidths):
+    def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
+        return 0.25
+
+
+class OwnGroup(LargestGroup):
+    def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
+        return 1
+
+
+class OwnComposition(ComposedRouter):
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        return Choice(0, 1.0, 1)
+
+
+class OwnSlackFit(SlackFit):
+    """Nothing of its own, but who knows?"""
+
+
+def slackfit(**changes: Any) -> SlackFit:
+    return replace(SlackFit(ShortestQueue(), CONTEXT.costs, CONFIG.widths, CONFIG.groups, 1000), **changes)
+
+
+def variants(**changes: Any) -> Variants:
+    found = make_variants(CONTEXT, 0.0, 0.1, 0.02, 0.1)
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found
+
+
+def milp(**changes: Any) -> RoutingPolicy:
+    found = make_router("milp", CONTEXT)
+    assert isinstance(found, Milp)
+    for name, value in changes.items():
+        setattr(found, name, value)
+    return found
+
+
+def by(width: Any = FULL, placement: Any = QUEUE, group: Any = GROUP) -> ComposedRouter:
+    return ComposedRouter(placement, width, group)
+
+
+ASKED: dict[str, Callable[[], RoutingPolicy]] = {
+    "a class of the user's own": OwnRouter,
+    "a placement of its own": lambda: by(placement=OwnPlacement()),
+    "a placement of its own within a known one": lambda: by(placement=Sticky(OwnPlacement())),
+    "a function as a placement": lambda: by(placement=lambda view, rng: 0),
+    "widths of its own": lambda: by(OwnWidths(CONFIG.widths, FULL.tuple_)),
+    "widths of its own in a placement": lambda: by(
+        placement=ShortestDelay(CONTEXT.costs, OwnWidths(CONFIG.widths, FULL.tuple_))
+    ),
+    "a group of its own": lambda: by(group=OwnGroup(CONFIG.groups)),
+    "a composition of its own": lambda: OwnComposition(ShortestQueue(), FULL, GROUP),
+    "a known rule under another name": lambda: OwnSlackFit(ShortestQueue(), Costs(), CONFIG.widths, (1,), 1000),
+    "widths of another network": lambda: by(FixedWidths((0.5, 1.0), (1.0, 1.0, 1.0, 1.0))),
+    "a tuple that is too short": lambda: by(FixedWidths(CONFIG.widths, (1.0, 1.0))),
+    "more thresholds than rungs": lambda: by(Ladder(CONFIG.widths, (FULL.tuple_,), (1.0,))),
+    "an empty group": lambda: by(group=LargestGroup((0,))),
+    "no group": lambda: by(group=LargestGroup(())),
+    "groups that do not ascend": lambda: slackfit(groups=(4, 1)),
+    "a share that is no whole number": lambda: slackfit(share_ns=0.5),
+    "a share beyond 64 bits": lambda: slackfit(share_ns=10**21),
+    "two cost models": lambda: by(FULL, placement=ShortestDelay(Costs(), variants())),
+    "costs that are not known for every key": lambda: by(placement=LeastWork(MeasuredInPart())),
+    "costs whose sums no float holds": lambda: by(placement=LeastWork(Endless())),
+    "variants of another cluster": lambda: by(variants(levels=[0])),
+    "a level that is none": lambda: by(variants(levels=[0, 99])),
+    "capacities of another cluster": lambda: milp(capacity_img_s=((1.0,),)),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_python_decides_where_there_is_no_compiled_form(what: str) -> None:
+    assert plan_of(ASKED[what](), CONFIG) is None
+
+
+def test_tables_of_transfers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = make_router("shortest-delay", CONTEXT)
+    assert plan_of(router, CONFIG) is not None
+    monkeypatch.setattr(compose, "MOST_TRANSFERS", 100)
+    assert plan_of(router, CONFIG) is None
+    assert plan_of(make_router("sticky", CONTEXT), CONFIG) is not None, "it asks for no transfers"
+
+
+def test_a_plan_begins_with_what_its_router_remembers_and_gives_it_back() -> None:
+    rule, turns = variants(levels=[2, 1], since_ns=[5, 7]), RoundRobin(1)
+    planned = plan_of(by(rule, turns), CONFIG)
+    assert planned is not None
+    row = planned.row
+    first = row[PLAN_VARIANTS_AT] + VARIANTS_SERVERS
+    its = row[first : first + 2 * VARIANT_SIZE].reshape(2, VARIANT_SIZE)
+    assert its[:, [VARIANT_LEVEL, VARIANT_SINCE_NS]].tolist() == [[2, 5], [1, 7]]
+    assert row[PLAN_TURN] == 1
+    its[:, VARIANT_LEVEL], its[:, VARIANT_SINCE_NS], row[PLAN_TURN] = (0, 3), (11, 13), 0
+    planned.keep()
+    assert (rule.levels, rule.since_ns, turns.last) == ([0, 3], [11, 13], 0)
+
+
+def test_a_turn_before_the_first_is_the_first() -> None:
+    """A row has nothing before its beginning."""
+    planned = plan_of(by(placement=RoundRobin(-9)), CONFIG)
+    assert planned is not None
+    assert planned.row[PLAN_TURN] == NONE
+
+
+def test_only_what_draws_asks_for_numbers() -> None:
+    draws = {name: plan_of(make_router(name, CONTEXT), CONFIG) for name in ("random", "sticky", "power-of-two")}
+    assert {name: int(each.row[PLAN_MOST_DRAWS]) for name, each in draws.items() if each is not None} == {
+        "random": 3,
+        "sticky": 0,
+        "power-of-two": 2,
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_tables_have_the_costs_that_rules_add() -> None:
+    image, batch = (cost_table(CONFIG, CONTEXT.costs, name) for name in ("image", "batch"))
+    for number, key in enumerate(work_keys(CONFIG)):
+        for server in range(CONFIG.servers):
+            there = exists(key)
+            assert image[server, number] == (rule_costs.image_ns(CONTEXT.costs, server, key) if there else 0)
+            expected = [rule_costs.batch_ns(CONTEXT.costs, server, key, n) for n in range(1, 5)] if there else [0] * 4
+            assert batch[server, number].tolist() == [0, *expected]
+
+
+def test_a_table_of_moves_has_every_source() -> None:
+    """Also a server itself, whatever a cost model says of that, and the router for images alone."""
+    table = cost_table(CONFIG, Costs(), "transfer").reshape(3, 2, 4, 5, 5)
+    assert table[1, 1, 2, 3].tolist() == [0, 100_000, 200_000, 300_000, 400_000]
+    assert table[1, 0, 2, 3].tolist() == [0, 50_000, 50_000, 50_000, 50_000]
+    assert table[ROUTER + 1, 0, 0, 0, 1] == 100_000
+    assert not table[ROUTER + 1, :, 1:].any()
+
+
+def test_tables_are_of_one_cost_model_and_one_network() -> None:
+    """They are kept, so that a run need not make them again."""
+    one, wider = Costs(), replace(CONFIG, groups=(1, 2, 4, 8))
+    assert cost_table(CONFIG, one, "batch") is cost_table(CONFIG, one, "batch")
+    assert cost_table(CONFIG, Costs(), "batch") is not cost_table(CONFIG, one, "batch")
+    assert cost_table(wider, one, "batch").shape[2] == 9
+    many = [Costs() for _ in range(40)]
+    assert all(cost_table(CONFIG, each, "image").any() for each in many)
+
+
+def test_a_plan_that_nobody_filled_in_asks_whoever_runs_it() -> None:
+    assert Plan(CONFIG, None).row()[PLAN_WIDTH_RULE] == OUTSIDE
+
+
+def test_layouts_share_no_name() -> None:
+    """Kernels of the engine see both at once."""
+    names = {name for name in vars(layout) if name.isupper()} & {name for name in vars(engine_layout) if name.isupper()}
+    assert names == {"NONE"}
+
+
+def test_a_view_of_a_sheet_is_what_a_rule_that_plans_reads() -> None:
+    config: RouterConfig = replace(CONFIG, holds=(CONFIG.holds[0], (((False,) * 4),) * 4))
+    sheet = np.zeros(SEEN_SERVERS + 2 * ITS_SIZE, np.int64)
+    sheet[:SEEN_SERVERS] = (9, 1, 3, 0, 5, 2, 6, 40)
+    sheet[SEEN_SERVERS : SEEN_SERVERS + ITS_WORK_NS] = (15, 15, 7, 1)
+    view = view_of(sheet, config)
+    assert (view.now_ns, view.candidates, view.head_entered_ns, view.fifo_length, view.completed) == (9, 5, 2, 6, 40)
+    assert (view.head.segment, view.head.previous_width, view.head.location) == (2, 0.75, 0)
+    one, other = view.servers
+    assert (one.valid, one.outstanding_requests, one.outstanding_blocks, any(one.widths)) == (True, 7, 1, True)
+    assert (other.valid, other.outstanding_blocks, any(other.widths)) == (False, 0, False)
+    sheet[SEEN_SEGMENT] = sheet[SEEN_PREVIOUS] = 0
+    assert view_of(sheet, config).head.previous_width == IMAGE
