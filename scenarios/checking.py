@@ -258,7 +258,7 @@ def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World,
         world,
         lambda: world.router(ROUTER),
         router=ROUTER,
-        seed=seed,
+        seeds=(seed,),
         duration_s=CAPACITY_IMAGES / world.capacity_img_s,
         precision=CAPACITY_PRECISION,
     )

@@ -66,6 +66,13 @@ def _share(text: str) -> float:
     return value
 
 
+def _precision(text: str) -> float:
+    value = _share(text)
+    if not 0.001 <= value <= 0.5:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed are 0.001 to 0.5")
+    return value
+
+
 def _path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
@@ -198,6 +205,24 @@ def _bound(parser: argparse.ArgumentParser) -> None:
     )
 
 
+    text = "for what an oracle could make of a load that moves: it carries each so long window by itself; 1s by default"
+    parser.add_argument("--window", type=_duration_s, default=1.0, metavar="TIME", help=text)
+
+
+def _capacity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--router", default="random", metavar="NAME_OR_FILE", help="by name, or a trained router's file"
+    )
+    text = "the scenario's by default; may be given several times: then most of them must be stable"
+    parser.add_argument("--seed", type=_whole, action="append", metavar="N", help=text)
+    text = "of each run, 20s by default; near its limit a router may take long to show that it fails"
+    parser.add_argument("--duration", type=_duration_s, default=20.0, metavar="TIME", help=text)
+    text = "of the rate, as a share of it; 0.05 by default"
+    parser.add_argument("--precision", type=_precision, default=0.05, metavar="SHARE", help=text)
+    text = "poisson, without faults, by default: a rate that can last; own: the scenario's arrivals and faults"
+    parser.add_argument("--workload", choices=("poisson", "own"), default="poisson", help=text)
+
+
 def _run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
 
@@ -240,7 +265,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "simulate": ("one simulated run with one router", (_scenario, _router, _engine)),
     "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)),
     "validate": ("the same workload in simulation and on real executors", (_scenario, _routers)),
-    "capacity": ("the largest stable rate with a router", (_scenario, _router, _engine)),
+    "capacity": ("the largest stable rate with a router", (_scenario, _capacity, _engine)),
     "bound": ("what no router can beat: the fluid model's bound", (_scenario, _bound)),
     "replay": ("replay a run's event logs through fresh cores", (_run_folder,)),
     "report": ("write a run folder's report.html again", (_run_folder, _picture)),

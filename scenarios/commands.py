@@ -191,33 +191,52 @@ def capacity(arguments: Namespace) -> int:
             world,
             lambda: world.router(arguments.router, _trained(folder)),
             router=display_name(arguments.router),
-            seed=scenario.seed if arguments.seed is None else arguments.seed,
+            seeds=_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
+            duration_s=arguments.duration,
+            precision=arguments.precision,
+            own_workload=arguments.workload == "own",
             on_progress=lambda rate, stable: output.remark(
                 f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"
             ),
             engine=arguments.engine,
         )
     text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
+    seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"
+    text += f" ({found.workload} arrivals, {arguments.duration:g} s, {seeds})"
     document = {"schema": "slimsched.capacity/1", "engine": arguments.engine, **dataclasses.asdict(found)}
     return output.result(text, document)
 
 
 def bound(arguments: Namespace) -> int:
-    """What the fluid model allows."""
-    from scenarios.capacity import bound as find_bound
+    """What the fluid model allows; with a load that moves also what an oracle could make of it."""
+    from scenarios.fluid import FluidModel, oracle_of
 
     output = Output(arguments)
     world = _world(*_opened(arguments))
     accuracy = min(world.accuracy.prior.top1.values()) if arguments.accuracy is None else arguments.accuracy
-    found = find_bound(world, accuracy)
-    energy, rate = number(found.energy_per_image_j, 4), number(found.rate_img_s, 1)
+    model = FluidModel(world)
+    found = model.bound(accuracy, world.mean_rate_img_s)
+    oracle = oracle_of(model, arguments.window)
+    rate = f"at {number(found.rate_img_s, 1)} images/s" if found.rate_img_s else "at the trace's own rate"
     lines = [
         f"at a mean accuracy of at least {100 * found.accuracy:.2f} %, no router can",
         f"  serve more than {found.capacity_img_s:.1f} images/s",
         f"  have a mean latency below {found.latency_s * 1000:.2f} ms",
-        f"  spend less than {energy} J/image above idle, at {rate} images/s",
     ]
-    return output.result("\n".join(lines), {"schema": "slimsched.bound/1", **dataclasses.asdict(found)})
+    if found.energy_per_image_j is not None and found.total_energy_per_image_j is not None:
+        joules = f"{found.energy_per_image_j:.4f} J/image above idle, or {found.total_energy_per_image_j:.4f} with it,"
+        lines.append(f"  spend less than {joules} {rate}")
+    if oracle is not None:
+        lines += [
+            f"the load moves, to {oracle.peak_img_s:.0f} images/s in {oracle.window_s:g} s: a router that knew it before,",
+            f"and carried each window's images within it, would have {100 * oracle.accuracy:.2f} % (an estimate)",
+        ]
+    document = {
+        "schema": "slimsched.bound/1",
+        **dataclasses.asdict(found),
+        "oracle": None if oracle is None else dataclasses.asdict(oracle),
+    }
+    return output.result("\n".join(lines), document)
 
 
 # -------------------------------------------------------------------------------------------------- devices, profiles

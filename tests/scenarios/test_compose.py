@@ -16,7 +16,6 @@ from hw.accuracy import Evaluation, PaperTable, save_accuracy
 from policies.errors import InputError
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
-from scenarios.capacity import bound, capacity
 from scenarios.compare import compare_world, run_simulation, simulate_world
 from scenarios.compose import Accuracy, World, build_world
 from scenarios.gym import ID, world_env
@@ -91,32 +90,6 @@ def test_an_interrupted_comparison_runs_only_what_is_missing(world: World) -> No
     assert ran == ["random", "random", "sticky", "sticky"]
     without_wall = [[{**row, "wall_s": None} for row in document["rows"]] for document in (whole, resumed)]
     assert without_wall[0] == without_wall[1]
-
-
-def test_no_run_beats_the_fluid_bound(world: World) -> None:
-    """Latency and dynamic energy of real routers lie above the bound at the accuracy that they had."""
-    for router in ("random", "sticky", "fixed:0.25,0.5,0.75,1"):
-        result = simulate_world(world, router, 0)
-        assert result["accuracy"] is not None
-        prior = world.accuracy.prior
-        _, record = run_simulation(world, world.router(router), router, 0)
-        expected = float(np.mean([prior(r.widths) for r in record.requests if r.status == "completed"]))
-        limit = bound(world, expected)
-        latency, energy = result["latency_s"]["mean"], result["energy_per_image_j"]["dynamic"]
-        assert latency is not None
-        assert energy is not None
-        assert limit.energy_per_image_j is not None
-        assert latency > limit.latency_s
-        assert energy > limit.energy_per_image_j * 0.98  # the last batches end after the horizon
-    with pytest.raises(InputError, match="beyond the most accurate"):
-        bound(world, 1.01)
-
-
-def test_capacity_is_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound(world: World) -> None:
-    """Bisection brackets it."""
-    found = capacity(world, lambda: world.router("sticky"), router="sticky", seed=0, duration_s=3.0, precision=0.2)
-    assert 0 < found.stable_img_s < found.unstable_img_s <= 1.3 * found.stable_img_s
-    assert found.stable_img_s <= 1.1 * bound(world, 0.0).capacity_img_s
 
 
 def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:

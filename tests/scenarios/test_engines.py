@@ -126,7 +126,7 @@ def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.C
 def test_the_capacity_is_the_same(tmp_path: Path) -> None:
     """As many runs, between the same rates."""
     world = world_of(tmp_path)
-    settings: dict[str, Any] = {"router": "jsq", "seed": 0, "duration_s": 0.5, "precision": 0.3}
+    settings: dict[str, Any] = {"router": "jsq", "seeds": (0,), "duration_s": 0.5, "precision": 0.3}
     ours, theirs = (
         capacity(world, lambda: world.router("jsq"), engine=engine, **settings) for engine in ("simpy", "compiled")
     )

@@ -1,0 +1,212 @@
+"""The fluid bound: no run beats it, it moves the right way, and one server's can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.errors import InputError, WorkError
+from scenarios.cli import main
+from scenarios.compare import simulate_figures
+from scenarios.compose import Accuracy, World, build_world
+from scenarios.fluid import FluidModel, bound, oracle_accuracy, window_rates_img_s
+from scenarios.spec import PoissonWorkload, Scenario
+from sim import strict
+from sim.profile import Profile
+from tests import worlds
+
+WIDTHS = (0.5, 1.0)
+TEXT = """
+schema: slimsched.scenario/1
+name: fluid
+model: {{accuracy: none.json}}
+cluster:
+  servers: [{servers}]
+  greedy: {{vram_cap_gb: 3, batch_limit: 16, served_width: {served}}}
+router: {{decision_s: 0.001}}
+workload: {{kind: poisson, rate_img_s: 400}}
+duration_s: 0.6
+warmup_s: 0.1
+jitter: {jitter}
+{more}
+"""
+GPU = {"kind": "cuda", "name": "toy", "vram_bytes": 8_000_000_000}
+
+
+def toy(name: str, speed: float, **changes: Any) -> Profile:
+    """Two segments at two widths; the faster device is the hungrier one."""
+    return worlds.profile(name, segments=2, widths=WIDTHS, batches=(1, 4, 16, 64), speed=speed, **changes)
+
+
+def made(
+    *profiles: Profile, link: str = "10gbe", more: str = "", jitter: bool = False, served: str = "requested"
+) -> World:
+    """A world of a server for each profile."""
+    names = [f"{{name: s{index}, profile: p{index}.yaml, link: {link}}}" for index in range(len(profiles))]
+    text = TEXT.format(servers=", ".join(names), more=more, served=served, jitter=str(jitter).lower()).replace(
+        "1ms", "0.001"
+    )
+    scenario = strict.parse(Scenario, text, "fluid")
+    accuracy = Accuracy(worlds.prior(2, WIDTHS))
+    return build_world(scenario, {f"s{index}": profile for index, profile in enumerate(profiles)}, accuracy)
+
+
+def at_rate(world: World, rate_img_s: float) -> World:
+    workload = PoissonWorkload(kind="poisson", rate_img_s=rate_img_s)
+    return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
+
+
+CAPPED = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 45.0, "throttle": 0.4, "phi_min": 0.6}
+CLUSTERS: dict[str, Any] = {
+    "unequal": lambda: made(toy("a", 1.0), toy("b", 0.4)),
+    "slow link": lambda: made(toy("a", 1.0), toy("b", 0.4), link="{latency_s: 0.002, bandwidth_bytes_s: 4e6}"),
+    "one medium": lambda: made(toy("a", 1.0), toy("b", 0.4), link="wifi5"),
+    "small batches": lambda: made(toy("a", 1.0, host_share=0.05), toy("b", 0.4, alpha=0.2)),
+    "GPUs": lambda: made(toy("a", 1.0, device=GPU, host_share=0.6), toy("b", 0.4, device=GPU)),
+    "little crowding": lambda: made(toy("a", 1.0, beta=0.8, host_share=0.1), toy("b", 0.4, beta=0.8)),
+    "power cap": lambda: made(
+        toy("a", 1.0, host_share=0.05, power={**CAPPED, "provenance": "datasheet"}),
+        toy("b", 0.4, host_share=0.05, power={**CAPPED, "provenance": "datasheet"}),
+    ),
+    "jitter": lambda: made(toy("a", 1.0, jitter=tuple(np.linspace(0.5, 1.8, 33))), toy("b", 0.4), jitter=True),
+    "faults": lambda: made(
+        toy("a", 1.0),
+        toy("b", 0.4),
+        more="faults: [{kind: server_down, server: s1, start_s: 0.2, end_s: 0.3}, "
+        "{kind: straggler, server: s0, start_s: 0.4, end_s: 0.5, factor: 2}]",
+    ),
+    "own width": lambda: made(toy("a", 1.0), toy("b", 0.4), served="instance"),
+}
+ROUTERS = ("random", "jsq", "sticky", "fixed:0.5,1", "fixed:0.5,0.5@shortest-delay", "ladder:4,16,64")
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_no_run_beats_the_bound(name: str) -> None:
+    """Latency, energy and rate of real runs, light and beyond what they can carry, at the accuracy that they had."""
+    world = CLUSTERS[name]()
+    model = FluidModel(world)
+    most_img_s = model.capacity_img_s()
+    for share, router in zip((0.05, 0.2, 0.4, 0.6, 0.8, 1.5), ROUTERS, strict=True):
+        loaded = at_rate(world, share * min(most_img_s, 1200))
+        found = simulate_figures(loaded, loaded.router(router), router, 1, warmup_s=0.0)
+        energy, accuracy, mean_s = found["energy_per_image_j"], found["expected_accuracy"], found["latency_s"]["mean"]
+        assert accuracy is not None
+        assert mean_s is not None
+        assert energy["dynamic"] is not None
+        assert energy["total"] is not None
+        rate_img_s = found["images"]["completed"] / found["duration_s"]
+        limit = model.bound(accuracy, rate_img_s)
+        assert rate_img_s <= limit.capacity_img_s
+        assert mean_s > limit.latency_s
+        assert limit.energy_per_image_j is not None
+        assert limit.total_energy_per_image_j is not None
+        sure = 0.97 if name == "jitter" else 0.9999  # there the draws of one run may be shorter than the mean
+        assert energy["dynamic"] >= sure * limit.energy_per_image_j
+        assert energy["total"] >= sure * limit.total_energy_per_image_j
+
+
+def test_one_server_by_hand() -> None:
+    """A single server at full width: every part of the bound is a sum of a few of the profile's numbers."""
+    world = made(toy("a", 1.0, dispatch_s=0.0005, host_share=0.5), link="{latency_s: 0.003, bandwidth_bytes_s: 1e6}")
+    found = bound(world, 0.7, 100.0)
+    # Two segments at width 1: batch 1 takes 1 + 0.2 ms, an image of the best batch (64) (1 + 0.2 * 64) / 64 ms.
+    busy_s = 2 * (1e-3 + 2e-4 * 64) / 64
+    # Demand is rounded to permille; in the largest batch (16) the host is busy half of 4.2 ms for 16 images.
+    assert found.capacity_img_s == pytest.approx(min(1 / busy_s, 1 / (2 * 0.5 * 4.2e-3 / 16), 1e6 / 3072), rel=1e-3)
+    moved_s = 0.003 + 3072 / 1e6
+    assert found.latency_s == pytest.approx(2 * (0.001 + 0.0005 + 0.0012) + moved_s, rel=1e-6)
+    assert found.energy_per_image_j == pytest.approx(2 * 0.02)
+    assert found.total_energy_per_image_j == pytest.approx(2 * 0.02 + 30 / 100)
+    assert bound(made(toy("a", 1.0, host_share=0.5)), 0.7, 100.0).capacity_img_s == pytest.approx(1 / busy_s, rel=1e-3)
+
+
+def test_batches_cost_time_where_the_host_is_short() -> None:
+    """At a high rate launches take the host's time, so images must share them: the least latency rises."""
+    world = made(toy("a", 1.0, host_share=1.0))
+    model = FluidModel(world)
+    capacity_img_s = model.capacity_img_s(0.7)
+    latencies_s = [model.latency_s(0.7, share * capacity_img_s) for share in (0.1, 0.3, 0.6, 0.9, 0.999)]
+    assert latencies_s == sorted(latencies_s)
+    assert latencies_s[0] == pytest.approx(model.latency_s(0.7, None))
+    # Nearly all images in batches of 16 then: 1 + 0.2 * 16 ms instead of 1.2 ms, twice.
+    assert latencies_s[-1] - latencies_s[0] == pytest.approx(2 * 3e-3, rel=0.02)
+
+
+def test_the_bound_moves_the_right_way() -> None:
+    """More accuracy costs capacity, time and energy, all convex; a better cluster or a lower rate never costs more."""
+    model, more = FluidModel(made(toy("a", 1.0), toy("b", 0.4))), FluidModel(made(*[toy("a", 1.0)] * 2))
+    accuracies = np.linspace(0.6, 0.7, 6)
+    capacities = np.array([model.capacity_img_s(a) for a in accuracies])
+    energies = np.array([model.energy_j(a, 300.0) for a in accuracies])
+    latencies = np.array([model.latency_s(a, 300.0) for a in accuracies])
+    assert (np.diff(capacities) < 0).all()
+    for rising in (energies, latencies):
+        assert (np.diff(rising) > 0).all()
+        assert (np.diff(rising, 2) > -1e-9).all()
+    assert [more.capacity_img_s(a) for a in accuracies] > capacities.tolist()
+    assert more.energy_j(0.7, 300.0) <= energies[-1] + 1e-12
+    assert model.energy_j(0.7, 100.0) <= model.energy_j(0.7, 600.0)
+    for rate_img_s in (100.0, capacities[2], capacities[-2]):
+        best = model.best_accuracy(rate_img_s)
+        assert model.capacity_img_s(best - 1e-6) == pytest.approx(rate_img_s, rel=1e-3) or best == pytest.approx(0.7)
+
+
+def test_beyond_the_capacity_only_the_capacity_is_told() -> None:
+    """No energy is promised there, and the latency is that of an image alone."""
+    world = made(toy("a", 1.0))
+    model = FluidModel(world)
+    found = model.bound(0.7, 2 * model.capacity_img_s(0.7))
+    assert (found.energy_per_image_j, found.total_energy_per_image_j) == (None, None)
+    assert found.latency_s == model.latency_s(0.7, None)
+    with pytest.raises(WorkError, match="no solution"):
+        model.best_accuracy(2 * model.capacity_img_s())
+    with pytest.raises(InputError, match=r"0\.71 is beyond the most accurate width tuple; allowed is up to 0\.7000"):
+        model.bound(0.71, 10.0)
+
+
+def test_the_oracle_narrows_in_the_peaks_alone() -> None:
+    """Full width where the window allows it; in the peak what its rate allows; what is too much waits."""
+    model = FluidModel(made(toy("a", 1.0)))
+    full, narrow = model.capacity_img_s(0.7), model.capacity_img_s(0.6)
+    calm = oracle_accuracy(model, [0.5 * full] * 4)
+    assert calm.accuracy == pytest.approx(0.7, abs=1e-6)
+    peak_img_s = (full + narrow) / 2
+    peaked = oracle_accuracy(model, [0.5 * full, peak_img_s, 0.5 * full], points=48)
+    wanted = (full * 0.7 + peak_img_s * model.best_accuracy(peak_img_s)) / (full + peak_img_s)
+    assert peaked.accuracy == pytest.approx(wanted, abs=1e-4)
+    assert (peaked.peak_img_s, peaked.overload_share) == (peak_img_s, 0.0)
+    flooded = oracle_accuracy(model, [2.9 * narrow, 0.0, 0.0, 0.1 * narrow])
+    assert flooded.overload_share == 0.5  # of the second window, too, as its queue is 1.9 windows long
+    assert 0.6 <= flooded.accuracy < 0.61
+
+
+def test_windows_hold_all_arrivals() -> None:
+    """The last window is longer where the length is no multiple."""
+    world = made(toy("a", 1.0))
+    rates_img_s = window_rates_img_s(world, 0, 0.2)
+    assert len(rates_img_s) == 3
+    longer = window_rates_img_s(world, 0, 0.25)
+    assert longer @ np.array([0.25, 0.35]) == pytest.approx(rates_img_s.sum() * 0.2)
+    assert rates_img_s.sum() * 0.2 == pytest.approx(len(world.arrivals_ns(0, 0.6)))
+
+
+def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stationary load has no oracle; one that moves has, for a window that fits."""
+    from tests.scenarios.files import write_scenario
+
+    poisson = write_scenario(tmp_path)
+    assert main(["bound", str(poisson), "--json", "-"]) == 0
+    assert '"oracle": null' in capsys.readouterr().out
+    flash = "{kind: flash, rate_img_s: 200, factor: 8, at_s: 0.5, rise_s: 0, hold_s: 0.2, fall_s: 0}"
+    moving = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
+    assert main(["bound", str(moving), "--window", "100ms", "--accuracy", "0.8"]) == 0
+    told = capsys.readouterr().out
+    assert "at a mean accuracy of at least 80.00 %" in told
+    assert "at 480.0 images/s" in told
+    assert "in 0.1 s: a router that knew it before" in told
+    assert main(["bound", str(moving), "--window", "2s"]) == 2
+    assert "longer than the scenario (1 s)" in capsys.readouterr().err
