@@ -144,6 +144,22 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=ENGINES, default="compiled", help=text)
 
 
+def _tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument(
+        "--router", required=True, metavar="KIND", help="tide, or a rule: ladder, slackfit, infaas, milp, fixed"
+    )
+    parser.add_argument("--out", type=_path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
+    parser.add_argument(
+        "--floor", type=_share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default"
+    )
+    parser.add_argument("--decisions", type=_positive, metavar="N", help="of the search; the scenario's by default")
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the search and its runs (0)")
+    parser.add_argument("--start", type=_path, metavar="FILE", help="begin with what was tuned before, for tide")
+    text = "leave a group of Tide's numbers where they begin; may be given several times (docs/tide.md)"
+    parser.add_argument("--without", action="append", default=[], metavar="SWITCH", help=text)
+
+
 def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
     told = f" ({default})" if default else "; needed for a file of an own class"
     parser.add_argument("--network", default=default, metavar="NAME", help=f"by name, or module:Class{told}")
@@ -204,7 +220,6 @@ def _bound(parser: argparse.ArgumentParser) -> None:
         "--accuracy", type=_share, metavar="SHARE", help="at least this mean accuracy, 0 to 1; any by default"
     )
 
-
     text = "for what an oracle could make of a load that moves: it carries each so long window by itself; 1s by default"
     parser.add_argument("--window", type=_duration_s, default=1.0, metavar="TIME", help=text)
 
@@ -262,6 +277,7 @@ _COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None],
     "model check": ("check that a network keeps the rules of segmented slimmable networks", (_named_network,)),
     "model bench": ("does slimming pay on a device? times every segment and width", (_named_network, _model_bench)),
     "train": ("train the PPO router in simulation", (_scenario, _train)),
+    "tune": ("tune a rule, or Tide, to be quick at an accuracy, by direct search", (_tune,)),
     "simulate": ("one simulated run with one router", (_scenario, _router, _engine)),
     "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)),
     "validate": ("the same workload in simulation and on real executors", (_scenario, _routers)),

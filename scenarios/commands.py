@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import time  # noqa: TID251 - how long tuning took
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -96,6 +97,47 @@ def train(arguments: Namespace) -> int:
         score = job.make_router(world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
     return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
+
+
+def tune(arguments: Namespace) -> int:
+    """Tune a rule, or Tide, and write its file."""
+    from scenarios.materials import default_folder
+    from scenarios.progress import Progress
+    from scenarios.tune import knobs_of, read_start, save_tuned, tune_world, tuned_path
+
+    output = Output(arguments)
+    scenario = load_scenario(arguments.scenario)
+    world = _world(scenario, default_folder(scenario))
+    knobs = knobs_of(world, arguments)
+    start = None if arguments.start is None else read_start(arguments.start, world, arguments.router)
+    path = tuned_path(arguments.out, arguments.router)
+    began_s = time.monotonic()
+    with (
+        _compiling(output, (), "compiled"),
+        Progress("tune", knobs.decisions, unit="decision", quiet=output.quiet) as bar,
+    ):
+        done = 0
+
+        def tell(decisions: int, cost: float) -> None:
+            nonlocal done
+            bar.update(min(decisions, knobs.decisions) - done)
+            done = min(decisions, knobs.decisions)
+
+        found = tune_world(world, arguments.router, knobs, start=start, on_progress=tell)
+    document = save_tuned(
+        found,
+        world,
+        knobs,
+        path,
+        arguments.scenario,
+        start=None if arguments.start is None else str(arguments.start),
+        seconds=time.monotonic() - began_s,
+    )
+    text = (
+        f"{found.kind}: {1000 * found.mean_s:.2f} ms (p99 {1000 * found.p99_s:.1f}) at {100 * found.accuracy:.3f} % "
+        f"on runs of tuning, {found.decisions + found.level_decisions:,} decisions\nrouter: {path}"
+    )
+    return output.result(text, document)
 
 
 def simulate(arguments: Namespace) -> int:

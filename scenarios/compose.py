@@ -159,9 +159,15 @@ class World:
         return Provenance.weakest(*(profile.power.provenance for profile in self.profiles))
 
     def arrivals_ns(
-        self, seed: int, horizon_s: float, scale: float = 1.0, *, tuning: bool = False
+        self,
+        seed: int,
+        horizon_s: float,
+        scale: float = 1.0,
+        *,
+        tuning: bool = False,
+        part: tuple[int, int] = (0, 1),
     ) -> NDArray[np.int64]:
-        """Arrival times of one run, `scale` times the workload's rate; `tuning`: see `run_spec`."""
+        """Arrival times of one run, `scale` times the workload's rate; `tuning`, `part`: see `run_spec`."""
         rng = stream(seed, "arrivals")
         given = self.scenario.workload
         if isinstance(given, TraceWorkload):
@@ -169,7 +175,7 @@ class World:
             return workload.trace(times_s.tolist(), given.factor * scale, horizon_s)
         assert self.rate_img_s is not None, "only a trace has no rate"
         rate = self.rate_img_s * scale
-        start_s = self._excerpt_s(seed, horizon_s) if tuning else 0.0
+        start_s = self._excerpt_s(seed, horizon_s, part) if tuning else 0.0
         match given:
             case MmppWorkload():
                 return workload.mmpp(rate, given.burst_factor, given.burst_share, given.dwell_s, horizon_s, rng)
@@ -187,9 +193,11 @@ class World:
             case _:
                 return workload.poisson(rate, horizon_s, rng)
 
-    def _excerpt_s(self, seed: int, horizon_s: float) -> float:
+    def _excerpt_s(self, seed: int, horizon_s: float, part: tuple[int, int]) -> float:
         """Where in the scenario a run for tuning begins: anywhere from which it does not reach beyond the end."""
-        return float(stream(seed, "excerpt").uniform(0.0, max(0.0, self.scenario.duration_s - horizon_s)))
+        number, parts = part
+        longest_s = max(0.0, self.scenario.duration_s - horizon_s)
+        return longest_s * (number + float(stream(seed, "excerpt").uniform())) / parts
 
     def images(self, seed: int, count: int) -> NDArray[np.int64]:
         """Which test image each request is."""
@@ -206,12 +214,13 @@ class World:
         end: str | None = None,
         paces: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
         tuning: bool = False,
+        part: tuple[int, int] = (0, 1),
     ) -> RunSpec:
         """One run of the scenario's workload; `paces`: see `RunSpec`.
 
         With `tuning` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`, and a
         run shorter than the scenario is an excerpt that begins at a random time of it, so that curves, crowds and
-        faults late in the scenario are met as well.
+        faults late in the scenario are met as well: at any time, or in one part (number, of how many) of all times.
         """
         scenario = self.scenario
         horizon_s = duration_s or scenario.duration_s
@@ -219,7 +228,7 @@ class World:
             expected = (self.mean_rate_img_s or 0.0) * scale * horizon_s
             problem = f"{expected:.3g} images in one run; allowed are {MOST_IMAGES:.0e}"
             raise InputError(scenario.name, "workload", f"{problem}: shorten duration_s or lower the rate")
-        arrivals_ns = self.arrivals_ns(seed, horizon_s, scale, tuning=tuning)
+        arrivals_ns = self.arrivals_ns(seed, horizon_s, scale, tuning=tuning, part=part)
         if len(arrivals_ns) == 0:
             raise InputError(scenario.name, "workload", f"no image arrives within {horizon_s:g} s; raise the rate")
         return RunSpec(
@@ -229,7 +238,7 @@ class World:
             end="cut" if (end or scenario.end) == "cut" else "drain",
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
             deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
-            faults=self._faults(seed, horizon_s, len(arrivals_ns), tuning),
+            faults=self._faults(seed, horizon_s, len(arrivals_ns), tuning, part),
             paces=paces or {},
             seed=seed,
             detail=detail,
@@ -242,10 +251,12 @@ class World:
             return BernoulliCorrectness(self.accuracy.prior, derived_seed(seed, "correct"))
         return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
 
-    def _faults(self, seed: int, horizon_s: float, requests: int, tuning: bool) -> tuple[Fault, ...]:
+    def _faults(
+        self, seed: int, horizon_s: float, requests: int, tuning: bool, part: tuple[int, int]
+    ) -> tuple[Fault, ...]:
         """What the scenario plans, and what it leaves to chance, for one run."""
         names = [server.name for server in self.cluster.servers]
-        start_s = self._excerpt_s(seed, horizon_s) if tuning else 0.0
+        start_s = self._excerpt_s(seed, horizon_s, part) if tuning else 0.0
         poison, chaos = stream(seed, "poison"), stream(seed, "chaos")
         faults: list[Fault] = []
         for index, fault in enumerate(self.scenario.faults):

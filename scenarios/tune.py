@@ -65,11 +65,11 @@ class TuningKnobs:
     """
 
     floor: float
-    decisions: int = 30_000_000
+    decisions: int = 60_000_000
     seed: int = 0
     episodes: int = 3
-    episode_s: float = 30.0
-    levels: int = 6
+    episode_s: float = 20.0
+    levels: int = 3
     tail: float = 0.2
     common: bool = True
     logs: bool = True
@@ -77,7 +77,7 @@ class TuningKnobs:
     pid: bool = True
     rates: tuple[float, float] = (1.0, 1.0)
     without: tuple[str, ...] = ()
-    population: int = 16
+    population: int = 12
     elite: int = 4
 
 
@@ -107,7 +107,7 @@ class Tuned:
     history: tuple[tuple[int, float], ...] = ()
 
 
-# ------------------------------------------------------------------------------------------------- what is searched over
+# --------------------------------------------------------------------------------------- what is searched over
 
 
 class Space(ABC):
@@ -122,7 +122,7 @@ class Space(ABC):
     spread: Reals
     levelled: int = 0
     direction: float = 1.0
-    reach: float = 3.0  # how far levelling may move it
+    reach: float = 6.0  # how far levelling may move it
 
     def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
         self.context = context
@@ -229,7 +229,7 @@ SPACES: Final[Mapping[str, type[Space]]] = {
 KINDS: Final = (*SPACES, "fixed")
 
 
-# ------------------------------------------------------------------------------------------------------ what is measured
+# -------------------------------------------------------------------------------------------- what is measured
 
 
 class Course:
@@ -245,12 +245,20 @@ class Course:
         self._priors = tuple_priors(self._program)
         self._context = world.context
 
-    def excerpt(self, name: str) -> RunSpec:
-        """A run of the search; its name gives its seed."""
+    def excerpt(self, name: str, part: int) -> RunSpec:
+        """A run of the search, from one part of the scenario; its name gives its seed."""
         seed = derived_seed(self.knobs.seed, f"tune:{name}")
         scale = float(stream(seed, "load").uniform(*self.knobs.rates))
         length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
-        return self.world.run_spec(seed, duration_s=length_s, scale=scale, detail=False, end="cut", tuning=True)
+        return self.world.run_spec(
+            seed,
+            duration_s=length_s,
+            scale=scale,
+            detail=False,
+            end="cut",
+            tuning=True,
+            part=(part, self.knobs.episodes),
+        )
 
     def full(self, number: int) -> RunSpec:
         """A run of full length, for levelling."""
@@ -289,7 +297,7 @@ def shortfall(scores: Sequence[RunScore], floor: float) -> float:
     return (floor - accuracy) / POINT
 
 
-# ---------------------------------------------------------------------------------------------------------- the search
+# ------------------------------------------------------------------------------------------------ the search
 
 Progress = Callable[[int, float], None]
 
@@ -325,7 +333,7 @@ def tune_world(
         space = SPACES[kind](world.context, knobs)
         found, history = _search(space, course, start, on_progress)
         searched = course.decisions
-        return replace(_levelled(kind, space, course, found), decisions=searched, history=tuple(history))
+        return replace(_levelled(kind, space, course, found[:1]), decisions=searched, history=tuple(history))
 
 
 def _search(
@@ -361,7 +369,10 @@ def _generation(space: Space, course: Course, candidates: Reals, generation: int
 
     def runs(number: int, episode: int) -> RunSpec:
         own = "" if knobs.common else f":{number}"
-        return specs.setdefault((episode, own), course.excerpt(f"{generation}:{episode}{own}"))
+        part = (generation + episode) % knobs.episodes  # so that the race is run on every part in turn
+        if (episode, own) not in specs:
+            specs[episode, own] = course.excerpt(f"{generation}:{episode}{own}", part)
+        return specs[episode, own]
 
     specs: dict[tuple[int, str], RunSpec] = {}
     scores = [[each] for each in course.measure([(space.router(x), runs(n, 0)) for n, x in enumerate(candidates)])]
@@ -417,17 +428,17 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
     )
 
 
-_CLOSE = 0.01  # points
+_CLOSE = 0.02  # points
 _MOST_TRIES = 9
 
 
 def _find_shift(
     space: Space, values: Reals, measure: Callable[[Reals], list[RunScore]], floor: float
 ) -> tuple[Reals, list[RunScore]] | None:
-    """The least shift towards accuracy at which the floor is kept, within a hundredth of a point."""
+    """The least shift towards accuracy at which the floor is kept, within two hundredths of a point."""
     seen: dict[float, float] = {}
     kept: dict[float, tuple[Reals, list[RunScore]]] = {}
-    width, shift = 0.1, 0.0
+    width, shift = 0.25, 0.0
     for _ in range(_MOST_TRIES):
         shifted = space.shifted(values, shift)
         scores = measure(shifted)
@@ -441,9 +452,9 @@ def _find_shift(
         if below and above:
             shift = level(seen, 0.5 * _CLOSE, min(seen), max(seen))
         else:
-            shift = (max(seen) + width) if below else (min(seen) - width)
+            shift = min(max(seen) + width, space.reach) if below else max(min(seen) - width, -space.reach)
             width *= 3
-        if abs(shift) > space.reach:
+        if shift in seen:
             break
     return kept[min(kept)] if kept else None
 
@@ -475,7 +486,7 @@ def _best_tuple(course: Course) -> Tuned:
     )
 
 
-# --------------------------------------------------------------------------------------------------- for the command line
+# ----------------------------------------------------------------------------------------- for the command line
 
 
 def knobs_of(world: World, arguments: Any) -> TuningKnobs:
@@ -524,15 +535,26 @@ def read_start(path: Path, world: World, kind: str) -> Reals:
     return TideRouter.load(path, world.context).values
 
 
-def save_tuned(found: Tuned, world: World, knobs: TuningKnobs, path: Path, scenario: Path) -> dict[str, Any]:
-    """Write the router with how it was made; returns what the command reports."""
+def save_tuned(
+    found: Tuned,
+    world: World,
+    knobs: TuningKnobs,
+    path: Path,
+    scenario: Path,
+    *,
+    start: str | None = None,
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """Write the router with how it was made (`start`: from which file; `seconds`: in how long); what is reported."""
     without = "".join(f" --without {switch}" for switch in knobs.without)
     command = f"slimsched tune scenarios/{scenario.name} --router {found.kind} --floor {knobs.floor:g}"
     made_by = {
-        "command": f"{command} --decisions {knobs.decisions} --seed {knobs.seed}{without}",
+        "command": f"{command} --decisions {knobs.decisions} --seed {knobs.seed}{without}"
+        + (f" --start {start}" if start else ""),
         "floor": knobs.floor,
         "decisions": found.decisions,
         "level_decisions": found.level_decisions,
+        "wall_s": None if seconds is None else round(seconds, 1),
         "accuracy": round(found.accuracy, 6),
         "latency_mean_s": round(found.mean_s, 6),
         "latency_p99_s": round(found.p99_s, 6),

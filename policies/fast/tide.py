@@ -1,7 +1,7 @@
 """Tide's decision: a price for a GPU-second that follows the load, and the width, server and group it leads to.
 
-See `policies.tide` for what the knobs mean and how they are learned. This is the one place where it decides, in simulation
-on either engine and on hardware.
+See `policies.tide` for what the knobs mean and how they are learned. This is the one place where it decides, in
+simulation on either engine and on hardware.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from policies.jit import Ints, Reals, kernel
 
 # fmt: off
 # Knobs: what is learned, then tables that depend on the cluster.
-FEATURES = 10
+FEATURES = 11
 (
     T_WEIGHTS,                                                                  # FEATURES of them
     T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD,
@@ -79,9 +79,10 @@ def slowness(h: Reals, m: int, index: int) -> float:
 @kernel
 def price(g: Ints, h: Reals, v: Ints, m: int, t: int) -> float:
     """The logarithm of what a GPU-second costs now, in accuracy."""
-    work_s, capacity, up = 0.0, 0.0, 0
+    work_s, capacity, up, inside = 0.0, 0.0, 0, v[SEEN_FIFO]
     for index in range(g[PLAN_SERVERS]):
         work_s += v[_server(v, index) + ITS_WORK_NS] / _NS
+        inside += v[_server(v, index) + ITS_REQUESTS]
         if is_up(v, index):
             capacity += h[int(h[t + T_CAPACITY_AT]) + index]
             up += 1
@@ -89,19 +90,20 @@ def price(g: Ints, h: Reals, v: Ints, m: int, t: int) -> float:
     backlog_s = (work_s + v[SEEN_FIFO] * h[t + T_WAITING_S]) / up
     waited_s = (v[SEEN_NOW] - v[SEEN_ENTERED]) / _NS
     fast, mid, slow = h[m + E_FAST] + 1.0, h[m + E_MID] + 1.0, h[m + E_SLOW] + 1.0
-    w, capacity = t + T_WEIGHTS, capacity + 1.0
+    w, capacity, each = t + T_WEIGHTS, capacity + 1.0, inside / up
     h[m + E_BACKLOG] = backlog_s
     return (
         h[w]
-        + h[w + 1] * log(1.0 + backlog_s / 1e-3)
-        + h[w + 2] * log(1.0 + backlog_s / 1e-2)
-        + h[w + 3] * log(1.0 + backlog_s / 1e-1)
-        + h[w + 4] * log(fast / mid)
-        + h[w + 5] * log(mid / slow)
-        + h[w + 6] * log(mid / capacity)
-        + h[w + 7] * max(0.0, mid / capacity - 1.0)
-        + h[w + 8] * log(1.0 + waited_s / 1e-3)
+        + h[w + 1] * log(1.0 + each / 2.0)
+        + h[w + 2] * log(1.0 + each / 16.0)
+        + h[w + 3] * log(1.0 + each / 128.0)
+        + h[w + 4] * log(1.0 + backlog_s / 1e-3)
+        + h[w + 5] * log(fast / mid)
+        + h[w + 6] * log(mid / slow)
+        + h[w + 7] * log(mid / capacity)
+        + h[w + 8] * max(0.0, mid / capacity - 1.0)
         + h[w + 9] * (fast / capacity)
+        + h[w + 10] * log(1.0 + waited_s / 1e-3)
     )
 
 
@@ -122,7 +124,7 @@ def width_at(g: Ints, h: Reals, v: Ints, t: int, server: int, paid: float) -> in
 
 @kernel
 def is_guarded(h: Reals, m: int, t: int) -> bool:
-    """Whether the backlog is so long that only the fallback may decide; it takes over above one level, until below another."""
+    """Whether the backlog is so long that only the fallback may decide: above one level, until below another."""
     if h[m + E_IS_GUARDED] == 0.0 and h[m + E_BACKLOG] > h[t + T_GUARD_ON_S]:
         h[m + E_IS_GUARDED] = 1.0
         h[m + E_HANDOVERS] += 1.0
@@ -153,12 +155,12 @@ def fall_back(g: Ints, v: Ints) -> None:
 
 @kernel
 def score_of(g: Ints, h: Reals, v: Ints, m: int, t: int, index: int, key: int) -> float:
-    """When the candidates would be done at a server, about: its work, and theirs, at its real pace; and the way there."""
+    """When the candidates would be done at a server, about: its work and theirs at its real pace, and the way there."""
     location, lines = v[SEEN_LOCATION], g[PLAN_SEGMENTS] * (g[PLAN_WIDTHS] + 1)
     slow = 1.0 + h[t + T_SLOWNESS] * (slowness(h, m, index) - 1.0)
     batch = g[g[PLAN_BATCH_NS_AT] + (index * g[PLAN_KEYS] + key) * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS
     score = (v[_server(v, index) + ITS_WORK_NS] / _NS + h[t + T_BATCH] * batch) * slow
-    if location == ANYWHERE or location == index:
+    if location in (ANYWHERE, index):
         return score
     line = v[SEEN_SEGMENT] * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
     place = ((location + 1) * g[PLAN_SERVERS] + index) * lines + line

@@ -27,15 +27,16 @@ class Knob:
 
 _PRICE: Final = (
     Knob("price", "level", -5.0, 1.0),  # the logarithm's level, with nobody waiting
-    Knob("backlog_1ms", "backlog", 0.6, 0.3),  # of log(1 + backlog / 1 ms)
-    Knob("backlog_10ms", "backlog", 0.2, 0.3),
-    Knob("backlog_100ms", "backlog", 0.2, 0.3),
+    Knob("queue_2", "queue", 0.4, 0.3),  # of log(1 + requests inside per server that is up / 2)
+    Knob("queue_16", "queue", 0.4, 0.3),
+    Knob("queue_128", "queue", 0.4, 0.3),
+    Knob("backlog_1ms", "backlog", 0.0, 0.3),  # of log(1 + expected work per server that is up / 1 ms)
     Knob("rising", "rates", 0.0, 0.3),  # of log(arrivals over 50 ms / over 500 ms)
     Knob("risen", "rates", 0.0, 0.3),  # of log(over 500 ms / over 5 s)
     Knob("load", "rates", 0.3, 0.3),  # of log(over 500 ms / capacity of what is up)
     Knob("overload", "rates", 0.0, 0.3),  # of what that is above 1
-    Knob("waited_1ms", "waited", 0.0, 0.2),  # of log(1 + what the oldest has waited / 1 ms)
     Knob("load_now", "rates", 0.0, 0.3),  # of (over 50 ms / capacity)
+    Knob("waited_1ms", "waited", 0.0, 0.2),  # of log(1 + what the oldest has waited / 1 ms)
 )
 _REST: Final = (
     Knob("transfer", "placement", 1.0, 0.5),  # weight of a transfer's expected time

@@ -13,7 +13,15 @@ import numpy as np
 from policies.errors import InputError
 from policies.fast import tide
 from policies.fast.deciding import choose_once
-from policies.fast.layout import *
+from policies.fast.layout import (
+    PLAN_GROUP,
+    PLAN_KNOBS_AT,
+    PLAN_MEMORY_AT,
+    PLAN_SERVER,
+    PLAN_WIDTH,
+    PLAN_WIDTH_RULE,
+    TIDE,
+)
 from policies.fast.plan import Plan, cost_tables
 from policies.fast.sheet import Sheet
 from policies.jit import Ints

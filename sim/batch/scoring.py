@@ -1,4 +1,4 @@
-"""What a search wants to know of a run, taken from its records in compiled code: no list, no lock of the interpreter."""
+"""What a search wants to know of a run, from its records, in compiled code: no list, no lock of the interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from policies.jit import Ints, Reals, entry, ints
 from sim.batch.layout import *
-from sim.batch.program import Numbers, Program
+from sim.batch.program import Program
 from sim.batch.simulation import RunRow
 
 _BUCKETS = 4096
@@ -92,7 +92,7 @@ def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> Ru
     )  # fmt: skip
     total = max(1.0, out[_COUNTED])
     completed = max(1.0, out[_COUNTED] - out[_UNFINISHED])
-    mean_s = out[_SUM] / total
+    mean_s = float(out[_SUM] / total)
     return RunScore(
         images=int(out[_COUNTED]),
         unfinished=int(out[_UNFINISHED]),
@@ -100,8 +100,8 @@ def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> Ru
         std_s=float(np.sqrt(max(0.0, out[_SQUARES] / total - mean_s * mean_s))),
         p50_s=float(out[_P50]),
         p99_s=float(out[_P99]),
-        accuracy=out[_ACCURACY] / completed,
-        moves=out[_MOVES] / completed,
+        accuracy=float(out[_ACCURACY] / completed),
+        moves=float(out[_MOVES] / completed),
         decisions=int(row[C_DECISION]),
     )
 

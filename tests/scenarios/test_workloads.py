@@ -34,9 +34,9 @@ def write(folder: Path, workload: str, more: str = "") -> Path:
     return path
 
 
-def counts(world: World, halves: int, **options: bool) -> list[float]:
+def counts(world: World, halves: int, *, tuning: bool = False) -> list[float]:
     """Arrivals in each half second, summed over seeds."""
-    runs = [world.arrivals_ns(seed, halves / 2, **options) / 1e9 for seed in range(10)]
+    runs = [world.arrivals_ns(seed, halves / 2, tuning=tuning) / 1e9 for seed in range(10)]
     return list(np.histogram(np.concatenate(runs), np.arange(halves + 1) / 2)[0] / 10)
 
 

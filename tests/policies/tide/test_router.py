@@ -40,9 +40,10 @@ def test_the_more_wait_the_narrower() -> None:
 
 
 def test_a_price_that_falls_with_the_load_would_not_pass_that() -> None:
-    upside_down = {f"backlog_{n}ms": -2.0 for n in (1, 10, 100)}
-    widths = [width(tide(guarded=False, price=0.0, **upside_down), fifo) for fifo in (1, 64, 4096)]
-    assert widths == sorted(widths) and widths[0] < widths[-1]
+    upside_down = tide(guarded=False, price=0.0, queue_2=-2.0, queue_16=-2.0, queue_128=-2.0)
+    widths = [width(upside_down, fifo) for fifo in (1, 64, 4096)]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[-1]
 
 
 def test_the_faster_server_is_chosen_and_equal_ones_by_index() -> None:
@@ -98,7 +99,8 @@ def test_only_widths_and_servers_that_may_be_chosen() -> None:
 
 def test_the_guard_hands_over_and_back_and_counts() -> None:
     router = tide(price=-50.0)  # time is free: it would always run at full width
-    assert width(router, 1) == 1.0 and router.handovers == 0
+    assert width(router, 1) == 1.0
+    assert router.handovers == 0
     long = 100_000
     assert width(router, long) == WIDTHS[0], f"a backlog beyond {GUARD_ON_S} s is the fallback's"
     assert width(router, long) == WIDTHS[0]
@@ -145,6 +147,8 @@ def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
 def test_knobs_can_be_switched_off() -> None:
     off = knobs.spread(4, 4, ("rates", "worth"))
     names = [knob.name for knob in knobs.knobs(4, 4)]
-    assert off[names.index("load")] == 0 and off[names.index("worth_1_1")] == 0 and off[names.index("price")] > 0
+    assert off[names.index("load")] == 0
+    assert off[names.index("worth_1_1")] == 0
+    assert off[names.index("price")] > 0
     with pytest.raises(ValueError, match="rates"):
         knobs.spread(4, 4, ("rate",))
