@@ -270,7 +270,7 @@ def bound(arguments: Namespace) -> int:
         lines.append(f"  spend less than {joules} {rate}")
     if oracle is not None:
         lines += [
-            f"the load moves, to {oracle.peak_img_s:.0f} images/s in {oracle.window_s:g} s: a router that knew it before,",
+            f"the load moves, to {oracle.peak_img_s:.0f} images/s in {oracle.window_s:g} s: a router that knew it,",
             f"and carried each window's images within it, would have {100 * oracle.accuracy:.2f} % (an estimate)",
         ]
     document = {
