@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test parity lint profiles bench bench-peers bench-sb3 clean
+.PHONY: install quickstart test parity lint profiles results routers bench bench-peers bench-sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ lint: install  ## style, types, and the layers of docs/architecture.md
 
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
 	$(BIN)/slimsched profile synth --all --out scenarios/profiles
+
+results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted
+	$(BIN)/python -m scenarios.results
+
+routers: install  ## tunes the routers that results need and that have no file yet; FORCE=1 all of them again (hours)
+	$(BIN)/python -m scenarios.routers $(if $(FORCE),--force)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

@@ -1,0 +1,74 @@
+"""`python -m scenarios.routers` (`make routers`): tunes Tide and its rivals on every main scenario, into `routers/`.
+
+What has a file already is left alone, unless `--force` is given. Each is one `slimsched tune`, told before it begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from policies.errors import InputError, nearest
+from scenarios import cli
+from scenarios.results.cases import RULES, TIDE, scenario_files, tuned_file
+
+KINDS = (*RULES, TIDE)
+SCENARIOS = Path(__file__).parent
+
+
+def tune_commands(
+    folder: Path, only: Sequence[str] = (), kinds: Sequence[str] = KINDS, *, force: bool = False
+) -> list[list[str]]:
+    """The arguments of `slimsched` for each router that has no file yet, or with `force` for each.
+
+    Raises:
+        InputError: there is no such scenario or kind.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise InputError("--router", "", f"{kind!r} is not tuned; {nearest(kind, KINDS)}")
+    commands = []
+    for path in scenario_files(folder, tuple(only)):
+        if not path.name.startswith("main-"):
+            continue
+        for kind in kinds:
+            file = tuned_file(folder / "routers" / path.stem, kind)
+            if force or not file.exists():
+                commands.append(["tune", _near(path), "--router", kind, "--out", _near(file)])
+    return commands
+
+
+def _near(path: Path) -> str:
+    """From where the user is, if it lies below."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def main(argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] = cli.main) -> int:
+    """Tune them one after the other; stops at the first that fails, and returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m scenarios.routers", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these scenarios")
+    parser.add_argument("--router", nargs="+", default=KINDS, metavar="KIND", help=f"these of {', '.join(KINDS)}")
+    parser.add_argument("--scenarios", type=Path, default=SCENARIOS, metavar="DIR")
+    parser.add_argument("--force", action="store_true", help="also what has a file already")
+    parser.add_argument("--dry-run", action="store_true", help="only tell the commands")
+    given = parser.parse_args(argv)
+    try:
+        commands = tune_commands(given.scenarios, given.only, given.router, force=given.force)
+    except InputError as error:
+        sys.stderr.write(f"routers: {error}\n")
+        return 2
+    for number, command in enumerate(commands, start=1):
+        sys.stdout.write(f"[{number}/{len(commands)}] slimsched {' '.join(command)}\n")
+        sys.stdout.flush()
+        if given.dry_run:
+            continue
+        Path(command[-1]).parent.mkdir(parents=True, exist_ok=True)
+        if code := run(command):
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

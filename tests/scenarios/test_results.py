@@ -1,0 +1,356 @@
+"""The page of results: who won by which rule, what is run again and what isn't, and that nothing missing is hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from policies.rules.specs import FixedRule, LadderRule
+from policies.tide import knobs
+from policies.tide.router import TideRouter
+from scenarios import routers
+from scenarios.materials import load_world
+from scenarios.results import runs
+from scenarios.results.__main__ import main, make_results
+from scenarios.results.cases import PLACEMENTS, experiments, head_comment, read_case
+from scenarios.results.findings import Found, Notes, Row, covered, judge, losses, replica_checks
+from scenarios.results.page import results_page
+from scenarios.store import write_rule
+from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
+
+RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 1.0)), thresholds=(8.0,))
+MOVING = "{kind: mmpp, rate_img_s: 200, burst_factor: 2, burst_share: 0.3, dwell_s: 0.2}"
+
+
+def write_case(folder: Path, name: str = "main-tiny") -> Path:
+    """A scenario with a tuned ladder and a Tide beside it."""
+    document = yaml.safe_load(write_scenario(folder).read_text())
+    (folder / "tiny.yaml").unlink()
+    document |= {"name": name, "workload": yaml.safe_load(MOVING), "tuning": {"floor": 0.8}, "warmup_s": 0}
+    path = folder / f"{name}.yaml"
+    path.write_text("# A tiny\n# load.\n" + yaml.safe_dump(document))
+    place = folder / "routers" / name
+    write_rule(place / "ladder.rule.yaml", replace(RULE, made_by={"command": "slimsched tune x", "decisions": 1234}))
+    tide = TideRouter(knobs.start(SEGMENTS, len(WIDTHS)), load_world(path).context)
+    tide.save(place / "tide.safetensors", {"command": "tuned so", "wall_s": 61})
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------ the whole way
+
+
+def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, gaps to the bound, the verdict, made_by; then a changed file and a changed scenario run again, alone."""
+    path = write_case(tmp_path)
+    page = tmp_path / "docs" / "results.md"
+    again: dict[str, Any] = {"folder": tmp_path, "out": tmp_path / "runs", "page": page, "jobs": 1, "quiet": True}
+    assert make_results(**again) == (page, 8)
+    text = page.read_text()
+    for row in ("| **tide** |", "| ladder |", "| ladder, not tuned |", "| random |"):
+        assert text.count(f"\n{row}") == 1, row
+    assert "A tiny load. [main-tiny.yaml]" in text
+    assert "Tide against `" in text or "Can't be judged" in text
+    for kind in ("slackfit", "infaas", "milp", "fixed"):
+        assert f"{kind}: no `routers/main-tiny/{kind}.rule.yaml` (`make routers`)" in text
+    assert "seeds: `compare.seeds` has 2, 10 are asked for" in text
+    assert "| 61 s |" in text
+    assert "| 1,234 |" in text
+    assert "python -m scenarios.ablation" in text
+    assert str(tmp_path) not in text, "no path of a machine"
+    assert [picture.name for picture in (tmp_path / "docs/images").glob("*.svg")]
+
+    assert make_results(**again) == (page, 0)
+    assert page.read_text() == text
+
+    write_rule(tmp_path / "routers/main-tiny/ladder.rule.yaml", replace(RULE, thresholds=(3.0,)))
+    assert make_results(**again)[1] == 2
+    path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
+    assert make_results(**again)[1] == 8
+
+    assert main(["--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), "--seeds", "1", "--quiet"]) == 0
+    assert capsys.readouterr().out == f"0 runs made; {tmp_path / 'runs' / 'results.md'}\n"
+
+
+def test_a_bound_is_never_beaten_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Energy and latency of every router lie above the fluid bound; it is solved once."""
+    write_case(tmp_path)
+    case = read_case(tmp_path / "main-tiny.yaml")
+    runs.run_missing([case], tmp_path / "runs", 1, quiet=True)
+    fluid = runs.fluid_of([case], tmp_path / "runs", 1, quiet=True)["main-tiny"]
+    for label, results in runs.collect(case, tmp_path / "runs").items():
+        point, row = runs.point_of(results), Row(label, "", tuple(results))
+        assert point is not None
+        assert (row.mean_s or 0.0) > fluid.latency_s[point]
+        assert (row.figure("energy_per_image_j", "dynamic")["mean"] or 0.0) > fluid.energy_j[point]
+        assert all(result["servers"] == [] for result in results)
+    assert fluid.oracle is not None
+    assert 0.8 < fluid.oracle <= 0.9 + 1e-9
+    monkeypatch.setattr(runs, "_solve", None)
+    assert runs.fluid_of([case], tmp_path / "runs", 1, quiet=True)["main-tiny"] == fluid
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--only", "main-tinny"], "no scenario 'main-tinny'; did you mean 'main-tiny'"),
+        (["--seeds", "3"], "main-tiny.yaml has 2"),
+        (["--jobs", "0"], "allowed are whole numbers from 1"),
+    ],
+)
+def test_wrong_flags_run_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    write_case(tmp_path)
+    assert main(["--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), *flags]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_comments_are_no_part_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word in a docstring runs nothing again; a changed number does."""
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    source, found = tmp_path / "a.py", []
+    for text in ('"""Says this."""\nx = 1\n', '"""Says that."""\nx = 1  # so\n', "x = 2\n"):
+        source.write_text(text)
+        runs.sources_hash.cache_clear()
+        found.append(runs.sources_hash(("*.py",)))
+    runs.sources_hash.cache_clear()
+    assert found[0] == found[1] != found[2]
+
+
+def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
+    """Each but its own, which is the tuned rule itself."""
+    path = write_case(tmp_path)
+    write_rule(tmp_path / "routers/main-tiny/fixed.rule.yaml", FixedRule(tuple_=(0.5, 1.0)))
+    named = {contender.label: contender.router for contender in read_case(path).contenders}
+    assert named["jiq"] == "fixed:0.5,1@jiq"
+    assert set(PLACEMENTS) - set(named) == {"sticky"}
+
+
+def test_the_papers_routers_are_found_by_their_names(tmp_path: Path) -> None:
+    """Those of the scenario itself come first; what is not there is named."""
+    path = write_case(tmp_path, "paper-own")
+    case = read_case(path)
+    assert [contender.label for contender in case.contenders] == ["random", "sticky at 0.5", "sticky at 1"]
+    assert case.contenders[1].router == "fixed:0.5,0.5"
+    assert "PPO, heavy: no `routers/paper-heavy.safetensors`" in case.missing
+    tide = tmp_path / "routers/paper-own/tide.safetensors"
+    (tmp_path / "routers/paper-heavy.safetensors").write_bytes(tide.read_bytes())
+    assert "ppo-heavy" in [contender.label for contender in read_case(path).contenders]
+    (tmp_path / "routers/paper-own-heavy.safetensors").write_bytes(tide.read_bytes())
+    file = read_case(path).contenders[3].file
+    assert file is not None
+    assert file.name == "paper-own-heavy.safetensors"
+
+
+def test_another_reward_is_no_other_experiment(tmp_path: Path) -> None:
+    """It is what a router was trained with; another way to serve is another one."""
+    text = write_case(tmp_path, "paper").read_text()
+    for name, change in (("paper-relaxed", {"reward": {"alpha": 9.0}}), ("paper-slow", {"duration_s": 2})):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | change | {"name": name}))
+    cases = [read_case(tmp_path / f"{name}.yaml") for name in ("paper", "paper-relaxed", "paper-slow")]
+    assert [case.name for case in experiments(cases)] == ["paper", "paper-slow"]
+
+
+def test_what_stands_at_the_head_of_a_file() -> None:
+    assert head_comment("# One\n#  two\nschema: x\n# three\n") == "One two"
+    assert head_comment("schema: x\n") == ""
+
+
+# ------------------------------------------------------------------------------------------------------ who has won
+
+
+def row(
+    label: str, mean_ms: float, *, accuracy: float = 0.755, p99_ms: float | None = None, std_ms: float = 1.0,
+    energy: float = 0.03, unfinished: int = 0, group: str = "tuned", spread: float = 0.0,
+) -> Row:  # fmt: skip
+    """A router with three seeds, the second of which is slower by `spread`, the third quicker."""
+    results = []
+    for seed, factor in enumerate((1.0, 1.0 + spread, 1.0 - spread)):
+        p99_s = (3 * mean_ms if p99_ms is None else p99_ms) * factor / 1000
+        results.append(
+            {
+                "schema": "slimsched.result/1",
+                "scenario": "paper",
+                "router": label,
+                "seed": seed,
+                "mode": "simulation",
+                "engine": "compiled",
+                "provenance": "datasheet",
+                "images": {"arrived": 1000, "completed": 1000 - unfinished, "in_flight": unfinished, "failed": 0},
+                "accuracy": accuracy,
+                "expected_accuracy": accuracy,
+                "latency_s": {"mean": mean_ms * factor / 1000, "std": std_ms / 1000, "p99": p99_s},
+                "energy_j": {"mean": mean_ms, "std": std_ms},
+                "energy_per_image_j": {"total": 2 * energy, "dynamic": energy},
+                "gpu_var": {"mean": 0.1, "std": 0.1},
+                "throughput_img_s": 10.0,
+                "goodput_img_s": None,
+                "censored": 0,
+                "decisions": 9,
+                "extrapolated_share": 0.0,
+                "moves_per_image": 0.5,
+                "wall_s": 1.0,
+            }
+        )
+    return Row(label, group, tuple(results), 0.02, 0.002)  # type: ignore[arg-type]
+
+
+def found(*rows: Row, is_moving: bool = True, is_paper: bool = False) -> Found:
+    return Found(
+        "main-x", "main-x.yaml", "", is_moving, is_paper, (0, 1, 2), 120, 10, 0.755, (0.703, 0.7643), tuple(rows)
+    )
+
+
+def tide(mean_ms: float, **changes: Any) -> Row:
+    return row("tide", mean_ms, group="learned", **changes)
+
+
+def test_the_best_rival_is_the_quickest_that_is_as_accurate() -> None:
+    """Quicker ones do not count if they are less accurate by more than 0.05 points, or leave images unfinished."""
+    rivals = (
+        row("quick", 5, accuracy=0.7544),
+        row("lazy", 5, unfinished=10),
+        row("ladder", 10, accuracy=0.7546),
+        row("fixed", 11, accuracy=0.76),
+    )
+    verdict = judge(found(tide(8), *rivals))
+    assert verdict.versus is not None
+    assert verdict.versus.rival == "ladder"
+    assert verdict.versus.mean["mean"] == pytest.approx(-20)
+    assert verdict.versus.points == pytest.approx(0.04)
+    assert verdict.holds is True
+
+
+@pytest.mark.parametrize(
+    ("is_moving", "mean_ms", "p99_ms", "holds", "reason"),
+    [
+        (True, 9.0, 30.0, True, ""),
+        (True, 9.1, 30.0, False, "mean latency -9.0 %, asked for is -10 % or less"),
+        (True, 8.0, 30.1, False, "p99 +0.3 %"),
+        (False, 10.3, 99.0, True, ""),
+        (False, 10.4, 30.0, False, "mean latency +4.0 %, allowed is +3 %"),
+    ],
+)
+def test_what_is_asked_for(is_moving: bool, mean_ms: float, p99_ms: float, holds: bool, reason: str) -> None:
+    """A tenth quicker with no higher p99 where the load moves; no more than 3 % slower where it does not."""
+    verdict = judge(found(tide(mean_ms, p99_ms=p99_ms), row("ladder", 10, p99_ms=30), is_moving=is_moving))
+    assert verdict.holds is holds
+    assert any(reason in each for each in verdict.reasons) if reason else verdict.reasons == ()
+
+
+def test_unfinished_images_are_no_way_to_win() -> None:
+    verdict = judge(found(tide(5, unfinished=5), row("ladder", 10)))
+    assert verdict.holds is False
+    assert verdict.reasons == ("more images stay unfinished",)
+
+
+def test_nobody_comparable_is_no_win() -> None:
+    """Neither is a Tide that was not run."""
+    alone = judge(found(tide(5), row("ladder", 10, accuracy=0.75)))
+    assert (alone.holds, alone.versus) == (None, None)
+    assert alone.reasons == ("no rival is as accurate: the most accurate, ladder, has 75.00 %, Tide 75.50 %",)
+    assert judge(found(row("ladder", 10))).reasons == ("no Tide was run",)
+
+
+def test_differences_are_of_the_same_seed() -> None:
+    """Seeds that differ by much leave a difference without an interval, if both differ alike."""
+    verdict = judge(found(tide(8, spread=0.5), row("ladder", 10, spread=0.5)))
+    assert verdict.versus is not None
+    assert verdict.versus.mean["mean"] == pytest.approx(-20)
+    assert verdict.versus.mean["ci95"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_win_still_tells_what_is_worse() -> None:
+    """Only what differs for certain."""
+    case = found(tide(8, std_ms=2.0, energy=0.04), row("ladder", 10, energy=0.03))
+    assert losses(case, judge(case)) == [
+        "standard deviation +100.0 % against ladder",
+        "attributed energy +33.3 % against ladder",
+    ]
+    noisy = (tide(8, p99_ms=32, spread=0.3), row("ladder", 10, p99_ms=30, spread=-0.1))  # p99 higher, not for certain
+    stationary = found(*noisy, is_moving=False)
+    assert losses(stationary, judge(stationary)) == []
+
+
+def test_hypervolume_is_of_a_fixed_plane() -> None:
+    """One router covers its rectangle from the narrowest tuple and 50 ms; a router beyond covers nothing."""
+    share = (0.755 - 0.703) / (0.7643 - 0.703) * (50 - 10) / 50
+    assert covered(found(row("ladder", 10))) == pytest.approx(share)
+    assert covered(found(row("ladder", 10), row("random", 90))) == pytest.approx(share)
+    assert covered(found(row("ladder", 10), tide(5)), without="tide") == pytest.approx(share)
+
+
+def test_the_replica_is_held_against_the_paper() -> None:
+    rows = [
+        row("random", 9000, accuracy=0.73, std_ms=7000),
+        row("ppo-heavy", 300, accuracy=0.703),
+        row("sticky at 0.25", 290, accuracy=0.703),
+        row("ppo-relaxed", 2000, accuracy=0.7527, std_ms=7100),
+    ]
+    checks = {check.what: check for check in replica_checks(found(*rows, is_paper=True))}
+    assert [check.holds for check in checks.values()] == [True, False, True, True, False, False, False, False]
+    assert checks["ppo-heavy: mean latency against random"].found == "-96.67 %"
+    assert checks["ppo-heavy: mean latency against random"].asked == "at most -96.45 %"
+
+
+# ----------------------------------------------------------------------------------------------------------- the page
+
+
+def test_the_page_counts_wins_and_names_losses() -> None:
+    """By kind of load; the ablation, a replica and remarks are on it where they are known."""
+    cases = [
+        replace(found(tide(8), row("ladder", 10)), name="main-a"),
+        replace(found(tide(9.9), row("ladder", 10)), name="main-b"),
+        replace(found(tide(10), row("ladder", 10), is_moving=False), name="main-c", missing=("milp: no file",)),
+        replace(found(row("random", 9000), row("ppo-heavy", 300), is_paper=True), name="paper", seeds=(0, 1, 5)),
+    ]
+    ablation = {"command": "this", "rows": [
+        {"switch": "no tail", "scenario": "main-a", "accuracy": 0.75, "mean_ms": 9.0, "p99_ms": 30.0,
+         "change_pct": {"mean": 4.0, "ci95": 1.0}, "seeds": [1, 2]},
+        {"switch": "no race", "scenario": "main-a", "problem": "no floor"},
+    ]}  # fmt: skip
+    text = results_page(
+        cases, Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet", ablation, remarks="## Why\n\nSo.")
+    )
+    assert "in 1 of 2 scenarios** Tide has what is asked for: at least 10 %" in text
+    assert "in 1 of 1 scenarios** Tide has what is asked for: a mean latency at most 3 %" in text
+    assert "- [main-b](#main-b): mean latency -1.0 %, asked for is -10 % or less." in text
+    assert "- main-c: milp: no file." in text
+    assert "| no tail | main-a | 75.00 | 9.00 | 30.0 | +4.0 ± 1.0 | 2 |" in text
+    assert "failed: no floor" in text
+    assert "paper, Table IV" in text
+    assert "seeds 0-1, 5" in text
+    assert "## Why\n\nSo." in text
+    assert text == results_page(cases, Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet", ablation,
+                                             remarks="## Why\n\nSo."))  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- the routers
+
+
+def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has a file is left alone, but by force; the first failure ends it."""
+    path = write_case(tmp_path)
+    ran: list[list[str]] = []
+
+    def run(command: Any) -> int:
+        ran.append(command)
+        return 1 if "milp" in command else 0
+
+    assert routers.main(["--scenarios", str(tmp_path)], run) == 1
+    assert [command[3] for command in ran] == ["slackfit", "infaas", "milp"]
+    assert ran[0] == [
+        "tune", str(path), "--router", "slackfit", "--out", str(tmp_path / "routers/main-tiny/slackfit.rule.yaml"),
+    ]  # fmt: skip
+    ran.clear()
+    assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder", "--force"], run) == 0
+    assert [command[3] for command in ran] == ["tide", "ladder"]
+    assert routers.main(["--scenarios", str(tmp_path), "--router", "tied"], run) == 2
+    assert "did you mean 'tide'" in capsys.readouterr().err
