@@ -93,7 +93,8 @@ def scenario_files(folder: Path, only: tuple[str, ...] = ()) -> list[Path]:
     Raises:
         InputError: there are none, or one of `only` is none.
     """
-    found = {path.stem: path for pattern in ("main-*.yaml", "paper*.yaml") for path in sorted(folder.glob(pattern))}
+    files = [path for pattern in ("main-*.yaml", "paper*.yaml") for path in folder.glob(pattern)]
+    found = {path.stem: path for path in sorted(files, key=lambda path: path.stem)}  # `paper` before what varies it
     if not found:
         raise InputError("--scenarios", "", f"{folder}: no main-*.yaml and no paper*.yaml there")
     for name in only:

@@ -16,7 +16,7 @@ from scenarios import routers
 from scenarios.materials import load_world
 from scenarios.results import runs
 from scenarios.results.__main__ import main, make_results
-from scenarios.results.cases import PLACEMENTS, experiments, head_comment, read_case
+from scenarios.results.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
 from scenarios.results.findings import Found, Notes, Row, covered, judge, losses, replica_checks
 from scenarios.results.page import results_page
 from scenarios.store import write_rule
@@ -154,7 +154,7 @@ def test_another_reward_is_no_other_experiment(tmp_path: Path) -> None:
     text = write_case(tmp_path, "paper").read_text()
     for name, change in (("paper-relaxed", {"reward": {"alpha": 9.0}}), ("paper-slow", {"duration_s": 2})):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | change | {"name": name}))
-    cases = [read_case(tmp_path / f"{name}.yaml") for name in ("paper", "paper-relaxed", "paper-slow")]
+    cases = [read_case(path) for path in scenario_files(tmp_path)]
     assert [case.name for case in experiments(cases)] == ["paper", "paper-slow"]
 
 
