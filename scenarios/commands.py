@@ -93,6 +93,7 @@ def train(arguments: Namespace) -> int:
     if arguments.seed is not None:
         scenario = scenario.model_copy(update={"seed": arguments.seed})
     job, world = _job(scenario, folder, output)
+    _tell_overload(output, world)
     with _compiling(output, (TRAINED_ROUTER,), arguments.engine):
         score = job.make_router(world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
@@ -148,6 +149,7 @@ def simulate(arguments: Namespace) -> int:
     check_router(arguments.router, "--router")
     scenario, folder = _opened(arguments)
     world = _world(scenario, folder)
+    _tell_overload(output, world)
     seed = scenario.seed if arguments.seed is None else arguments.seed
     router = world.router(arguments.router, _trained(folder))
     name = display_name(arguments.router)
@@ -171,6 +173,7 @@ def compare(arguments: Namespace) -> int:
     scenario = _with_routers(scenario, "compare", arguments)
     _require_trained(scenario.compare.routers, folder)
     job, world = _job(scenario, folder, output)
+    _tell_overload(output, world)
     given = scenario.compare
     runs = len(given.routers) * len(given.seeds)
     jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
@@ -570,6 +573,14 @@ def _job(scenario: Scenario, folder: Path, output: Output) -> tuple[ScenarioRun,
     job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
     job.describe()
     return job, world
+
+
+def _tell_overload(output: Output, world: World) -> None:
+    """Warn of a rate beyond any router's capacity; the work goes on, as overload may be what is looked at."""
+    from scenarios.fluid import overload_of
+
+    if not output.quiet and (problem := overload_of(world)) is not None:
+        output.remark(f"warning: {problem}")
 
 
 def _compiling(output: Output, routers: Sequence[str], engine: str = "simpy") -> AbstractContextManager[None]:

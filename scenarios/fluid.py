@@ -86,15 +86,19 @@ class FluidModel:
     """The linear programme of one cluster, to be asked at any accuracy and rate.
 
     Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`.
+
+    Args:
+        widths: those that may run; all of the network's by default.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, widths: Sequence[float] = ()) -> None:
         self.world, config = world, world.cluster.router
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
-        tuples = list(product(config.widths, repeat=config.segments))
-        self.top1 = np.array([world.accuracy.prior(widths) for widths in tuples])
-        runs = list(_runs(world))
-        moves = list(_moves(world))
+        allowed = tuple(widths) or config.widths
+        tuples = list(product(allowed, repeat=config.segments))
+        self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
+        runs = list(_runs(world, allowed))
+        moves = list(_moves(world, allowed))
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
             np.zeros(len(tuples)), [run.latency_s for run in runs], [move.latency_s for move in moves]
@@ -177,6 +181,22 @@ def bound(world: World, accuracy: float, rate_img_s: float | None = None) -> Bou
     return FluidModel(world).bound(accuracy, world.mean_rate_img_s if rate_img_s is None else rate_img_s)
 
 
+def overload_of(world: World) -> str | None:
+    """What is wrong where more images arrive on average than any router can carry; None where all is well."""
+    rate_img_s = world.mean_rate_img_s
+    narrowest = world.cluster.router.widths[:1]
+    if rate_img_s is None or rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small programme
+        return None
+    capacity_img_s = FluidModel(world).capacity_img_s()  # where narrower is not faster
+    if rate_img_s <= capacity_img_s:
+        return None
+    return (
+        f"{world.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can carry more than "
+        f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies tell of the run's length; "
+        "lower the rate, or add servers or bandwidth (`slimsched bound`, `slimsched capacity`)"
+    )
+
+
 # ------------------------------------------------------------------------------------------------------- a moving load
 
 
@@ -245,18 +265,17 @@ def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector
 # -------------------------------------------------------------------------------------------------------- the programme
 
 
-def _edges(world: World) -> list[Edge]:
-    config = world.cluster.router
-    previous = [(IMAGE,), *[config.widths] * (config.segments - 1)]
-    return [(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in previous[s - 1]]
+def _edges(segments: int, widths: tuple[float, ...]) -> list[Edge]:
+    previous = [(IMAGE,), *[widths] * (segments - 1)]
+    return [(s, w, p) for s in range(1, segments + 1) for w in widths for p in previous[s - 1]]
 
 
-def _runs(world: World) -> Iterator[_Run]:
+def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
     """Every edge on every server that can hold it, with every batch size."""
     config, decision_s = world.cluster.router, world.cluster.decision_ns / NS_PER_S
     for index, server in enumerate(world.cluster.servers):
         tables = world.cluster.devices[server.device]
-        for edge in _edges(world):
+        for edge in _edges(config.segments, widths):
             if not config.holds[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
             table = tables.keys[edge]
@@ -308,11 +327,11 @@ def _spare(tables: DeviceTables) -> float:
     return float(max(1.0, tables.profile.device.vram_bytes / smallest) ** (1 - beta))
 
 
-def _moves(world: World) -> Iterator[_Move]:
+def _moves(world: World, widths: tuple[float, ...]) -> Iterator[_Move]:
     """From the router to every server, and after each segment but the last from every server to every server."""
     config, costs = world.cluster.router, world.costs
     for segment in range(config.segments):
-        for width in config.widths if segment else (IMAGE,):
+        for width in widths if segment else (IMAGE,):
             sources = range(config.servers) if segment else (ROUTER,)
             for source, server in product(sources, range(config.servers)):
                 one_s, two_s = (costs.transfer_s(source, server, segment + 1, width, images) for images in (1, 2))

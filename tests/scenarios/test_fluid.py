@@ -13,11 +13,13 @@ from policies.errors import InputError, WorkError
 from scenarios.cli import main
 from scenarios.compare import simulate_figures
 from scenarios.compose import Accuracy, World, build_world
-from scenarios.fluid import FluidModel, bound, oracle_accuracy, window_rates_img_s
+from scenarios.fluid import FluidModel, bound, oracle_accuracy, overload_of, window_rates_img_s
+from scenarios.materials import load_world
 from scenarios.spec import PoissonWorkload, Scenario
 from sim import strict
 from sim.profile import Profile
 from tests import worlds
+from tests.scenarios.files import write_scenario
 
 WIDTHS = (0.5, 1.0)
 TEXT = """
@@ -196,8 +198,6 @@ def test_windows_hold_all_arrivals() -> None:
 
 def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stationary load has no oracle; one that moves has, for a window that fits."""
-    from tests.scenarios.files import write_scenario
-
     poisson = write_scenario(tmp_path)
     assert main(["bound", str(poisson), "--json", "-"]) == 0
     assert '"oracle": null' in capsys.readouterr().out
@@ -207,6 +207,47 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
     told = capsys.readouterr().out
     assert "at a mean accuracy of at least 80.00 %" in told
     assert "at 480.0 images/s" in told
-    assert "in 0.1 s: a router that knew it before" in told
+    assert "in 0.1 s: a router that knew it" in told
     assert main(["bound", str(moving), "--window", "2s"]) == 2
     assert "longer than the scenario (1 s)" in capsys.readouterr().err
+
+
+def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warning with what is possible, not an error: overload may be what is looked at. Below it nothing is said."""
+    path = write_scenario(tmp_path)
+    world = load_world(path)
+    most_img_s = FluidModel(world).capacity_img_s()
+    assert overload_of(at_rate(world, 0.99 * most_img_s)) is None
+    assert f"no router can carry more than {most_img_s:.4g}" in (overload_of(at_rate(world, 1.01 * most_img_s)) or "")
+    flash = "{kind: flash, rate_img_s: 3000, factor: 9, at_s: 0, hold_s: 1}"
+    short = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
+    short.write_text(short.read_text().replace("duration_s: 1", "duration_s: 0.2"))
+    loud = load_world(short)
+    assert (loud.rate_img_s or 0.0) < most_img_s < (loud.mean_rate_img_s or 0.0)  # its mean counts, not its base
+    flags = ["--out", str(tmp_path / "run")]
+    for command, quiet in (("simulate", []), ("compare", []), ("simulate", ["--quiet"])):
+        assert main([command, str(short), *flags, *quiet]) == 0
+        assert ("warning: tiny: " in capsys.readouterr().err) == (not quiet)
+    light = write_scenario(tmp_path)
+    assert main(["simulate", str(light), *flags]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_no_warning_where_only_the_narrowest_is_slow() -> None:
+    """Small kernels may gain nothing from narrowing: the whole model is asked before anybody is warned."""
+    text = made(toy("a", 1.0)).profiles[0].to_yaml()
+    profile = Profile.from_yaml(text, "toy")
+    slow = [
+        curve.model_copy(
+            update={"mean_s": tuple(3 * s for s in curve.mean_s), "p50_s": tuple(3 * s for s in curve.p50_s)}
+        )
+        if curve.width == WIDTHS[0]
+        else curve
+        for curve in profile.latency
+    ]
+    world = made(profile.model_copy(update={"latency": tuple(slow)}))
+    narrow, whole = FluidModel(world, WIDTHS[:1]).capacity_img_s(), FluidModel(world).capacity_img_s()
+    assert narrow < 0.6 * whole
+    assert overload_of(at_rate(world, 0.9 * whole)) is None

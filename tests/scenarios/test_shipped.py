@@ -14,8 +14,11 @@ from hw.accuracy import Evaluation, load_accuracy
 from hw.datasets import Dataset, load_dataset
 from hw.evaluation import evaluate
 from hw.networks import ModelFile, Network
+from scenarios.fluid import overload_of
 from scenarios.loading import load_scenario
+from scenarios.materials import load_world
 from scenarios.run import training_knobs, training_text
+from scenarios.spec import RatesWorkload
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "scenarios" / "models"
@@ -68,6 +71,28 @@ def test_the_scenario_reads() -> None:
     model = load_scenario(ROOT / "scenarios" / "cifar100.yaml").model
     assert Path(model.checkpoint or "").samefile(NETWORK)
     assert Path(model.accuracy or "").samefile(TABLE)
+
+
+SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
+REPORTED = [path for path in SCENARIOS if path.stem.startswith(("main-", "paper"))]
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_scenario_reads_and_is_listed(path: Path) -> None:
+    """It names itself as its file does, and stands in the page of scenarios."""
+    assert load_scenario(path).name == path.stem
+    assert f"`{path.stem}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", REPORTED, ids=lambda path: path.stem)
+def test_a_reported_scenario_can_be_carried_and_is_new_to_what_was_tuned(path: Path) -> None:
+    """Its mean rate is within what its cluster can carry; curves are tuned on another day than they are reported on."""
+    world = load_world(path)
+    assert overload_of(world) is None
+    assert set(world.scenario.compare.seeds) >= set(range(100, 110))
+    workload = world.scenario.workload
+    if isinstance(workload, RatesWorkload):
+        assert workload.tuning_file not in (None, workload.file)
 
 
 @pytest.fixture(scope="module")
