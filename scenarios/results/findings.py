@@ -13,7 +13,7 @@ from scenarios import paper_results as paper
 from scenarios.comparison import Estimate, estimate, paired_difference
 from scenarios.pareto import Point, hypervolume
 from scenarios.result import Result
-from scenarios.results.cases import TIDE
+from scenarios.results.cases import PLACED, TIDE, TUNED
 
 EQUAL: Final = 0.05 / 100  # of accuracy: a rival that is less accurate by more is no rival
 MOVING_GAIN_PCT: Final = 10.0  # lower mean latency that is asked for where the load moves
@@ -185,7 +185,8 @@ def judge(found: Found) -> Verdict:
     """Whether Tide does what is asked of it against the quickest of its rivals.
 
     Moving load: a mean latency lower by at least `MOVING_GAIN_PCT`, and no higher p99. Stationary load: a mean latency
-    higher by at most `STATIONARY_LOSS_PCT`. Both are means over seeds of differences between runs of the same seed.
+    higher by at most `STATIONARY_LOSS_PCT`. Both are means over seeds of differences between runs of the same seed. Who
+    was not tuned counts as a rival too, but to be better than such alone is no win.
     """
     tide = found.row(TIDE)
     if tide is None or tide.accuracy is None:
@@ -196,6 +197,9 @@ def judge(found: Found) -> Verdict:
         return Verdict(found.name, found.is_moving, None, None, (f"no rival is as accurate: {_nearest(tide, found)}",))
     versus = compare_pair(tide, rivals[0])
     reasons = tuple(_objections(versus, found.is_moving))
+    if not reasons and not any(row.group in (TUNED, PLACED) for row in rivals):
+        why = f"no tuned rival is as accurate: {_nearest(tide, found)}"
+        return Verdict(found.name, found.is_moving, versus, None, (why,))
     return Verdict(found.name, found.is_moving, versus, not reasons, reasons)
 
 
@@ -215,12 +219,13 @@ def _objections(versus: Versus, is_moving: bool) -> list[str]:
 
 
 def _nearest(tide: Row, found: Found) -> str:
-    others = [row for row in found.rows if row is not tide and row.accuracy is not None]
+    others = [row for row in found.rows if row.group in (TUNED, PLACED) and row.accuracy is not None]
     if not others or tide.accuracy is None:
-        return "nobody else ran"
+        return "none has run"
     best = max(others, key=lambda row: row.accuracy or 0.0)
     assert best.accuracy is not None
-    return f"the most accurate, {best.label}, has {100 * best.accuracy:.2f} %, Tide {100 * tide.accuracy:.2f} %"
+    accuracies = f"has {100 * best.accuracy:.2f} %, Tide {100 * tide.accuracy:.2f} %"
+    return f"the most accurate that was tuned, {best.label}, {accuracies}"
 
 
 def losses(found: Found, verdict: Verdict) -> list[str]:

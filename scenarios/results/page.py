@@ -135,7 +135,8 @@ def _method(notes: Notes) -> Iterator[str]:
 - Tide and the rules were tuned alike by `slimsched tune`: the same objective, the same number of simulated decisions,
   the same runs, the same floor of accuracy ([Tide](tide.md), [routers](routers.md)).
 - **Best rival**: the one with the lowest mean latency, of all others whose expected accuracy is at most
-  {100 * EQUAL:.2f} points below Tide's, and who leave no more images unfinished.
+  {100 * EQUAL:.2f} points below Tide's, and who leave no more images unfinished. Where none of those was tuned, nobody
+  has won.
 - **Asked for**: where rate or servers change, a mean latency at least {MOVING_GAIN_PCT:.0f} % lower than the best
   rival's, and no higher p99; under stationary load a mean latency at most {STATIONARY_LOSS_PCT:.0f} % higher.
   The means of the differences count."""
@@ -191,6 +192,8 @@ def _versus(verdict: Verdict) -> str:
     )
     if verdict.holds:
         return f"{told} **What is asked for holds.**"
+    if verdict.holds is None:
+        return f"{told} Can't be judged: {'; '.join(verdict.reasons)}."
     return f"{told} **Missed**: {'; '.join(verdict.reasons)}."
 
 

@@ -22,6 +22,7 @@ from scenarios.results.page import results_page
 from scenarios.store import write_rule
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
+NOTES = Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet")
 RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 1.0)), thresholds=(8.0,))
 MOVING = "{kind: mmpp, rate_img_s: 200, burst_factor: 2, burst_share: 0.3, dwell_s: 0.2}"
 
@@ -255,8 +256,23 @@ def test_nobody_comparable_is_no_win() -> None:
     """Neither is a Tide that was not run."""
     alone = judge(found(tide(5), row("ladder", 10, accuracy=0.75)))
     assert (alone.holds, alone.versus) == (None, None)
-    assert alone.reasons == ("no rival is as accurate: the most accurate, ladder, has 75.00 %, Tide 75.50 %",)
+    assert alone.reasons == (
+        "no rival is as accurate: the most accurate that was tuned, ladder, has 75.00 %, Tide 75.50 %",
+    )
     assert judge(found(row("ladder", 10))).reasons == ("no Tide was run",)
+
+
+def test_a_rival_that_was_not_tuned_can_be_lost_to_but_not_beaten() -> None:
+    """Else a floor that the tuned ones miss by a little would make a win of nothing."""
+    untuned, tuned = row("plain", 10, group="not tuned"), row("ladder", 6, accuracy=0.754)
+    won = judge(found(tide(5), untuned, tuned))
+    assert won.holds is None
+    assert won.reasons == (
+        "no tuned rival is as accurate: the most accurate that was tuned, ladder, has 75.40 %, Tide 75.50 %",
+    )
+    assert "Can't be judged: no tuned rival" in results_page([found(tide(5), untuned, tuned)], NOTES)
+    assert judge(found(tide(12), untuned, tuned)).holds is False
+    assert judge(found(tide(5), untuned, replace(tuned, results=row("ladder", 6).results))).holds is True
 
 
 def test_differences_are_of_the_same_seed() -> None:
