@@ -763,8 +763,8 @@ def _fault_scenes() -> Iterator[Directed]:
     far = {"links": [link(6, 900)], "router": {"groups": (2,), "block_key": "any"}}
     yield broken(
         "the source of a transfer dies",
-        Crash(0, 47 * u),
-        Crash(1, 59 * u),
+        Crash(0, 24 * u),
+        Crash(1, 36 * u),
         **far,
         happened=lambda s, r: bool(steps(r, TransferFailed)),
     )

@@ -25,7 +25,7 @@ from tests.parity.draws import GivenDraws, HypothesisDraws, SeededDraws, shrink
 from tests.parity.features import FEATURES, KINDS, Tie, features, ties
 from tests.parity.scenarios import Scenario, draw_scenario
 
-SEEDS = 200
+SEEDS = (*range(200), 297)  # the last one loses a transfer with its source, which is rare
 SCENES = {scene.name: scene for scene in scenes()}
 
 
@@ -63,7 +63,7 @@ class Covered:
 @pytest.fixture(scope="module")
 def covered() -> Covered:
     found = Covered()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         found.add(draw_scenario(SeededDraws(seed), f"seed {seed}"))
     return found
 

@@ -44,6 +44,11 @@ def test_tasks_have_what_is_common_and_one_thread() -> None:
     assert {name: os.environ.get(name) for name in ONE_THREAD} == before
 
 
+def ours() -> list[str]:
+    """Processes of comparisons that are left; another test's may still be here, such as the executors' own helper."""
+    return [child.name for child in multiprocessing.active_children() if not child.name.startswith("slimsched-")]
+
+
 def test_errors_come_through() -> None:
     """With their parts, from a process as from here; a killed process says so, with a remedy."""
     for jobs in (1, 2):
@@ -55,14 +60,14 @@ def test_errors_come_through() -> None:
     assert (again.feature, str(again)) == ("a log of every step", str(UnsupportedScenario("a log of every step")))
     with pytest.raises(WorkError, match="fewer --jobs"):
         list(each(answer, 0, ["killed", "endless"], 2))
-    assert multiprocessing.active_children() == []
+    assert ours() == []
 
 
 def test_an_interruption_ends_what_runs() -> None:
     """Whoever stops listening does not wait for the rest."""
     with closing(each(answer, 0, ["a", "endless", "endless"], 2)) as made:
         assert next(made)[0] == 0
-    assert multiprocessing.active_children() == []
+    assert ours() == []
 
 
 def test_little_work_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
