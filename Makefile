@@ -17,12 +17,13 @@ install: $(BIN)/.installed
 quickstart: install  ## the whole main job on the hardware that is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 
-test: install  ## every test that this machine can run
-	$(BIN)/python -m pytest
+test: install  ## every test that this machine can run, but the mutants of `make parity`
+	$(BIN)/python -m pytest -m "not mutants"
 
 SEEDS ?= 0:10000
 
-parity: install  ## both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
+parity: install  ## every rule broken on purpose; then both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
+	$(BIN)/python -m pytest -m mutants
 	$(BIN)/python -m tests.parity --seeds $(SEEDS)
 
 lint: install  ## style, types, and the layers of docs/architecture.md

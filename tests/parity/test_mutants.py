@@ -23,6 +23,7 @@ from tests.parity.draws import SeededDraws
 from tests.parity.mutants import UNNOTICEABLE, Mutant, mutants, stop_when_stuck
 from tests.parity.scenarios import Scenario, draw_scenario
 
+pytestmark = pytest.mark.mutants
 DRAWN = 120
 COMMUTING = (
     "transfer end and",

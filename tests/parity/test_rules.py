@@ -106,6 +106,14 @@ def milp(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return make_milp(context, context.config.groups, max(length_s(scenario) / 4, 1e-8), 1.2, 0.5)
 
 
+def spare(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A plan without a share for the first server: it gets a block only where no other can take one."""
+    router = make_milp(context, context.config.groups, 1e6, 1.2, 0.5)
+    shares = (0.0, 0.9, *(0.1 for _ in range(context.config.servers - 2)))
+    router.plan = replace(router.plan, shares=shares)
+    return router
+
+
 def of_file(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     widths, segments = context.config.widths, context.config.segments
     raw = {"schema": "slimsched.rule/1", "kind": "ladder", "placement": "shortest-delay", "thresholds": [3.0]}
@@ -157,6 +165,7 @@ ROUTERS: dict[str, MakeRouter] = {
     "slackfit at leisure": slackfit("jsq", 4.0),
     "small groups": small_groups,
     "milp": milp,
+    "milp with a server to spare": spare,
     "rule file": of_file,
     "all drawn": all_drawn,
     "drawn within": drawn_within,
