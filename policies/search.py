@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 Reals = npt.NDArray[np.float64]
+_SETTLED = 0.15  # of the first deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class CrossEntropy:
         self.mean, self.deviation = start.astype(np.float64), spread.astype(np.float64)
         self.best, self.best_cost = self.mean.copy(), np.inf
         self._spread, self._rng = spread.astype(np.float64), rng
+
+    @property
+    def settled(self) -> bool:
+        """Whether every number is searched within a seventh of where the search began: more of it changes little."""
+        return bool(np.all(self.deviation <= _SETTLED * self._spread))
 
     def ask(self) -> Reals:
         """(population, K) candidates; the first is the mean, the second the best so far (once there is one)."""

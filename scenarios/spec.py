@@ -530,11 +530,9 @@ class TuningSection(StrictModel):
     floor: Share | None = Field(
         None, description="mean accuracy to keep; null: what the untuned `ladder` has, a tenth of a point below"
     )
-    decisions: Count = Field(60_000_000, description="simulated decisions that the search may take")
+    decisions: Count = Field(40_000_000, description="simulated decisions that the search may take")
     episodes: Count = Field(3, description="excerpts that every candidate is measured on")
-    episode_s: Seconds = Field(
-        20.0, description="their length: long enough that an idle instance is unloaded, and a wave passes"
-    )
+    episode_s: Seconds = Field(10.0, description="their length: long enough for a burst and what comes after it")
     levels: Count = Field(3, description="full-length runs on which the floor is set at the end")
 
 

@@ -65,10 +65,10 @@ class TuningKnobs:
     """
 
     floor: float
-    decisions: int = 60_000_000
+    decisions: int = 40_000_000
     seed: int = 0
     episodes: int = 3
-    episode_s: float = 20.0
+    episode_s: float = 10.0
     levels: int = 3
     tail: float = 0.2
     common: bool = True
@@ -77,7 +77,7 @@ class TuningKnobs:
     pid: bool = True
     rates: tuple[float, float] = (1.0, 1.0)
     without: tuple[str, ...] = ()
-    population: int = 12
+    population: int = 16
     elite: int = 4
 
 
@@ -333,13 +333,14 @@ def tune_world(
         space = SPACES[kind](world.context, knobs)
         found, history = _search(space, course, start, on_progress)
         searched = course.decisions
-        return replace(_levelled(kind, space, course, found[:1]), decisions=searched, history=tuple(history))
+        levelled = _levelled(kind, space, course, found)
+        return replace(levelled, decisions=searched, history=tuple(history))
 
 
 def _search(
     space: Space, course: Course, start: Reals | None, on_progress: Progress | None
 ) -> tuple[list[Reals], list[tuple[int, float]]]:
-    """Until the decisions are used up, or nothing moves; the last mean, and the best of the last generation."""
+    """Until the decisions are used up, or it has settled; the last mean, and the best of the last generation."""
     knobs = course.knobs
     first = space.start if start is None else start
     search = CrossEntropy(
@@ -348,10 +349,10 @@ def _search(
         stream(knobs.seed, f"tune:{type(space).__name__}"),
         SearchKnobs(population=knobs.population, elite=knobs.elite),
     )
-    price = FloorMultiplier((2.0, 1.0, 1.0), start=1.0)
+    price = FloorMultiplier((0.1, 0.05, 0.05), start=0.4)
     history: list[tuple[int, float]] = []
     generation = 0
-    while course.decisions < knobs.decisions:
+    while course.decisions < knobs.decisions and not search.settled:
         candidates = search.ask()
         costs, lacking = _generation(space, course, candidates, generation, price.value if knobs.pid else _STEEP)
         search.tell(candidates, costs, comparable=False)
@@ -396,25 +397,19 @@ def _generation(space: Space, course: Course, candidates: Reals, generation: int
 
 
 def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -> Tuned:
-    """Shift each until it keeps the floor on full-length runs, and take the quickest."""
+    """Shift each until it keeps the floor on full-length runs; the quickest. Where none can: where all began."""
     knobs, before = course.knobs, course.decisions
     specs = [course.full(number) for number in range(knobs.levels)]
 
     def measure(values: Reals) -> list[RunScore]:
         return course.measure([(space.router(values), spec) for spec in specs])
 
-    best: tuple[float, Reals, list[RunScore]] | None = None
-    for values in found:
-        shift = _find_shift(space, values, measure, knobs.floor)
-        if shift is None:
-            continue
-        shifted, scores = shift
-        cost = latency_cost(scores, knobs)
-        if best is None or cost < best[0]:
-            best = (cost, shifted, scores)
-    if best is None:
+    shifts = [_find_shift(space, values, measure, knobs.floor) for values in found]
+    able = [shift for shift in shifts if shift is not None]
+    able = able or [shift for shift in [_find_shift(space, space.start, measure, knobs.floor)] if shift is not None]
+    if not able:
         raise WorkError(f"{kind}: no setting keeps an accuracy of {knobs.floor:g} on {course.world.scenario.name}")
-    _, values, scores = best
+    values, scores = min(able, key=lambda shift: latency_cost(shift[1], knobs))
     return Tuned(
         kind=kind,
         values=values,

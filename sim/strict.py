@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -26,7 +26,13 @@ class StrictModel(BaseModel):
 Document = TypeVar("Document", bound=StrictModel)
 
 
-class _Loader(yaml.SafeLoader):
+if TYPE_CHECKING:
+    from yaml import SafeLoader
+else:
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it: ten times as fast
+
+
+class _Loader(SafeLoader):
     """Safe YAML that reads `1e-3` as a number (YAML 1.1 calls it text) and refuses a key given twice."""
 
 

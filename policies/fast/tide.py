@@ -16,15 +16,15 @@ from policies.jit import Ints, Reals, kernel
 FEATURES = 11
 (
     T_WEIGHTS,                                                                  # FEATURES of them
-    T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD,
+    T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD, T_DELAY, T_HOLD,
     T_WORTH_AT, T_COST_AT, T_CAPACITY_AT, T_TAU_FAST, T_TAU_MID, T_TAU_SLOW, T_TAU_SPEED, T_WAITING_S,
     T_GUARD_ON_S, T_GUARD_OFF_S,
     T_SIZE,
-) = (0, *range(FEATURES, FEATURES + 17))
+) = (0, *range(FEATURES, FEATURES + 19))
 # Memory.
 (
     E_NOW, E_ARRIVED, E_FAST, E_MID, E_SLOW, E_PRICE, E_BACKLOG, E_IS_GUARDED, E_HANDOVERS, E_GUARDED,
-    E_SERVERS,                                                                  # N records follow
+    E_SERVERS,                                                                  # N records follow, then N x S widths
 ) = range(11)
 (
     F_WORK, F_BUSY, F_DRAINED,
@@ -108,15 +108,17 @@ def price(g: Ints, h: Reals, v: Ints, m: int, t: int) -> float:
 
 
 @kernel
-def width_at(g: Ints, h: Reals, v: Ints, t: int, server: int, paid: float) -> int:
+def width_at(g: Ints, h: Reals, v: Ints, t: int, held: int, server: int, paid: float) -> int:
     """The held width whose accuracy, less what its time costs, is the most; the narrowest of several."""
     worth, holds = int(h[t + T_WORTH_AT]) + v[SEEN_SEGMENT] * g[PLAN_WIDTHS], v[_server(v, server) + ITS_HOLDS]
-    best, found = 0.0, NONE
+    best, found, last = 0.0, NONE, int(h[held])
     for width in range(g[PLAN_WIDTHS]):
         if not holds >> width & 1:
             continue
         key = key_at_width(g, v, width)
-        value = h[worth + width] - paid * h[int(h[t + T_COST_AT]) + server * g[PLAN_KEYS] + key]
+        batch_ns = g[g[PLAN_BATCH_NS_AT] + (server * g[PLAN_KEYS] + key) * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]]
+        cost = h[int(h[t + T_COST_AT]) + server * g[PLAN_KEYS] + key] + h[t + T_DELAY] * batch_ns / _NS
+        value = h[worth + width] - paid * cost + h[t + T_HOLD] * (width == last)
         if found == NONE or value > best:
             best, found = value, width
     return found
@@ -196,14 +198,16 @@ def choose_by_tide(g: Ints, h: Reals, v: Ints) -> None:
         fall_back(g, v)
     else:
         paid, best, found, chosen = exp(level), 0.0, NONE, 0
+        held = m + E_SERVERS + g[PLAN_SERVERS] * F_SIZE + v[SEEN_SEGMENT]
         for index in range(g[PLAN_SERVERS]):
             if v[_server(v, index) + ITS_CODE] == 0:
                 continue
-            width = width_at(g, h, v, t, index, paid)
+            width = width_at(g, h, v, t, held + index * g[PLAN_SEGMENTS], index, paid)
             score = score_of(g, h, v, m, t, index, key_at_width(g, v, width))
             if found == NONE or score < best:
                 best, found, chosen = score, index, width
         g[PLAN_SERVER], g[PLAN_WIDTH], g[PLAN_GROUP] = found, chosen, group_at(g, h, v, m, t)
+        h[held + found * g[PLAN_SEGMENTS]] = chosen
     sent = min(g[PLAN_GROUP], v[SEEN_CANDIDATES])
     key = key_at_width(g, v, g[PLAN_WIDTH])
     at = m + E_SERVERS + g[PLAN_SERVER] * F_SIZE + F_WORK

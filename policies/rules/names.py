@@ -14,7 +14,7 @@ from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement
 from policies.rules.specs import FixedRule, InfaasRule, LadderRule, MilpRule, RuleSpec, SlackFitRule
 from policies.rules.widths import RandomWidth
 
-ROUTER_NAMES: Final[tuple[str, ...]] = (*PLACEMENT_NAMES, "ladder", "slackfit", "infaas", "milp")
+ROUTER_NAMES: Final[tuple[str, ...]] = (*PLACEMENT_NAMES, "ladder", "slackfit", "infaas", "milp", "tide")
 _WITH_PLACEMENT: Final = ("fixed", "ladder", "slackfit", "infaas")
 _WITH_NUMBERS: Final = ("fixed", "ladder")
 
@@ -26,6 +26,18 @@ class PaperRandom:
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """A fresh router for a cluster."""
         return ComposedRouter(RandomPlacement(), RandomWidth(context.config.widths), RandomGroup(context.config.groups))
+
+
+@dataclass(frozen=True, slots=True)
+class UntunedTide:
+    """Tide with the numbers that its tuning begins with."""
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """A fresh router for a cluster."""
+        from policies.tide.knobs import start
+        from policies.tide.router import TideRouter  # it needs numba, which rules must not wait for
+
+        return TideRouter(start(context.config.segments, len(context.config.widths)), context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,9 @@ class OwnClass:
         return router
 
 
-def parse_router_name(name: str, source: str = "router", key: str = "") -> RuleSpec | PaperRandom | OwnClass:
+def parse_router_name(
+    name: str, source: str = "router", key: str = ""
+) -> RuleSpec | PaperRandom | UntunedTide | OwnClass:
     """What a name stands for; raises `InputError` (naming `source` and `key`) where it is none.
 
     A user's class is not imported here, and a width tuple is not held against a cluster: `make` does that.
@@ -67,7 +81,7 @@ def parse_router_name(name: str, source: str = "router", key: str = "") -> RuleS
     raise InputError(source, key, f"unknown router {name!r}; {known}, {remedy}")
 
 
-def _without_numbers(kind: str, placement: str) -> RuleSpec | PaperRandom:
+def _without_numbers(kind: str, placement: str) -> RuleSpec | PaperRandom | UntunedTide:
     match kind:
         case "random":
             return PaperRandom()
@@ -79,6 +93,8 @@ def _without_numbers(kind: str, placement: str) -> RuleSpec | PaperRandom:
             return InfaasRule(placement=placement)
         case "milp":
             return MilpRule()
+        case "tide":
+            return UntunedTide()
         case _:
             return FixedRule(placement=kind)
 
@@ -108,6 +124,7 @@ def make_router(name: str, context: RouterContext, source: str = "router", key: 
     `slackfit`              width and group by slack (`SlackFit`); `slackfit@jsq` names a placement
     `infaas`                each server's tuple by its load (`Variants`); `infaas@jsq` names a placement
     `milp`                  tuples and shares by a programme that is solved every two seconds (`Milp`)
+    `tide`                  widths at a price that follows the load (`TideRouter`), not tuned for the cluster
     `module:Class`          a user's own: imported, and called with the context
     ======================  =========================================================================================
     """

@@ -26,29 +26,32 @@ class Knob:
 
 
 _PRICE: Final = (
-    Knob("price", "level", -5.0, 1.0),  # the logarithm's level, with nobody waiting
-    Knob("queue_2", "queue", 0.4, 0.3),  # of log(1 + requests inside per server that is up / 2)
-    Knob("queue_16", "queue", 0.4, 0.3),
-    Knob("queue_128", "queue", 0.4, 0.3),
-    Knob("backlog_1ms", "backlog", 0.0, 0.3),  # of log(1 + expected work per server that is up / 1 ms)
-    Knob("rising", "rates", 0.0, 0.3),  # of log(arrivals over 50 ms / over 500 ms)
-    Knob("risen", "rates", 0.0, 0.3),  # of log(over 500 ms / over 5 s)
-    Knob("load", "rates", 0.3, 0.3),  # of log(over 500 ms / capacity of what is up)
-    Knob("overload", "rates", 0.0, 0.3),  # of what that is above 1
-    Knob("load_now", "rates", 0.0, 0.3),  # of (over 50 ms / capacity)
-    Knob("waited_1ms", "waited", 0.0, 0.2),  # of log(1 + what the oldest has waited / 1 ms)
+    Knob("price", "level", -6.8, 0.6),  # the logarithm's level, with nobody waiting
+    Knob("queue_2", "queue", 0.8, 0.25),  # of log(1 + requests inside per server that is up / 2)
+    Knob("queue_16", "queue", 0.8, 0.25),
+    Knob("queue_128", "queue", 0.8, 0.25),
+    Knob("backlog_1ms", "backlog", 0.8, 0.25),  # of log(1 + expected work per server that is up / 1 ms)
+    Knob("rising", "rates", 0.0, 0.15),  # of log(arrivals over 50 ms / over 500 ms)
+    Knob("risen", "rates", 0.0, 0.15),  # of log(over 500 ms / over 5 s)
+    Knob("load", "rates", 0.0, 0.2),  # of log(over 500 ms / capacity of what is up)
+    Knob("overload", "rates", 0.0, 0.2),  # of what that is above 1
+    Knob("load_now", "rates", 0.5, 0.2),  # of (over 50 ms / capacity)
+    Knob("waited_1ms", "waited", 0.1, 0.1),  # of log(1 + what the oldest has waited / 1 ms)
 )
 _REST: Final = (
-    Knob("transfer", "placement", 1.0, 0.5),  # weight of a transfer's expected time
-    Knob("batch", "placement", 1.0, 0.5),  # weight of the block's own time
-    Knob("move_ms", "placement", 0.5, 1.0),  # what leaving a place costs beside that
-    Knob("slowness", "pace", 0.0, 0.3),  # how far to believe that a server is slower than its profile
-    Knob("share", "group", 1.0, 0.3),  # of the candidates, in one block
-    Knob("share_backlog", "group", 0.0, 0.1),
-    Knob("own_cost", "own_cost", 0.0, 0.3),  # what a width costs on the placed server rather than on average
+    Knob("transfer", "placement", 1.2, 0.4),  # weight of a transfer's expected time
+    Knob("batch", "placement", 2.5, 0.7),  # weight of the block's own time
+    Knob("move_ms", "placement", 1.2, 0.5),  # what leaving a place costs beside that
+    Knob("slowness", "pace", 0.1, 0.15),  # how far to believe that a server is slower than its profile
+    Knob("share", "group", 1.0, 0.1),  # of the candidates, in one block
+    Knob("share_backlog", "group", 0.0, 0.03),
+    Knob("delay", "delay", 0.1, 0.1),  # what a block's own time counts beside its images' share of full batches
+    Knob("hold", "hold", -2.0, 1.2),  # the logarithm of what a change of width must gain, in tenths of a point
+    Knob("own_cost", "own_cost", 0.5, 0.2),  # what a width costs on the placed server rather than on average
 )
 SWITCHES: Final = (*dict.fromkeys(knob.switch for knob in (*_PRICE, *_REST)), "worth")
 PRICES: Final = len(_PRICE)
+OTHERS: Final = PRICES + len(_REST)  # from here on, worths
 
 
 def knobs(segments: int, widths: int) -> tuple[Knob, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import product
+from math import exp
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,13 +28,15 @@ from policies.fast.sheet import Sheet
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
-from policies.tide.knobs import KIND, PRICES, Reals, knobs
+from policies.rules.costs import tuple_cost_s
+from policies.tide.knobs import KIND, OTHERS, PRICES, Reals, knobs
 from policies.vocabulary import Choice, ClusterView
 
 GUARD_ON_S, GUARD_OFF_S = 0.25, 0.05  # backlog at which the fallback takes over, and gives back
 RATES_S: Final = (0.05, 0.5, 5.0)  # times over which arrivals are averaged
 PACE_S: Final = 0.5  # the same for a server's pace
 _LEAST_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
+_EFFICIENT = 0.002  # so much less accuracy than one no dearer, and a tuple counts for a third
 _NS = 1e9
 
 
@@ -79,10 +82,10 @@ class TideRouter:
     def plan(self) -> Ints:
         """A fresh plan for compiled code (`policies.fast`)."""
         config, x = self._context.config, self.values
-        transfer, batch, move_ms, slowness, share, share_backlog, own = x[PRICES : PRICES + 7].tolist()
+        transfer, batch, move_ms, slowness, share, share_backlog, delay, hold, own = x[PRICES:OTHERS].tolist()
         plan = Plan(config, self._context.costs)
         plan.add_costs()
-        worth, cost, capacity, waiting_s = self._tables(x[PRICES + 7 :], min(max(own, 0.0), 1.0))
+        worth, cost, capacity, unit_s, waiting_s = self._tables(x[OTHERS:], min(max(own, 0.0), 1.0))
         row = np.zeros(tide.T_SIZE)
         row[:PRICES] = x[:PRICES]
         row[tide.T_TRANSFER], row[tide.T_BATCH], row[tide.T_MOVE_S] = max(transfer, 0.0), max(batch, 0.0), move_ms / 1e3
@@ -91,17 +94,21 @@ class TideRouter:
             share,
             share_backlog,
         )
+        row[tide.T_HOLD] = exp(min(hold, 10.0)) / 1e3
+        row[tide.T_DELAY] = max(delay, 0.0) / unit_s
         row[tide.T_WORTH_AT], row[tide.T_COST_AT], row[tide.T_CAPACITY_AT] = map(plan.add, (worth, cost, capacity))
         row[[tide.T_TAU_FAST, tide.T_TAU_MID, tide.T_TAU_SLOW]] = RATES_S
         row[tide.T_TAU_SPEED], row[tide.T_WAITING_S] = PACE_S, waiting_s
         row[tide.T_GUARD_ON_S] = GUARD_ON_S if self._guarded else np.inf
         row[tide.T_GUARD_OFF_S] = GUARD_OFF_S
         plan.head[PLAN_WIDTH_RULE], plan.head[PLAN_KNOBS_AT] = TIDE, plan.add(row)
-        plan.head[PLAN_MEMORY_AT] = plan.add(np.zeros(tide.E_SERVERS + config.servers * tide.F_SIZE))
+        seen = np.zeros(tide.E_SERVERS + config.servers * tide.F_SIZE)
+        no_width = np.full(config.servers * config.segments, -1.0)
+        plan.head[PLAN_MEMORY_AT] = plan.add(np.concatenate([seen, no_width]))
         return plan.row()
 
-    def _tables(self, stretch: Reals, own: float) -> tuple[Reals, Reals, Reals, float]:
-        """Worth (S, W), cost (N, keys), capacity (N,) in images/s, and the work of one that waits, in seconds."""
+    def _tables(self, stretch: Reals, own: float) -> tuple[Reals, Reals, Reals, float, float]:
+        """Worth (S, W), cost (N, keys), capacity (N,) in images/s; a unit of cost, and what one waiting is, in s."""
         config = self._context.config
         servers, segments, widths = config.servers, config.segments, len(config.widths)
         image = cost_tables(config, self._context.costs)[0].reshape(servers, segments, widths, widths + 1) / _NS
@@ -114,7 +121,7 @@ class TideRouter:
         steps = worth_of_steps(self._context) * np.exp(stretch.reshape(segments, widths - 1))
         worth = np.hstack([np.zeros((segments, 1)), np.cumsum(steps, axis=1)])
         middle_s = _path_s(image, tuple(min(widths - 1, s + s // 3) * (widths > 1) for s in range(segments)))
-        return worth, cost, 1.0 / middle_s, float(middle_s.mean()) / segments
+        return worth, cost, 1.0 / middle_s, float(unit_s), float(middle_s.mean()) / segments
 
     # ------------------------------------------------------------------------------------------------------- files
 
@@ -150,13 +157,20 @@ class TideRouter:
 
 
 def worth_of_steps(context: RouterContext) -> Reals:
-    """(S, W - 1) what each step to a wider width adds to the accuracy, if segments only add up: a least-squares fit."""
+    """(S, W - 1) what each step to a wider width adds to the accuracy, if segments only add up.
+
+    A least-squares fit, in which a tuple counts for less the more accuracy one that is no dearer has.
+    """
     config = context.config
     segments, widths = config.segments, len(config.widths)
     codes = np.array(list(product(range(widths), repeat=segments)))
     top1 = np.array([context.prior(tuple(config.widths[w] for w in code)) for code in codes])
-    steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1)
-    found = np.linalg.lstsq(np.hstack([np.ones((len(codes), 1)), steps]), top1, rcond=None)[0]
+    steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
+    cost_s = np.array([tuple_cost_s(context, tuple(config.widths[w] for w in code)) for code in codes])
+    lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
+    weight: Reals = np.sqrt(np.exp(-lacks / _EFFICIENT))[:, None]
+    terms = np.hstack([np.ones((len(codes), 1)), steps])
+    found = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
     worth: Reals = np.maximum(found[1:].reshape(segments, widths - 1), _LEAST_WORTH)
     return worth
 

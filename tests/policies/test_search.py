@@ -82,3 +82,8 @@ def test_levelling_finds_where_a_curve_reaches_the_floor() -> None:
         seen[x] = rising(x)
     nearest = min(seen, key=lambda x: abs(seen[x] - 0.8))
     assert nearest == pytest.approx(np.log(5), abs=1e-3)
+
+
+def test_it_has_settled_once_it_looks_no_further_than_a_seventh() -> None:
+    assert not searched(np.ones(3), lambda x: float(x @ x), generations=2).settled
+    assert searched(np.array([1.0, 0.0]), lambda x: float(x @ x)).settled

@@ -12,6 +12,7 @@ from policies.errors import InputError
 from policies.ppo import checkpoint
 from policies.routing import RouterConfig
 from policies.rules.context import RouterContext
+from policies.rules.names import make_router
 from policies.tide import knobs
 from policies.tide.router import GUARD_ON_S, TideRouter, worth_of_steps
 from policies.vocabulary import ClusterView, HeadKey, WorkKey
@@ -40,7 +41,9 @@ def test_the_more_wait_the_narrower() -> None:
 
 
 def test_a_price_that_falls_with_the_load_would_not_pass_that() -> None:
-    upside_down = tide(guarded=False, price=0.0, queue_2=-2.0, queue_16=-2.0, queue_128=-2.0)
+    upside_down = tide(
+        guarded=False, price=0.0, backlog_1ms=0.0, load_now=0.0, queue_2=-2.0, queue_16=-2.0, queue_128=-2.0
+    )
     widths = [width(upside_down, fifo) for fifo in (1, 64, 4096)]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1]
@@ -98,7 +101,7 @@ def test_only_widths_and_servers_that_may_be_chosen() -> None:
 
 
 def test_the_guard_hands_over_and_back_and_counts() -> None:
-    router = tide(price=-50.0)  # time is free: it would always run at full width
+    router = tide(price=-1e4)  # time is free: it would always run at full width
     assert width(router, 1) == 1.0
     assert router.handovers == 0
     long = 100_000
@@ -107,7 +110,7 @@ def test_the_guard_hands_over_and_back_and_counts() -> None:
     assert (router.handovers, router.guarded_decisions) == (1, 2)
     assert width(router, 1) == 1.0
     assert (router.handovers, router.guarded_decisions) == (1, 2)
-    assert width(tide(price=-50.0, guarded=False), long) == 1.0
+    assert width(tide(price=-1e4, guarded=False), long) == 1.0
 
 
 def test_the_worth_of_steps_adds_up_for_a_table_that_does() -> None:
@@ -152,3 +155,17 @@ def test_knobs_can_be_switched_off() -> None:
     assert off[names.index("price")] > 0
     with pytest.raises(ValueError, match="rates"):
         knobs.spread(4, 4, ("rate",))
+
+
+def test_it_holds_on_to_a_width_where_changing_must_gain_more() -> None:
+    """A queue that narrows a router which holds on to nothing leaves one that holds on as it was."""
+    for hold in (-20.0, 8.0):
+        router = tide((1.0,), price=-12.0, hold=hold, guarded=False, load_now=0.0)
+        assert router.choose(view(server(), fifo=1), RNG).width == 1.0
+        assert (router.choose(view(server(), fifo=4096), RNG).width == 1.0) == (hold > 0)
+
+
+def test_by_its_name_it_has_the_numbers_that_tuning_begins_with() -> None:
+    named = make_router("tide", context())
+    assert isinstance(named, TideRouter)
+    assert named.values == pytest.approx(START, abs=0)
