@@ -160,7 +160,7 @@ def test_knobs_can_be_switched_off() -> None:
 def test_it_holds_on_to_a_width_where_changing_must_gain_more() -> None:
     """A queue that narrows a router which holds on to nothing leaves one that holds on as it was."""
     for hold in (-20.0, 8.0):
-        router = tide((1.0,), price=-12.0, hold=hold, guarded=False, load_now=0.0)
+        router = tide((1.0,), price=-12.0, hold=hold, guarded=False, load_now=0.0, backlog_1ms=0.0)
         assert router.choose(view(server(), fifo=1), RNG).width == 1.0
         assert (router.choose(view(server(), fifo=4096), RNG).width == 1.0) == (hold > 0)
 
