@@ -36,6 +36,8 @@ ROWS: Final[dict[str, dict[str, Any]]] = {
     "all candidates in one block": {"without": ("group",)},
     "a width's cost on average, not on the placed server": {"without": ("own_cost",)},
     "servers are as fast as their profiles": {"without": ("pace",)},
+    "a block's own time costs nothing": {"without": ("delay",)},
+    "no holding on to widths": {"without": ("hold",)},
     "the mean alone, no tail": {"tail": 0.0},
     "a steep wall at the floor instead of a controlled price": {"pid": False},
     "other arrivals for each candidate": {"common": False},

@@ -156,7 +156,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decisions", type=_positive, metavar="N", help="of the search; the scenario's by default")
     parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the search and its runs (0)")
     parser.add_argument("--start", type=_path, metavar="FILE", help="begin with what was tuned before, for tide")
-    text = "leave a group of Tide's numbers where they begin; may be given several times (docs/tide.md)"
+    text = "switch a group of Tide's numbers off; may be given several times (docs/tide.md)"
     parser.add_argument("--without", action="append", default=[], metavar="SWITCH", help=text)
 
 

@@ -60,7 +60,7 @@ class TuningKnobs:
         race: candidates that are worst on the first run are given up: those that blew up cost little.
         pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
         rates: each run's rate is drawn from this range, in times of the workload's.
-        without: groups of Tide's knobs that stay where they begin.
+        without: groups of Tide's knobs that are switched off.
         population, elite: of a generation.
     """
 
@@ -152,7 +152,8 @@ class TideSpace(Space):
     def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
         super().__init__(context, knobs)
         size = (context.config.segments, len(context.config.widths))
-        self.start, self.spread = tide_knobs.start(*size), tide_knobs.spread(*size, knobs.without)
+        self.start = tide_knobs.start(*size, knobs.without)
+        self.spread = tide_knobs.spread(*size, knobs.without)
 
     def rule(self, values: Reals) -> None:
         """It is no rule."""
@@ -216,7 +217,7 @@ class MilpSpace(Space):
 
     def rule(self, values: Reals) -> MilpRule:
         """See `Space`."""
-        return MilpRule(headroom=exp(values[0]), period_s=max(0.05, exp(values[1])))
+        return MilpRule(headroom=exp(values[0]), period_s=max(0.5, exp(values[1])))
 
 
 SPACES: Final[Mapping[str, type[Space]]] = {

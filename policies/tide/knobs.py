@@ -17,12 +17,13 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One learned number: its name, its switch, where it begins and how far the search looks at first."""
+    """One learned number: name and switch, where the search begins, how far it looks at first; what it is if off."""
 
     name: str
     switch: str
     start: float
     spread: float
+    off: float = 0.0
 
 
 _PRICE: Final = (
@@ -39,14 +40,14 @@ _PRICE: Final = (
     Knob("waited_1ms", "waited", 0.1, 0.1),  # of log(1 + what the oldest has waited / 1 ms)
 )
 _REST: Final = (
-    Knob("transfer", "placement", 1.2, 0.4),  # weight of a transfer's expected time
-    Knob("batch", "placement", 2.5, 0.7),  # weight of the block's own time
+    Knob("transfer", "placement", 1.2, 0.4, 1.0),  # weight of a transfer's expected time
+    Knob("batch", "placement", 2.5, 0.7, 1.0),  # weight of the block's own time
     Knob("move_ms", "placement", 1.2, 0.5),  # what leaving a place costs beside that
     Knob("slowness", "pace", 0.1, 0.15),  # how far to believe that a server is slower than its profile
-    Knob("share", "group", 1.0, 0.1),  # of the candidates, in one block
+    Knob("share", "group", 1.0, 0.1, 1.0),  # of the candidates, in one block
     Knob("share_backlog", "group", 0.0, 0.03),
     Knob("delay", "delay", 0.1, 0.1),  # what a block's own time counts beside its images' share of full batches
-    Knob("hold", "hold", -2.0, 1.2),  # the logarithm of what a change of width must gain, in tenths of a point
+    Knob("hold", "hold", -2.0, 1.2, -20.0),  # the logarithm of what a change of width must gain, in tenths of a point
     Knob("own_cost", "own_cost", 0.5, 0.2),  # what a width costs on the placed server rather than on average
 )
 SWITCHES: Final = (*dict.fromkeys(knob.switch for knob in (*_PRICE, *_REST)), "worth")
@@ -60,9 +61,13 @@ def knobs(segments: int, widths: int) -> tuple[Knob, ...]:
     return (*_PRICE, *_REST, *worth)
 
 
-def start(segments: int, widths: int) -> Reals:
-    """Where the search begins: a ladder without rungs, the more waits the dearer; shortest delay; all in one block."""
-    return np.array([knob.start for knob in knobs(segments, widths)])
+def start(segments: int, widths: int, without: tuple[str, ...] = ()) -> Reals:
+    """Where the search begins: numbers that are good on `main-mmpp-10g`, but for what is switched off.
+
+    Raises:
+        ValueError: no such switch.
+    """
+    return np.array([knob.off if _is_off(knob, without) else knob.start for knob in knobs(segments, widths)])
 
 
 def spread(segments: int, widths: int, without: tuple[str, ...] = ()) -> Reals:
@@ -71,7 +76,11 @@ def spread(segments: int, widths: int, without: tuple[str, ...] = ()) -> Reals:
     Raises:
         ValueError: no such switch.
     """
+    return np.array([0.0 if _is_off(knob, without) else knob.spread for knob in knobs(segments, widths)])
+
+
+def _is_off(knob: Knob, without: tuple[str, ...]) -> bool:
     for switch in without:
         if switch not in SWITCHES:
             raise ValueError(f"no switch {switch!r}; {nearest(switch, SWITCHES)}")
-    return np.array([0.0 if knob.switch in without else knob.spread for knob in knobs(segments, widths)])
+    return knob.switch in without

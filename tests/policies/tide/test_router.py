@@ -153,6 +153,8 @@ def test_knobs_can_be_switched_off() -> None:
     assert off[names.index("load")] == 0
     assert off[names.index("worth_1_1")] == 0
     assert off[names.index("price")] > 0
+    assert knobs.start(4, 4, ("queue",))[names.index("queue_2")] == 0.0
+    assert knobs.start(4, 4, ("placement",))[names.index("batch")] == 1.0
     with pytest.raises(ValueError, match="rates"):
         knobs.spread(4, 4, ("rate",))
 
