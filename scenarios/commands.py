@@ -104,7 +104,7 @@ def tune(arguments: Namespace) -> int:
     """Tune a rule, or Tide, and write its file."""
     from scenarios.materials import default_folder
     from scenarios.progress import Progress
-    from scenarios.tune import knobs_of, read_start, save_tuned, tune_world, tuned_path
+    from scenarios.tune import FloorError, failure_path, knobs_of, read_start, save_tuned, tune_world, tuned_path
 
     output = Output(arguments)
     scenario = load_scenario(arguments.scenario)
@@ -124,7 +124,11 @@ def tune(arguments: Namespace) -> int:
             bar.update(min(decisions, knobs.decisions) - done)
             done = min(decisions, knobs.decisions)
 
-        found = tune_world(world, arguments.router, knobs, start=start, on_progress=tell)
+        try:
+            found = tune_world(world, arguments.router, knobs, start=start, on_progress=tell)
+        except FloorError as error:
+            write_text(failure_path(path), f"{error}\n")
+            raise
     document = save_tuned(
         found,
         world,

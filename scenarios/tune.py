@@ -37,10 +37,15 @@ from sim.batch.scoring import RunScore, score_run, tuple_priors
 from sim.batch.simulation import RunRow
 from sim.cluster import RunSpec
 
+FAILURE_SUFFIX: Final = ".failed.txt"
 POINT = 0.01  # of accuracy
 RUNGS = 8
 MOST_THREADS = 2
 _STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
+
+
+class FloorError(WorkError):
+    """No setting of a router keeps the floor on a scenario."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +324,7 @@ def tune_world(
 
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.
-        WorkError: the floor can't be kept on this scenario by this kind.
+        FloorError: the floor can't be kept on this scenario by this kind.
     """
     if kind not in KINDS:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, KINDS)}")
@@ -398,19 +403,24 @@ def _generation(space: Space, course: Course, candidates: Reals, generation: int
 
 
 def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -> Tuned:
-    """Shift each until it keeps the floor on full-length runs; the quickest. Where none can: where all began."""
+    """Shift the first that can keep the floor on full-length runs until it just does; the last is where all began."""
     knobs, before = course.knobs, course.decisions
     specs = [course.full(number) for number in range(knobs.levels)]
 
-    def measure(values: Reals) -> list[RunScore]:
-        return course.measure([(space.router(values), spec) for spec in specs])
+    most = 0.0
 
-    shifts = [_find_shift(space, values, measure, knobs.floor) for values in found]
-    able = [shift for shift in shifts if shift is not None]
-    able = able or [shift for shift in [_find_shift(space, space.start, measure, knobs.floor)] if shift is not None]
-    if not able:
-        raise WorkError(f"{kind}: no setting keeps an accuracy of {knobs.floor:g} on {course.world.scenario.name}")
-    values, scores = min(able, key=lambda shift: latency_cost(shift[1], knobs))
+    def measure(values: Reals) -> list[RunScore]:
+        nonlocal most
+        scores = course.measure([(space.router(values), spec) for spec in specs])
+        most = max(most, knobs.floor - shortfall(scores, knobs.floor) * POINT)
+        return scores
+
+    shifts = (_find_shift(space, values, measure, knobs.floor) for values in (*found, space.start))
+    shift = next((shift for shift in shifts if shift is not None), None)
+    if shift is None:
+        problem = f"{kind}: no setting keeps an accuracy of {knobs.floor:g} on {course.world.scenario.name}"
+        raise FloorError(f"{problem}; the most was {most:.4f}")
+    values, scores = shift
     return Tuned(
         kind=kind,
         values=values,
@@ -524,6 +534,11 @@ def tuned_path(out: Path | None, kind: str) -> Path:
     return path
 
 
+def failure_path(path: Path) -> Path:
+    """Beside where a router would lie: why there is none."""
+    return path.with_name(path.name.split(".")[0] + FAILURE_SUFFIX)
+
+
 def read_start(path: Path, world: World, kind: str) -> Reals:
     """The numbers of a Tide that was trained before."""
     if kind != tide_knobs.KIND:
@@ -555,6 +570,7 @@ def save_tuned(
         "latency_mean_s": round(found.mean_s, 6),
         "latency_p99_s": round(found.p99_s, 6),
     }
+    failure_path(path).unlink(missing_ok=True)
     if found.spec is None:
         router = found.router()
         assert isinstance(router, TideRouter)

@@ -17,6 +17,7 @@ from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX, load_scenario, read_ru
 from scenarios.materials import default_folder, make_world
 from scenarios.paper_results import is_replica
 from scenarios.spec import PoissonWorkload, Scenario
+from scenarios.tune import failure_path
 
 TIDE: Final = "tide"
 RULES: Final = ("ladder", "slackfit", "infaas", "milp", "fixed")  # that `slimsched tune` tunes, beside Tide
@@ -27,6 +28,7 @@ PLACEMENTS: Final = (
 PPO_KINDS: Final = ("heavy", "relaxed", "latency")  # the paper's two weightings, and its ablation
 BASELINE: Final = "random"
 FEWEST_SEEDS: Final = 10
+OVERLOADED_S: Final = 0.1  # a tuned tuple with this mean latency can't carry the load, wherever it is placed
 
 LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
 GROUPS: Final = (LEARNED, TUNED, PLACED, PLAIN)  # in the order of the page
@@ -150,14 +152,18 @@ def _main_contenders(world: World, routers: Path) -> tuple[list[Contender], list
         file = tuned_file(folder, kind)
         if file.is_file():
             found.append(Contender(kind, LEARNED if kind == TIDE else TUNED, str(file), file))
+        elif (failure := failure_file(folder, kind)).is_file():
+            found.append(Contender(f"{kind}, not tuned", PLAIN, kind))
+            missing.append(failure.read_text(encoding="utf-8").strip())
         else:
             missing.append(f"{kind}: no {_shown(file)} (`make routers`)")
     fixed = tuned_file(folder, "fixed")
     if fixed.is_file():
-        found += _placed(fixed)
+        found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
     else:
         missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
-    found += [Contender("ladder, not tuned", PLAIN, "ladder"), Contender(BASELINE, PLAIN, BASELINE)]
+    found += [Contender(f"{name}, not tuned", PLAIN, name) for name in ("ladder", TIDE)]
+    found.append(Contender(BASELINE, PLAIN, BASELINE))
     return found, missing
 
 
@@ -202,6 +208,11 @@ def paper_router(routers: Path, scenario: str, kind: str) -> Path | None:
 def tuned_file(folder: Path, kind: str) -> Path:
     """Where a scenario's tuned router lies."""
     return folder / f"{kind}{ROUTER_SUFFIX if kind == TIDE else RULE_SUFFIX}"
+
+
+def failure_file(folder: Path, kind: str) -> Path:
+    """Where it lies why a router could not be tuned for a scenario: it can't keep the floor."""
+    return failure_path(tuned_file(folder, kind))
 
 
 def made_by(file: Path) -> Mapping[str, Any]:

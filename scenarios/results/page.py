@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from scenarios.comparison import Estimate, change_pct, compare_results
 from scenarios.comparison_tables import format_paper
-from scenarios.results.cases import FEWEST_SEEDS, GROUPS, LEARNED, PLACEMENTS, TIDE, TUNED
+from scenarios.results.cases import FEWEST_SEEDS, GROUPS, LEARNED, OVERLOADED_S, PLACEMENTS, TIDE, TUNED
 from scenarios.results.findings import (
     EQUAL,
     MOVING_GAIN_PCT,
@@ -151,7 +151,8 @@ own accuracy and mean rate, which nobody can reach. *Lost*: images that failed o
 *Moves*: changes of server, an image.
 
 Routers: {LEARNED} (Tide); {TUNED} rules (`fixed` is the tuned tuple, where its file does not say otherwise placed by
-`sticky`); the tuned tuple on other placements ({placements}); and two that were not tuned."""
+`sticky`); the tuned tuple on other placements ({placements}), where it can carry the load at all (a mean below
+{1000 * OVERLOADED_S:.0f} ms on the runs of its tuning); and some that were not tuned."""
 
 
 # --------------------------------------------------------------------------------------------------- the main scenarios

@@ -51,7 +51,7 @@ def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
     path = write_case(tmp_path)
     page = tmp_path / "docs" / "results.md"
     again: dict[str, Any] = {"folder": tmp_path, "out": tmp_path / "runs", "page": page, "jobs": 1, "quiet": True}
-    assert make_results(**again) == (page, 8)
+    assert make_results(**again) == (page, 10)
     text = page.read_text()
     for row in ("| **tide** |", "| ladder |", "| ladder, not tuned |", "| random |"):
         assert text.count(f"\n{row}") == 1, row
@@ -72,7 +72,7 @@ def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
     write_rule(tmp_path / "routers/main-tiny/ladder.rule.yaml", replace(RULE, thresholds=(3.0,)))
     assert make_results(**again)[1] == 2
     path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
-    assert make_results(**again)[1] == 8
+    assert make_results(**again)[1] == 10
 
     assert main(["--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), "--seeds", "1", "--quiet"]) == 0
     assert capsys.readouterr().out == f"0 runs made; {tmp_path / 'runs' / 'results.md'}\n"
@@ -132,6 +132,17 @@ def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     named = {contender.label: contender.router for contender in read_case(path).contenders}
     assert named["jiq"] == "fixed:0.5,1@jiq"
     assert set(PLACEMENTS) - set(named) == {"sticky"}
+    overloaded = FixedRule(tuple_=(0.5, 1.0), made_by={"latency_mean_s": 0.2})
+    write_rule(tmp_path / "routers/main-tiny/fixed.rule.yaml", overloaded)
+    assert "jiq" not in {contender.label for contender in read_case(path).contenders}, "nothing could place that"
+
+
+def test_what_could_not_be_tuned_runs_as_it_is_and_says_why(tmp_path: Path) -> None:
+    path = write_case(tmp_path)
+    (tmp_path / "routers/main-tiny/slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
+    case = read_case(path)
+    assert {contender.label: contender.router for contender in case.contenders}["slackfit, not tuned"] == "slackfit"
+    assert "slackfit: the most was 0.7" in case.missing
 
 
 def test_the_papers_routers_are_found_by_their_names(tmp_path: Path) -> None:
@@ -365,6 +376,10 @@ def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ran[0] == [
         "tune", str(path), "--router", "slackfit", "--out", str(tmp_path / "routers/main-tiny/slackfit.rule.yaml"),
     ]  # fmt: skip
+    ran.clear()
+    (tmp_path / "routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
+    assert routers.main(["--scenarios", str(tmp_path)], run) == 0
+    assert [command[3] for command in ran] == ["slackfit", "infaas", "fixed"], "that a floor can't be kept is known"
     ran.clear()
     assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder", "--force"], run) == 0
     assert [command[3] for command in ran] == ["tide", "ladder"]

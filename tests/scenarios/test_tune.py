@@ -14,7 +14,7 @@ from policies.errors import InputError
 from scenarios.cli import main
 from scenarios.compose import World
 from scenarios.materials import load_world
-from scenarios.tune import KINDS, TuningKnobs, floor_to, natural_floor, tune_world
+from scenarios.tune import KINDS, TuningKnobs, failure_path, floor_to, natural_floor, tune_world
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = {
@@ -70,6 +70,14 @@ def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> N
     one, again = tune_world(world, "tide", knobs), tune_world(world, "tide", knobs)
     assert one.values == pytest.approx(again.values, abs=0)
     assert not np.allclose(one.values, tune_world(world, "tide", replace(knobs, seed=1)).values)
+
+
+def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_path: Path) -> None:
+    out = tmp_path / "milp.rule.yaml"
+    command = ["tune", str(scenario), "--router", "milp", "--floor", "0.7642", "--decisions", "1000", "--quiet"]
+    assert main([*command, "--out", str(out)]) == 1
+    assert not out.exists()
+    assert "no setting keeps an accuracy of 0.7642 on tiny; the most was 0.7" in failure_path(out).read_text()
 
 
 @pytest.mark.parametrize("changed", [{"common": False}, {"pid": False, "logs": False}, {"race": False, "tail": 0.0}])
