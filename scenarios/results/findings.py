@@ -166,16 +166,20 @@ def compare_pair(one: Row, other: Row) -> Versus:
 
 
 def rivals_of(row: Row, rows: Sequence[Row]) -> list[Row]:
-    """The others that are as accurate, or more so, and finish as much; the quickest first."""
-    if row.accuracy is None:
+    """Who finish as much and are as accurate, or more so; or are less so, and slower all the same. The quickest first.
+
+    Itself with other numbers is no rival.
+    """
+    if row.accuracy is None or row.mean_s is None:
         return []
     found = [
         (other.mean_s, place, other)
         for place, other in enumerate(rows)
         if other is not row
+        and not other.label.startswith(f"{row.label}, ")
         and other.accuracy is not None
         and other.mean_s is not None
-        and other.accuracy >= row.accuracy - EQUAL - OFF_FRACTION
+        and (other.accuracy >= row.accuracy - EQUAL - OFF_FRACTION or other.mean_s >= row.mean_s)
         and other.lost <= row.lost + LOST
     ]
     return [other for _, _, other in sorted(found)]
@@ -185,8 +189,9 @@ def judge(found: Found) -> Verdict:
     """Whether Tide does what is asked of it against the quickest of its rivals.
 
     Moving load: a mean latency lower by at least `MOVING_GAIN_PCT`, and no higher p99. Stationary load: a mean latency
-    higher by at most `STATIONARY_LOSS_PCT`. Both are means over seeds of differences between runs of the same seed. Who
-    was not tuned counts as a rival too, but to be better than such alone is no win.
+    higher by at most `STATIONARY_LOSS_PCT`. In both no less accuracy, within `EQUAL`. All are means over seeds of
+    differences between runs of the same seed. Who was not tuned counts as a rival too, but to be better than such alone
+    is no win.
     """
     tide = found.row(TIDE)
     if tide is None or tide.accuracy is None:
@@ -213,6 +218,8 @@ def _objections(versus: Versus, is_moving: bool) -> list[str]:
         found.append(f"p99 {p99_pct:+.1f} %, asked for is no more than the rival's")
     if not is_moving and mean_pct > STATIONARY_LOSS_PCT:
         found.append(f"mean latency {mean_pct:+.1f} %, allowed is {STATIONARY_LOSS_PCT:+.0f} %")
+    if versus.points < -100 * (EQUAL + OFF_FRACTION):
+        found.append(f"accuracy {versus.points:+.3f} points, allowed is {-100 * EQUAL:+.2f}")
     if versus.lost_more:
         found.append("more images stay unfinished")
     return found

@@ -265,7 +265,7 @@ def test_unfinished_images_are_no_way_to_win() -> None:
 
 def test_nobody_comparable_is_no_win() -> None:
     """Neither is a Tide that was not run."""
-    alone = judge(found(tide(5), row("ladder", 10, accuracy=0.75)))
+    alone = judge(found(tide(5), row("ladder", 4, accuracy=0.75)))
     assert (alone.holds, alone.versus) == (None, None)
     assert alone.reasons == (
         "no rival is as accurate: the most accurate that was tuned, ladder, has 75.00 %, Tide 75.50 %",
@@ -275,7 +275,7 @@ def test_nobody_comparable_is_no_win() -> None:
 
 def test_a_rival_that_was_not_tuned_can_be_lost_to_but_not_beaten() -> None:
     """Else a floor that the tuned ones miss by a little would make a win of nothing."""
-    untuned, tuned = row("plain", 10, group="not tuned"), row("ladder", 6, accuracy=0.754)
+    untuned, tuned = row("plain", 10, group="not tuned"), row("ladder", 4, accuracy=0.754)
     won = judge(found(tide(5), untuned, tuned))
     assert won.holds is None
     assert won.reasons == (
@@ -284,6 +284,19 @@ def test_a_rival_that_was_not_tuned_can_be_lost_to_but_not_beaten() -> None:
     assert "Can't be judged: no tuned rival" in results_page([found(tide(5), untuned, tuned)], NOTES)
     assert judge(found(tide(12), untuned, tuned)).holds is False
     assert judge(found(tide(5), untuned, replace(tuned, results=row("ladder", 6).results))).holds is True
+
+
+def test_who_is_worse_at_both_is_a_rival_and_itself_is_none() -> None:
+    """Equal accuracy would only make that one slower."""
+    verdict = judge(found(tide(8), row("ladder", 10, accuracy=0.75), row("tide, not tuned", 5)))
+    assert verdict.versus is not None
+    assert (verdict.versus.rival, verdict.holds) == ("ladder", True)
+
+
+def test_less_accuracy_is_no_way_to_win() -> None:
+    verdict = judge(found(tide(5), row("ladder", 10, accuracy=0.7556)))
+    assert verdict.reasons == ("accuracy -0.060 points, allowed is -0.05",)
+    assert judge(found(tide(5), row("ladder", 10, accuracy=0.7555))).holds is True
 
 
 def test_differences_are_of_the_same_seed() -> None:
