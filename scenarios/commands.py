@@ -127,7 +127,9 @@ def tune(arguments: Namespace) -> int:
         try:
             found = tune_world(world, arguments.router, knobs, start=start, on_progress=tell)
         except FloorError as error:
-            write_text(failure_path(path), f"{error}\n")
+            path.unlink(missing_ok=True)  # it was tuned for something else
+            told = f"--floor {knobs.floor:g} --decisions {knobs.decisions} --seed {knobs.seed}"
+            write_text(failure_path(path), f"{error} (slimsched tune {told})\n")
             raise
     document = save_tuned(
         found,

@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] 
         if given.dry_run:
             continue
         Path(command[-1]).parent.mkdir(parents=True, exist_ok=True)
+        failure_path(Path(command[-1])).unlink(missing_ok=True)
         code = run(command)
         if code and not failure_path(Path(command[-1])).exists():  # that a floor can't be kept is a result, too
             return code

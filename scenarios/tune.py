@@ -39,6 +39,7 @@ from sim.cluster import RunSpec
 
 FAILURE_SUFFIX: Final = ".failed.txt"
 POINT = 0.01  # of accuracy
+ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
 RUNGS = 8
 MOST_THREADS = 2
 _STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
@@ -92,6 +93,7 @@ class Tuned:
 
     Attributes:
         kind: a name of `KINDS`.
+        origin: what was levelled: one of `ORIGINS`.
         values: the numbers searched over.
         router: makes a fresh router.
         spec: the rule, for its file; None for Tide.
@@ -101,6 +103,7 @@ class Tuned:
     """
 
     kind: str
+    origin: str
     values: Reals
     router: Callable[[], RoutingPolicy]
     spec: RuleSpec | None
@@ -348,7 +351,7 @@ def _search(
 ) -> tuple[list[Reals], list[tuple[int, float]]]:
     """Until the decisions are used up, or it has settled; the last mean, and the best of the last generation."""
     knobs = course.knobs
-    first = space.start if start is None else start
+    first = space.start if start is None else np.where(space.spread > 0, start, space.start)
     search = CrossEntropy(
         first,
         space.spread * (1.0 if start is None else 0.5),
@@ -403,7 +406,7 @@ def _generation(space: Space, course: Course, candidates: Reals, generation: int
 
 
 def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -> Tuned:
-    """Shift the first that can keep the floor on full-length runs until it just does; the last is where all began."""
+    """Shift the first that can keep the floor on full-length runs until it about does; the last is its kind's start."""
     knobs, before = course.knobs, course.decisions
     specs = [course.full(number) for number in range(knobs.levels)]
 
@@ -415,14 +418,16 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
         most = max(most, knobs.floor - shortfall(scores, knobs.floor) * POINT)
         return scores
 
-    shifts = (_find_shift(space, values, measure, knobs.floor) for values in (*found, space.start))
-    shift = next((shift for shift in shifts if shift is not None), None)
+    origins = zip(ORIGINS, (*found, space.start), strict=True)
+    shifts = ((origin, _find_shift(space, values, measure, knobs.floor)) for origin, values in origins)
+    origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
     if shift is None:
         problem = f"{kind}: no setting keeps an accuracy of {knobs.floor:g} on {course.world.scenario.name}"
         raise FloorError(f"{problem}; the most was {most:.4f}")
     values, scores = shift
     return Tuned(
         kind=kind,
+        origin=origin,
         values=values,
         router=lambda: space.router(values),
         spec=space.rule(values),
@@ -441,7 +446,7 @@ _MOST_TRIES = 9
 def _find_shift(
     space: Space, values: Reals, measure: Callable[[Reals], list[RunScore]], floor: float
 ) -> tuple[Reals, list[RunScore]] | None:
-    """The least shift towards accuracy at which the floor is kept, within two hundredths of a point."""
+    """The least shift found at which the floor is kept: within two hundredths of a point, if the tries last."""
     seen: dict[float, float] = {}
     kept: dict[float, tuple[Reals, list[RunScore]]] = {}
     width, shift = 0.25, 0.0
@@ -466,7 +471,7 @@ def _find_shift(
 
 
 def _best_tuple(course: Course) -> Tuned:
-    """The quickest fixed tuple that is accurate enough: all of them are tried, on full-length runs."""
+    """The quickest fixed tuple that is accurate enough, of the four cheapest efficient ones, on full-length runs."""
     knobs, context = course.knobs, course.world.context
     able = [widths for widths in efficient_tuples(context) if context.prior(widths) >= knobs.floor][-4:]
     specs = [course.full(number) for number in range(knobs.levels)]
@@ -481,6 +486,7 @@ def _best_tuple(course: Course) -> Tuned:
     _, rule, scores = best
     return Tuned(
         kind="fixed",
+        origin="the quickest",
         values=np.array(rule.tuple_),
         router=lambda: rule.make(context),
         spec=rule,
@@ -565,6 +571,7 @@ def save_tuned(
         "floor": knobs.floor,
         "decisions": found.decisions,
         "level_decisions": found.level_decisions,
+        "origin": found.origin,
         "wall_s": None if seconds is None else round(seconds, 1),
         "accuracy": round(found.accuracy, 6),
         "latency_mean_s": round(found.mean_s, 6),

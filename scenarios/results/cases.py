@@ -28,7 +28,7 @@ PLACEMENTS: Final = (
 PPO_KINDS: Final = ("heavy", "relaxed", "latency")  # the paper's two weightings, and its ablation
 BASELINE: Final = "random"
 FEWEST_SEEDS: Final = 10
-OVERLOADED_S: Final = 0.1  # a tuned tuple with this mean latency can't carry the load, wherever it is placed
+OVERLOADED_S: Final = 0.1  # with this mean latency a tuned tuple does not carry the load; it is not placed otherwise
 
 LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
 GROUPS: Final = (LEARNED, TUNED, PLACED, PLAIN)  # in the order of the page
@@ -162,7 +162,9 @@ def _main_contenders(world: World, routers: Path) -> tuple[list[Contender], list
         found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
     else:
         missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
-    found += [Contender(f"{name}, not tuned", PLAIN, name) for name in ("ladder", TIDE)]
+    listed = {contender.label for contender in found}
+    plain = [Contender(f"{name}, not tuned", PLAIN, name) for name in ("ladder", TIDE)]
+    found += [contender for contender in plain if contender.label not in listed]
     found.append(Contender(BASELINE, PLAIN, BASELINE))
     return found, missing
 

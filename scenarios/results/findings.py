@@ -205,6 +205,11 @@ def judge(found: Found) -> Verdict:
     if not reasons and not any(row.group in (TUNED, PLACED) for row in rivals):
         why = f"no tuned rival is as accurate: {_nearest(tide, found)}"
         return Verdict(found.name, found.is_moving, versus, None, (why,))
+    if not reasons and (quicker := _quicker(tide, found.rows)) is not None:
+        assert quicker.accuracy is not None, "it completed something"
+        points = 100 * (quicker.accuracy - tide.accuracy)
+        why = f"{quicker.label}, tuned, is quicker with {points:+.3f} points of accuracy: neither is better"
+        return Verdict(found.name, found.is_moving, versus, None, (why,))
     return Verdict(found.name, found.is_moving, versus, not reasons, reasons)
 
 
@@ -223,6 +228,18 @@ def _objections(versus: Versus, is_moving: bool) -> list[str]:
     if versus.lost_more:
         found.append("more images stay unfinished")
     return found
+
+
+def _quicker(tide: Row, rows: Sequence[Row]) -> Row | None:
+    """A tuned rival that is quicker, but too inaccurate to be compared."""
+    assert tide.mean_s is not None, "it completed something"
+    rivals = rivals_of(tide, rows)
+    for row in rows:
+        if row.group not in (TUNED, PLACED) or row.accuracy is None or row.mean_s is None or row in rivals:
+            continue
+        if row.mean_s < tide.mean_s and row.lost <= tide.lost + LOST:
+            return row
+    return None
 
 
 def _nearest(tide: Row, found: Found) -> str:

@@ -132,11 +132,14 @@ def _method(notes: Notes) -> Iterator[str]:
     yield f"""- Simulated, by the compiled engine; profiles are `{notes.provenance}`: nothing here was measured
   on a GPU. Labels are drawn from the paper's table of accuracies.
 - Routers of one scenario meet the same arrivals, jitter and faults with each seed. No tuning saw these seeds.
-- Tide and the rules were tuned alike by `slimsched tune`: the same objective, the same number of simulated decisions,
-  the same runs, the same floor of accuracy ([Tide](tide.md), [routers](routers.md)).
+- Tide and the rules were tuned by the same `slimsched tune`: the same objective, at most the same number of simulated
+  decisions, the same runs, the same floor of accuracy ([Tide](tide.md), [routers](routers.md)). What differs: Tide
+  begins with numbers that were found on `main-mmpp-10g` before, which no budget counts, and chooses servers and groups,
+  too; rules begin with plain numbers, are placed by `sticky` and take the largest group. *Tide, not tuned* is where it
+  begins.
 - **Best rival**: the one with the lowest mean latency, of all others who leave no more images unfinished and whose
   expected accuracy is at most {100 * EQUAL:.2f} points below Tide's, or lower still while they are slower. Where none
-  of those was tuned, nobody has won. Tide with other numbers is no rival.
+  of those was tuned, or a tuned one is quicker with less accuracy, nobody has won. Tide with other numbers is no rival.
 - **Asked for**: where rate or servers change, a mean latency at least {MOVING_GAIN_PCT:.0f} % lower than the best
   rival's, and no higher p99; under stationary load a mean latency at most {STATIONARY_LOSS_PCT:.0f} % higher;
   and nowhere an accuracy more than {100 * EQUAL:.2f} points lower.
@@ -152,7 +155,7 @@ own accuracy and mean rate, which nobody can reach. *Lost*: images that failed o
 *Moves*: changes of server, an image.
 
 Routers: {LEARNED} (Tide); {TUNED} rules (`fixed` is the tuned tuple, where its file does not say otherwise placed by
-`sticky`); the tuned tuple on other placements ({placements}), where it can carry the load at all (a mean below
+`sticky`); the tuned tuple on other placements ({placements}), but where `sticky` could not carry it (a mean above
 {1000 * OVERLOADED_S:.0f} ms on the runs of its tuning); and some that were not tuned."""
 
 

@@ -134,13 +134,15 @@ def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     assert set(PLACEMENTS) - set(named) == {"sticky"}
     overloaded = FixedRule(tuple_=(0.5, 1.0), made_by={"latency_mean_s": 0.2})
     write_rule(tmp_path / "routers/main-tiny/fixed.rule.yaml", overloaded)
-    assert "jiq" not in {contender.label for contender in read_case(path).contenders}, "nothing could place that"
+    assert "jiq" not in {contender.label for contender in read_case(path).contenders}, "`sticky` could not carry that"
 
 
 def test_what_could_not_be_tuned_runs_as_it_is_and_says_why(tmp_path: Path) -> None:
     path = write_case(tmp_path)
     (tmp_path / "routers/main-tiny/slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
+    (tmp_path / "routers/main-tiny/ladder.rule.yaml").rename(tmp_path / "routers/main-tiny/ladder.failed.txt")
     case = read_case(path)
+    assert [contender.label for contender in case.contenders].count("ladder, not tuned") == 1
     assert {contender.label: contender.router for contender in case.contenders}["slackfit, not tuned"] == "slackfit"
     assert "slackfit: the most was 0.7" in case.missing
 
@@ -227,7 +229,7 @@ def tide(mean_ms: float, **changes: Any) -> Row:
 def test_the_best_rival_is_the_quickest_that_is_as_accurate() -> None:
     """Quicker ones do not count if they are less accurate by more than 0.05 points, or leave images unfinished."""
     rivals = (
-        row("quick", 5, accuracy=0.7544),
+        row("quick", 5, accuracy=0.7544, group="not tuned"),
         row("lazy", 5, unfinished=10),
         row("ladder", 10, accuracy=0.7546),
         row("fixed", 11, accuracy=0.76),
@@ -288,9 +290,13 @@ def test_a_rival_that_was_not_tuned_can_be_lost_to_but_not_beaten() -> None:
 
 def test_who_is_worse_at_both_is_a_rival_and_itself_is_none() -> None:
     """Equal accuracy would only make that one slower."""
-    verdict = judge(found(tide(8), row("ladder", 10, accuracy=0.75), row("tide, not tuned", 5)))
+    verdict = judge(found(tide(8), row("ladder", 10, accuracy=0.75), row("tide, not tuned", 5, group="not tuned")))
     assert verdict.versus is not None
     assert (verdict.versus.rival, verdict.holds) == ("ladder", True)
+    quick = row("milp", 5, accuracy=0.7544)
+    verdict = judge(found(tide(8), quick, row("fixed", 1600, accuracy=0.75)))
+    assert verdict.holds is None, "a slow one is no easy win beside one that just misses"
+    assert verdict.reasons == ("milp, tuned, is quicker with -0.060 points of accuracy: neither is better",)
 
 
 def test_less_accuracy_is_no_way_to_win() -> None:
@@ -376,12 +382,15 @@ def test_the_page_counts_wins_and_names_losses() -> None:
 
 
 def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What has a file is left alone, but by force; the first failure ends it."""
+    """What has a file is left alone, but by force; the first failure ends it, but for a floor that can't be kept."""
     path = write_case(tmp_path)
     ran: list[list[str]] = []
 
     def run(command: Any) -> int:
         ran.append(command)
+        if "infaas" in command:  # that a floor can't be kept is a result
+            (tmp_path / "routers/main-tiny/infaas.failed.txt").write_text("no setting keeps the floor")
+            return 1
         return 1 if "milp" in command else 0
 
     assert routers.main(["--scenarios", str(tmp_path)], run) == 1
@@ -392,7 +401,7 @@ def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ran.clear()
     (tmp_path / "routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
     assert routers.main(["--scenarios", str(tmp_path)], run) == 0
-    assert [command[3] for command in ran] == ["slackfit", "infaas", "fixed"], "that a floor can't be kept is known"
+    assert [command[3] for command in ran] == ["slackfit", "fixed"], "that a floor can't be kept is known"
     ran.clear()
     assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder", "--force"], run) == 0
     assert [command[3] for command in ran] == ["tide", "ladder"]
