@@ -69,6 +69,8 @@ def mapping(text: str, source: str) -> dict[Any, Any]:
     """Read YAML `text` as keys and plain values; raises `InputError` where it is none."""
     try:
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+    except UnicodeError as error:  # libyaml's
+        raise InputError(source, "", f"not valid YAML: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}" if mark else ""

@@ -233,3 +233,9 @@ def test_the_scenarios_of_the_project_are_valid() -> None:
     """Every scenario file that is shipped can be read."""
     paths = sorted(Path("scenarios").glob("*.yaml"))
     assert [load_scenario(path).name for path in paths] == [path.stem for path in paths]
+
+
+def test_half_a_character_is_no_yaml() -> None:
+    """libyaml complains of it in its own way."""
+    with pytest.raises(InputError, match="not valid YAML"):
+        strict.mapping("a: \ud800", "x.yaml")
