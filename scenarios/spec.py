@@ -528,7 +528,7 @@ class TuningSection(StrictModel):
     """How `slimsched tune` tunes a rule, or Tide, on this scenario."""
 
     floor: Share | None = Field(
-        None, description="mean accuracy to keep; null: what the untuned `ladder` has, a tenth of a point below"
+        None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"
     )
     decisions: Count = Field(40_000_000, description="simulated decisions that the search may take")
     episodes: Count = Field(3, description="excerpts that every candidate is measured on")

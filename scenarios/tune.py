@@ -418,7 +418,8 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
         most = max(most, knobs.floor - shortfall(scores, knobs.floor) * POINT)
         return scores
 
-    origins = zip(ORIGINS, (*found, space.start), strict=True)
+    starts = [*found, space.start] if len(space.start) > 1 else found[:1]  # of one number every shift is the same line
+    origins = zip(ORIGINS, starts, strict=False)
     shifts = ((origin, _find_shift(space, values, measure, knobs.floor)) for origin, values in origins)
     origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
     if shift is None:
@@ -502,7 +503,7 @@ def _best_tuple(course: Course) -> Tuned:
 
 
 def knobs_of(world: World, arguments: Any) -> TuningKnobs:
-    """The scenario's tuning settings, or what the flags say instead."""
+    """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
     given = world.scenario.tuning
     floor = arguments.floor if arguments.floor is not None else given.floor
     knobs = TuningKnobs(
@@ -512,9 +513,18 @@ def knobs_of(world: World, arguments: Any) -> TuningKnobs:
         episodes=given.episodes,
         episode_s=given.episode_s,
         levels=given.levels,
-        without=tuple(arguments.without),
+        without=_switches(arguments.router, arguments.without),
     )
     return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
+
+
+def _switches(kind: str, without: Sequence[str]) -> tuple[str, ...]:
+    if without and kind != tide_knobs.KIND:
+        raise InputError("--without", "", f"only tide has something to switch off; {kind!r} has not")
+    for switch in without:
+        if switch not in tide_knobs.SWITCHES:
+            raise InputError("--without", "", f"no switch {switch!r}; {nearest(switch, tide_knobs.SWITCHES)}")
+    return tuple(without)
 
 
 def natural_floor(world: World, knobs: TuningKnobs) -> float:
@@ -542,7 +552,8 @@ def tuned_path(out: Path | None, kind: str) -> Path:
 
 def failure_path(path: Path) -> Path:
     """Beside where a router would lie: why there is none."""
-    return path.with_name(path.name.split(".")[0] + FAILURE_SUFFIX)
+    ending = next((each for each in (ROUTER_SUFFIX, RULE_SUFFIX) if path.name.endswith(each)), path.suffix)
+    return path.with_name(path.name.removesuffix(ending) + FAILURE_SUFFIX)
 
 
 def read_start(path: Path, world: World, kind: str) -> Reals:

@@ -108,10 +108,16 @@ def price(g: Ints, h: Reals, v: Ints, m: int, t: int) -> float:
 
 
 @kernel
-def width_at(g: Ints, h: Reals, v: Ints, t: int, held: int, server: int, paid: float) -> int:
-    """The held width whose accuracy, less what its time costs, is the most; the narrowest of several."""
+def last_width_at(g: Ints, v: Ints, m: int, server: int) -> int:
+    """Where it stands which width the head's segment was last given on that server."""
+    return m + E_SERVERS + g[PLAN_SERVERS] * F_SIZE + server * g[PLAN_SEGMENTS] + v[SEEN_SEGMENT]
+
+
+@kernel
+def width_at(g: Ints, h: Reals, v: Ints, t: int, last_at: int, server: int, paid: float) -> int:
+    """The width there whose accuracy, less what its time costs, is the most; the narrowest of several."""
     worth, holds = int(h[t + T_WORTH_AT]) + v[SEEN_SEGMENT] * g[PLAN_WIDTHS], v[_server(v, server) + ITS_HOLDS]
-    best, found, last = 0.0, NONE, int(h[held])
+    best, found, last = 0.0, NONE, int(h[last_at])
     for width in range(g[PLAN_WIDTHS]):
         if not holds >> width & 1:
             continue
@@ -198,16 +204,15 @@ def choose_by_tide(g: Ints, h: Reals, v: Ints) -> None:
         fall_back(g, v)
     else:
         paid, best, found, chosen = exp(level), 0.0, NONE, 0
-        held = m + E_SERVERS + g[PLAN_SERVERS] * F_SIZE + v[SEEN_SEGMENT]
         for index in range(g[PLAN_SERVERS]):
             if v[_server(v, index) + ITS_CODE] == 0:
                 continue
-            width = width_at(g, h, v, t, held + index * g[PLAN_SEGMENTS], index, paid)
+            width = width_at(g, h, v, t, last_width_at(g, v, m, index), index, paid)
             score = score_of(g, h, v, m, t, index, key_at_width(g, v, width))
             if found == NONE or score < best:
                 best, found, chosen = score, index, width
         g[PLAN_SERVER], g[PLAN_WIDTH], g[PLAN_GROUP] = found, chosen, group_at(g, h, v, m, t)
-        h[held + found * g[PLAN_SEGMENTS]] = chosen
+    h[last_width_at(g, v, m, g[PLAN_SERVER])] = g[PLAN_WIDTH]
     sent = min(g[PLAN_GROUP], v[SEEN_CANDIDATES])
     key = key_at_width(g, v, g[PLAN_WIDTH])
     at = m + E_SERVERS + g[PLAN_SERVER] * F_SIZE + F_WORK

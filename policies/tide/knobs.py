@@ -26,8 +26,9 @@ class Knob:
     off: float = 0.0
 
 
+_ALWAYS: Final = "always"  # no switch: without its price there is no Tide
 _PRICE: Final = (
-    Knob("price", "level", -6.8, 0.6),  # the logarithm's level, with nobody waiting
+    Knob("price", _ALWAYS, -6.8, 0.6),  # the logarithm's level, with nobody waiting
     Knob("queue_2", "queue", 0.8, 0.25),  # of log(1 + requests inside per server that is up / 2)
     Knob("queue_16", "queue", 0.8, 0.25),
     Knob("queue_128", "queue", 0.8, 0.25),
@@ -50,7 +51,7 @@ _REST: Final = (
     Knob("hold", "hold", -2.0, 1.2, -20.0),  # the logarithm of what a change of width must gain, in tenths of a point
     Knob("own_cost", "own_cost", 0.5, 0.2),  # what a width costs on the placed server rather than on average
 )
-SWITCHES: Final = (*dict.fromkeys(knob.switch for knob in (*_PRICE, *_REST)), "worth")
+SWITCHES: Final = (*dict.fromkeys(knob.switch for knob in (*_PRICE, *_REST) if knob.switch != _ALWAYS), "worth")
 PRICES: Final = len(_PRICE)
 OTHERS: Final = PRICES + len(_REST)  # from here on, worths
 

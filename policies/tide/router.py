@@ -148,11 +148,15 @@ class TideRouter:
             values = tensors["tide.values"]
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
-        names = [knob.name for knob in knobs(config.segments, len(config.widths))]
-        if found != (config.segments, config.widths, names):
+        if found[:2] != (config.segments, config.widths):
             problem = f"trained for {found[0]} segments at widths {list(found[1])}"
             here = f"the scenario has {config.segments} at {list(config.widths)}"
             raise InputError(str(path), "", f"{problem}; {here}. Train one for this network: slimsched tune")
+        names = [knob.name for knob in knobs(config.segments, len(config.widths))]
+        if found[2] != names:
+            differ = ", ".join(sorted(set(found[2]) ^ set(names))) or "their order"
+            problem = f"made by another version of Tide, whose knobs differ ({differ})"
+            raise InputError(str(path), "", f"{problem}. Tune it anew: slimsched tune")
         return cls(values, context)
 
 

@@ -13,7 +13,7 @@ from scenarios import paper_results as paper
 from scenarios.comparison import Estimate, estimate, paired_difference
 from scenarios.pareto import Point, hypervolume
 from scenarios.result import Result
-from scenarios.results.cases import PLACED, TIDE, TUNED
+from scenarios.results.cases import PLACED, PLAIN, TIDE, TUNED
 
 EQUAL: Final = 0.05 / 100  # of accuracy: a rival that is less accurate by more is no rival
 MOVING_GAIN_PCT: Final = 10.0  # lower mean latency that is asked for where the load moves
@@ -70,6 +70,11 @@ def value_of(result: Result, *keys: str) -> float | None:
     for key in keys:
         value = value[key]
     return None if value is None else float(value)
+
+
+def is_of(row: Row, router: str) -> bool:
+    """Whether it is this router, tuned or not: `tide`, or `tide, not tuned`."""
+    return row.label == router or row.label.startswith(f"{router}, ")
 
 
 def lost_images(result: Result) -> int:
@@ -175,8 +180,7 @@ def rivals_of(row: Row, rows: Sequence[Row]) -> list[Row]:
     found = [
         (other.mean_s, place, other)
         for place, other in enumerate(rows)
-        if other is not row
-        and not other.label.startswith(f"{row.label}, ")
+        if not is_of(other, row.label)
         and other.accuracy is not None
         and other.mean_s is not None
         and (other.accuracy >= row.accuracy - EQUAL - OFF_FRACTION or other.mean_s >= row.mean_s)
@@ -253,7 +257,7 @@ def _nearest(tide: Row, found: Found) -> str:
 
 
 def losses(found: Found, verdict: Verdict) -> list[str]:
-    """What Tide is worse at, in words: the criterion, then what its rival is better at with certainty."""
+    """What Tide is worse at, in words: the criterion, what its rival is better at for certain, and its own start."""
     if verdict.versus is None:
         return list(verdict.reasons)
     versus, said = verdict.versus, list(verdict.reasons)
@@ -262,7 +266,18 @@ def losses(found: Found, verdict: Verdict) -> list[str]:
         already = any(reason.startswith(name) for reason in said)
         if not already and is_surely_above(change):
             said.append(f"{name} {change['mean']:+.1f} % against {versus.rival}")
-    return said
+    return [*said, *_spoiled(found)]
+
+
+def _spoiled(found: Found) -> list[str]:
+    """Tide tuned is worse than what its tuning began with."""
+    tide, start = found.row(TIDE), found.row(f"{TIDE}, {PLAIN}")
+    if tide is None or start is None or None in (tide.accuracy, start.accuracy):
+        return []
+    change = compare_pair(tide, start)
+    if change.points > 100 * EQUAL or not is_surely_above(change.mean):
+        return []
+    return [f"mean latency {change.mean['mean']:+.1f} % against {start.label}: tuning has not helped"]
 
 
 def is_surely_above(change: Estimate) -> bool:
@@ -273,13 +288,13 @@ def is_surely_above(change: Estimate) -> bool:
 def covered(found: Found, *, without: str | None = None) -> float | None:
     """Hypervolume of accuracy against mean latency, as a share of what no latency at the best accuracy would cover.
 
-    It counts from the narrowest tuple's accuracy and `REFERENCE_S`.
+    It counts from the narrowest tuple's accuracy and `REFERENCE_S`; `without` a router, however it was tuned.
     """
     narrowest, best = found.accuracies
     points = [
         Point(row.label, row.accuracy, row.mean_s)
         for row in found.rows
-        if row.label != without and row.accuracy is not None and row.mean_s is not None
+        if (without is None or not is_of(row, without)) and row.accuracy is not None and row.mean_s is not None
     ]
     if not points or best <= narrowest:
         return None

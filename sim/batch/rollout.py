@@ -70,6 +70,38 @@ def _run_to_questions(
     return NONE
 
 
+@kernel
+def _ask(
+    rows_at: Ints,
+    parameters_at: Ints,
+    todo: Ints,
+    next_row: Ints,
+    eps: float,
+    observation: Singles,
+    eps_of: Singles,
+    asked: Ints,
+    rows: Ints,
+    codes: Ints,
+    uniforms: Reals,
+) -> int:
+    """What every cluster with decisions to make sees, may choose and draws; returns how many there are."""
+    observed, seen, count = observation.shape[1], singles(observation), 0
+    for c in range(len(todo)):
+        if todo[c] == 0:
+            continue
+        k, p, row = ints_at(rows_at[c]), ints_at(parameters_at[c]), next_row[c]
+        write_observation(k, reals_at(rows_at[c]), p, reals_at(parameters_at[c]), seen, row * observed)
+        write_codes(k, p, codes[count], 0)
+        for head in range(3):
+            uniforms[count, head] = hashed_share(k[C_DRAWS_SALT], k[C_DECISION], head)
+        eps_of[row] = eps
+        k[C_TAG] = row
+        asked[count], rows[count] = c, row
+        next_row[c] += 1
+        count += 1
+    return count
+
+
 @entry
 def roll(
     rows_at: Ints,
@@ -114,25 +146,11 @@ def roll(
     Returns:
         The cluster that needs Python (its episode has ended, or something must grow), or NONE when all is done.
     """
-    observed, seen = observation.shape[1], singles(observation)
     while True:
         stuck = _run_to_questions(rows_at, parameters_at, todo, status, reward, complete, completed, terms)
         if stuck != NONE:
             return stuck
-        count = 0
-        for c in range(len(todo)):
-            if todo[c] == 0:
-                continue
-            k, p, row = ints_at(rows_at[c]), ints_at(parameters_at[c]), next_row[c]
-            write_observation(k, reals_at(rows_at[c]), p, reals_at(parameters_at[c]), seen, row * observed)
-            write_codes(k, p, codes[count], 0)
-            for head in range(3):
-                uniforms[count, head] = hashed_share(k[C_DRAWS_SALT], k[C_DECISION], head)
-            eps_of[row] = eps
-            k[C_TAG] = row
-            asked[count], rows[count] = c, row
-            next_row[c] += 1
-            count += 1
+        count = _ask(rows_at, parameters_at, todo, next_row, eps, observation, eps_of, asked, rows, codes, uniforms)
         if count == 0:
             return NONE
         act(

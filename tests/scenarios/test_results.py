@@ -325,12 +325,22 @@ def test_a_win_still_tells_what_is_worse() -> None:
     assert losses(stationary, judge(stationary)) == []
 
 
+def test_that_tuning_made_it_worse_is_told() -> None:
+    """But not where what it began with is less accurate."""
+    said = "mean latency +25.0 % against tide, not tuned: tuning has not helped"
+    for accuracy, told in ((0.755, [said]), (0.754, [])):
+        start = row("tide, not tuned", 4, group="not tuned", accuracy=accuracy)
+        case = found(tide(5), row("ladder", 10), start)
+        assert losses(case, judge(case)) == told
+
+
 def test_hypervolume_is_of_a_fixed_plane() -> None:
     """One router covers its rectangle from the narrowest tuple and 50 ms; a router beyond covers nothing."""
     share = (0.755 - 0.703) / (0.7643 - 0.703) * (50 - 10) / 50
     assert covered(found(row("ladder", 10))) == pytest.approx(share)
     assert covered(found(row("ladder", 10), row("random", 90))) == pytest.approx(share)
-    assert covered(found(row("ladder", 10), tide(5)), without="tide") == pytest.approx(share)
+    learned = (tide(5), row("tide, not tuned", 6, group="not tuned"))
+    assert covered(found(row("ladder", 10), *learned), without="tide") == pytest.approx(share)
 
 
 def test_the_replica_is_held_against_the_paper() -> None:

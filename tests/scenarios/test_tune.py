@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from policies.errors import InputError
+from policies.search import CrossEntropy
+from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
 from scenarios.compose import World
 from scenarios.materials import load_world
@@ -78,6 +80,49 @@ def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_p
     assert main([*command, "--out", str(out)]) == 1
     assert not out.exists()
     assert "no setting keeps an accuracy of 0.7642 on tiny; the most was 0.7" in failure_path(out).read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "switch", "said"),
+    [
+        ("tide", "level", "--without: no switch 'level'; known: backlog, "),
+        ("tide", "rate", "--without: no switch 'rate'; did you mean 'rates'?"),
+        ("ladder", "rates", "--without: only tide has something to switch off; 'ladder' has not"),
+    ],
+)
+def test_what_cant_be_switched_off_is_refused(
+    scenario: Path, capsys: pytest.CaptureFixture[str], kind: str, switch: str, said: str
+) -> None:
+    assert main(["tune", str(scenario), "--router", kind, "--floor", "0.75", "--without", switch]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_start_stays_where_it_is_switched_off(world: World) -> None:
+    """And is searched around where it is not."""
+    first = tune_world(world, "tide", replace(KNOBS, floor=0.75)).values
+    names = [knob.name for knob in tide_knobs.knobs(4, 4)]
+    off = [names.index(name) for name in ("rising", "risen", "load", "overload", "load_now")]
+    assert np.abs(first[off]).max() > 0
+    again = tune_world(world, "tide", replace(KNOBS, floor=0.75, without=("rates",)), start=first)
+    assert (again.values[off] == 0).all()
+
+
+def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many decisions are left: here after the third generation."""
+    asked: list[int] = []
+
+    def settled(search: CrossEntropy) -> bool:
+        asked.append(len(asked))
+        return len(asked) > 3
+
+    monkeypatch.setattr(CrossEntropy, "settled", property(settled))
+    found = tune_world(world, "ladder", replace(KNOBS, floor=0.75, decisions=10**9))
+    assert len(found.history) == 3
+
+
+def test_why_there_is_none_lies_where_the_router_would() -> None:
+    assert failure_path(Path("a/ladder.rule.yaml")) == Path("a/ladder.failed.txt")
+    assert failure_path(Path("a/tide.v1.2.safetensors")) == Path("a/tide.v1.2.failed.txt")
 
 
 @pytest.mark.parametrize("changed", [{"common": False}, {"pid": False, "logs": False}, {"race": False, "tail": 0.0}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from policies.chance import stream
 from policies.errors import InputError
 from policies.ppo import checkpoint
+from policies.reward import AccuracyPrior
 from policies.routing import RouterConfig
 from policies.rules.context import RouterContext
 from policies.rules.names import make_router
@@ -113,11 +116,39 @@ def test_the_guard_hands_over_and_back_and_counts() -> None:
     assert width(tide(price=-1e4, guarded=False), long) == 1.0
 
 
+def test_what_the_guard_gave_is_the_width_that_is_held_on_to() -> None:
+    """Not the last one that Tide itself chose, before."""
+    router = tide(price=-1e4, hold=8.0)
+    assert width(router, 1) == 1.0
+    assert width(router, 100_000) == WIDTHS[0], "the guard's"
+    assert width(router, 1) == WIDTHS[0]
+    assert router.guarded_decisions == 1
+
+
+def test_a_blocks_own_time_is_paid_for_by_the_block() -> None:
+    """Time that no image of it pays for: with `delay` the same price of a second leads to a narrower width."""
+    widths = [width(tide(price=-6.0, delay=delay, guarded=False), 1) for delay in (0.0, 1.0, 30.0)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > widths[-1]
+
+
+def test_the_worth_of_steps_is_that_of_tuples_worth_running() -> None:
+    """A bad tuple that costs as much as good ones hardly counts, whatever it has."""
+    worths = []
+    for bad in (0.3, 0.5):
+        table = {
+            tuple(WIDTHS[w] for w in code): bad if code == (0, 3, 3, 3) else 0.6 + 0.01 * sum(code)
+            for code in product(range(4), repeat=4)
+        }
+        given = context()
+        worths.append(
+            worth_of_steps(RouterContext(given.config, given.costs, AccuracyPrior(table), given.power_limits_w))
+        )
+    assert worths[0] == pytest.approx(worths[1], abs=1e-6)
+    assert worths[0] == pytest.approx(np.full((4, 3), 0.01), abs=1e-6)
+
+
 def test_the_worth_of_steps_adds_up_for_a_table_that_does() -> None:
-    from itertools import product
-
-    from policies.reward import AccuracyPrior
-
     gains = np.array([[0.01, 0.0, 0.02], [0.03, 0.01, 0.01], [0.0, 0.0, 0.0], [0.05, 0.02, 0.01]])
     table = {
         tuple(WIDTHS[w] for w in code): 0.5 + sum(gains[s, :w].sum() for s, w in enumerate(code))
@@ -147,6 +178,16 @@ def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
         TideRouter.load(path, other)
 
 
+def test_a_file_with_other_knobs_is_of_another_version(tmp_path: Path) -> None:
+    path = tmp_path / "tide.safetensors"
+    tide().save(path, {})
+    tensors, header = checkpoint.read(path)
+    names = [name for name in json.loads(header["names"]) if name != "hold"]
+    checkpoint.write(path, tensors, {**header, "names": json.dumps(names)})
+    with pytest.raises(InputError, match=r"another version of Tide, whose knobs differ \(hold\)"):
+        TideRouter.load(path, context())
+
+
 def test_knobs_can_be_switched_off() -> None:
     off = knobs.spread(4, 4, ("rates", "worth"))
     names = [knob.name for knob in knobs.knobs(4, 4)]
@@ -157,6 +198,7 @@ def test_knobs_can_be_switched_off() -> None:
     assert knobs.start(4, 4, ("placement",))[names.index("batch")] == 1.0
     with pytest.raises(ValueError, match="rates"):
         knobs.spread(4, 4, ("rate",))
+    assert {knob.switch for knob in knobs.knobs(4, 4)} - set(knobs.SWITCHES) == {"always"}, "its price is Tide"
 
 
 def test_it_holds_on_to_a_width_where_changing_must_gain_more() -> None:
