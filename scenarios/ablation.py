@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.errors import WorkError
+from policies.errors import InputError, WorkError
+from policies.tide.knobs import KIND as TIDE
 from scenarios.comparison import estimate
 from scenarios.compose import World
+from scenarios.exits import exit_code
 from scenarios.materials import load_world
 from scenarios.store import read_json, write_json
-from scenarios.tune import Course, Tuned, TuningKnobs, tune_world
+from scenarios.tune import MOST_THREADS, Course, Tuned, TuningKnobs, tune_world
 from sim.batch.scoring import RunScore
 
 SCHEMA: Final = "slimsched.ablation/1"
@@ -38,6 +41,7 @@ ROWS: Final[dict[str, dict[str, Any]]] = {
     "servers are as fast as their profiles": {"without": ("pace",)},
     "a block's own time costs nothing": {"without": ("delay",)},
     "no holding on to widths": {"without": ("hold",)},
+    "what will come back to a place does not count": {"without": ("coming",)},
     "the mean alone, no tail": {"tail": 0.0},
     "a steep wall at the floor instead of a controlled price": {"pid": False},
     "other arrivals for each candidate": {"common": False},
@@ -50,7 +54,7 @@ RIVAL: Final = "ladder, the same search"
 
 def held_out(world: World, found: Tuned, knobs: TuningKnobs) -> list[RunScore]:
     """The scenario's own runs with the seeds of its comparison."""
-    with ThreadPoolExecutor(2) as workers:
+    with ThreadPoolExecutor(MOST_THREADS) as workers:
         course = Course(world, knobs, workers)
         seeds = world.scenario.compare.seeds
         return course.measure([(found.router(), world.run_spec(seed, detail=False, end="cut")) for seed in seeds])
@@ -81,29 +85,70 @@ def row_of(world: World, name: str, kind: str, knobs: TuningKnobs, first: dict[s
     }
 
 
-def main() -> None:
-    """Every row that is not there yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenario", type=Path)
-    parser.add_argument("--decisions", type=int, default=40_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=Path("docs/ablation.json"))
-    given = parser.parse_args()
-    world = load_world(given.scenario)
-    floor = world.scenario.tuning.floor
-    assert floor is not None, "the scenario names its floor (tuning.floor)"
-    base = TuningKnobs(floor=floor, decisions=given.decisions, seed=given.seed)
-    rows: list[dict[str, Any]] = read_json(given.json)["rows"] if given.json.exists() else []
+def kept_rows(path: Path, command: str) -> list[dict[str, Any]]:
+    """The rows that an interrupted run has left.
+
+    Raises:
+        InputError: they are of another command.
+    """
+    if not path.exists():
+        return []
+    found = read_json(path)
+    if found.get("command") != command:
+        problem = f"{path}: has rows of {found.get('command')!r}, which can't stand beside those of {command!r}"
+        raise InputError("--json", "", f"{problem}; name another file, or delete it")
+    rows: list[dict[str, Any]] = found["rows"]
+    return rows
+
+
+def make_rows(world: World, base: TuningKnobs, path: Path, command: str) -> None:
+    """Every row that is not there yet, the first first: the others are set beside it.
+
+    Raises:
+        InputError: what is there is of another command.
+        WorkError: the first can't be made.
+    """
+    rows = kept_rows(path, command)
     for name, changes in {**ROWS, RIVAL: {}}.items():
         if any(row["switch"] == name for row in rows):
             continue
-        kind = "ladder" if name == RIVAL else "tide"
+        kind = "ladder" if name == RIVAL else TIDE
         rows.append(row_of(world, name, kind, replace(base, **changes), rows[0] if rows else None))
-        command = f"python -m scenarios.ablation scenarios/{given.scenario.name} --decisions {given.decisions}"
-        write_json(given.json, {"schema": SCHEMA, "command": command, "rows": rows})
+        if "problem" in rows[0]:
+            raise WorkError(rows[0]["problem"])
+        write_json(path, {"schema": SCHEMA, "command": command, "rows": rows})
         told = {key: rows[-1].get(key) for key in ("accuracy", "mean_ms", "p99_ms", "problem")}
         sys.stderr.write(f"{name}: {told}\n")
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Every row that is not there yet; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m scenarios.ablation", description=__doc__)
+    parser.add_argument("scenario", type=Path)
+    parser.add_argument("--decisions", type=int, default=40_000_000, help="of each row's search")
+    parser.add_argument("--seed", type=int, default=0, help="of the search and its runs")
+    parser.add_argument("--json", type=Path, default=Path("docs/ablation.json"))
+    given = parser.parse_args(argv)
+
+    def work() -> int:
+        for flag, least in (("decisions", 1), ("seed", 0)):
+            if (value := getattr(given, flag)) < least:
+                raise InputError(f"--{flag}", "", f"{value}; allowed are whole numbers from {least}")
+        world = load_world(given.scenario)
+        tuning = world.scenario.tuning
+        if tuning.floor is None:
+            raise InputError(str(given.scenario), "tuning.floor", "missing; every row is tuned to keep it")
+        base = TuningKnobs(
+            floor=tuning.floor, decisions=given.decisions, seed=given.seed,
+            episodes=tuning.episodes, episode_s=tuning.episode_s, levels=tuning.levels,
+        )  # fmt: skip
+        seeded = f" --seed {given.seed}" if given.seed else ""
+        command = f"python -m scenarios.ablation {given.scenario.as_posix()} --decisions {given.decisions}{seeded}"
+        make_rows(world, base, given.json, command)
+        return 0
+
+    return exit_code("ablation", work)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,4 @@
-"""The command line: what may be asked for, and what becomes of errors. What a command does is in `scenarios.commands`.
-
-Exit codes: 0 done, 1 the work failed, 2 the input was wrong (one message, no traceback), 130 interrupted.
-"""
+"""The command line: what may be asked for. What a command does is in `scenarios.commands`, its end in `exits`."""
 
 from __future__ import annotations
 
@@ -16,9 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hw import ENVIRONMENT
-from policies.errors import InputError, WorkError, nearest
+from policies.errors import InputError, nearest
+from scenarios.exits import BEGINS_ANEW, RESUMES, exit_code
 
 ENGINES = ("simpy", "compiled")
+_IN_ONE_PIECE = ("tune", "simulate", "capacity", "bound")  # they keep nothing of half the work
 _INVALID_CHOICE = re.compile(r"argument ([^:]*): invalid choice: '(.*)' \(choose from (.*)\)")
 
 
@@ -325,28 +324,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     for name, value in ENVIRONMENT.items():  # before torch is opened: a worker's process has the same
         os.environ.setdefault(name, value)
-    try:
+    handler = ""
+
+    def work() -> int:
+        nonlocal handler
         arguments = parse(argv)
+        handler = arguments.handler
         commands = import_module("scenarios.commands")  # what it imports is not needed for --help
-        code: int = getattr(commands, arguments.handler)(arguments)
+        code: int = getattr(commands, handler)(arguments)
         return code
-    except InputError as error:
-        return _complain(error, 2)
-    except (MemoryError, OverflowError) as error:
-        return _complain(f"the work is too large for this machine ({error or 'out of memory'})", 1)
-    except (WorkError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
-        return _complain(error, 1)
-    except KeyboardInterrupt:
-        return _complain("interrupted; the same command goes on from what is finished", 130)
 
-
-def _complain(problem: object, code: int) -> int:
-    text = str(problem)
-    sys.stderr.write(f"{'' if text.startswith('slimsched') else 'slimsched: '}{text}\n")
-    return code
+    return exit_code("slimsched", work, lambda: BEGINS_ANEW if handler in _IN_ONE_PIECE else RESUMES)
 
 
 if __name__ == "__main__":

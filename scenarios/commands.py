@@ -107,11 +107,11 @@ def tune(arguments: Namespace) -> int:
     from scenarios.tune import FloorError, failure_path, knobs_of, read_start, save_tuned, tune_world, tuned_path
 
     output = Output(arguments)
+    path = output_file("--out", tuned_path(arguments.out, arguments.router))
     scenario = load_scenario(arguments.scenario)
     world = _world(scenario, default_folder(scenario))
-    knobs = knobs_of(world, arguments)
     start = None if arguments.start is None else read_start(arguments.start, world, arguments.router)
-    path = tuned_path(arguments.out, arguments.router)
+    knobs = knobs_of(world, arguments)
     began_s = time.monotonic()
     with (
         _compiling(output, (), "compiled"),
@@ -127,9 +127,9 @@ def tune(arguments: Namespace) -> int:
         try:
             found = tune_world(world, arguments.router, knobs, start=start, on_progress=tell)
         except FloorError as error:
-            path.unlink(missing_ok=True)  # it was tuned for something else
-            told = f"--floor {knobs.floor:g} --decisions {knobs.decisions} --seed {knobs.seed}"
-            write_text(failure_path(path), f"{error} (slimsched tune {told})\n")
+            asked = f"scenarios/{scenario.name}.yaml --router {arguments.router} --floor {knobs.floor:g}"
+            told = f"slimsched tune {asked} --decisions {knobs.decisions} --seed {knobs.seed}"
+            write_text(failure_path(path), f"{error} ({told})\n")
             raise
     document = save_tuned(
         found,

@@ -11,7 +11,7 @@ from math import sqrt
 from typing import Any, TypedDict
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from hw.accuracy import MEASURED, PAPER, AccuracyProvenance
 from policies.errors import InputError, nearest
@@ -135,7 +135,7 @@ def estimate(values: Sequence[float | None]) -> Estimate:
         return Estimate(mean=None, ci95=None)
     if len(known) == 1:
         return Estimate(mean=float(known[0]), ci95=None)
-    t = float(stats.t.ppf(0.975, len(known) - 1))
+    t = float(stdtrit(len(known) - 1, 0.975))
     return Estimate(mean=float(np.mean(known)), ci95=t * float(np.std(known, ddof=1)) / sqrt(len(known)))
 
 

@@ -12,7 +12,6 @@ from math import sqrt
 from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
-from scipy import stats
 
 from policies.vocabulary import Provenance
 from scenarios.comparison import UNMETERED, Estimate, change_pct, estimate
@@ -402,6 +401,8 @@ def _overall_tau(runs: Sequence[ValidationRun]) -> float | None:
 def _tau(points: Sequence[tuple[float, float]]) -> float | None:
     if len(points) < 2:
         return None
+    from scipy import stats  # slow to import, and every command passes here
+
     tau = float(stats.kendalltau([s for s, _ in points], [h for _, h in points]).statistic)
     return None if np.isnan(tau) else tau
 

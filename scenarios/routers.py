@@ -13,6 +13,7 @@ from pathlib import Path
 
 from policies.errors import InputError, nearest
 from scenarios import cli
+from scenarios.exits import exit_code
 from scenarios.results.cases import RULES, TIDE, scenario_files, tuned_file
 from scenarios.tune import failure_path
 
@@ -56,20 +57,29 @@ def main(argv: Sequence[str] | None = None, run: Callable[[Sequence[str]], int] 
     parser.add_argument("--force", action="store_true", help="also what has a file already")
     parser.add_argument("--dry-run", action="store_true", help="only tell the commands")
     given = parser.parse_args(argv)
-    try:
+
+    def work() -> int:
         commands = tune_commands(given.scenarios, given.only, given.router, force=given.force)
-    except InputError as error:
-        sys.stderr.write(f"routers: {error}\n")
-        return 2
+        if not commands:
+            sys.stdout.write("nothing to tune: each has a file, or is not of a main scenario (--force tunes anew)\n")
+        return _tune_all(commands, run, only_told=given.dry_run)
+
+    return exit_code("routers", work)
+
+
+def _tune_all(commands: Sequence[list[str]], run: Callable[[Sequence[str]], int], *, only_told: bool) -> int:
     for number, command in enumerate(commands, start=1):
         sys.stdout.write(f"[{number}/{len(commands)}] slimsched {' '.join(command)}\n")
         sys.stdout.flush()
-        if given.dry_run:
+        if only_told:
             continue
-        Path(command[-1]).parent.mkdir(parents=True, exist_ok=True)
-        failure_path(Path(command[-1])).unlink(missing_ok=True)
+        out = Path(command[-1])
+        out.parent.mkdir(parents=True, exist_ok=True)
+        failure_path(out).unlink(missing_ok=True)
         code = run(command)
-        if code and not failure_path(Path(command[-1])).exists():  # that a floor can't be kept is a result, too
+        if failure_path(out).exists():  # that a floor can't be kept is a result, too; an older router would hide it
+            out.unlink(missing_ok=True)
+        elif code:
             return code
     return 0
 

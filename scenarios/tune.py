@@ -42,6 +42,8 @@ POINT = 0.01  # of accuracy
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
 RUNGS = 8
 MOST_THREADS = 2
+_PRICE = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
+_BLOWN_UP = 1.0  # so much more than another start costs, in the logarithm of the latency
 _STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
 
 
@@ -145,6 +147,10 @@ class Space(ABC):
         assert rule is not None
         return rule.make(self.context)
 
+    def starts(self) -> list[Reals]:
+        """Where the search may begin: with the first, unless that blows up and another does not."""
+        return [self.start]
+
     def shifted(self, values: Reals, by: float) -> Reals:
         """More accurate for `by` above 0."""
         moved = values.copy()
@@ -183,6 +189,10 @@ class LadderSpace(Space):
         """See `Space`."""
         return LadderRule(rungs=self.rungs, thresholds=tuple(np.cumsum(np.exp(values)).tolist()))
 
+    def starts(self) -> list[Reals]:
+        """See `Space`."""
+        return [self.shifted(self.start, by) for by in (0.0, -1.0, -2.0, 1.0)]
+
     def shifted(self, values: Reals, by: float) -> Reals:
         """All thresholds at so many times the load."""
         return values + by
@@ -201,17 +211,26 @@ class SlackFitSpace(Space):
 
 
 class InfaasSpace(Space):
-    """Logarithms of the share of the target above which a server steps down, of the target, and of up over down."""
+    """Logarithms of the share of the target above which a server steps down, of the target, and of up over down.
+
+    The last is the accuracy of the cheapest variant, in points: at the floor itself that is kept whatever comes.
+    """
 
     def __init__(self, context: RouterContext, knobs: TuningKnobs) -> None:
         super().__init__(context, knobs)
-        self.start = np.array([log(0.1), log(default_target_s(context)), log(0.3)])
-        self.spread = np.array([1.0, 1.0, 0.6])
+        accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
+        self._least, self._most = min(accuracies), max(accuracies)
+        self.start = np.array([log(0.1), log(default_target_s(context)), log(0.3), knobs.floor / POINT])
+        self.spread = np.array([1.0, 1.0, 0.6, 1.0])
 
     def rule(self, values: Reals) -> InfaasRule:
         """See `Space`."""
-        down = exp(values[0])
-        return InfaasRule(target_s=exp(values[1]), down=down, up=down * min(0.95, exp(values[2])))
+        down, floor = exp(values[0]), min(max(float(values[3]) * POINT, self._least), self._most)
+        return InfaasRule(target_s=exp(values[1]), down=down, up=down * min(0.95, exp(values[2])), floor=floor)
+
+    def starts(self) -> list[Reals]:
+        """See `Space`."""
+        return [np.append(self.start[:3], self._least / POINT), self.start]
 
 
 class MilpSpace(Space):
@@ -351,19 +370,22 @@ def _search(
 ) -> tuple[list[Reals], list[tuple[int, float]]]:
     """Until the decisions are used up, or it has settled; the last mean, and the best of the last generation."""
     knobs = course.knobs
-    first = space.start if start is None else np.where(space.spread > 0, start, space.start)
+    first = _first(space, course) if start is None else np.where(space.spread > 0, start, space.start)
     search = CrossEntropy(
         first,
         space.spread * (1.0 if start is None else 0.5),
         stream(knobs.seed, f"tune:{type(space).__name__}"),
         SearchKnobs(population=knobs.population, elite=knobs.elite),
     )
-    price = FloorMultiplier((0.1, 0.05, 0.05), start=0.4)
+    price = FloorMultiplier((0.1, 0.05, 0.05), start=_PRICE)
     history: list[tuple[int, float]] = []
     generation = 0
-    while course.decisions < knobs.decisions and not search.settled:
+    limit = course.decisions + knobs.decisions
+    while course.decisions < limit and not search.settled:
         candidates = search.ask()
-        costs, lacking = _generation(space, course, candidates, generation, price.value if knobs.pid else _STEEP)
+        costs, lacking = _generation(
+            space, course, candidates, generation, price.value if knobs.pid else _STEEP, race=knobs.race
+        )
         search.tell(candidates, costs, comparable=False)
         price.update(lacking)
         history.append((course.decisions, search.best_cost))
@@ -373,7 +395,19 @@ def _search(
     return [search.mean, search.best], history
 
 
-def _generation(space: Space, course: Course, candidates: Reals, generation: int, price: float) -> tuple[Reals, float]:
+def _first(space: Space, course: Course) -> Reals:
+    """Where the search begins; finding that comes on top of the budget."""
+    starts = np.array(space.starts())
+    if len(starts) == 1:
+        return space.start
+    costs, _ = _generation(space, course, starts, -1, _PRICE, race=False)
+    best: Reals = starts[int(np.argmin(costs)) if costs[0] > costs.min() + _BLOWN_UP else 0]
+    return best
+
+
+def _generation(
+    space: Space, course: Course, candidates: Reals, generation: int, price: float, *, race: bool
+) -> tuple[Reals, float]:
     """What each candidate costs, and what the mean one lacks of the floor."""
     knobs = course.knobs
 
@@ -392,7 +426,7 @@ def _generation(space: Space, course: Course, candidates: Reals, generation: int
         return latency_cost(found, knobs) + price * (lacking if knobs.pid else max(0.0, lacking))
 
     kept = list(range(len(candidates)))
-    if knobs.race and knobs.episodes > 1:  # one run says little of the floor, so there it counts for less
+    if race and knobs.episodes > 1:  # one run says little of the floor, so there it counts for less
         early = [latency_cost(s, knobs) + 0.15 * price * max(0.0, shortfall(s, knobs.floor)) for s in scores]
         kept = sorted(np.argsort(early, kind="stable")[: max(1, len(candidates) // 2)].tolist())
     more = [(n, episode) for n in kept for episode in range(1, knobs.episodes)]
@@ -542,7 +576,13 @@ def floor_to(value: float, step: float) -> float:
 
 
 def tuned_path(out: Path | None, kind: str) -> Path:
-    """Where a tuned router goes; raises `InputError` for a file that could not be read back."""
+    """Where a tuned router goes.
+
+    Raises:
+        InputError: nothing of that kind is tuned; the file could not be read back.
+    """
+    if kind not in KINDS:
+        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, KINDS)}")
     ending = ROUTER_SUFFIX if kind == tide_knobs.KIND else RULE_SUFFIX
     path = out or Path(f"{kind}{ending}")
     if not path.name.endswith(ending):

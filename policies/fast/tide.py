@@ -16,20 +16,20 @@ from policies.jit import Ints, Reals, kernel
 FEATURES = 11
 (
     T_WEIGHTS,                                                                  # FEATURES of them
-    T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD, T_DELAY, T_HOLD,
+    T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD, T_DELAY, T_HOLD, T_COMING,
     T_WORTH_AT, T_COST_AT, T_CAPACITY_AT, T_TAU_FAST, T_TAU_MID, T_TAU_SLOW, T_TAU_SPEED, T_WAITING_S,
     T_GUARD_ON_S, T_GUARD_OFF_S,
     T_SIZE,
-) = (0, *range(FEATURES, FEATURES + 19))
+) = (0, *range(FEATURES, FEATURES + 20))
 # Memory.
 (
     E_NOW, E_ARRIVED, E_FAST, E_MID, E_SLOW, E_PRICE, E_BACKLOG, E_IS_GUARDED, E_HANDOVERS, E_GUARDED,
     E_SERVERS,                                                                  # N records follow, then N x S widths
 ) = range(11)
 (
-    F_WORK, F_BUSY, F_DRAINED,
+    F_WORK, F_BUSY, F_DRAINED, F_COMING,
     F_SIZE,
-) = range(4)
+) = range(5)
 # fmt: on
 _NS = 1e9
 
@@ -54,9 +54,11 @@ def remember(g: Ints, h: Reals, v: Ints, m: int, t: int) -> None:
     for index in range(g[PLAN_SERVERS]):
         e, work_s = m + E_SERVERS + index * F_SIZE, v[_server(v, index) + ITS_WORK_NS] / _NS
         if h[e + F_WORK] > 0:
-            h[e + F_BUSY] = (h[e + F_BUSY] + passed_s) * keep
+            took_s = passed_s if work_s > 0 else min(passed_s, h[e + F_WORK])  # all done: perhaps long ago
+            h[e + F_BUSY] = (h[e + F_BUSY] + took_s) * keep
             h[e + F_DRAINED] = (h[e + F_DRAINED] + max(0.0, h[e + F_WORK] - work_s)) * keep
         h[e + F_WORK] = work_s
+        h[e + F_COMING] *= keep  # where some are lost on the way, none stays counted
     h[m + E_NOW], h[m + E_ARRIVED] = v[SEEN_NOW], arrived
 
 
@@ -163,11 +165,16 @@ def fall_back(g: Ints, v: Ints) -> None:
 
 @kernel
 def score_of(g: Ints, h: Reals, v: Ints, m: int, t: int, index: int, key: int) -> float:
-    """When the candidates would be done at a server, about: its work and theirs at its real pace, and the way there."""
+    """When the candidates would be done at a server, about: its work and theirs at its real pace, and the way there.
+
+    Its work is also a share of what is to come back from images that have their place there.
+    """
     location, lines = v[SEEN_LOCATION], g[PLAN_SEGMENTS] * (g[PLAN_WIDTHS] + 1)
     slow = 1.0 + h[t + T_SLOWNESS] * (slowness(h, m, index) - 1.0)
     batch = g[g[PLAN_BATCH_NS_AT] + (index * g[PLAN_KEYS] + key) * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS
-    score = (v[_server(v, index) + ITS_WORK_NS] / _NS + h[t + T_BATCH] * batch) * slow
+    coming_s = h[m + E_SERVERS + index * F_SIZE + F_COMING] / h[int(h[t + T_CAPACITY_AT]) + index]
+    work_s = v[_server(v, index) + ITS_WORK_NS] / _NS + h[t + T_COMING] * coming_s
+    score = (work_s + h[t + T_BATCH] * batch) * slow
     if location in (ANYWHERE, index):
         return score
     line = v[SEEN_SEGMENT] * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
@@ -194,6 +201,19 @@ def key_at_width(g: Ints, v: Ints, width: int) -> int:
 
 
 @kernel
+def note_sent(g: Ints, h: Reals, v: Ints, m: int) -> None:
+    """What was sent is work that will not be worked off before it is seen; and what it leaves to do has a place now."""
+    sent, servers = min(g[PLAN_GROUP], v[SEEN_CANDIDATES]), m + E_SERVERS
+    to_come = (g[PLAN_SEGMENTS] - 1 - v[SEEN_SEGMENT]) / g[PLAN_SEGMENTS]  # of an image's way, beyond this segment
+    if v[SEEN_LOCATION] >= 0:
+        left = servers + v[SEEN_LOCATION] * F_SIZE + F_COMING
+        h[left] = max(0.0, h[left] - sent * (to_come + 1.0 / g[PLAN_SEGMENTS]))
+    its, key = servers + g[PLAN_SERVER] * F_SIZE, key_at_width(g, v, g[PLAN_WIDTH])
+    h[its + F_COMING] += sent * to_come
+    h[its + F_WORK] += sent * g[g[PLAN_IMAGE_NS_AT] + g[PLAN_SERVER] * g[PLAN_KEYS] + key] / _NS
+
+
+@kernel
 def choose_by_tide(g: Ints, h: Reals, v: Ints) -> None:
     """The server where the candidates are done first at the width that the price leaves them there; then the group."""
     m, t = g[PLAN_MEMORY_AT], g[PLAN_KNOBS_AT]
@@ -213,7 +233,4 @@ def choose_by_tide(g: Ints, h: Reals, v: Ints) -> None:
                 best, found, chosen = score, index, width
         g[PLAN_SERVER], g[PLAN_WIDTH], g[PLAN_GROUP] = found, chosen, group_at(g, h, v, m, t)
     h[last_width_at(g, v, m, g[PLAN_SERVER])] = g[PLAN_WIDTH]
-    sent = min(g[PLAN_GROUP], v[SEEN_CANDIDATES])
-    key = key_at_width(g, v, g[PLAN_WIDTH])
-    at = m + E_SERVERS + g[PLAN_SERVER] * F_SIZE + F_WORK
-    h[at] += sent * g[g[PLAN_IMAGE_NS_AT] + g[PLAN_SERVER] * g[PLAN_KEYS] + key] / _NS
+    note_sent(g, h, v, m)

@@ -43,12 +43,13 @@ _PRICE: Final = (
 _REST: Final = (
     Knob("transfer", "placement", 1.2, 0.4, 1.0),  # weight of a transfer's expected time
     Knob("batch", "placement", 2.5, 0.7, 1.0),  # weight of the block's own time
-    Knob("move_ms", "placement", 1.2, 0.5),  # what leaving a place costs beside that
+    Knob("move_ms", "placement", 3.0, 0.8),  # what leaving a place costs beside that
     Knob("slowness", "pace", 0.1, 0.15),  # how far to believe that a server is slower than its profile
     Knob("share", "group", 1.0, 0.1, 1.0),  # of the candidates, in one block
     Knob("share_backlog", "group", 0.0, 0.03),
     Knob("delay", "delay", 0.1, 0.1),  # what a block's own time counts beside its images' share of full batches
     Knob("hold", "hold", -2.0, 1.2, -20.0),  # the logarithm of what a change of width must gain, in tenths of a point
+    Knob("coming", "coming", 0.5, 0.2),  # weight of the work that will come back to a place, in scores of places
     Knob("own_cost", "own_cost", 0.5, 0.2),  # what a width costs on the placed server rather than on average
 )
 SWITCHES: Final = (*dict.fromkeys(knob.switch for knob in (*_PRICE, *_REST) if knob.switch != _ALWAYS), "worth")

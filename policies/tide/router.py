@@ -82,7 +82,7 @@ class TideRouter:
     def plan(self) -> Ints:
         """A fresh plan for compiled code (`policies.fast`)."""
         config, x = self._context.config, self.values
-        transfer, batch, move_ms, slowness, share, share_backlog, delay, hold, own = x[PRICES:OTHERS].tolist()
+        transfer, batch, move_ms, slowness, share, share_backlog, delay, hold, coming, own = x[PRICES:OTHERS].tolist()
         plan = Plan(config, self._context.costs)
         plan.add_costs()
         worth, cost, capacity, unit_s, waiting_s = self._tables(x[OTHERS:], min(max(own, 0.0), 1.0))
@@ -95,6 +95,7 @@ class TideRouter:
             share_backlog,
         )
         row[tide.T_HOLD] = exp(min(hold, 10.0)) / 1e3
+        row[tide.T_COMING] = max(coming, 0.0)
         row[tide.T_DELAY] = max(delay, 0.0) / unit_s
         row[tide.T_WORTH_AT], row[tide.T_COST_AT], row[tide.T_CAPACITY_AT] = map(plan.add, (worth, cost, capacity))
         row[[tide.T_TAU_FAST, tide.T_TAU_MID, tide.T_TAU_SLOW]] = RATES_S
@@ -120,7 +121,8 @@ class TideRouter:
         cost = (own * image + (1 - own) * mean + ahead[None, :, :, None]) / unit_s
         steps = worth_of_steps(self._context) * np.exp(stretch.reshape(segments, widths - 1))
         worth = np.hstack([np.zeros((segments, 1)), np.cumsum(steps, axis=1)])
-        middle_s = _path_s(image, tuple(min(widths - 1, s + s // 3) * (widths > 1) for s in range(segments)))
+        middle = tuple(min(widths - 1, s + s // 3) * (widths > 1) for s in range(segments))  # cheap ones, then full
+        middle_s = _path_s(image, middle)
         return worth, cost, 1.0 / middle_s, float(unit_s), float(middle_s.mean()) / segments
 
     # ------------------------------------------------------------------------------------------------------- files
@@ -157,6 +159,8 @@ class TideRouter:
             differ = ", ".join(sorted(set(found[2]) ^ set(names))) or "their order"
             problem = f"made by another version of Tide, whose knobs differ ({differ})"
             raise InputError(str(path), "", f"{problem}. Tune it anew: slimsched tune")
+        if values.shape != (len(names),):
+            raise InputError(str(path), "tide.values", f"has the shape {values.shape}, not {(len(names),)}: damaged")
         return cls(values, context)
 
 

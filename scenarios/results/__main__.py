@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from policies.errors import InputError, WorkError
+from policies.errors import InputError
 from policies.vocabulary import Provenance
+from scenarios.exits import exit_code
 from scenarios.parallel import core_count
 from scenarios.results import pictures
 from scenarios.results.cases import Case, experiments, made_by, read_case, scenario_files
@@ -141,27 +142,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scenarios", type=Path, default=SCENARIOS, metavar="DIR", help="with routers/ in it")
     parser.add_argument("--quiet", action="store_true")
     given = parser.parse_args(argv)
-    try:
+
+    def work() -> int:
         for flag in ("seeds", "jobs"):
             if (value := getattr(given, flag)) is not None and value < 1:
                 raise InputError(f"--{flag}", "", f"{value}; allowed are whole numbers from 1")
+        if given.out.is_file():
+            raise InputError("--out", "", f"{given.out}: this is a file; name a folder")
+        if given.page is not None and given.page.is_dir():
+            raise InputError("--page", "", f"{given.page}: this is a folder; name a file")
         page, made = make_results(
             folder=given.scenarios, out=given.out, page=given.page, only=given.only, seeds=given.seeds,
             jobs=given.jobs, quiet=given.quiet,
         )  # fmt: skip
-    except InputError as error:
-        return _complain(error, 2)
-    except (WorkError, OSError) as error:
-        return _complain(error, 1)
-    except KeyboardInterrupt:
-        return _complain("interrupted; the same command goes on from what is finished", 130)
-    sys.stdout.write(f"{made} runs made; {page}\n")
-    return 0
+        sys.stdout.write(f"{made} runs made; {page}\n")
+        return 0
 
-
-def _complain(problem: object, code: int) -> int:
-    sys.stderr.write(f"results: {problem}\n")
-    return code
+    return exit_code("results", work)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Contender:
         label: its name on the page.
         group: one of `GROUPS`.
         router: as `--router` takes it: a name, or a file.
-        made_by: how its file came about.
+        file: where it lies, if it is one.
     """
 
     label: str

@@ -18,6 +18,7 @@ from scenarios.results.cases import PLACED, PLAIN, TIDE, TUNED
 EQUAL: Final = 0.05 / 100  # of accuracy: a rival that is less accurate by more is no rival
 MOVING_GAIN_PCT: Final = 10.0  # lower mean latency that is asked for where the load moves
 STATIONARY_LOSS_PCT: Final = 3.0  # higher mean latency that is allowed where it does not
+ENERGY_OVER_PCT: Final = 15.0  # above the fluid bound, asked for under moderate load
 LOST: Final = 0.001  # of the images: who leaves more than that more of them unfinished has bought its latency so
 REFERENCE_S: Final = 0.05  # mean latency from which hypervolume counts
 

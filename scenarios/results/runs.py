@@ -11,7 +11,7 @@ import hashlib
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -286,8 +286,3 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = read_json(path)
     return found
-
-
-def stored_wall_s(results: Iterator[Result]) -> float:
-    """How long some runs took to compute."""
-    return sum(result["wall_s"] for result in results)

@@ -81,6 +81,14 @@ def test_a_server_that_falls_behind_its_profile_is_believed_to_be_slow() -> None
     assert choices == [1, 0]
 
 
+def test_a_server_that_was_idle_for_long_is_not_believed_to_be_slow() -> None:
+    """It was done with its work at some time before it was looked at again."""
+    router = tide((1.0, 0.9), price=-1e4, slowness=1.0, coming=0.0, guarded=False)
+    for step in range(20):
+        seen = at(view(server(), server(), candidates=8), 1_000_000_000 * (step + 1))
+        assert router.choose(seen, RNG).server == 0
+
+
 def at(seen: ClusterView, now_ns: int) -> ClusterView:
     from msgspec.structs import replace
 
@@ -118,10 +126,9 @@ def test_the_guard_hands_over_and_back_and_counts() -> None:
 
 def test_what_the_guard_gave_is_the_width_that_is_held_on_to() -> None:
     """Not the last one that Tide itself chose, before."""
-    router = tide(price=-1e4, hold=8.0)
-    assert width(router, 1) == 1.0
-    assert width(router, 100_000) == WIDTHS[0], "the guard's"
-    assert width(router, 1) == WIDTHS[0]
+    router = tide((1.0,), price=-1e4, hold=8.0)
+    found = [router.choose(view(server(), fifo=fifo), RNG).width for fifo in (1, 100_000, 1)]
+    assert found == [1.0, WIDTHS[0], WIDTHS[0]]
     assert router.guarded_decisions == 1
 
 
@@ -130,6 +137,28 @@ def test_a_blocks_own_time_is_paid_for_by_the_block() -> None:
     widths = [width(tide(price=-6.0, delay=delay, guarded=False), 1) for delay in (0.0, 1.0, 30.0)]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > widths[-1]
+
+
+def test_work_that_comes_back_to_a_place_counts_there() -> None:
+    """Images between two segments are at no server; where they have their place there is less room for new ones."""
+    idle = view(server(), server(), candidates=8)
+    for weight, wanted in ((0.0, [0, 0, 0]), (1.0, [0, 1, 0])):
+        router = tide(coming=weight, guarded=False)
+        assert [router.choose(idle, RNG).server for _ in range(3)] == wanted
+
+
+def test_what_has_left_or_was_lost_comes_back_no_more() -> None:
+    """Through its last segment, or not seen again for long."""
+    for leaves in (True, False):
+        router = tide((1.0, 0.999), coming=1.0, guarded=False)
+        assert router.choose(view(server(), server(), candidates=8), RNG).server == 0
+        if leaves:
+            for segment in (2, 3, 4):
+                seen = view(server(), server(valid=False), head=HeadKey(segment, 1.0, 0), candidates=8)
+                assert router.choose(seen, RNG).server == 0
+        later = at(view(server(), server(), candidates=8), 1_000_000_000 if leaves else 10**16)
+        assert router.choose(later, RNG).server == 0
+        assert router.choose(later, RNG).server == 1
 
 
 def test_the_worth_of_steps_is_that_of_tuples_worth_running() -> None:
@@ -185,6 +214,9 @@ def test_a_file_with_other_knobs_is_of_another_version(tmp_path: Path) -> None:
     names = [name for name in json.loads(header["names"]) if name != "hold"]
     checkpoint.write(path, tensors, {**header, "names": json.dumps(names)})
     with pytest.raises(InputError, match=r"another version of Tide, whose knobs differ \(hold\)"):
+        TideRouter.load(path, context())
+    checkpoint.write(path, {"tide.values": tensors["tide.values"][:-1]}, header)
+    with pytest.raises(InputError, match=r"tide.values: has the shape \(32,\), not \(33,\): damaged"):
         TideRouter.load(path, context())
 
 

@@ -1,0 +1,96 @@
+"""The ablation keeps its rows, goes on with the next one, and mixes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scenarios import ablation
+from scenarios.ablation import RIVAL, ROWS, main, row_of
+from scenarios.materials import load_world
+from tests.scenarios.test_tune import KNOBS, SCENARIO
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**SCENARIO, "tuning": {"floor": 0.75, "levels": 1}}))
+    return path
+
+
+def test_an_interrupted_one_goes_on_with_the_next_row(
+    scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str, Any, float | None]] = []
+
+    def told(world: object, name: str, kind: str, knobs: Any, first: dict[str, Any] | None) -> dict[str, Any]:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append((name, kind, knobs, None if first is None else first["mean_ms"]))
+        return {"switch": name, "mean_ms": float(len(made))}
+
+    monkeypatch.setattr(ablation, "row_of", told)
+    out = tmp_path / "rows.json"
+    assert main([str(scenario), "--json", str(out)]) == 130
+    assert [row["switch"] for row in json.loads(out.read_text())["rows"]] == [*ROWS][:3]
+    before = made.copy()
+    made[:] = [("", "", None, None)] * 4
+    assert main([str(scenario), "--json", str(out)]) == 0
+    after = made[4:]
+    assert [name for name, *_ in before + after] == [*ROWS, RIVAL]
+    assert {first for *_, first in (before + after)[1:]} == {1.0}, "all are set beside the first"
+    assert [kind for _, kind, *_ in after][-2:] == ["tide", "ladder"]
+    for name, _, knobs, _ in before + after:
+        assert all(getattr(knobs, key) == value for key, value in ROWS.get(name, {}).items())
+        assert knobs.levels == 1, "the scenario's"
+
+
+def test_rows_of_another_command_are_left_alone(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.json"
+    text = json.dumps({"command": f"python -m scenarios.ablation {scenario} --decisions 7", "rows": []})
+    out.write_text(text)
+    assert main([str(scenario), "--json", str(out), "--decisions", "8"]) == 2
+    assert "can't stand beside those of" in capsys.readouterr().err
+    assert out.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["none.yaml"], "none.yaml"),
+        (["SCENARIO", "--decisions", "0"], "--decisions: 0; allowed are whole numbers from 1"),
+        (["SCENARIO", "--seed", "-1"], "--seed: -1; allowed are whole numbers from 0"),
+        (["FLOORLESS"], "tuning.floor: missing"),
+    ],
+)
+def test_wrong_input_is_one_message(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    floorless = tmp_path / "floorless.yaml"
+    floorless.write_text(yaml.safe_dump(SCENARIO))
+    named = [{"SCENARIO": str(scenario), "FLOORLESS": str(floorless)}.get(flag, flag) for flag in flags]
+    assert main([*named, "--json", str(tmp_path / "rows.json")]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+
+
+def test_a_row_is_of_the_reported_seeds(scenario: Path) -> None:
+    """Set beside itself nothing changes; where no setting keeps the floor, that is the row."""
+    world, knobs = load_world(scenario), replace(KNOBS, floor=0.75, decisions=3_000)
+    first = row_of(world, "all", "tide", knobs, None)
+    assert first["seeds"] == [100, 101]
+    assert len(first["means_s"]) == 2
+    assert first["change_pct"] == {"mean": 0.0, "ci95": 0.0}
+    again = row_of(world, "again", "tide", knobs, first)
+    assert again["change_pct"] == {"mean": 0.0, "ci95": 0.0}
+    slower = row_of(world, "again", "tide", knobs, {**first, "means_s": [value / 2 for value in first["means_s"]]})
+    assert slower["change_pct"]["mean"] == pytest.approx(100.0)
+    assert "the most was" in row_of(world, "too much", "milp", replace(knobs, floor=0.7642), first)["problem"]
