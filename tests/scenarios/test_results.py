@@ -56,7 +56,7 @@ def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
     for row in ("| **tide** |", "| ladder |", "| ladder, not tuned |", "| random |"):
         assert text.count(f"\n{row}") == 1, row
     assert "A tiny load. [main-tiny.yaml]" in text
-    assert "Tide against `" in text or "Can't be judged" in text
+    assert text.count("\nTide against `") + text.count("\nCan't be judged: ") == 1, "one verdict"
     for kind in ("slackfit", "infaas", "milp", "fixed"):
         assert f"{kind}: no `routers/main-tiny/{kind}.rule.yaml` (`make routers`)" in text
     assert "seeds: `compare.seeds` has 2, 10 are asked for" in text
@@ -383,6 +383,7 @@ def test_the_page_counts_wins_and_names_losses() -> None:
     assert "failed: no floor" in text
     assert "paper, Table IV" in text
     assert "seeds 0-1, 5" in text
+    assert "in 0 of 1 scenarios** Tide is at most 15 % above the fluid bound; the least is +50 %." in text
     assert "## Why\n\nSo." in text
     assert text == results_page(cases, Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet", ablation,
                                              remarks="## Why\n\nSo."))  # fmt: skip
@@ -413,7 +414,14 @@ def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert routers.main(["--scenarios", str(tmp_path)], run) == 0
     assert [command[3] for command in ran] == ["slackfit", "fixed"], "that a floor can't be kept is known"
     ran.clear()
+    assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder"], run) == 0
+    assert not ran
+    assert "nothing to tune" in capsys.readouterr().out
     assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder", "--force"], run) == 0
     assert [command[3] for command in ran] == ["tide", "ladder"]
+    older = tmp_path / "routers/main-tiny/infaas.rule.yaml"
+    older.write_text("of another floor")
+    assert routers.main(["--scenarios", str(tmp_path), "--router", "infaas", "--force"], run) == 0
+    assert not older.exists(), "it would hide that the floor can't be kept"
     assert routers.main(["--scenarios", str(tmp_path), "--router", "tied"], run) == 2
     assert "did you mean 'tide'" in capsys.readouterr().err

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,20 @@ from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
 from scenarios.compose import World
 from scenarios.materials import load_world
-from scenarios.tune import KINDS, TuningKnobs, failure_path, floor_to, natural_floor, tune_world
+from scenarios.tune import (
+    KINDS,
+    Course,
+    LadderSpace,
+    TuningKnobs,
+    _first,
+    _generation,
+    failure_path,
+    floor_to,
+    latency_cost,
+    natural_floor,
+    tune_world,
+)
+from sim.batch.scoring import RunScore
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = {
@@ -64,7 +80,8 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
     if kind != "fixed":
         assert found.accuracy < floor + 0.006, "no more accurate than asked for: that would cost latency"
         assert [n for n, _ in found.history][-1] == found.decisions >= KNOBS.decisions
-        assert all(n < KNOBS.decisions for n, _ in found.history[:-1]), "it stops at its budget"
+        spent = [n for n, _ in found.history]
+        assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
 
 
 def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> None:
@@ -77,9 +94,12 @@ def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> N
 def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "milp.rule.yaml"
     command = ["tune", str(scenario), "--router", "milp", "--floor", "0.7642", "--decisions", "1000", "--quiet"]
+    out.write_text("what was here before")
     assert main([*command, "--out", str(out)]) == 1
-    assert not out.exists()
-    assert "no setting keeps an accuracy of 0.7642 on tiny; the most was 0.7" in failure_path(out).read_text()
+    assert out.read_text() == "what was here before"
+    told = failure_path(out).read_text()
+    assert "no setting keeps an accuracy of 0.7642 on tiny; the most was 0.7" in told
+    assert "(slimsched tune scenarios/tiny.yaml --router milp --floor 0.7642 --decisions 1000 --seed 0)" in told
 
 
 @pytest.mark.parametrize(
@@ -125,10 +145,76 @@ def test_why_there_is_none_lies_where_the_router_would() -> None:
     assert failure_path(Path("a/tide.v1.2.safetensors")) == Path("a/tide.v1.2.failed.txt")
 
 
-@pytest.mark.parametrize("changed", [{"common": False}, {"pid": False, "logs": False}, {"race": False, "tail": 0.0}])
-def test_every_switch_works(world: World, changed: dict[str, object]) -> None:
-    found = tune_world(world, "tide", replace(KNOBS, decisions=5_000, without=("rates",), **changed))  # type: ignore[arg-type]
-    assert found.accuracy >= KNOBS.floor
+def score(mean_s: float, p99_s: float, accuracy: float = 0.75) -> RunScore:
+    return RunScore(100, 0, mean_s, 0.0, mean_s, p99_s, accuracy, 0.0, 7)
+
+
+def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
+    """In logarithms runs of unequal load count alike; plain, the slow one counts for most."""
+    scores = [score(0.001, 0.01), score(0.1, 1.0)]
+    assert latency_cost(scores, replace(KNOBS, tail=0.0)) == pytest.approx(log(0.01))
+    assert latency_cost(scores, replace(KNOBS, tail=0.5)) == pytest.approx(log(0.01) + 0.5 * log(0.1))
+    assert latency_cost(scores, replace(KNOBS, tail=0.0, logs=False)) == pytest.approx(log(0.0505))
+
+
+class _FixedSpace(LadderSpace):
+    """A router is its candidate."""
+
+    def __init__(self, *starts: float) -> None:
+        self._starts = [np.array([value]) for value in starts]
+
+    def starts(self) -> list[Any]:
+        """See `Space`."""
+        return self._starts
+
+    def router(self, values: Any) -> Any:
+        """See `Space`."""
+        return values
+
+
+class _Watched(Course):
+    """No run is made: the first number of a candidate is its latency in seconds."""
+
+    def __init__(self, knobs: TuningKnobs) -> None:
+        self.knobs, self.decisions = knobs, 0
+        self.ran: list[tuple[float, str, int]] = []
+
+    def excerpt(self, name: str, part: int) -> Any:
+        """Its name and part."""
+        return name, part
+
+    def measure(self, tries: Sequence[tuple[Any, Any]]) -> list[RunScore]:
+        """See `Course`."""
+        self.ran += [(float(x[0]), *spec) for x, spec in tries]
+        return [score(float(x[0]), 1.0) for x, _ in tries]
+
+
+@pytest.mark.parametrize("race", [True, False])
+@pytest.mark.parametrize("common", [True, False])
+def test_candidates_meet_the_same_runs_and_the_worst_are_given_up(race: bool, common: bool) -> None:
+    """Each switch does what it says: half of the candidates run once only; each has runs of its own."""
+    course = _Watched(replace(KNOBS, common=common, episodes=3, tail=0.0))
+    candidates = np.array([[0.1], [0.4], [0.2], [0.3]])
+    costs, _ = _generation(_FixedSpace(), course, candidates, 5, 0.0, race=race)
+    given_up = [bool(np.isinf(cost)) for cost in costs]
+    assert given_up == ([False, True, False, True] if race else [False] * 4)
+    assert len(course.ran) == (4 + 2 * 2 if race else 4 + 4 * 2)
+    assert len({name for _, name, _ in course.ran}) == (3 if common else len(course.ran))
+    assert {part for _, _, part in course.ran} == {0, 1, 2}, "excerpts of all parts"
+    assert np.exp(costs[[0, 2]]) == pytest.approx([0.1, 0.2])
+
+
+def test_a_floor_without_a_controller_is_a_steep_wall(world: World) -> None:
+    knobs = replace(KNOBS, floor=0.75, decisions=40_000)
+    wall, controlled = (tune_world(world, "tide", replace(knobs, pid=pid)) for pid in (False, True))
+    assert not np.allclose(wall.values, controlled.values)
+
+
+def test_a_search_begins_elsewhere_only_where_the_first_start_blows_up() -> None:
+    """By more than a factor e; then with the best."""
+    for slow, wanted in ((0.2, 0.2), (0.4, 0.1)):
+        course = _Watched(replace(KNOBS, tail=0.0))
+        assert _first(_FixedSpace(slow, 0.15, 0.1), course) == pytest.approx([wanted])
 
 
 def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> None:
@@ -165,6 +251,22 @@ def test_the_command_writes_a_file_that_runs(
     assert results[0] == results[1], "the reference and the compiled engine decide the same, bit for bit"
 
 
-def test_a_file_of_another_ending_is_refused(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", str(scenario), "--router", "tide", "--out", "x.yaml", "--quiet"]) == 2
-    assert "ends with .safetensors" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--router", "tide", "--out", "x.yaml"], "ends with .safetensors"),
+        (["--router", "tyde", "--out", "tide.safetensors"], "'tyde' can't be tuned; did you mean 'tide'?"),
+        (["--router", "ladder", "--start", "x.rule.yaml"], "only tide can begin with a file"),
+    ],
+)
+def test_wrong_flags_are_told_before_anything_runs(
+    scenario: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    said: str,
+) -> None:
+    """Even without a floor, which is found by running the ladder."""
+    monkeypatch.setattr(Course, "measure", None)
+    assert main(["tune", str(scenario), *flags, "--quiet"]) == 2
+    assert said in capsys.readouterr().err
