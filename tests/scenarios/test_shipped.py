@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from hw.networks import ModelFile, Network
 from scenarios.fluid import overload_of
 from scenarios.loading import load_scenario
 from scenarios.materials import load_world
+from scenarios.results.cases import RULES, made_by, read_case
 from scenarios.run import training_knobs, training_text
 from scenarios.spec import RatesWorkload
 
@@ -123,3 +125,33 @@ def test_the_bits_are_what_the_network_computes(cifar100: Dataset) -> None:
     model, _ = ModelFile(NETWORK).load()
     found = evaluate(model, few, batch=count)
     assert np.mean(found.correct == _table().correct[:count]) > 0.999
+
+
+MAIN = sorted(path.stem for path in (ROOT / "scenarios").glob("main-*.yaml"))
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
+    """Every kind, at its floor; or why it can't be kept."""
+    case = read_case(ROOT / "scenarios" / f"{name}.yaml")
+    assert all(text.split(":")[0] in RULES and "no setting keeps" in text for text in case.missing)
+    files = [contender.file for contender in case.contenders if contender.file is not None]
+    tuned = {file.name.split(".")[0]: made_by(file) for file in files}
+    assert len(case.missing) + len(tuned) == len(RULES) + 1
+    for kind, told in tuned.items():
+        assert told["floor"] == case.scenario.tuning.floor
+        assert told["accuracy"] >= told["floor"]
+        assert f"scenarios/{name}.yaml --router {kind} --floor {told['floor']:g} " in told["command"]
+
+
+def test_the_readme_says_what_the_results_say() -> None:
+    """Its table of who wins is a part of that of the results."""
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(main-[^`]+)` \| (.*) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name, _ in rows] == MAIN
+    for name, cells in rows:
+        rival, points, mean, p99, holds = cells.split(" | ")
+        found = re.search(rf"^\| \[{name}\]\(#{name}\) \| \w+ \| (.*) \|$", results, re.MULTILINE)
+        assert found, name
+        told = found[1].split(" | ")
+        assert [rival, points, mean, p99, holds] == [*told[:4], told[-1].strip("*")]
