@@ -151,8 +151,8 @@ def _method(notes: Notes) -> Iterator[str]:
 - Tide and the rules were tuned by the same `slimsched tune`: the same objective, at most the same number of simulated
   decisions, the same runs, the same floor of accuracy ([Tide](tide.md), [routers](routers.md)). What differs: Tide
   begins with numbers that were found on `main-mmpp-10g` before, which no budget counts, and chooses servers and groups,
-  too; rules begin with plain numbers, are placed by `sticky` and take the largest group. *Tide, not tuned* is where it
-  begins.
+  too; rules begin with plain numbers (`ladder` and `infaas` with others where those blow up, which no budget counts),
+  are placed by `sticky` and take the largest group. *Tide, not tuned* is where it begins.
 - **Best rival**: the one with the lowest mean latency, of all others who leave no more images unfinished and whose
   expected accuracy is at most {100 * EQUAL:.2f} points below Tide's, or lower still while they are slower. Where none
   of those was tuned, or a tuned one is quicker with less accuracy, nobody has won. Tide with other numbers is no rival.
@@ -307,7 +307,7 @@ def _making(made: Sequence[Made]) -> Iterator[str]:
         return
     yield (
         "As each file says itself; figures are on the runs of its tuning. `make routers FORCE=1` makes them all again, "
-        "but for the paper's PPO ([its commands](../scenarios/routers/README.md))."
+        "but for the paper's PPO and one ladder ([how they were made](../scenarios/routers/README.md))."
     )
     head = ("scenario", "router", "decisions", "to set the floor", "time", "accuracy %", "mean ms", "p99 ms", "command")
     yield _table(head, [_made_cells(each) for each in made])

@@ -176,8 +176,8 @@ def test_the_reference_opens_no_compiler(tmp_path: Path) -> None:
     path = write_scenario(tmp_path)
     code = (
         "import sys; from scenarios.cli import main; "
-        f"main(['simulate', {str(path)!r}, '--router', 'jsq', '--json', '-']); "
-        "sys.exit('numba' in sys.modules)"
+        f"code = main(['simulate', {str(path)!r}, '--router', 'jsq', '--json', '-']); "
+        "sys.exit(code or 'numba' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
