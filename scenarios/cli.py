@@ -17,7 +17,7 @@ from policies.errors import InputError, nearest
 from scenarios.exits import BEGINS_ANEW, RESUMES, exit_code
 
 ENGINES = ("simpy", "compiled")
-_IN_ONE_PIECE = ("tune", "simulate", "capacity", "bound")  # they keep nothing of half the work
+_RESUMING = ("run", "train", "compare", "validate", "calibrate", "model_train")  # they keep what is finished
 _INVALID_CHOICE = re.compile(r"argument ([^:]*): invalid choice: '(.*)' \(choose from (.*)\)")
 
 
@@ -334,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = getattr(commands, handler)(arguments)
         return code
 
-    return exit_code("slimsched", work, lambda: BEGINS_ANEW if handler in _IN_ONE_PIECE else RESUMES)
+    return exit_code("slimsched", work, lambda: RESUMES if handler in _RESUMING else BEGINS_ANEW)
 
 
 if __name__ == "__main__":

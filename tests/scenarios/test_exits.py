@@ -1,0 +1,69 @@
+"""However a command ends: one message, the right code, and no promise that isn't kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError, WorkError
+from scenarios import cli, commands
+from scenarios.exits import exit_code
+from scenarios.results.__main__ import main as results
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (InputError("a.yaml", "floor", "missing"), 2, "a.yaml"),
+        (WorkError("no setting keeps it"), 1, "no setting keeps it"),
+        (OSError(28, "No space left on device"), 1, "No space left"),
+        (MemoryError(), 1, "too large for this machine (out of memory)"),
+        (KeyboardInterrupt(), 130, "goes on from what is finished"),
+    ],
+)
+def test_an_error_is_one_line(error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        raise error
+
+    assert exit_code("made", work) == code
+    told = capsys.readouterr().err
+    assert told.startswith("made: ")
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_an_unknown_error_is_no_ones_mistake() -> None:
+    """It keeps its traceback: it has to be mended here."""
+    with pytest.raises(ZeroDivisionError):
+        exit_code("made", lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["tune", "x.yaml", "--router", "tide"], "nothing of it is kept"),
+        (["simulate", "x.yaml"], "nothing of it is kept"),
+        (["compare", "x.yaml"], "goes on from what is finished"),
+    ],
+)
+def test_only_who_resumes_says_so(
+    command: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, command[0], interrupted)
+    assert cli.main(command) == 130
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "said"), [("--out", "this is a file"), ("--page", "this is a folder")])
+def test_results_refuse_what_they_cant_write(
+    flag: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything runs."""
+    path = tmp_path / "there"
+    path.write_text("a file") if flag == "--out" else path.mkdir()
+    assert results([flag, str(path)]) == 2
+    assert f"results: {flag}: {path}: {said}" in capsys.readouterr().err
