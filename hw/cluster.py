@@ -46,11 +46,11 @@ from hw.watch import Watch
 from hw.worker import WorkerDiedError, WorkerSlot, WorkerSpec
 from policies.errors import InputError, WorkError
 from policies.faults import WORKER_DIED, Fault, Poison, Supervision
+from policies.interfaces import GROUPS, RouterConfig, RoutingPolicy
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
-from policies.routing import GROUPS, RouterConfig, RoutingPolicy
 from policies.vocabulary import (
     NS_PER_S,
     Block,

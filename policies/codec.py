@@ -10,7 +10,7 @@ import msgspec
 
 from policies import vocabulary
 from policies.greedy import GreedyKnobs
-from policies.routing import RouterConfig
+from policies.interfaces import RouterConfig
 
 _WORDS: dict[str, type[Any]] = {
     name: word for name, word in vars(vocabulary).items() if isinstance(word, type) and issubclass(word, msgspec.Struct)

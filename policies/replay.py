@@ -8,9 +8,9 @@ from typing import Any
 
 from policies.errors import InputError
 from policies.greedy import GreedyKnobs, GreedyScheduler
+from policies.interfaces import RouterConfig
 from policies.records import LoggedStep
 from policies.router import RouterCore
-from policies.routing import RouterConfig
 
 
 @dataclass(frozen=True, slots=True)

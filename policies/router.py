@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from policies.fifo import KeyedFifo
-from policies.routing import RouterConfig
+from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
     IMAGE,

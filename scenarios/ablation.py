@@ -25,7 +25,7 @@ from scenarios.exits import exit_code
 from scenarios.materials import load_world
 from scenarios.store import read_json, write_json
 from scenarios.tune import MOST_THREADS, Course, Tuned, TuningKnobs, tune_world
-from sim.batch.scoring import RunScore
+from sim.compiled.scoring import RunScore
 
 SCHEMA: Final = "slimsched.ablation/1"
 ROWS: Final[dict[str, dict[str, Any]]] = {

@@ -9,8 +9,8 @@ import numpy as np
 
 from policies.chance import stream
 from policies.errors import InputError, WorkError
+from policies.interfaces import RoutingPolicy
 from policies.records import IN_FLIGHT
-from policies.routing import RoutingPolicy
 from scenarios.compose import World
 from scenarios.result import Simulator
 from scenarios.spec import PoissonWorkload

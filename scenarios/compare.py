@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from policies.chance import stream
 from policies.errors import InputError
+from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
-from policies.routing import RoutingPolicy
 from scenarios.comparison import Comparison, compare_results
 from scenarios.compose import World
 from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX
@@ -20,8 +20,8 @@ from scenarios.result import Result, Simulator, summarise
 from scenarios.signatures import against_reference
 
 if TYPE_CHECKING:
-    from sim.batch.simulation import CompiledSimulation
     from sim.cluster import Simulation
+    from sim.compiled.simulation import CompiledSimulation
 
 FEW_IMAGES: Mapping[Simulator, int] = {"simpy": 20_000, "compiled": 500_000}  # in all runs: seconds of one process
 

@@ -15,8 +15,8 @@ from policies import jit
 
 Say = Callable[[str], None]
 _PARTS = {
-    "sim.batch.rollout": "the engine's rollouts: 10 to 20 s",
-    "sim.batch": "the engine: 10 to 20 s",
+    "sim.compiled.rollout": "the engine's rollouts: 10 to 20 s",
+    "sim.compiled": "the engine: 10 to 20 s",
     "policies.ppo": "the router: some seconds",
 }
 

@@ -18,10 +18,10 @@ from policies.chance import derived_seed, stream
 from policies.errors import InputError
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.routing import RouterConfig, RoutingPolicy
 from policies.rules.context import RouterContext
-from policies.rules.names import make_router
 from policies.tide.knobs import KIND as TIDE
 from policies.vocabulary import IMAGE, Provenance, WorkKey
 from scenarios.loading import (
@@ -69,7 +69,7 @@ from sim.tables import DeviceTables, compile_tables, nanoseconds
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
-    from sim.batch.simulation import CompiledSimulation
+    from sim.compiled.simulation import CompiledSimulation
 
 ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
 DRAIN_LIMIT_S = 60.0
@@ -299,7 +299,7 @@ class World:
         """
         if engine == "simpy":
             return Simulation(self.cluster, run)
-        from sim.batch.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
+        from sim.compiled.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
 
         return CompiledSimulation(self.cluster, run)
 

@@ -17,8 +17,8 @@ import gymnasium
 if TYPE_CHECKING:
     from scenarios.compose import World
     from scenarios.result import Simulator
-    from sim.batch.env import SlimClusterVectorEnv
     from sim.cluster import RunSpec
+    from sim.compiled.env import SlimClusterVectorEnv
     from sim.env import Run, SlimClusterEnv
 
 ID = "SlimCluster-v0"
@@ -57,7 +57,7 @@ def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float |
         InputError: the scenario needs something measured first, or something that the compiled engine can't do.
     """
     from scenarios.materials import load_world
-    from sim.batch.env import SlimClusterVectorEnv
+    from sim.compiled.env import SlimClusterVectorEnv
 
     world = load_world(Path(scenario))
     return SlimClusterVectorEnv(world.cluster, lambda seed: _episode(world, duration_s, seed), num_envs)

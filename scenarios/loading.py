@@ -15,9 +15,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from policies import strict
 from policies.errors import InputError, nearest
-from policies.rules.names import parse_router_name
+from policies.names import parse_router_name
 from policies.rules.specs import RuleSpec, rule_from_dict
+from policies.strict import StrictModel
 from scenarios.spec import (
     NETWORKS,
     GreedySection,
@@ -28,10 +30,8 @@ from scenarios.spec import (
     SpanFault,
     TraceWorkload,
 )
-from sim import strict
 from sim.network import PRESETS
 from sim.profile import Profile
-from sim.strict import StrictModel
 
 TRAINED_ROUTER = "ppo"  # in a scenario: the router that this run trains
 ROUTER_SUFFIX = ".safetensors"

@@ -13,8 +13,8 @@ from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.telemetry import usable_cores
 from policies.errors import InputError
+from policies.interfaces import RouterConfig
 from policies.ppo.router import PPORouter
-from policies.routing import RouterConfig
 from policies.vocabulary import Provenance
 from scenarios.campaign import require_plan
 from scenarios.compare import require_distinct_names

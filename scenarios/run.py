@@ -73,7 +73,7 @@ from scenarios.store import (
 from scenarios.tables import format_score
 from scenarios.train import require_compiled, score_router, train_world
 from scenarios.validate import device_of, validate_runs
-from sim.batch import UnsupportedScenario
+from sim.compiled import UnsupportedScenario
 
 Say = Callable[[str], None]
 RESULTS = "results.json"

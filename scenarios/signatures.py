@@ -15,7 +15,7 @@ from policies.faults import OUT_OF_MEMORY
 from policies.vocabulary import IMAGE, WorkKey
 
 if TYPE_CHECKING:
-    from policies.routing import CostModel
+    from policies.interfaces import CostModel
     from scenarios.result import Result, ServerFigures
     from sim.cluster import ClusterSpec
 

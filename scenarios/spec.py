@@ -14,10 +14,10 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from policies.faults import Supervision
-from policies.routing import GROUPS
+from policies.interfaces import GROUPS
+from policies.strict import StrictModel
 from policies.vocabulary import NS_PER_S
 from sim.profile import Count, Loss, NonNegative, Positive, Share
-from sim.strict import StrictModel
 
 SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
 GB = 1_000_000_000

@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 from msgspec import to_builtins
 
 from hw.files import atomic_path
+from policies import strict
 from policies.codec import from_jsonable, to_jsonable
 from policies.errors import InputError
 from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
 from policies.records import LoggedStep, RunRecord
-from policies.routing import RouterConfig
 from policies.rules.specs import RuleSpec
 from scenarios.result import Result
-from sim import strict
 
 PACKAGES = ("slim-scheduler", "torch", "numpy", "scipy", "simpy", "pydantic", "pyarrow", "safetensors")
 Value = TypeVar("Value")

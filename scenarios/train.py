@@ -16,13 +16,13 @@ import numpy as np
 
 from policies.chance import derived_seed, stream
 from policies.errors import WorkError
+from policies.interfaces import RoutingPolicy
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.ppo.trainer import TensorBoardLog, train
 from policies.records import RunRecord
 from policies.reward import RewardTerms
-from policies.routing import RoutingPolicy
 from policies.vocabulary import Choice, Decide
 from scenarios.compare import run_simulation
 from scenarios.compose import World
@@ -136,7 +136,7 @@ def _train_in_torch(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
 
 def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log: Log, resume: bool) -> PPORouter:
     from policies.ppo import compiled_trainer  # they need numba
-    from sim.batch.rollout import Rollouts
+    from sim.compiled.rollout import Rollouts
 
     spec, threads = _spec(world), min(os.cpu_count() or 1, MOST_THREADS)
 

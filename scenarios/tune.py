@@ -20,8 +20,8 @@ import numpy as np
 
 from policies.chance import derived_seed, stream
 from policies.errors import InputError, WorkError, nearest
-from policies.fast.compose import plan_of
-from policies.routing import RoutingPolicy
+from policies.interfaces import RoutingPolicy
+from policies.plan_of import plan_of
 from policies.rules.context import RouterContext
 from policies.rules.costs import default_target_s, efficient_tuples, spread
 from policies.rules.specs import FixedRule, InfaasRule, LadderRule, MilpRule, RuleSpec, SlackFitRule
@@ -31,11 +31,11 @@ from policies.tide.router import TideRouter
 from scenarios.compose import World
 from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX
 from scenarios.store import write_rule
-from sim.batch.program import program_of
-from sim.batch.ruled import run_to_end
-from sim.batch.scoring import RunScore, score_run, tuple_priors
-from sim.batch.simulation import RunRow
 from sim.cluster import RunSpec
+from sim.compiled.program import program_of
+from sim.compiled.run_plan import run_to_end
+from sim.compiled.scoring import RunScore, score_run, tuple_priors
+from sim.compiled.simulation import RunRow
 
 FAILURE_SUFFIX: Final = ".failed.txt"
 POINT = 0.01  # of accuracy

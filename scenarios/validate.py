@@ -18,8 +18,8 @@ from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.server import HardwareServer
 from policies.chance import stream
+from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
-from policies.routing import RoutingPolicy
 from scenarios.campaign import Campaign, Finished, Job, Plan, Ran
 from scenarios.compare import display_name, run_simulation
 from scenarios.compose import World

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from policies.chance import derived_seed
 from policies.faults import Fault, Supervision
+from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, RunColumns, RunRecord, ServerTotals
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
 from policies.router import RouterCore
-from policies.routing import RouterConfig, RoutingPolicy
 from policies.vocabulary import (
     NS_PER_S,
     ROUTER,

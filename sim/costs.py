@@ -1,4 +1,4 @@
-"""Expected costs from the profiles, for routers that need them (`policies.routing.CostModel`)."""
+"""Expected costs from the profiles, for routers that need them (`policies.interfaces.CostModel`)."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from policies import strict
 from policies.errors import InputError
+from policies.strict import StrictModel
 from policies.vocabulary import IMAGE, Provenance
-from sim import strict
-from sim.strict import StrictModel
 
 SCHEMA: Literal["slimsched.profile/1"] = "slimsched.profile/1"
 JITTER_QUANTILES = 33

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.routing import RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S
 from sim.accuracy import BernoulliCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation

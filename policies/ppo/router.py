@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.errors import InputError
+from policies.interfaces import RouterConfig
 from policies.observation import Floats
 from policies.ppo import checkpoint
 from policies.ppo.acting import draw, masked_softmax
 from policies.ppo.spec import PolicySpec
-from policies.routing import RouterConfig
 from policies.vocabulary import Choice, ClusterView
 
 if TYPE_CHECKING:

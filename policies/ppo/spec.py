@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from policies.errors import InputError
+from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
-from policies.routing import RouterConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.interfaces import CostModel, RouterConfig
 from policies.reward import AccuracyPrior
-from policies.routing import CostModel, RouterConfig
 from policies.vocabulary import Choice, ClusterView
 
 Placement = Callable[[ClusterView, np.random.Generator], int]

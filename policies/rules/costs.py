@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.routing import CostModel, RouterConfig
+from policies.interfaces import CostModel, RouterConfig
 from policies.rules.context import RouterContext
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.routing import CostModel
+from policies.interfaces import CostModel
 from policies.rules.context import RouterContext
 from policies.rules.costs import batch_ns, efficient_tuples, outstanding_ns, path, speeds_img_s, spread
 from policies.rules.widths import held_width

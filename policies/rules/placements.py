@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.routing import CostModel
+from policies.interfaces import CostModel
 from policies.rules.context import Placement, RouterContext, WidthRule, drawn
 from policies.rules.costs import batch_ns, outstanding_ns, speeds_img_s, transfer_ns
 from policies.vocabulary import ClusterView, WorkKey

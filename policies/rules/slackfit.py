@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.routing import CostModel
+from policies.interfaces import CostModel
 from policies.rules.context import Placement
 from policies.rules.costs import batch_ns, outstanding_ns, transfer_ns
 from policies.vocabulary import Choice, ClusterView, WorkKey

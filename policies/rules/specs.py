@@ -20,7 +20,7 @@ from math import inf
 from typing import Any, ClassVar, Final, TypeVar
 
 from policies.errors import InputError, nearest
-from policies.routing import RouterConfig, RoutingPolicy
+from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
 from policies.rules.costs import default_target_s, efficient_tuples, full_widths, spread
 from policies.rules.groups import LargestGroup

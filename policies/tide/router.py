@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.errors import InputError
-from policies.fast import tide
-from policies.fast.deciding import choose_once
-from policies.fast.layout import (
+from policies.compiled import tide
+from policies.compiled.decide import choose_once
+from policies.compiled.layout import (
     PLAN_GROUP,
     PLAN_KNOBS_AT,
     PLAN_MEMORY_AT,
@@ -23,8 +22,9 @@ from policies.fast.layout import (
     PLAN_WIDTH_RULE,
     TIDE,
 )
-from policies.fast.plan import Plan, cost_tables
-from policies.fast.sheet import Sheet
+from policies.compiled.plan import Plan, cost_tables
+from policies.compiled.sheet import Sheet
+from policies.errors import InputError
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
@@ -80,7 +80,7 @@ class TideRouter:
         return int(self._reals[self._row[PLAN_MEMORY_AT] + tide.E_GUARDED])
 
     def plan(self) -> Ints:
-        """A fresh plan for compiled code (`policies.fast`)."""
+        """A fresh plan for compiled code (`policies.compiled`)."""
         config, x = self._context.config, self.values
         transfer, batch, move_ms, slowness, share, share_backlog, delay, hold, coming, own = x[PRICES:OTHERS].tolist()
         plan = Plan(config, self._context.costs)

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from policies.jit import ints, reals, singles
 from policies.vocabulary import Choice, ClusterView
-from sim.batch.engine import advance, decide
-from sim.batch.layout import ASKED, C_ASKED, C_CREDITS, C_DECISION, C_SLOT, ENDED, P_SERVERS, R_SEGMENT
-from sim.batch.observing import code_of, write_observation
-from sim.batch.program import program_of
-from sim.batch.records import request_at
-from sim.batch.simulation import RunRow
 from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.compiled.agenda import advance, decide
+from sim.compiled.layout import ASKED, C_ASKED, C_CREDITS, C_DECISION, C_SLOT, ENDED, P_SERVERS, R_SEGMENT
+from sim.compiled.observation import code_of, write_observation
+from sim.compiled.program import program_of
+from sim.compiled.rows import request_at
+from sim.compiled.simulation import RunRow
 from tests import worlds
 
 DRAWS = 1 << 14

@@ -34,12 +34,12 @@ from hw.server import HardwareServer
 from policies.chance import stream
 from policies.faults import Crash, Fault, Hang
 from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.names import make_router
 from policies.records import RunRecord
 from policies.replay import replay
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.routing import RouterConfig
 from policies.rules.context import RouterContext
-from policies.rules.names import make_router
 from policies.vocabulary import NS_PER_S, RequestArrived
 from tests.bench.peers.ours import _NoCosts
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.routing import RouterConfig
+from policies.interfaces import RouterConfig
 from policies.vocabulary import Choice, ClusterView
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from tests import worlds

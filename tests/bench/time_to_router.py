@@ -18,19 +18,19 @@ BEGAN = time.monotonic()
 import numpy as np  # noqa: E402
 
 from policies.chance import stream  # noqa: E402
+from policies.interfaces import RoutingPolicy  # noqa: E402
+from policies.names import make_router  # noqa: E402
 from policies.ppo.compiled_trainer import CompiledTrainer  # noqa: E402
 from policies.ppo.knobs import PPOKnobs  # noqa: E402
 from policies.ppo.spec import PolicySpec  # noqa: E402
 from policies.reward import RewardWeights  # noqa: E402
-from policies.routing import RoutingPolicy  # noqa: E402
 from policies.rules.context import RouterContext  # noqa: E402
 from policies.rules.costs import tuple_cost_s  # noqa: E402
-from policies.rules.names import make_router  # noqa: E402
 from scenarios.compose import estimated_capacity_img_s  # noqa: E402
 from sim import workload  # noqa: E402
-from sim.batch.rollout import Rollouts  # noqa: E402
-from sim.batch.simulation import CompiledSimulation  # noqa: E402
 from sim.cluster import ClusterSpec, RunSpec  # noqa: E402
+from sim.compiled.rollout import Rollouts  # noqa: E402
+from sim.compiled.simulation import CompiledSimulation  # noqa: E402
 from sim.costs import ProfileCosts  # noqa: E402
 from tests import worlds  # noqa: E402
 

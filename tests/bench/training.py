@@ -11,8 +11,8 @@ import time  # noqa: TID251 - it measures
 from policies.ppo.compiled_trainer import CompiledTrainer
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.spec import PolicySpec
-from sim.batch.rollout import Rollouts
 from sim.cluster import RunSpec
+from sim.compiled.rollout import Rollouts
 from tests import worlds
 
 

@@ -11,7 +11,7 @@ from hw.slimmable import Shape, Weights, slice_weights
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
 from policies.greedy import GreedyKnobs
-from policies.routing import RouterConfig
+from policies.interfaces import RouterConfig
 from policies.vocabulary import Choice, ClusterView
 
 TINY = SlimResNetConfig(1, 8, 10, 8, 1, 4, widths=(0.5, 1.0), strides=(1, 2, 1))

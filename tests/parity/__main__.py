@@ -19,9 +19,9 @@ from itertools import combinations_with_replacement
 from time import perf_counter  # noqa: TID251 - progress is told in seconds
 from typing import Any
 
-from sim.batch import UnsupportedScenario
-from sim.batch.simulation import CompiledSimulation
 from sim.cluster import ClusterSpec, RunSpec
+from sim.compiled import UnsupportedScenario
+from sim.compiled.simulation import CompiledSimulation
 from tests.parity.compare import Engine, compare, play, reference
 from tests.parity.draws import GivenDraws, SeededDraws, shrink
 from tests.parity.features import FEATURES, KINDS, features, ties

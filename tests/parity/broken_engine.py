@@ -45,7 +45,7 @@ class _Loader(SourceFileLoader):
 def main() -> None:
     """Break, run, compare."""
     sys.meta_path.insert(0, Broken(*sys.argv[1:4]))
-    from sim.batch.simulation import CompiledSimulation
+    from sim.compiled.simulation import CompiledSimulation
     from tests.parity.compare import compare
     from tests.parity.directed import scenes
 

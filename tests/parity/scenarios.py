@@ -17,10 +17,10 @@ import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs, Spec
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.routing import RouterConfig, RoutingPolicy
 from policies.rules.context import RouterContext
-from policies.rules.names import make_router
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec

@@ -148,7 +148,7 @@ def test_the_interpreted_engine_is_the_reference_where_nothing_is_broken() -> No
     """Else a broken line would be noticed whatever it does."""
     line = next(iter(BROKEN.values()))
     command = [sys.executable, "-W", "ignore", "-m", "tests.parity.broken_engine"]
-    command += [f"sim.batch.{line.module}", line.old, line.old, line.first]
+    command += [f"sim.compiled.{line.module}", line.old, line.old, line.first]
     done = subprocess.run(
         command, env={**os.environ, "SLIMSCHED_JIT": "0"}, capture_output=True, text=True, timeout=280, check=False
     )
@@ -160,7 +160,7 @@ def test_the_interpreted_engine_is_the_reference_where_nothing_is_broken() -> No
 def test_a_broken_line_of_the_compiled_engine_is_noticed(name: str, table: dict[str, str]) -> None:
     line = BROKEN[name]
     command = [sys.executable, "-W", "ignore", "-m", "tests.parity.broken_engine"]
-    command += [f"sim.batch.{line.module}", line.old, line.new, line.first]
+    command += [f"sim.compiled.{line.module}", line.old, line.new, line.first]
     done = subprocess.run(
         command, env={**os.environ, "SLIMSCHED_JIT": "0"}, capture_output=True, text=True, timeout=200, check=False
     )

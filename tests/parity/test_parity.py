@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from policies.faults import Crash, Slowness
 from policies.reward import RewardTerms
-from sim.batch.simulation import CompiledSimulation
 from sim.cluster import Simulation
+from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
 from tests.parity.compare import Moment, changed, compare, difference, moments_differ, play, reference
 from tests.parity.directed import PLACES, Directed, pairs, scenes

@@ -17,26 +17,26 @@ import pytest
 
 from policies.chance import stream
 from policies.errors import WorkError
-from policies.fast.compose import plan_of
 from policies.faults import Crash, Slowness
+from policies.interfaces import RoutingPolicy
+from policies.names import make_router
+from policies.plan_of import plan_of
 from policies.records import RunRecord
-from policies.routing import RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.infaas import make_variants
 from policies.rules.milp import make_milp
-from policies.rules.names import make_router
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit
 from policies.rules.specs import FixedRule, InfaasRule, LadderRule, SlackFitRule, rule_from_dict
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from sim.accuracy import MatrixCorrectness
-from sim.batch import ruled
-from sim.batch.layout import REQUESTS_FULL
-from sim.batch.program import Program, Shape, margin
-from sim.batch.simulation import CompiledSimulation, RunRow
 from sim.cluster import Simulation
+from sim.compiled import run_plan as ruled
+from sim.compiled.layout import REQUESTS_FULL
+from sim.compiled.program import Program, Shape, margin
+from sim.compiled.simulation import CompiledSimulation, RunRow
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws

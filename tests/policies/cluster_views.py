@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.interfaces import RouterConfig
 from policies.reward import AccuracyPrior
-from policies.routing import RouterConfig
 from policies.rules.context import RouterContext
 from policies.vocabulary import IMAGE, ROUTER, ClusterView, HeadKey, ServerView, WorkKey
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from policies.interfaces import RouterConfig
 from policies.router import RouterCore
-from policies.routing import RouterConfig
 from policies.vocabulary import (
     ROUTER,
     BlockFinished,

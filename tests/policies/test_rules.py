@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from policies.errors import InputError
+from policies.interfaces import RoutingPolicy
+from policies.names import ROUTER_NAMES, OwnClass, make_router, parse_router_name
 from policies.reward import AccuracyPrior
-from policies.routing import RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.costs import efficient_tuples, outstanding_ns, spread
-from policies.rules.names import ROUTER_NAMES, OwnClass, make_router, parse_router_name
 from policies.rules.placements import PLACEMENT_NAMES, two_of
 from policies.rules.specs import FixedRule
 from policies.rules.widths import Ladder, held_width

@@ -20,7 +20,7 @@ from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S
 from scenarios.compare import run_simulation, simulate_figures, simulate_world
 from scenarios.result import Simulator
-from sim.batch.simulation import CompiledSimulation
+from sim.compiled.simulation import CompiledSimulation
 from tests.scenarios.folders import simulated, summary
 from tests.scenarios.test_engines import WORLDS, world_of
 

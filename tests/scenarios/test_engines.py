@@ -26,7 +26,7 @@ from scenarios.compose import World
 from scenarios.gym import ID
 from scenarios.loading import load_scenario
 from scenarios.materials import make_world
-from sim.batch import UnsupportedScenario
+from sim.compiled import UnsupportedScenario
 from tests.scenarios.files import write_scenario
 
 OLD = "workload: {kind: poisson, rate_img_s: 200}"
@@ -205,8 +205,8 @@ def test_compiling_is_told_once_and_beforehand(tmp_path: Path, monkeypatch: pyte
     with telling(said.append):
         assert compiled_anew() == 42
     assert len(said) == 1
-    assert compiling_text("sim.batch.simulation").startswith("compiling the engine: 10 to 20 s; once")
-    assert compiling_text("sim.batch.rollout").startswith("compiling the engine's rollouts: ")
+    assert compiling_text("sim.compiled.simulation").startswith("compiling the engine: 10 to 20 s; once")
+    assert compiling_text("sim.compiled.rollout").startswith("compiling the engine's rollouts: ")
     assert compiling_text("policies.ppo.kernels").startswith("compiling the router: ")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from policies import strict
 from policies.errors import InputError, WorkError
 from scenarios.cli import main
 from scenarios.compare import simulate_figures
@@ -16,7 +17,6 @@ from scenarios.compose import Accuracy, World, build_world
 from scenarios.fluid import FluidModel, bound, oracle_accuracy, overload_of, window_rates_img_s
 from scenarios.materials import load_world
 from scenarios.spec import PoissonWorkload, Scenario
-from sim import strict
 from sim.profile import Profile
 from tests import worlds
 from tests.scenarios.files import write_scenario

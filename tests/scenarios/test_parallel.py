@@ -13,7 +13,7 @@ import pytest
 from policies.errors import InputError, WorkError
 from scenarios.compare import compare_world, default_jobs, simulate_all
 from scenarios.parallel import ONE_THREAD, each
-from sim.batch.errors import UnsupportedScenario
+from sim.compiled.errors import UnsupportedScenario
 from tests.scenarios.tasks import answer
 from tests.scenarios.test_engines import WORLDS, world_of
 

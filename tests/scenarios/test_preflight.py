@@ -15,9 +15,9 @@ import torch
 from hw.accuracy import Evaluation, load_accuracy
 from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
+from policies.interfaces import GROUPS
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.routing import GROUPS
 from scenarios import preflight, run
 from scenarios.cli import main
 from scenarios.spec import DeviceSection

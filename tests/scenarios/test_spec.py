@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies import strict
 from policies.errors import InputError
 from scenarios.cli import main
 from scenarios.keys import scenario_keys_markdown
 from scenarios.loading import load_scenario, read_trace
 from scenarios.spec import Scenario, parse_duration
-from sim import strict
 from tests.scenarios.files import SCENARIO, profile_text, write_scenario
 
 MISTAKES = {

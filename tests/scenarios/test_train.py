@@ -19,7 +19,7 @@ from scenarios.loading import load_scenario
 from scenarios.materials import make_world
 from scenarios.run import ScenarioRun
 from scenarios.train import score_router, train_world
-from sim.batch import UnsupportedScenario
+from sim.compiled import UnsupportedScenario
 from tests.scenarios.files import write_scenario
 
 OLD = "compare: {routers: [random, jsq], seeds: [0, 1]}"

@@ -32,7 +32,7 @@ from scenarios.tune import (
     natural_floor,
     tune_world,
 )
-from sim.batch.scoring import RunScore
+from sim.compiled.scoring import RunScore
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = {

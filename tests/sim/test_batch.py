@@ -15,13 +15,13 @@ from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import NS_PER_S, Choice
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
-from sim.batch import UnsupportedScenario
-from sim.batch import simulation as batch
-from sim.batch.layout import INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
-from sim.batch.program import Program, Shape, margin, program_of
-from sim.batch.rollout import Rollouts
-from sim.batch.simulation import CompiledSimulation
 from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.compiled import UnsupportedScenario
+from sim.compiled import simulation as batch
+from sim.compiled.layout import INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
+from sim.compiled.program import Program, Shape, margin, program_of
+from sim.compiled.rollout import Rollouts
+from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
 
 HIDDEN = (8, 8)

@@ -15,9 +15,9 @@ from policies.errors import WorkError
 from policies.faults import Crash, Outage
 from policies.observation import ObservationSpec
 from sim.accuracy import MatrixCorrectness
-from sim.batch import UnsupportedScenario
-from sim.batch.env import SlimClusterVectorEnv
 from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.compiled import UnsupportedScenario
+from sim.compiled.env import SlimClusterVectorEnv
 from sim.env import SlimClusterEnv
 from tests import worlds
 

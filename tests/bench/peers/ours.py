@@ -20,11 +20,11 @@ from hw.server import HardwareServer
 from hw.slimmable import SlimmableModel
 from policies.chance import stream
 from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.names import make_router
 from policies.records import RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.routing import RouterConfig
 from policies.rules.context import RouterContext
-from policies.rules.names import make_router
 from policies.vocabulary import NS_PER_S, WorkKey
 from tests.bench.peers.forwards import BATCH_LIMIT, LOW_LOAD, SATURATION, Job, images
 from tests.bench.peers.load import WARM_UP_S

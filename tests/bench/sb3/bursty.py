@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.chance import stream
+from policies.interfaces import RoutingPolicy
 from policies.observation import ObservationSpec
 from policies.ppo import PPOKnobs
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.reward import RewardWeights
-from policies.routing import RoutingPolicy
 from sim import workload
 from sim.accuracy import BernoulliCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from policies.ppo.compiled_trainer import CompiledTrainer
-from sim.batch.rollout import Rollouts
+from sim.compiled.rollout import Rollouts
 from tests.bench.sb3.bursty import KNOBS, Clock, Snapshot, cluster, plan, policy_spec
 
 

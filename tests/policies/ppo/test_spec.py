@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from policies.errors import InputError
+from policies.interfaces import RouterConfig
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.routing import RouterConfig
 from scenarios.loading import load_scenario
 from scenarios.materials import make_world
 from tests.scenarios.files import write_scenario

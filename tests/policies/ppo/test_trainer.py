@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.errors import InputError, WorkError
+from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import PolicySpec, PPOKnobs, PPORouter, checkpoint
 from policies.ppo.trainer import CHECKPOINT, TensorBoardLog, Trainer, train
-from policies.routing import RouterConfig
 from tests.policies.cluster_views import WIDTHS, server, view
 from tests.policies.ppo.bandit import BEST, SPEC, Bandit
 

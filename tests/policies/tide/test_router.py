@@ -11,11 +11,11 @@ import pytest
 
 from policies.chance import stream
 from policies.errors import InputError
+from policies.interfaces import RouterConfig
+from policies.names import make_router
 from policies.ppo import checkpoint
 from policies.reward import AccuracyPrior
-from policies.routing import RouterConfig
 from policies.rules.context import RouterContext
-from policies.rules.names import make_router
 from policies.tide import knobs
 from policies.tide.router import GUARD_ON_S, TideRouter, worth_of_steps
 from policies.vocabulary import ClusterView, HeadKey, WorkKey

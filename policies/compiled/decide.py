@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.fast.rules import choose
+from policies.compiled.rules import choose
 from policies.jit import Ints, entry, ints, reals
 
 

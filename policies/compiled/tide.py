@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import exp, log
 
-from policies.fast.layout import *
+from policies.compiled.layout import *
 from policies.jit import Ints, Reals, kernel
 
 # fmt: off

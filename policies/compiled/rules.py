@@ -6,8 +6,8 @@ do, and draw the same numbers in the same order.
 
 from __future__ import annotations
 
-from policies.fast.layout import *
-from policies.fast.tide import choose_by_tide
+from policies.compiled.layout import *
+from policies.compiled.tide import choose_by_tide
 from policies.jit import Ints, Reals, kernel, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policies.fast.layout import *
+from policies.compiled.layout import *
+from policies.interfaces import RouterConfig
 from policies.jit import Ints
-from policies.routing import RouterConfig
 from policies.rules.milp import Milp
 from policies.vocabulary import IMAGE, ClusterView, HeadKey, ServerView
 

@@ -8,14 +8,9 @@ time, so no event is ever stale.
 from __future__ import annotations
 
 from policies.jit import Ints, Reals, ints_at, kernel, reals_at
-from sim.batch.books import record_rest
-from sim.batch.chance import hashed_below
-from sim.batch.faults import next_fault, return_to_service
-from sim.batch.layout import *
-from sim.batch.physics import account, settle
-from sim.batch.records import device_at, reschedule, server_at, soonest_server
-from sim.batch.routing import arrive, ask, ask_ns, end_transfer, form_block, may_send, plan_arrival
-from sim.batch.scheduling import (
+from sim.compiled.chance import hashed_below
+from sim.compiled.faults import next_fault, return_to_service
+from sim.compiled.greedy import (
     begin_next,
     end_batch,
     end_load,
@@ -25,6 +20,11 @@ from sim.batch.scheduling import (
     schedule,
     take_block,
 )
+from sim.compiled.layout import *
+from sim.compiled.ledger import record_rest
+from sim.compiled.physics import account, settle
+from sim.compiled.router import arrive, ask, ask_ns, end_transfer, form_block, may_send, plan_arrival
+from sim.compiled.rows import device_at, reschedule, server_at, soonest_server
 
 
 @kernel

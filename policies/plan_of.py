@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
-from policies.fast.layout import *
-from policies.fast.plan import Plan, Table, cost_table
-from policies.fast.replanning import MilpMemory, Replan
+from policies.compiled.layout import *
+from policies.compiled.milp import MilpMemory, Replan
+from policies.compiled.plan import Plan, Table, cost_table
+from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
-from policies.routing import CostModel, RouterConfig, RoutingPolicy
 from policies.rules import groups, infaas, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
 

@@ -1,15 +1,15 @@
-"""A cluster's run in compiled code, its router included where that is a plan (`policies.fast`)."""
+"""A cluster's run in compiled code, its router included where that is a plan (`policies.compiled`)."""
 
 from __future__ import annotations
 
-from policies.fast.layout import *
-from policies.fast.rules import choose
+from policies.compiled.layout import *
+from policies.compiled.rules import choose
 from policies.jit import Ints, Reals, entry, ints, kernel, reals
-from sim.batch.engine import advance, decide
-from sim.batch.layout import *
-from sim.batch.observing import code_of
-from sim.batch.program import Numbers
-from sim.batch.records import block_at, request_at, server_at
+from sim.compiled.agenda import advance, decide
+from sim.compiled.layout import *
+from sim.compiled.observation import code_of
+from sim.compiled.program import Numbers
+from sim.compiled.rows import block_at, request_at, server_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
 

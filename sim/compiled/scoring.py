@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.jit import Ints, Reals, entry, ints
-from sim.batch.layout import *
-from sim.batch.program import Program
-from sim.batch.simulation import RunRow
+from sim.compiled.layout import *
+from sim.compiled.program import Program
+from sim.compiled.simulation import RunRow
 
 _BUCKETS = 4096
 _FIRST_S, _RATIO = 1e-5, 1.005  # of a histogram of latencies; 4096 buckets reach 7000 s

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from policies.jit import Ints, Reals, kernel
-from sim.batch.layout import *
-from sim.batch.records import device_at, instance_at, reschedule, server_at
+from sim.compiled.layout import *
+from sim.compiled.rows import device_at, instance_at, reschedule, server_at
 from sim.tables import CROWDING_LIMIT_PERMILLE
 
 _LIMIT = CROWDING_LIMIT_PERMILLE

@@ -23,15 +23,15 @@ from policies.ppo.kernels import act
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
 from policies.reward import RewardTerms
-from sim.batch.chance import hashed_share
-from sim.batch.engine import advance, decide
-from sim.batch.errors import problem_of
-from sim.batch.layout import *
-from sim.batch.observing import write_codes, write_observation
-from sim.batch.program import Numbers, addressed, program_of
-from sim.batch.records import block_at
-from sim.batch.simulation import RunRow
 from sim.cluster import ClusterSpec, RunSpec
+from sim.compiled.agenda import advance, decide
+from sim.compiled.chance import hashed_share
+from sim.compiled.errors import problem_of
+from sim.compiled.layout import *
+from sim.compiled.observation import write_codes, write_observation
+from sim.compiled.program import Numbers, addressed, program_of
+from sim.compiled.rows import block_at
+from sim.compiled.simulation import RunRow
 
 _TERMS = 5
 _MOST_EMPTY = 10

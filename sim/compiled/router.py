@@ -7,11 +7,11 @@ from math import ceil, expm1, log
 import numpy as np
 
 from policies.jit import Ints, Reals, bytes_at, ints_at, kernel, reals_at
-from sim.batch.books import collect_in_flight, credit, energy_j, note_loss, note_return, record_request, sort_by_id
-from sim.batch.chance import hashed_share
-from sim.batch.layout import *
-from sim.batch.queues import is_oldest, line_at, pop, push, remove, shared_line, waiting_with
-from sim.batch.records import (
+from sim.compiled.chance import hashed_share
+from sim.compiled.fifo import is_oldest, line_at, pop, push, remove, shared_line, waiting_with
+from sim.compiled.layout import *
+from sim.compiled.ledger import collect_in_flight, credit, energy_j, note_loss, note_return, record_request, sort_by_id
+from sim.compiled.rows import (
     block_at,
     key_at,
     member_at,

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
-from sim.batch.errors import UnsupportedScenario
-from sim.batch.layout import *
 from sim.cluster import ClusterSpec
+from sim.compiled.errors import UnsupportedScenario
+from sim.compiled.layout import *
 from sim.costs import input_bytes
 from sim.server import ServerSpec
 from sim.tables import DeviceTables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.jit import Ints, kernel
-from sim.batch.layout import (
+from sim.compiled.layout import (
     B_SIZE,
     I_SIZE,
     K_SIZE,

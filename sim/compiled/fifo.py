@@ -7,8 +7,8 @@ all; a server keeps its keys in the order of their oldest request.
 from __future__ import annotations
 
 from policies.jit import Ints, kernel
-from sim.batch.layout import *
-from sim.batch.records import key_at, request_at
+from sim.compiled.layout import *
+from sim.compiled.rows import key_at, request_at
 
 ALONE_AFTER = 2  # `policies.router.ALONE_AFTER`
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from policies.errors import WorkError
 from policies.jit import Ints, Reals, Singles, entry, ints_at, kernel, reals_at, singles
-from sim.batch.engine import advance, decide
-from sim.batch.errors import problem_of
-from sim.batch.layout import *
-from sim.batch.observing import code_of, write_observation
-from sim.batch.program import addressed, program_of
-from sim.batch.records import request_at, server_at
-from sim.batch.simulation import RunRow
 from sim.cluster import ClusterSpec, RunSpec
+from sim.compiled.agenda import advance, decide
+from sim.compiled.errors import problem_of
+from sim.compiled.layout import *
+from sim.compiled.observation import code_of, write_observation
+from sim.compiled.program import addressed, program_of
+from sim.compiled.rows import request_at, server_at
+from sim.compiled.simulation import RunRow
 
 Observations = NDArray[np.float32]
 Actions = NDArray[np.int64]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.fast.layout import *
-from policies.fast.plan import cost_tables, work_keys
+from policies.compiled.layout import *
+from policies.compiled.plan import cost_tables, work_keys
+from policies.interfaces import CostModel, RouterConfig
 from policies.jit import Ints
-from policies.routing import CostModel, RouterConfig
 from policies.vocabulary import IMAGE, ClusterView
 
 
@@ -27,7 +27,7 @@ class Sheet:
         self._reals = self.row.view(np.float64)
 
     def write(self, view: ClusterView) -> Ints:
-        """What the view shows, as `sim.batch.deciding.write_sheet` writes it."""
+        """What the view shows, as `sim.compiled.decide.write_sheet` writes it."""
         head = view.head
         seen = [view.now_ns, head.segment - 1, self._code[head.previous_width], head.location, view.candidates]
         seen += [view.head_entered_ns, view.fifo_length, view.completed]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from policies.jit import Ints, Reals, ints_at, kernel
-from sim.batch.layout import *
-from sim.batch.physics import freeze, straggle
-from sim.batch.records import reschedule, server_at
-from sim.batch.routing import drop_transfers
-from sim.batch.scheduling import come_up, go_down
+from sim.compiled.greedy import come_up, go_down
+from sim.compiled.layout import *
+from sim.compiled.physics import freeze, straggle
+from sim.compiled.router import drop_transfers
+from sim.compiled.rows import reschedule, server_at
 
 _ENDS, _BEGINS = 0, 1
 

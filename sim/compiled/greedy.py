@@ -9,13 +9,13 @@ from __future__ import annotations
 from math import ceil
 
 from policies.jit import Ints, Reals, bytes_at, kernel
-from sim.batch.books import record_batch, record_reading, record_variance, report_power
-from sim.batch.chance import hashed_below
-from sim.batch.layout import *
-from sim.batch.physics import account, busy_ms, energy_mj, next_ending, replan, start_running, stop_running
-from sim.batch.queues import dequeue, enqueue
-from sim.batch.records import device_at, instance_at, key_at, member_at, request_at, spec_at
-from sim.batch.routing import give_back, lose_server, retry, welcome
+from sim.compiled.chance import hashed_below
+from sim.compiled.fifo import dequeue, enqueue
+from sim.compiled.layout import *
+from sim.compiled.ledger import record_batch, record_reading, record_variance, report_power
+from sim.compiled.physics import account, busy_ms, energy_mj, next_ending, replan, start_running, stop_running
+from sim.compiled.router import give_back, lose_server, retry, welcome
+from sim.compiled.rows import device_at, instance_at, key_at, member_at, request_at, spec_at
 
 # --------------------------------------------------------------------------------------------------- words about keys
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.errors import InputError, nearest
-from policies.routing import RoutingPolicy
+from policies.interfaces import RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.groups import RandomGroup
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement

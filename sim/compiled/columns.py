@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.records import NOT_PASSED, RequestColumns
-from sim.batch.layout import *
+from sim.compiled.layout import *
 
 
 def request_columns(

@@ -1,4 +1,4 @@
-"""Runs whose router is a plan (`policies.fast`): nothing of them is Python but their beginning and their end."""
+"""Runs whose router is a plan (`policies.compiled`): nothing of them is Python but their beginning and their end."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from policies.compiled.layout import ITS_SIZE, PLAN_DRAW, PLAN_DRAWS, PLAN_SIZE, PLAN_UNIFORMS_AT, SEEN_SERVERS
+from policies.compiled.milp import Replan
 from policies.errors import WorkError
-from policies.fast.layout import ITS_SIZE, PLAN_DRAW, PLAN_DRAWS, PLAN_SIZE, PLAN_UNIFORMS_AT, SEEN_SERVERS
-from policies.fast.replanning import Replan
 from policies.jit import Ints
-from sim.batch.deciding import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
-from sim.batch.errors import problem_of
-from sim.batch.layout import ENDED, NO_CURVE, NO_TUPLE, NONE
-from sim.batch.program import addressed
+from sim.compiled.decide import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
+from sim.compiled.errors import problem_of
+from sim.compiled.layout import ENDED, NO_CURVE, NO_TUPLE, NONE
+from sim.compiled.program import addressed
 
 if TYPE_CHECKING:
-    from sim.batch.simulation import RunRow
+    from sim.compiled.simulation import RunRow
 
 Answer = tuple[int, int, int]
 NO_ANSWER: Final[Answer] = (NONE, NONE, NONE)
@@ -32,7 +32,7 @@ def run_to_end(
 
     Args:
         run: before its first decision, or at any later one.
-        plan: what `policies.fast` made; its memory is written to.
+        plan: what `policies.compiled` made; its memory is written to.
         rng: the router's own stream; it ends as if each number had been drawn when it was needed.
         replan: what to call with (plan, sheet) when the plan asks for it.
         answer: (server, width, group) for the decision that is asked for, where it is made already.

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from policies.chance import derived_seed
 from policies.errors import WorkError
-from policies.fast.compose import plan_of
 from policies.faults import NO_LABEL, OUT_OF_MEMORY, Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
+from policies.interfaces import RoutingPolicy
 from policies.jit import Ints, entry, ints
+from policies.plan_of import plan_of
 from policies.records import (
     BatchRecord,
     BlockRecord,
@@ -27,18 +28,17 @@ from policies.records import (
     TelemetryPoint,
 )
 from policies.reward import RewardTerms
-from policies.routing import RoutingPolicy
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, Decide, HeadKey, ServerView, WorkKey
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
-from sim.batch.columns import request_columns
-from sim.batch.deciding import run_cluster
-from sim.batch.errors import UnsupportedScenario, problem_of
-from sim.batch.faults import plan_fault
-from sim.batch.layout import *
-from sim.batch.program import Numbers, Program, addressed, margin, program_of
-from sim.batch.records import key_at, request_at, server_at
-from sim.batch.ruled import NO_ANSWER, NO_PLAN, NO_SHEET, run_to_end
 from sim.cluster import ClusterSpec, RunSpec
+from sim.compiled.columns import request_columns
+from sim.compiled.decide import run_cluster
+from sim.compiled.errors import UnsupportedScenario, problem_of
+from sim.compiled.faults import plan_fault
+from sim.compiled.layout import *
+from sim.compiled.program import Numbers, Program, addressed, margin, program_of
+from sim.compiled.rows import key_at, request_at, server_at
+from sim.compiled.run_plan import NO_ANSWER, NO_PLAN, NO_SHEET, run_to_end
 from sim.faults import poisoned_requests
 from sim.network import LINKS
 
@@ -323,7 +323,7 @@ class CompiledSimulation:
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision.
 
-        A router that has a compiled form (`policies.fast.compose`) decides in it: it makes the same decisions, and it
+        A router that has a compiled form (`policies.plan_of`) decides in it: it makes the same decisions, and it
         and `rng` are left as if it had been asked for each; only the credits of the run are not kept.
         """
         self.finish(policy, rng)

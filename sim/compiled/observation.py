@@ -7,8 +7,8 @@ from math import log1p
 import numpy as np
 
 from policies.jit import Ints, Reals, Singles, kernel
-from sim.batch.layout import *
-from sim.batch.records import request_at, server_at
+from sim.compiled.layout import *
+from sim.compiled.rows import request_at, server_at
 
 
 @kernel

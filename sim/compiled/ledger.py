@@ -7,8 +7,8 @@ remembers it when it enters the FIFO, and no history is kept.
 from __future__ import annotations
 
 from policies.jit import Ints, Reals, ints_at, kernel, reals_at
-from sim.batch.layout import *
-from sim.batch.records import block_at, member_at, request_at, server_at
+from sim.compiled.layout import *
+from sim.compiled.rows import block_at, member_at, request_at, server_at
 
 _NS = 1_000_000_000
 

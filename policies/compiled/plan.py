@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from policies.fast.layout import *
+from policies.compiled.layout import *
+from policies.interfaces import CostModel, RouterConfig
 from policies.jit import Ints
-from policies.routing import CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
 MOST_KEPT: Final = 24  # tables

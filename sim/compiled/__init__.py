@@ -5,6 +5,6 @@ cluster, run and choices both give the same decisions, views, credits and record
 can't do it refuses with `UnsupportedScenario`.
 """
 
-from sim.batch.errors import UnsupportedScenario
+from sim.compiled.errors import UnsupportedScenario
 
 __all__ = ["UnsupportedScenario"]

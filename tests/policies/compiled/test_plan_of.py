@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.fast import compose, layout
-from policies.fast.compose import plan_of
-from policies.fast.layout import (
+import policies.plan_of
+from policies.compiled import layout
+from policies.compiled.layout import (
     ITS_SIZE,
     ITS_WORK_NS,
     NONE,
@@ -28,20 +28,21 @@ from policies.fast.layout import (
     VARIANT_SIZE,
     VARIANTS_SERVERS,
 )
-from policies.fast.plan import Plan, cost_table, exists, work_keys
-from policies.fast.replanning import view_of
-from policies.routing import RouterConfig, RoutingPolicy
+from policies.compiled.milp import view_of
+from policies.compiled.plan import Plan, cost_table, exists, work_keys
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.names import make_router
+from policies.plan_of import plan_of
 from policies.rules import costs as rule_costs
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.groups import LargestGroup
 from policies.rules.infaas import Variants, make_variants
 from policies.rules.milp import Milp
-from policies.rules.names import make_router
 from policies.rules.placements import LeastWork, RoundRobin, ShortestDelay, ShortestQueue, Sticky
 from policies.rules.slackfit import SlackFit
 from policies.rules.widths import FixedWidths, Ladder
 from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, WorkKey
-from sim.batch import layout as engine_layout
+from sim.compiled import layout as engine_layout
 from tests import worlds
 from tests.parity.scenarios import Scenario
 
@@ -171,7 +172,7 @@ def test_python_decides_where_there_is_no_compiled_form(what: str) -> None:
 def test_tables_of_transfers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     router = make_router("shortest-delay", CONTEXT)
     assert plan_of(router, CONFIG) is not None
-    monkeypatch.setattr(compose, "MOST_TRANSFERS", 100)
+    monkeypatch.setattr(policies.plan_of, "MOST_TRANSFERS", 100)
     assert plan_of(router, CONFIG) is None
     assert plan_of(make_router("sticky", CONTEXT), CONFIG) is not None, "it asks for no transfers"
 
