@@ -33,9 +33,9 @@ from scenarios.loading import ROUTER_SUFFIX, RULE_SUFFIX
 from scenarios.store import write_rule
 from sim.cluster import RunSpec
 from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
 from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
-from sim.compiled.simulation import RunRow
 
 FAILURE_SUFFIX: Final = ".failed.txt"
 POINT = 0.01  # of accuracy
