@@ -683,7 +683,7 @@ def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         report.received_ns, report.sampled_ns, report.epoch = now + model.lag_ns, now, server.epoch
         report.power_w = _average(p, server, True, model.power_window, device.power_mw / 1000)
         report.utilization = _average(p, server, False, model.utilization_window, device.busy_permille / 1000)
-        report.vram_bytes = server.used_bytes
+        report.vram_bytes, report.queue_length = server.used_bytes, server.queued + server.running
         if model.lag_ns == 0:
             _report(c, p, server, report, now)
         else:
@@ -709,12 +709,11 @@ def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int)
     """A reading arrives at the server's scheduler, and at the router."""
     if server.is_up == 0 or server.is_hung == 1 or report.epoch != server.epoch:
         return
-    sampled, utilization, power_w, vram = report.sampled_ns, report.utilization, report.power_w, report.vram_bytes
-    server.utilization = utilization
+    server.utilization = report.utilization
     schedule(c, p, server, now)
-    record_reading(c, server, sampled, utilization, power_w, vram, server.queued + server.running)
-    server.seen_vram_bytes = vram
-    report_power(c, p, server, power_w, utilization, now)
+    record_reading(c, server, report)
+    server.seen_vram_bytes = report.vram_bytes
+    report_power(c, p, server, report.power_w, report.utilization, now)
     record_variance(c, p)
 
 

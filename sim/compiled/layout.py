@@ -242,6 +242,7 @@ class Report(Record):
     utilization: float
     power_w: float
     vram_bytes: int
+    queue_length: int
 
 
 class Reading(Record):

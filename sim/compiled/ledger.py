@@ -20,6 +20,7 @@ from sim.compiled.layout import (
     Life,
     Parameters,
     ReadingRow,
+    Report,
     Request,
     RequestRow,
     Server,
@@ -124,16 +125,14 @@ def record_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, 
 
 
 @kernel
-def record_reading(
-    c: Cluster, server: Server, sampled: int, utilization: float, power_w: float, vram: int, waiting: int
-) -> None:
+def record_reading(c: Cluster, server: Server, report: Report) -> None:
     """A sensor's reading has come."""
     if not c.detail:
         return
     out = ReadingRow(c.reading_rows_at, 0, c.reading_rows)
     c.reading_rows += 1
-    out.server, out.sampled_ns, out.vram_bytes, out.queue_length = server.index, sampled, vram, waiting
-    out.utilization, out.power_w = utilization, power_w
+    out.server, out.sampled_ns, out.vram_bytes = server.index, report.sampled_ns, report.vram_bytes
+    out.queue_length, out.utilization, out.power_w = report.queue_length, report.utilization, report.power_w
 
 
 @kernel
