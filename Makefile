@@ -33,13 +33,13 @@ lint: install  ## style, types, and the layers of docs/architecture.md
 	$(BIN)/lint-imports
 
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
-	$(BIN)/slimsched profile synth --all --out scenarios/profiles
+	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
 
 results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted
-	$(BIN)/python -m scenarios.results
+	$(BIN)/python -m scenarios.study
 
 routers: install  ## tunes the routers that results need and that have no file yet; FORCE=1 all of them again (hours)
-	$(BIN)/python -m scenarios.routers $(if $(FORCE),--force)
+	$(BIN)/python -m scenarios.study.tune_all $(if $(FORCE),--force)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

@@ -1,4 +1,4 @@
-"""The command line: what may be asked for. What a command does is in `scenarios.commands`, its end in `exits`."""
+"""The command line: what may be asked for. What a command does is in `scenarios.commands.shared`, its end in `exits`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from hw import ENVIRONMENT
 from policies.errors import InputError, nearest
-from scenarios.exits import BEGINS_ANEW, RESUMES, exit_code
+from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 
 ENGINES = ("simpy", "compiled")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model_train")  # they keep what is finished
@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _duration_s(text: str) -> float:
-    from scenarios.spec import parse_duration
+    from scenarios.files.spec import parse_duration
 
     try:
         return parse_duration(text)
@@ -330,7 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nonlocal handler
         arguments = parse(argv)
         handler = arguments.handler
-        commands = import_module("scenarios.commands")  # what it imports is not needed for --help
+        commands = import_module("scenarios.commands.shared")  # what it imports is not needed for --help
         code: int = getattr(commands, handler)(arguments)
         return code
 

@@ -43,7 +43,7 @@ from policies.rules.context import RouterContext
 from policies.vocabulary import NS_PER_S, RequestArrived
 from tests.bench.peers.ours import _NoCosts
 
-MODEL = Path("scenarios/models/slimresnet-tiny.safetensors")
+MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")
 BATCH_LIMIT = 16
 VRAM_BYTES = 1 << 30
 MOST_DRAIN_S = 60

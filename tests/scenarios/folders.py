@@ -11,10 +11,10 @@ import numpy as np
 
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
-from scenarios.comparison import compare_results
-from scenarios.fidelity import validate_results, validation_run
-from scenarios.result import Result, summarise
-from scenarios.store import RunFolder, environment, write_json, write_run, write_text
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.fidelity import validate_results, validation_run
+from scenarios.metrics.result import Result, summarise
+from scenarios.runs.folder import RunFolder, environment, write_json, write_run, write_text
 from sim.cluster import Simulation
 from tests import worlds
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from scenarios import ablation
-from scenarios.ablation import RIVAL, ROWS, main, row_of
-from scenarios.materials import load_world
+from scenarios.study import ablation
+from scenarios.study.ablation import RIVAL, ROWS, main, row_of
+from scenarios.world.materials import load_world
 from tests.scenarios.test_tune import KNOBS, SCENARIO
 
 
@@ -54,7 +54,7 @@ def test_rows_of_another_command_are_left_alone(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.json"
-    text = json.dumps({"command": f"python -m scenarios.ablation {scenario} --decisions 7", "rows": []})
+    text = json.dumps({"command": f"python -m scenarios.study.ablation {scenario} --decisions 7", "rows": []})
     out.write_text(text)
     assert main([str(scenario), "--json", str(out), "--decisions", "8"]) == 2
     assert "can't stand beside those of" in capsys.readouterr().err

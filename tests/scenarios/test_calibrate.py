@@ -15,8 +15,8 @@ import torch
 
 from hw.networks import save_model
 from hw.slimresnet import SlimResNet, SlimResNetConfig
-from scenarios.announce import finished_steps
 from scenarios.cli import main
+from scenarios.executors.announce import finished_steps
 
 
 @pytest.fixture(scope="module")

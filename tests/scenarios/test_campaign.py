@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-import scenarios.run as run_module
+import scenarios.job.run as run_module
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
-from scenarios.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
-from scenarios.compare import run_simulation
-from scenarios.compose import World
-from scenarios.fidelity import Validation, ValidationRun, validate_results
-from scenarios.materials import load_world
-from scenarios.result import Mode
-from scenarios.run import keep_runs, validate_world
-from scenarios.spec import ValidateSection
-from scenarios.store import RunFolder, read_json, read_runs
+from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
+from scenarios.files.spec import ValidateSection
+from scenarios.job.run import keep_runs, validate_world
+from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
+from scenarios.metrics.result import Mode
+from scenarios.runs.folder import RunFolder, read_json, read_runs
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.build import World
+from scenarios.world.materials import load_world
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 

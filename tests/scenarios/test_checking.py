@@ -20,7 +20,8 @@ from hw.networks import ModelFile, save_model
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
 from policies.errors import InputError
-from scenarios.checking import (
+from scenarios.cli import main
+from scenarios.executors.checking import (
     MODELLED,
     NO_SERVING,
     SHARE,
@@ -32,11 +33,10 @@ from scenarios.checking import (
     open_loop_world,
     profile_device,
 )
-from scenarios.cli import main
-from scenarios.compare import run_simulation
-from scenarios.preflight import stamp_warnings
-from scenarios.result import Result
-from scenarios.serving import ServingOverheads, is_served, with_overheads
+from scenarios.executors.preflight import stamp_warnings
+from scenarios.executors.serving import ServingOverheads, is_served, with_overheads
+from scenarios.metrics.result import Result
+from scenarios.runs.simulate import run_simulation
 from sim.profile import Profile
 from sim.tables import compile_tables
 from tests import worlds

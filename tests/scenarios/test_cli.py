@@ -16,12 +16,12 @@ import torch
 
 from calibrate import slimming
 from policies.errors import WorkError
-from scenarios import commands
 from scenarios.cli import main
-from scenarios.compare import run_simulation
-from scenarios.loading import load_scenario
-from scenarios.materials import make_world
-from scenarios.store import RunFolder, write_cores, write_run, write_text
+from scenarios.commands import shared as commands
+from scenarios.files.reading import load_scenario
+from scenarios.runs.folder import RunFolder, write_cores, write_run, write_text
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.materials import make_world
 from sim.profile import Profile
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder

@@ -18,8 +18,8 @@ from policies.chance import stream
 from policies.records import NOT_PASSED, STAGES, STATUSES, RequestColumns, RequestRecord, RunRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S
-from scenarios.compare import run_simulation, simulate_figures, simulate_world
-from scenarios.result import Simulator
+from scenarios.metrics.result import Simulator
+from scenarios.runs.simulate import run_simulation, simulate_figures, simulate_world
 from sim.compiled.simulation import CompiledSimulation
 from tests.scenarios.folders import simulated, summary
 from tests.scenarios.test_engines import WORLDS, world_of

@@ -12,7 +12,7 @@ from scipy import stats
 
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.comparison import (
+from scenarios.metrics.comparison import (
     COSTS,
     MEASURES,
     bound_accuracies,
@@ -21,9 +21,9 @@ from scenarios.comparison import (
     least_cost,
     paired_difference,
 )
-from scenarios.pareto import Point
-from scenarios.result import Result
-from scenarios.tables import format_comparison
+from scenarios.metrics.pareto import Point
+from scenarios.metrics.result import Result
+from scenarios.show.words import format_comparison
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request
 

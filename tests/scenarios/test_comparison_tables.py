@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError
-from scenarios.comparison import compare_results
-from scenarios.comparison_tables import format_all, format_paper
-from scenarios.paper_results import HEAVY, RANDOM, RELAXED, paper_row
-from scenarios.result import Result
-from scenarios.trade_offs import save_trade_offs
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.result import Result
+from scenarios.show.comparison import format_all, format_paper
+from scenarios.show.paper import HEAVY, RANDOM, RELAXED, paper_row
+from scenarios.show.trade_offs import save_trade_offs
 from tests.scenarios.folders import summary
 from tests.scenarios.test_comparison import run
 from tests.scenarios.test_result import WINDOW, record, request

@@ -16,12 +16,12 @@ from hw.accuracy import Evaluation, PaperTable, save_accuracy
 from policies.errors import InputError
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
-from scenarios.compare import compare_world, run_simulation, simulate_world
-from scenarios.compose import Accuracy, World, build_world
+from scenarios.files.reading import load_scenario
 from scenarios.gym import ID, world_env
-from scenarios.loading import load_scenario
-from scenarios.materials import load_world
-from scenarios.paper_table import FILE
+from scenarios.runs.simulate import compare_world, run_simulation, simulate_world
+from scenarios.study.paper_table import FILE
+from scenarios.world.build import Accuracy, World, build_world
+from scenarios.world.materials import load_world
 from sim.cluster import Simulation
 from tests import worlds
 

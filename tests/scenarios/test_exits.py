@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError, WorkError
-from scenarios import cli, commands
-from scenarios.exits import exit_code
-from scenarios.results.__main__ import main as results
+from scenarios import cli
+from scenarios.commands import shared as commands
+from scenarios.study.__main__ import main as results
+from scenarios.terminal.exits import exit_code
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from policies.vocabulary import Provenance
-from scenarios.fidelity import (
+from scenarios.metrics.fidelity import (
     FIGURES,
     Validation,
     ValidationRun,
@@ -19,8 +19,8 @@ from scenarios.fidelity import (
     validate_results,
     validation_run,
 )
-from scenarios.result import Result
-from scenarios.tables import format_validation
+from scenarios.metrics.result import Result
+from scenarios.show.words import format_validation
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError, WorkError
-from scenarios.compare import compare_world, default_jobs, simulate_all
-from scenarios.parallel import ONE_THREAD, each
+from scenarios.runs.parallel import ONE_THREAD, each
+from scenarios.runs.simulate import compare_world, default_jobs, simulate_all
 from sim.compiled.errors import UnsupportedScenario
 from tests.scenarios.tasks import answer
 from tests.scenarios.test_engines import WORLDS, world_of
@@ -73,6 +73,6 @@ def test_an_interruption_ends_what_runs() -> None:
 def test_little_work_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting processes takes seconds: for fewer images than a process does in that time there is one."""
     world = world_of(tmp_path)  # 200 images/s, for a second
-    monkeypatch.setattr("scenarios.compare.core_count", lambda: 3)
+    monkeypatch.setattr("scenarios.runs.simulate.core_count", lambda: 3)
     assert default_jobs(world, 10, 0, "simpy") == default_jobs(world, 1000, 0, "compiled") == 1
     assert default_jobs(world, 1000, 0, "simpy") == default_jobs(world, 10_000, 0, "compiled") == 3

@@ -18,13 +18,14 @@ from hw.telemetry import usable_cores
 from policies.interfaces import GROUPS
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from scenarios import preflight, run
 from scenarios.cli import main
-from scenarios.spec import DeviceSection
-from scenarios.validate import device_spec
+from scenarios.executors import preflight
+from scenarios.executors.run import device_spec
+from scenarios.files.spec import DeviceSection
+from scenarios.job import run
 from tests import worlds
 
-MODELS = Path(__file__).parents[2] / "scenarios" / "models"
+MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 SCENARIO = f"""
 schema: slimsched.scenario/1

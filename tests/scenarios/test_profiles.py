@@ -15,12 +15,13 @@ from calibrate.datasheet import GPUS, synthesize
 from hw.networks import Network
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios import figures, loading
 from scenarios.cli import main
-from scenarios.curves import latency_bands, stated_solo_error, under_load
-from scenarios.loading import load_scenario, profile_file, read_profile, relative_paths
-from scenarios.profiles import described, spoilt
-from scenarios.report import profile_page
+from scenarios.files import reading as loading
+from scenarios.files.reading import load_scenario, profile_file, read_profile, relative_paths
+from scenarios.show import charts as figures
+from scenarios.show.page import profile_page
+from scenarios.show.profile import described, spoilt
+from scenarios.show.profile_curves import latency_bands, stated_solo_error, under_load
 from sim.profile import Pace, Profile, Range, StatedError
 from sim.steady import knee
 from tests import worlds

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError
-from scenarios.report import build_report, profile_page
-from scenarios.store import RunFolder, read_json, write_json, write_text
+from scenarios.runs.folder import RunFolder, read_json, write_json, write_text
+from scenarios.show.page import build_report, profile_page
 from tests import worlds
 from tests.scenarios.folders import run_folder
 

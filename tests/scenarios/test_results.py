@@ -12,14 +12,14 @@ import yaml
 from policies.rules.specs import FixedRule, LadderRule
 from policies.tide import knobs
 from policies.tide.router import TideRouter
-from scenarios import routers
-from scenarios.materials import load_world
-from scenarios.results import runs
-from scenarios.results.__main__ import main, make_results
-from scenarios.results.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
-from scenarios.results.findings import Found, Notes, Row, covered, judge, losses, replica_checks
-from scenarios.results.page import results_page
-from scenarios.store import write_rule
+from scenarios.runs.folder import write_rule
+from scenarios.study import runs
+from scenarios.study import tune_all as routers
+from scenarios.study.__main__ import main, make_results
+from scenarios.study.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
+from scenarios.study.findings import Found, Notes, Row, covered, judge, losses, replica_checks
+from scenarios.study.page import results_page
+from scenarios.world.materials import load_world
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 NOTES = Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet")
@@ -34,7 +34,7 @@ def write_case(folder: Path, name: str = "main-tiny") -> Path:
     document |= {"name": name, "workload": yaml.safe_load(MOVING), "tuning": {"floor": 0.8}, "warmup_s": 0}
     path = folder / f"{name}.yaml"
     path.write_text("# A tiny\n# load.\n" + yaml.safe_dump(document))
-    place = folder / "routers" / name
+    place = folder / "data" / "routers" / name
     write_rule(place / "ladder.rule.yaml", replace(RULE, made_by={"command": "slimsched tune x", "decisions": 1234}))
     tide = TideRouter(knobs.start(SEGMENTS, len(WIDTHS)), load_world(path).context)
     tide.save(place / "tide.safetensors", {"command": "tuned so", "wall_s": 61})
@@ -62,14 +62,14 @@ def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
     assert "seeds: `compare.seeds` has 2, 10 are asked for" in text
     assert "| 61 s |" in text
     assert "| 1,234 |" in text
-    assert "python -m scenarios.ablation" in text
+    assert "python -m scenarios.study.ablation" in text
     assert str(tmp_path) not in text, "no path of a machine"
     assert [picture.name for picture in (tmp_path / "docs/images").glob("*.svg")]
 
     assert make_results(**again) == (page, 0)
     assert page.read_text() == text
 
-    write_rule(tmp_path / "routers/main-tiny/ladder.rule.yaml", replace(RULE, thresholds=(3.0,)))
+    write_rule(tmp_path / "data/routers/main-tiny/ladder.rule.yaml", replace(RULE, thresholds=(3.0,)))
     assert make_results(**again)[1] == 2
     path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
     assert make_results(**again)[1] == 10
@@ -128,19 +128,19 @@ def test_comments_are_no_part_of_the_sources(tmp_path: Path, monkeypatch: pytest
 def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     """Each but its own, which is the tuned rule itself."""
     path = write_case(tmp_path)
-    write_rule(tmp_path / "routers/main-tiny/fixed.rule.yaml", FixedRule(tuple_=(0.5, 1.0)))
+    write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", FixedRule(tuple_=(0.5, 1.0)))
     named = {contender.label: contender.router for contender in read_case(path).contenders}
     assert named["jiq"] == "fixed:0.5,1@jiq"
     assert set(PLACEMENTS) - set(named) == {"sticky"}
     overloaded = FixedRule(tuple_=(0.5, 1.0), made_by={"latency_mean_s": 0.2})
-    write_rule(tmp_path / "routers/main-tiny/fixed.rule.yaml", overloaded)
+    write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", overloaded)
     assert "jiq" not in {contender.label for contender in read_case(path).contenders}, "`sticky` could not carry that"
 
 
 def test_what_could_not_be_tuned_runs_as_it_is_and_says_why(tmp_path: Path) -> None:
     path = write_case(tmp_path)
-    (tmp_path / "routers/main-tiny/slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
-    (tmp_path / "routers/main-tiny/ladder.rule.yaml").rename(tmp_path / "routers/main-tiny/ladder.failed.txt")
+    (tmp_path / "data/routers/main-tiny/slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
+    (tmp_path / "data/routers/main-tiny/ladder.rule.yaml").rename(tmp_path / "data/routers/main-tiny/ladder.failed.txt")
     case = read_case(path)
     assert [contender.label for contender in case.contenders].count("ladder, not tuned") == 1
     assert {contender.label: contender.router for contender in case.contenders}["slackfit, not tuned"] == "slackfit"
@@ -154,10 +154,10 @@ def test_the_papers_routers_are_found_by_their_names(tmp_path: Path) -> None:
     assert [contender.label for contender in case.contenders] == ["random", "sticky at 0.5", "sticky at 1"]
     assert case.contenders[1].router == "fixed:0.5,0.5"
     assert "PPO, heavy: no `routers/paper-heavy.safetensors`" in case.missing
-    tide = tmp_path / "routers/paper-own/tide.safetensors"
-    (tmp_path / "routers/paper-heavy.safetensors").write_bytes(tide.read_bytes())
+    tide = tmp_path / "data/routers/paper-own/tide.safetensors"
+    (tmp_path / "data/routers/paper-heavy.safetensors").write_bytes(tide.read_bytes())
     assert "ppo-heavy" in [contender.label for contender in read_case(path).contenders]
-    (tmp_path / "routers/paper-own-heavy.safetensors").write_bytes(tide.read_bytes())
+    (tmp_path / "data/routers/paper-own-heavy.safetensors").write_bytes(tide.read_bytes())
     file = read_case(path).contenders[3].file
     assert file is not None
     assert file.name == "paper-own-heavy.safetensors"
@@ -400,17 +400,17 @@ def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     def run(command: Any) -> int:
         ran.append(command)
         if "infaas" in command:  # that a floor can't be kept is a result
-            (tmp_path / "routers/main-tiny/infaas.failed.txt").write_text("no setting keeps the floor")
+            (tmp_path / "data/routers/main-tiny/infaas.failed.txt").write_text("no setting keeps the floor")
             return 1
         return 1 if "milp" in command else 0
 
     assert routers.main(["--scenarios", str(tmp_path)], run) == 1
     assert [command[3] for command in ran] == ["slackfit", "infaas", "milp"]
     assert ran[0] == [
-        "tune", str(path), "--router", "slackfit", "--out", str(tmp_path / "routers/main-tiny/slackfit.rule.yaml"),
+        "tune", str(path), "--router", "slackfit", "--out", str(tmp_path / "data/routers/main-tiny/slackfit.rule.yaml"),
     ]  # fmt: skip
     ran.clear()
-    (tmp_path / "routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
+    (tmp_path / "data/routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
     assert routers.main(["--scenarios", str(tmp_path)], run) == 0
     assert [command[3] for command in ran] == ["slackfit", "fixed"], "that a floor can't be kept is known"
     ran.clear()
@@ -419,7 +419,7 @@ def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "nothing to tune" in capsys.readouterr().out
     assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder", "--force"], run) == 0
     assert [command[3] for command in ran] == ["tide", "ladder"]
-    older = tmp_path / "routers/main-tiny/infaas.rule.yaml"
+    older = tmp_path / "data/routers/main-tiny/infaas.rule.yaml"
     older.write_text("of another floor")
     assert routers.main(["--scenarios", str(tmp_path), "--router", "infaas", "--force"], run) == 0
     assert not older.exists(), "it would hide that the floor can't be kept"

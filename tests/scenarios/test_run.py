@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import scenarios.run as run_module
+import scenarios.job.run as run_module
 from hw.accuracy import load_accuracy
 from policies.records import BatchRecord, BlockRecord, RunRecord, ServerTotals
 from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
 from scenarios.cli import main
-from scenarios.loading import load_scenario
-from scenarios.run import ScenarioRun
-from scenarios.serving import WARMUP_S, overheads_of, with_overheads
-from scenarios.store import read_json
+from scenarios.executors.serving import WARMUP_S, overheads_of, with_overheads
+from scenarios.files.reading import load_scenario
+from scenarios.job.run import ScenarioRun
+from scenarios.runs.folder import read_json
 from sim.tables import compile_tables
 from tests import worlds
 

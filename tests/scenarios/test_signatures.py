@@ -14,10 +14,9 @@ import pytest
 
 from policies.vocabulary import Choice, ClusterView
 from scenarios.cli import main
-from scenarios.comparison import compare_results
-from scenarios.report import build_report
-from scenarios.result import Result
-from scenarios.signatures import (
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.result import Result
+from scenarios.metrics.signatures import (
     Signature,
     SignatureContext,
     against_reference,
@@ -26,7 +25,8 @@ from scenarios.signatures import (
     tally,
     tally_text,
 )
-from scenarios.tables import format_comparison, format_result
+from scenarios.show.page import build_report
+from scenarios.show.words import format_comparison, format_result
 from sim.cluster import ClusterSpec, Simulation
 from sim.costs import ProfileCosts
 from tests import worlds

@@ -13,7 +13,7 @@ from hw.files import atomic_path
 from policies.errors import InputError
 from policies.records import RunRecord
 from policies.replay import replay
-from scenarios.store import (
+from scenarios.runs.folder import (
     LOG_FILE,
     RunFolder,
     environment,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-import scenarios.train as train_module
+import scenarios.learn.train as train_module
 from policies.errors import WorkError
 from policies.ppo import checkpoint
 from scenarios.cli import main
-from scenarios.compare import run_simulation
-from scenarios.compose import World
-from scenarios.loading import load_scenario
-from scenarios.materials import make_world
-from scenarios.run import ScenarioRun
-from scenarios.train import score_router, train_world
+from scenarios.files.reading import load_scenario
+from scenarios.job.run import ScenarioRun
+from scenarios.learn.train import score_router, train_world
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.build import World
+from scenarios.world.materials import make_world
 from sim.compiled import UnsupportedScenario
 from tests.scenarios.files import write_scenario
 
@@ -136,7 +136,7 @@ def test_run_falls_back_on_the_reference_and_says_why(tmp_path: Path, monkeypatc
     def refuse(_: World) -> None:
         raise UnsupportedScenario("a thing")
 
-    monkeypatch.setattr("scenarios.run.require_compiled", refuse)
+    monkeypatch.setattr("scenarios.job.run.require_compiled", refuse)
     said: list[str] = []
     as_run_does(write(tmp_path), said)
     refused = said.index("train: the compiled engine can't do a thing")

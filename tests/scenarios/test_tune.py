@@ -14,12 +14,10 @@ import pytest
 import yaml
 
 from policies.errors import InputError
-from policies.search import CrossEntropy
 from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
-from scenarios.compose import World
-from scenarios.materials import load_world
-from scenarios.tune import (
+from scenarios.learn.search import CrossEntropy
+from scenarios.learn.tune import (
     KINDS,
     Course,
     LadderSpace,
@@ -32,13 +30,15 @@ from scenarios.tune import (
     natural_floor,
     tune_world,
 )
+from scenarios.world.build import World
+from scenarios.world.materials import load_world
 from sim.compiled.scoring import RunScore
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = {
     "schema": "slimsched.scenario/1",
     "name": "tiny",
-    "model": {"accuracy": str(ROOT / "scenarios/models/slimresnet18-paper.accuracy.json")},
+    "model": {"accuracy": str(ROOT / "scenarios/data/models/slimresnet18-paper.accuracy.json")},
     "cluster": {
         "servers": [
             {"name": "a", "profile": "rtx-2080-ti", "link": "10gbe"},

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.comparison import estimate
-from scenarios.tables import interval, table
+from scenarios.metrics.comparison import estimate
+from scenarios.show.words import interval, table
 
 OURS = "ours"
 GOAL_THROUGHPUT, GOAL_OVERHEAD = 3.0, 1 / 3  # at least, and at most

@@ -1,0 +1,428 @@
+"""`slimsched profile check`: fresh points, concurrency sets and a short open-loop run against what a profile says.
+
+The rule by which a figure has drifted is `calibrate.check`'s. The open-loop run serves Poisson arrivals, at about half
+of what the profile's simulation can carry, by the real router, scheduler and executor on that one device; the same
+arrivals are simulated from the profile. There are several such runs, each with arrivals of its own; each is one value.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from calibrate.check import (
+    Allowed,
+    CheckedFigure,
+    Pair,
+    estimated_s,
+    holds,
+    is_judged,
+    is_promising,
+    numbers_of,
+    repeatability_pct,
+)
+from calibrate.errors import SOLO_ERROR
+from calibrate.opening import interference
+from calibrate.probe import open_sensor
+from calibrate.session import START_S, check_profile
+from calibrate.stamps import VERSIONS, differences, require_model, stamps_here, stamps_of
+from hw.datasets import Dataset
+from hw.device import DeviceSpec
+from hw.networks import ModelFile, Network
+from policies.chance import derived_seed
+from policies.errors import InputError
+from policies.reward import AccuracyPrior
+from policies.vocabulary import Provenance
+from scenarios.executors.announce import span
+from scenarios.executors.pace import mean_pace, observed_paces
+from scenarios.executors.preflight import require_device, stamp_warnings
+from scenarios.executors.run import SATURATED_IMAGES, device_spec, real_cluster, run_on_hardware
+from scenarios.executors.serving import is_served, measure_serving, with_overheads
+from scenarios.files.reading import read_profile
+from scenarios.files.spec import (
+    ClusterSection,
+    DeviceSection,
+    GreedySection,
+    ModelSection,
+    PoissonWorkload,
+    Scenario,
+    ServerSection,
+)
+from scenarios.metrics.comparison import UNMETERED
+from scenarios.metrics.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
+from scenarios.metrics.result import Result
+from scenarios.runs.capacity import capacity
+from scenarios.runs.simulate import simulate_figures
+from scenarios.show.words import number, table
+from scenarios.terminal.progress import Progress
+from scenarios.world.build import Accuracy, World, build_world, device_section
+from sim.profile import Profile
+
+SCHEMA = "slimsched.check/1"
+ROUTER = "random"
+SERVER = "checked"
+SHARE = 0.5  # of the largest stable rate
+LIGHT_SHARE, LIGHT_IMG_S = 0.3, 20.0  # of it, and what is light in any case
+RUNS = 5
+WARMUP_SHARE = 0.1
+FEWEST_IMAGES = 50  # of a run
+SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
+CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
+NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
+FOREIGN = "it is lent to others and comes back; points are compared at full pace, runs at the pace they had"
+NOTHING = "nothing could be measured"
+MEANS_NOTHING_PCT = 50.0  # allowed: to hold says nothing
+RULE = "a figure drifts only where its whole 95 % interval lies beyond what is allowed"
+MODELLED = "power is modelled: nothing measures it"
+
+_FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = {
+    "mean latency": (lambda result: result["latency_s"]["mean"], PROMISED_PCT["latency_mean"], "slower", "faster"),
+    "p99 latency": (lambda result: result["latency_s"]["p99"], PROMISED_PCT["latency_p99"], "slower", "faster"),
+    "throughput": (lambda result: result["throughput_img_s"], PROMISED_THROUGHPUT_PCT, "more", "less"),
+    "energy per image": (
+        lambda result: result["energy_per_image_j"]["total"], PROMISED_PCT["energy_per_image"], "more", "less",
+    ),
+}  # fmt: skip
+
+
+def profile_check(arguments: Namespace) -> int:
+    """Exit code 0 where the profile still holds, 1 where it does not or where nothing could be judged."""
+    from scenarios.commands.shared import Output, chosen_devices
+
+    output = Output(arguments)
+    profile = read_profile(arguments.profile)
+    source, named = str(arguments.profile), arguments.network
+    network = Network(named, arguments.options, "--network", "") if named is not None else None
+    file = ModelFile(arguments.model, network)
+    _require_measured(profile, source)
+    require_model(profile, file.load()[1]["hash"], source, "model.hash")
+    device = profile_device(profile, source) if arguments.device is None else chosen_devices(arguments.device)[0][1]
+    _require_kind(profile, device)
+    _require_same(profile, device, "--device" if arguments.device is not None else source)
+    world = _world(profile, device, arguments.seconds, arguments.seed)
+    warnings = (*stamp_warnings(profile, device), *_others(device))
+    for text in (*warnings, _announced(profile, arguments.points, arguments.seconds)):
+        output.remark(text)
+    figures = list(_points(file, device, profile, arguments.points, arguments.seed, quiet=output.quiet))
+    if world is not None:
+        figures += _open_loop(file, world, profile, arguments.seconds, arguments.seed, quiet=output.quiet)
+    figures = [meaningful(figure) for figure in figures]
+    output.result(format_check(profile, figures), check_document(profile, warnings, figures))
+    return 0 if holds(figures) else 1
+
+
+def profile_device(profile: Profile, source: str) -> DeviceSpec:
+    """The device of this machine that a profile says it was measured on, used in the same way.
+
+    Raises:
+        InputError: there is none such here.
+    """
+    path = profile.execution
+    cores = path.get("cores", "any")
+    section = DeviceSection(
+        kind=profile.device.kind,
+        cores=() if cores == "any" else tuple(int(core) for core in cores.split(",")),
+        threads=int(path.get("threads", "1")),
+        onednn=path.get("onednn", "True") == "True",
+        index=int(path.get("device", "cuda:0").partition(":")[2] or 0),
+        idle_w=profile.power.bare_idle_w,
+        tdp_w=profile.power.cap_w,
+    )
+    require_device(section, source, "execution")
+    return device_spec(section)
+
+
+def _require_measured(profile: Profile, source: str) -> None:
+    if profile.provenance == Provenance.DATASHEET:
+        problem = "was derived from a datasheet and promises nothing that could be checked; calibrate the device"
+        raise InputError(source, "provenance", problem)
+
+
+def _require_kind(profile: Profile, device: DeviceSpec) -> None:
+    if device.kind != profile.device.kind:
+        problem = f"a {device.kind} device, but the profile is of a {profile.device.kind} one ({profile.device.name})"
+        raise InputError("--device", "", f"{problem}; name one of that kind, or calibrate this one")
+
+
+def _require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
+    """Other cores, threads or libraries' paths would be taken for drift; other versions may drift and are asked about.
+
+    Raises:
+        InputError: it names all that is known to differ.
+    """
+    found = differences(stamps_of(profile), stamps_here(device))
+    other = [d for d in found if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
+    if other:
+        listed = ", ".join(f"{d.title} {d.here} instead of {d.profile}" for d in other)
+        remedy = "calibrate this one"
+        remedy += ", or leave --device out to check the one that was measured" if source == "--device" else ""
+        problem = f"not the device that the profile {profile.name} was measured on: {listed}; {remedy}"
+        raise InputError(source, "" if source == "--device" else "execution", problem)
+
+
+def meaningful(figure: CheckedFigure) -> CheckedFigure:
+    """A figure that may be off by so much that to hold says nothing is not judged; one that drifts even so is."""
+    if figure.verdict != "holds" or figure.allowed.size_pct <= MEANS_NOTHING_PCT:
+        return figure
+    reason = f"the profile's own errors are so large that {figure.allowed.size_pct:.0f} % are allowed; calibrate longer"
+    return replace(figure, not_judged=f"{reason}, or on a quieter machine")
+
+
+def _announced(profile: Profile, points: int, seconds: float) -> str:
+    needed_s = estimated_s(profile, points) + seconds + START_S[profile.device.kind] * (2 if seconds else 1)
+    numbers = numbers_of(profile, points)
+    sets = ", ".join(f"{number} sets ({figure})" for figure, number in numbers.items() if figure != SOLO_ERROR)
+    runs = f", {RUNS} open-loop runs of {seconds / RUNS:g} s" if seconds else ""
+    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}{runs}; about {span(needed_s)}"
+
+
+def _others(device: DeviceSpec) -> tuple[str, ...]:
+    """A line where other programs use the device: their use would look like drift."""
+    found = interference(device, open_sensor(device, ()))
+    return (f"warning: {found}: what is measured now may be theirs, too",) if found.notable else ()
+
+
+# ------------------------------------------------------------------------------------------------------- the figures
+
+
+def _points(
+    file: ModelFile, device: DeviceSpec, profile: Profile, points: int, seed: int, *, quiet: bool
+) -> Sequence[CheckedFigure]:
+    with Progress("measure", unit="point", quiet=quiet) as progress:
+        return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
+
+
+def _world(profile: Profile, device: DeviceSpec, seconds: float, seed: int) -> World | None:
+    """What the open-loop runs are of; None where none is asked for. Too few images would say nothing."""
+    if not seconds:
+        return None
+    world = open_loop_world(profile, device, seed)
+    assert world.rate_img_s is not None, "it was given one"
+    least_s = RUNS * FEWEST_IMAGES / world.rate_img_s
+    if seconds < least_s:
+        problem = f"{seconds:g} s is too short for {RUNS} runs at {world.rate_img_s:.1f} images/s"
+        raise InputError("--seconds", "", f"{problem}; give {ceil(least_s)}s or more, or 0 for none")
+    return world
+
+
+def _open_loop(
+    file: ModelFile, world: World, profile: Profile, seconds: float, seed: int, *, quiet: bool
+) -> list[CheckedFigure]:
+    with Progress("serve", RUNS, unit="run", quiet=quiet) as progress:
+        runs = []
+        for run in open_loop_runs(world, file, seconds / RUNS, seed):
+            runs.append(run)
+            progress.update(1)
+    return open_loop_figures(profile, runs)
+
+
+def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
+    """One server on the device, all its instances loaded where they fit, and arrivals that it can carry well."""
+    world, stable_img_s = _lone_world(profile, device, seed)
+    return _at_rate(world, SHARE * stable_img_s)
+
+
+def _at_rate(world: World, rate_img_s: float) -> World:
+    workload = PoissonWorkload(kind="poisson", rate_img_s=rate_img_s)
+    return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
+
+
+def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World, float]:
+    """The device's world, and the largest rate that is stable in it."""
+    needed = profile.memory.context_bytes + sum(instance.vram_bytes for instance in profile.memory.instances)
+    server = ServerSection(
+        name=SERVER,
+        device=device_section(device),
+        link="measured" if profile.link is not None else "loopback",
+    )
+    greedy = GreedySection(
+        batch_limit=profile.batch_limit,
+        preload="all" if needed <= min(profile.device.vram_bytes, device.vram_bytes) else "none",
+        idle_unload_s=None,
+    )
+    scenario = Scenario(
+        schema="slimsched.scenario/1",
+        name="check",
+        model=ModelSection(checkpoint="checked"),
+        cluster=ClusterSection(servers=(server,), greedy=greedy),
+        workload=PoissonWorkload(kind="poisson", load=SHARE),
+    )
+    prior = AccuracyPrior({(profile.model.widths[-1],) * profile.model.segments: 0.5})  # labels are not looked at
+    world = build_world(scenario, {SERVER: profile}, Accuracy(prior))
+    found = capacity(
+        world,
+        lambda: world.router(ROUTER),
+        router=ROUTER,
+        seeds=(seed,),
+        duration_s=CAPACITY_IMAGES / world.capacity_img_s,
+        precision=CAPACITY_PRECISION,
+    )
+    return world, found.stable_img_s
+
+
+def with_serving(profile: Profile, file: ModelFile, device: DeviceSpec, seed: int) -> Profile:
+    """The profile with what serving costs on this host, from a few seconds of it on the device alone.
+
+    What it costs is not known yet, so the rate is low: a router with more to do than it can would tell its queue.
+    """
+    world, stable_img_s = _lone_world(profile, device, seed)
+    world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
+    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoopRun:
+    """A run on the hardware and its simulated twin, which has the same arrivals and replays the device's pace.
+
+    `pace`: how much longer things took than at full pace, on average; None where nothing told.
+    """
+
+    simulated: Result
+    real: Result
+    pace: float | None = None
+
+
+def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[OpenLoopRun]:
+    """One after the other, each with arrivals of its own."""
+    dataset = _any_images(file)
+    warmup_s = WARMUP_SHARE * duration_s
+    with real_cluster(world, file) as cluster:
+        for index in range(RUNS):
+            run_seed = derived_seed(seed, f"check:{index}")
+            real, record = run_on_hardware(
+                world, cluster, dataset, world.router(ROUTER), ROUTER, run_seed,
+                duration_s=duration_s, warmup_s=warmup_s, image_limit=SATURATED_IMAGES, keep_log=False,
+            )  # fmt: skip
+            paces = observed_paces(record, world.cluster.devices, [0])
+            simulated = simulate_figures(
+                world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s, paces=paces
+            )
+            yield OpenLoopRun(simulated, real, mean_pace(paces[0], record.ended_ns) if paces else None)
+
+
+def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedFigure]:
+    """Latencies, throughput and energy of runs; and the device's pace, where the profile has one."""
+    figures = []
+    for name, (value_of, promised_pct, more, less) in _FIGURES.items():
+        values = [(value_of(run.simulated), value_of(run.real)) for run in runs]
+        pairs = tuple(
+            Pair(f"run {index}", (simulated,), (real,))
+            for index, (simulated, real) in enumerate(values, start=1)
+            if simulated and real
+        )
+        repeatability = repeatability_pct(profile) if "latency" in name else 0.0
+        allowed = Allowed.by(promised_pct, repeatability_pct=repeatability)
+        figures.append(CheckedFigure(name, pairs, allowed, more, less, _not_judged(profile, name)))
+    usual = 1.0 if profile.pace is None else profile.pace.mean_factor
+    paces = tuple(Pair(f"run {i}", (usual,), (run.pace,)) for i, run in enumerate(runs, start=1) if run.pace)
+    if paces:
+        figures.append(CheckedFigure("pace of the device", paces, Allowed(0.0, 0.0), "slower", "faster", FOREIGN))
+    return figures
+
+
+def _not_judged(profile: Profile, figure: str) -> str:
+    if figure == "energy per image" and profile.power.provenance in UNMETERED:
+        return MODELLED
+    return NO_SERVING if "latency" in figure and not is_served(profile) else ""
+
+
+def _any_images(file: ModelFile) -> Dataset:
+    """One image of noise: how long a pass takes does not depend on what is in the picture."""
+    spec = file.load()[0].spec
+    image = np.random.default_rng(0).standard_normal((1, *spec.input_shape), dtype=np.float32)
+    label = np.zeros(1, dtype=np.int64)
+    return Dataset("noise", image, label, image, label, spec.classes)
+
+
+# --------------------------------------------------------------------------------------------------------- the report
+
+
+def format_check(profile: Profile, figures: Sequence[CheckedFigure]) -> str:
+    """A row a figure; then what has drifted, in words, and what to do."""
+    head = ["figure", "measured", "error %", "largest %", "bias %", "95 % of it", "allowed %", "bias", "verdict"]
+    rows = [_row(figure) for figure in figures if figure.pairs]
+    notes = [f"{figure.figure} is not judged: {figure.not_judged}" for figure in figures if figure.not_judged]
+    notes += [f"{figure.figure}: {NOTHING}" for figure in figures if not figure.pairs]
+    notes += [
+        f"{figure.figure}: the profile states so large errors itself that only larger ones count; calibrate longer, or "
+        "on a quieter machine"
+        for figure in figures
+        if not is_promising(figure) and not figure.not_judged
+    ]
+    notes.append(RULE)
+    notes.append("errors are medians, in per cent of what is measured now; bias above 0: the profile says more")
+    if holds(figures):
+        last = [f"the profile {profile.name} holds"]
+    elif not is_judged(figures):
+        reasons = "; ".join(f"{figure.figure}: {figure.not_judged or NOTHING}" for figure in figures)
+        last = [f"nothing could be judged, so the profile {profile.name} may hold or not ({reasons or NOTHING})"]
+    else:
+        last = [_found(figure) for figure in figures if figure.finding]
+        last.append(f"the profile {profile.name} no longer holds; `slimsched calibrate` makes a new one")
+    return "\n".join([table(head, rows), *notes, *last])
+
+
+def _found(figure: CheckedFigure) -> str:
+    """What has drifted, and that it is the table's bias: a profile that says three times as much is 67 % off one way
+    and 200 % the other."""
+    if not figure.is_biased:
+        return figure.finding
+    told = f"it says {1 + figure.bias_pct / 100:.2f} times what is measured now"
+    return f"{figure.finding} ({told}, a bias of {figure.bias_pct:+.1f} %)"
+
+
+def _row(figure: CheckedFigure) -> list[str]:
+    low, high = figure.bias_interval_pct
+    return [
+        figure.figure,
+        str(len(figure.pairs)),
+        number(figure.median_abs_pct, 1),
+        number(figure.max_abs_pct, 1),
+        number(figure.bias_pct, 1, signed=True),
+        f"{low:+.1f} to {high:+.1f}",
+        number(figure.allowed.size_pct, 1),
+        number(figure.allowed.bias_pct, 1),
+        figure.verdict,
+    ]
+
+
+def check_document(profile: Profile, warnings: Sequence[str], figures: Sequence[CheckedFigure]) -> dict[str, Any]:
+    """`slimsched.check/1`: errors in per cent, predicted and measured values in the figure's own unit."""
+    return {
+        "schema": SCHEMA,
+        "profile": profile.name,
+        "device": profile.device.name,
+        "holds": holds(figures),
+        "judged": is_judged(figures),
+        "warnings": list(warnings),
+        "figures": [_figure_document(figure) for figure in figures],
+    }
+
+
+def _figure_document(figure: CheckedFigure) -> dict[str, Any]:
+    errors = {}
+    if figure.pairs:
+        errors = {
+            "median_abs_pct": figure.median_abs_pct,
+            "mean_abs_pct": figure.mean_abs_pct,
+            "max_abs_pct": figure.max_abs_pct,
+            "bias_pct": figure.bias_pct,
+            "bias_interval_pct": list(figure.bias_interval_pct),
+            "size_interval_pct": list(figure.size_interval_pct),
+        }
+    return {
+        "figure": figure.figure,
+        "verdict": figure.verdict,
+        "not_judged": figure.not_judged,
+        "finding": figure.finding,
+        "looks": figure.looks,
+        "allowed_size_pct": figure.allowed.size_pct,
+        "allowed_bias_pct": figure.allowed.bias_pct,
+        **errors,
+        "pairs": [asdict(pair) for pair in figure.pairs],
+    }

@@ -1,0 +1,376 @@
+"""Opens a user's files: scenarios, profiles, traces. What is wrong in one is an `InputError` before anything starts.
+
+It reads and checks; it builds nothing from what it read.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies import strict
+from policies.errors import InputError, nearest
+from policies.names import parse_router_name
+from policies.rules.specs import RuleSpec, rule_from_dict
+from policies.strict import StrictModel
+from scenarios.files.spec import (
+    NETWORKS,
+    GreedySection,
+    MomentFault,
+    RatesWorkload,
+    Scenario,
+    ServerSection,
+    SpanFault,
+    TraceWorkload,
+)
+from sim.network import PRESETS
+from sim.profile import Profile
+
+TRAINED_ROUTER = "ppo"  # in a scenario: the router that this run trains
+ROUTER_SUFFIX = ".safetensors"
+RULE_SUFFIX = ".rule.yaml"
+SHIPPED = Path(__file__).parents[1] / "data"  # what comes with the project: models, profiles, routers, traces
+SHIPPED_PROFILES = SHIPPED / "profiles"
+Section = TypeVar("Section", bound=StrictModel)
+
+
+def read_text(path: Path, source: str | None = None, key: str = "") -> str:
+    """A text file; raises `InputError` (naming `source` and `key`, the place that named it) where it can't be read."""
+    named_by = source or str(path)
+    named = f"{path}: " if source else ""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(named_by, key, f"{named}no such file{_neighbor(path)}") from None
+    except IsADirectoryError:
+        raise InputError(named_by, key, f"{named}this is a folder; name a file in it") from None
+    except UnicodeDecodeError as error:
+        raise InputError(named_by, key, f"{named}not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise InputError(named_by, key, f"{named}can't be read: {error.strerror}") from None
+
+
+def _neighbor(path: Path) -> str:
+    """A hint that names the nearest file of the same kind in the same folder."""
+    others = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+    return f"; in that folder: {nearest(path.name, others[:20])}" if others else ""
+
+
+def load_scenario(path: Path | str) -> Scenario:
+    """Read a scenario and check it whole. Paths in it are relative to its folder, and absolute in what is returned.
+
+    Raises:
+        InputError: anything in it, or in a file that it names, is wrong.
+    """
+    path = Path(path)
+    source = str(path)
+    folder = path.parent.absolute()
+    parsed = strict.parse(Scenario, read_text(path), source)
+    scenario = _with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
+    if scenario.model.accuracy is not None:
+        read_text(Path(scenario.model.accuracy), source, "model.accuracy")
+    _check_network(scenario, source)
+    _check_servers(scenario, source)
+    _check_profiles(scenario, source)
+    check_faults(scenario, source)
+    _check_routers(scenario, source)
+    _check_workload(scenario)
+    return scenario
+
+
+CALIBRATED = Path("profiles")  # where `slimsched calibrate` writes by default
+
+
+def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
+    """A profile from its file, or one that ships with the project by its name.
+
+    Raises:
+        InputError: it is missing, broken or of another version, or no such profile ships.
+    """
+    path = profile_file(path, source, key)
+    text = read_text(path, source, key)
+    if not text.strip():
+        raise InputError(str(path), "", "is empty; `slimsched calibrate` writes profiles")
+    if text.startswith('{"schema": "slimsched.calibration-log/'):
+        profile = path.with_suffix(".yaml")
+        remedy = f"name {profile}" if profile.is_file() else "`slimsched calibrate` goes on from it and writes one"
+        raise InputError(str(path), "", f"is the log of a calibration, not a profile; {remedy}")
+    return Profile.from_yaml(text, str(path))
+
+
+def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
+    """The file of a profile; a bare word that is no file is the name of a shipped one.
+
+    Raises:
+        InputError: a bare word that no shipped profile has.
+    """
+    path = Path(named)
+    if not is_shipped_name(str(path)) or path.exists():
+        return path
+    shipped = {file.stem: file for file in SHIPPED_PROFILES.glob("*.yaml")}
+    if path.name.lower() not in shipped:
+        calibrated = CALIBRATED / f"{path.name}.yaml"
+        hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
+        problem = f"no such file, and no shipped profile has this name; {hint}{nearest(path.name.lower(), shipped)}"
+        raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
+    return shipped[path.name.lower()]
+
+
+def is_shipped_name(text: str) -> bool:
+    """Whether it is a bare word, without folder and ending: no file of the user's, but a profile's name."""
+    return Path(text).name == text and not Path(text).suffix
+
+
+def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
+    """Arrival times in seconds from a CSV file with a header line; ISO 8601 dates become seconds, too.
+
+    Raises:
+        InputError: no such file or column, a value that is no time, or no arrival at all.
+    """
+    times_s = [_time_s(text, str(path), line) for line, text in enumerate(_column(path, time_column), start=2)]
+    if not times_s:
+        raise InputError(str(path), "", f"the trace has no arrival under {time_column!r}; it needs at least one")
+    return np.asarray(times_s, dtype=np.float64)
+
+
+def read_rates(path: Path, column: str) -> NDArray[np.float64]:
+    """A curve of counts or rates from a CSV file with a header line.
+
+    Raises:
+        InputError: no such file or column, a value that is no count or rate, or none above zero.
+    """
+    levels = np.array([_level(text, str(path), line) for line, text in enumerate(_column(path, column), start=2)])
+    if not levels.any():
+        raise InputError(str(path), "", f"nothing above zero under {column!r}; a curve of rates needs some arrivals")
+    return levels
+
+
+def _level(text: str, source: str, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (np.isfinite(value) and value >= 0):
+        problem = f"{text!r} is no count or rate; allowed are finite numbers from 0 (fill a recording's gaps first)"
+        raise InputError(source, f"line {line}", problem)
+    return value
+
+
+def _column(path: Path, column: str) -> list[str]:
+    """What stands in a column of a CSV file with a header line."""
+    lines = read_text(path).splitlines()
+    if not lines:
+        raise InputError(str(path), "", "is empty; it needs a header line and one value a line")
+    reader = csv.DictReader(lines)
+    columns = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = columns
+    if column not in columns:
+        raise InputError(str(path), "line 1", f"no column {column!r}; {nearest(column, columns)}")
+    return [(row[column] or "").strip() for row in reader]
+
+
+def _time_s(text: str, source: str, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = _date_s(text, source, line)
+    if not np.isfinite(value):
+        raise InputError(source, f"line {line}", f"{text!r} is no time; allowed are finite seconds or ISO 8601 dates")
+    return value
+
+
+def _date_s(text: str, source: str, line: int) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        problem = f"{text!r} is no time; allowed are seconds or ISO 8601 dates"
+        raise InputError(source, f"line {line}", problem) from None
+
+
+def is_router_file(name: str) -> bool:
+    """Whether a router's name is that of a file: a trained one, or a rule."""
+    return name.endswith((ROUTER_SUFFIX, RULE_SUFFIX))
+
+
+def read_rule(path: Path, source: str | None = None, key: str = "") -> RuleSpec:
+    """A rule from its file (`*.rule.yaml`).
+
+    Raises:
+        InputError: it is missing or broken, or a key or value in it is none of a rule.
+    """
+    return rule_from_dict(strict.mapping(read_text(path, source, key), str(path)), str(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
+    """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
+    start = folder.absolute()
+    return _with_paths(scenario, lambda text: os.path.relpath(text, start))
+
+
+def _with_paths(scenario: Scenario, rename: Callable[[str], str]) -> Scenario:
+    """Every path renamed; `update` names only what was given, so that `to_yaml` goes on leaving out defaults."""
+
+    def given(section: Section, *keys: str) -> Section:
+        update = {key: rename(getattr(section, key)) for key in keys if getattr(section, key) is not None}
+        return section.model_copy(update=update)
+
+    servers = (
+        tuple(
+            server if is_shipped_name(server.profile or "") else given(server, "profile")
+            for server in scenario.cluster.named_servers
+        )
+        or "auto"
+    )
+    workload = scenario.workload
+    if isinstance(workload, TraceWorkload | RatesWorkload):
+        workload = given(workload, *(key for key in ("file", "tuning_file") if key in type(workload).model_fields))
+    return scenario.model_copy(
+        update={
+            "model": given(scenario.model, "checkpoint", "accuracy"),
+            "cluster": scenario.cluster.model_copy(update={"servers": servers}),
+            "workload": workload,
+            **_router_paths(scenario, rename),
+        }
+    )
+
+
+def _router_paths(scenario: Scenario, rename: Callable[[str], str]) -> dict[str, StrictModel]:
+    changed: dict[str, StrictModel] = {}
+    for field, section in (("compare", scenario.compare), ("validate_", scenario.validate_)):
+        if "routers" in section.model_fields_set:
+            routers = tuple(rename(name) if is_router_file(name) else name for name in section.routers)
+            changed[field] = section.model_copy(update={"routers": routers})
+    return changed
+
+
+def _check_network(scenario: Scenario, source: str) -> None:
+    """Its name only: a user's own class is imported when it is needed."""
+    name = scenario.model.network
+    if name is None or name in NETWORKS:
+        return
+    module, colon, own = name.partition(":")
+    if not (colon and own.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
+        raise InputError(source, "model.network", problem)
+
+
+def _check_servers(scenario: Scenario, source: str) -> None:
+    servers = scenario.cluster.named_servers
+    names = [server.name for server in servers]
+    for index, server in enumerate(servers):
+        key = f"cluster.servers.{index}"
+        if names.index(server.name) != index:
+            raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
+        _check_device(server, servers, source, key)
+        if server.profile is None and not scenario.model.is_runnable:
+            problem = "missing; without a network (model.network or model.checkpoint) nothing can be calibrated"
+            raise InputError(source, f"{key}.profile", problem)
+    if scenario.cluster.servers == "auto" and not scenario.model.is_runnable:
+        raise InputError(source, "cluster.servers", "`auto` needs a network: model.network or model.checkpoint")
+
+
+def _check_device(server: ServerSection, servers: Iterable[ServerSection], source: str, key: str) -> None:
+    shared = server.shares_device_with
+    if shared is None:
+        if server.device is None and server.profile is None:
+            raise InputError(source, key, "give device (a real one) or profile (a simulated one)")
+        return
+    owners = {other.name for other in servers if other.shares_device_with is None}
+    if shared not in owners:
+        problem = f"{shared!r} is no server with a device of its own; {nearest(shared, owners)}"
+        raise InputError(source, f"{key}.shares_device_with", problem)
+
+
+def _check_profiles(scenario: Scenario, source: str) -> None:
+    """Profiles can be read, are of one network, and cover what their servers ask of them."""
+    first: tuple[str, Profile] | None = None
+    for index, server in enumerate(scenario.cluster.named_servers):
+        if server.profile is None:
+            continue
+        key = f"cluster.servers.{index}"
+        profile = read_profile(Path(server.profile), source, f"{key}.profile")
+        first = first or (server.name, profile)
+        if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
+            found = f"{profile.model.segments} segments and widths {list(profile.model.widths)}"
+            raise InputError(source, f"{key}.profile", f"{found}; {first[0]!r} has another network")
+        _check_server_against(profile, server, scenario.cluster.greedy_of(server), source, key)
+
+
+def _check_server_against(
+    profile: Profile, server: ServerSection, greedy: GreedySection, source: str, key: str
+) -> None:
+    if greedy.batch_limit > profile.batch_limit:
+        problem = f"{greedy.batch_limit} is beyond what the profile covers; allowed are 1 to {profile.batch_limit}"
+        raise InputError(source, f"{key}.greedy.batch_limit", problem)
+    known = {(cost.segment, cost.width) for cost in profile.memory.instances}
+    for pair in () if isinstance(greedy.preload, str) else greedy.preload:
+        if pair not in known:
+            allowed = f"segments 1 to {profile.model.segments} at widths {list(profile.model.widths)}"
+            raise InputError(source, f"{key}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
+    if server.link == "measured" and profile.link is None:
+        allowed = f"{', '.join(PRESETS)} or latency_s and bandwidth_bytes_s"
+        raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
+
+
+def check_faults(scenario: Scenario, source: str) -> None:
+    """Whether the cluster has every fault's server, and no two of a kind overlap there; raises `InputError`."""
+    names = [server.name for server in scenario.cluster.named_servers]
+    for index, fault in enumerate(scenario.faults):
+        if names and isinstance(fault, SpanFault | MomentFault):
+            check_fault_server(fault.server, names, source, index)
+    until_s: dict[tuple[str, str], float] = {}
+    spans = [(index, fault) for index, fault in enumerate(scenario.faults) if isinstance(fault, SpanFault)]
+    for index, fault in sorted(spans, key=lambda item: item[1].start_s):
+        if fault.start_s < until_s.get((fault.kind, fault.server), 0.0):
+            problem = f"{fault.start_s:g} lies within the previous {fault.kind} of {fault.server!r}"
+            raise InputError(source, f"faults.{index}.start_s", problem)
+        until_s[fault.kind, fault.server] = float("inf") if fault.end_s is None else fault.end_s
+
+
+def check_fault_server(name: str, names: Sequence[str], source: str, index: int) -> None:
+    """Whether the cluster has the server of the fault with this index; raises `InputError`."""
+    if name not in names:
+        raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
+
+
+def _check_workload(scenario: Scenario) -> None:
+    """The files it names can be read."""
+    match scenario.workload:
+        case TraceWorkload(file=file, time_column=column):
+            read_trace(Path(file), column)
+        case RatesWorkload(file=file, tuning_file=tuning_file, column=column):
+            for each in filter(None, (file, tuning_file)):
+                read_rates(Path(each), column)
+
+
+def _check_routers(scenario: Scenario, source: str) -> None:
+    for section, routers in (("compare", scenario.compare.routers), ("validate", scenario.validate_.routers)):
+        for index, name in enumerate(routers):
+            check_router(name, source, f"{section}.routers.{index}")
+
+
+def check_router(name: str, source: str, key: str = "") -> None:
+    """Whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
+    if name == TRAINED_ROUTER:
+        return
+    if name.endswith(ROUTER_SUFFIX):
+        if not Path(name).is_file():
+            raise InputError(source, key, f"{name}: no such router file; `slimsched train` writes one")
+        return
+    if name.endswith(RULE_SUFFIX):
+        read_rule(Path(name), source, key)
+        return
+    try:
+        parse_router_name(name, source, key)
+    except InputError as error:
+        raise InputError(source, key, f"{error.problem}, or `ppo`: the router that the run trains") from None

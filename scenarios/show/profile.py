@@ -1,0 +1,213 @@
+"""What `slimsched profile` shows and makes: a profile in words and figures, and those of published GPUs.
+
+The profiles that ship with the project lie in `scenarios/data/profiles`, one a GPU of `calibrate.datasheet`'s table.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import fill
+
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+from scenarios.commands.shared import Output, output_file, writable_folder
+from scenarios.files.reading import read_profile
+from scenarios.runs.folder import json_text, write_text
+from scenarios.show.words import number, table
+from sim.profile import Profile
+
+SCREEN = 110  # characters of a line
+DISTURBED = "disturbed"  # the stamp of steps that others disturbed
+SPOILT_SHARE = 0.05  # of the steps may have stayed so
+PROMISES_NOTHING = (
+    "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
+    "calibrate` measures a device"
+)
+
+
+def profile_show(arguments: Namespace) -> int:
+    """A profile in words, with its errors and where they hold; `from_yaml` has checked it."""
+    output = Output(arguments)
+    profile = read_profile(arguments.profile)
+    parts = [described(profile)]
+    if arguments.plot is not None:
+        from scenarios.show.page import profile_page
+
+        write_text(_in_a_folder("--plot", output_file("--plot", arguments.plot)), profile_page(profile))
+        parts.append(f"plotted: {arguments.plot}")
+    if arguments.figures is not None:
+        parts += [
+            f"figure: {path}"
+            for path in write_figures(profile, _folder("--figures", _in_a_folder("--figures", arguments.figures)))
+        ]
+    return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
+
+
+def profile_synth(arguments: Namespace) -> int:
+    """A profile from published figures, or one of every GPU."""
+    from calibrate.costs import costs_of
+    from calibrate.datasheet import GPUS, synthesize
+    from hw.networks import Network
+
+    output = Output(arguments)
+    if arguments.all == (arguments.gpu is not None):
+        raise InputError("profile synth", "", f"name a GPU or give --all; GPUs: {', '.join(GPUS)}")
+    if arguments.all and arguments.out is None:
+        raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
+    network = Network(arguments.network, arguments.options, "--network", "")
+    costs = costs_of(network.build(), network.label, network.label)
+    if arguments.all:
+        folder = _folder("--out", arguments.out)
+        paths = [folder / f"{key}.yaml" for key in GPUS]
+        for key, path in zip(GPUS, paths, strict=True):
+            write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
+        return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
+    profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
+    document = profile.model_dump(mode="json", by_alias=True)
+    if arguments.out is None:
+        return output.result(profile.to_yaml().rstrip(), document)
+    write_text(output_file("--out", arguments.out), profile.to_yaml())
+    return output.result(f"profile: {arguments.out}", document)
+
+
+def profile_schema(arguments: Namespace) -> int:
+    """The form of profiles, as JSON Schema."""
+    schema = Profile.model_json_schema()
+    return Output(arguments).result(json_text(schema).rstrip(), schema)
+
+
+def _in_a_folder(flag: str, path: Path) -> Path:
+    """A place in a folder that is there; a mistyped path makes no folders."""
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise InputError(flag, "", f"{path}: there is no folder {path.parent}; make it, or name one that exists")
+    return path
+
+
+def _folder(flag: str, path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise InputError(flag, "", f"{path}: this is a file; name a folder")
+    return writable_folder(flag, path)
+
+
+# ------------------------------------------------------------------------------------------------------------ in words
+
+
+def described(profile: Profile) -> str:
+    """All that a profile says of itself, but for its curves."""
+    lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}"]
+    for name, text in _facts(profile):
+        lines.append(fill(text, SCREEN, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15))
+    if profile.provenance == Provenance.DATASHEET:
+        lines += ["", fill(f"{PROMISES_NOTHING}.", SCREEN)]
+    if profile.errors:
+        lines += ["", table(ERROR_HEAD, error_rows(profile))]
+    if profile.ranges:
+        lines += ["", table(RANGE_HEAD, range_rows(profile))]
+    return "\n".join(lines)
+
+
+ERROR_HEAD = ("error of", "kind", "median %", "mean %", "largest %", "points")
+RANGE_HEAD = ("holds for", "quantity", "from", "to")
+
+
+def error_rows(profile: Profile) -> list[list[str]]:
+    """Under `ERROR_HEAD`."""
+    return [
+        [
+            error.figure,
+            error.kind,
+            *(number(percent, 2) for percent in (error.median_abs_pct, error.mean_abs_pct, error.max_abs_pct)),
+            str(error.points),
+        ]
+        for error in profile.errors
+    ]
+
+
+def range_rows(profile: Profile) -> list[list[str]]:
+    """Under `RANGE_HEAD`: beyond it a figure is extrapolated."""
+    return [[found.figure, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
+
+
+def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
+    power, model, sensor, sharing = profile.power, profile.model, profile.sensor, profile.concurrency
+    yield "model", f"{model.name} ({model.hash[:12]}), {model.segments} segments, widths {list(model.widths)}"
+    stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
+    yield "stack", ", ".join(f"{key} {value}" for key, value in stamps.items()) or "not stamped"
+    yield "execution", ", ".join(f"{key} {value}" for key, value in profile.execution.items()) or "not said"
+    yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.provenance})"
+    watts = f"idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W"
+    yield "power", f"{watts} ({power.provenance})"
+    fitted = f"alpha {_with_interval(sharing.alpha, sharing.alpha_ci95)}, beta "
+    fitted += _with_interval(sharing.beta, sharing.beta_ci95)
+    if sharing.across_beta is not None:
+        fitted += f", across processes {_with_interval(sharing.across_beta, sharing.across_beta_ci95)}"
+    yield "concurrency", f"{fitted} ({sharing.provenance})"
+    if DISTURBED in profile.device.stamps:
+        yield "disturbed", spoilt(profile) or profile.device.stamps[DISTURBED]
+    held_bytes = sum(cost.vram_bytes for cost in profile.memory.instances) + profile.memory.context_bytes
+    yield "memory", f"{_size(profile.device.vram_bytes)}; context and every instance {_size(held_bytes)}"
+    yield "dispatch", _overheads(profile)
+    windows = f"power over {sensor.power_window_s:g} s, utilization over {sensor.utilization_window_s:g} s"
+    yield "sensor", f"every {sensor.period_s:g} s: {windows}, {sensor.lag_s:g} s late"
+    if profile.pace is not None:
+        pace = profile.pace
+        slow = f"slow spells: {100 * pace.slow_share:.0f} % of the time, {pace.mean_slow_s:.2g} s each"
+        slow += f", things take {pace.slow_factor:.2f} times as long"
+        yield "pace", f"{slow} ({pace.provenance}); latencies are of the full pace"
+    if profile.link is not None:
+        yield "link", f"{profile.link.latency_s * 1e6:.0f} us, {profile.link.bandwidth_bytes_s / 1e9:.2f} GB/s"
+    yield from (("left out", text) for text in profile.omitted)
+
+
+def spoilt(profile: Profile) -> str:
+    """What to say of a calibration that others disturbed to its end in more than a few steps; empty for a good one."""
+    found = re.search(r"of (\d+) steps .* (\d+) stayed disturbed", profile.device.stamps.get(DISTURBED, ""))
+    steps, still = (int(found[1]), int(found[2])) if found else (0, 0)
+    if still <= SPOILT_SHARE * steps:
+        return ""
+    text = f"SPOILT: {still} of {steps} steps ({100 * still / steps:.0f} %) were disturbed to the end"
+    return f"{text}, by other programs or a slow spell of the device; calibrate again when it is quiet, or for longer"
+
+
+def _size(count_bytes: float) -> str:
+    return f"{count_bytes / 1e9:.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
+
+
+def _with_interval(value: float, half_width: float | None) -> str:
+    return f"{value:.3f}" if half_width is None else f"{value:.3f} +-{half_width:.3f}"
+
+
+def _overheads(profile: Profile) -> str:
+    parts = [f"{profile.dispatch_s * 1e6:.0f} us"]
+    if profile.served_extra_s:
+        parts.append(f"the device {profile.served_extra_s * 1e6:.0f} us beyond the pass")
+    if profile.decision_s is not None:
+        parts.append(f"a routing decision {profile.decision_s * 1e6:.0f} us")
+    return ", ".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------------------- in figures
+
+
+def write_figures(profile: Profile, folder: Path) -> list[Path]:
+    """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
+    from hw.files import atomic_path
+    from scenarios.show import charts as figures
+    from scenarios.show.profile_curves import latency_bands, under_load
+
+    loaded = under_load(profile)
+    drawn = {
+        "latency": figures.latency_curves(profile, latency_bands(profile)),
+        "figure1": figures.utilization_by_batch(profile),
+        "figure2": figures.energy_by_utilization(profile, loaded),
+        "figure3": figures.latency_by_utilization(profile, loaded),
+    }
+    paths = [folder / f"{name}.png" for name in drawn]
+    for path, figure in zip(paths, drawn.values(), strict=True):
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(figures.to_png(figure))
+    return paths

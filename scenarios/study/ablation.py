@@ -1,0 +1,156 @@
+"""What each ingredient of Tide is worth: tuned without it, with the same budget, and run on seeds that no tuning saw.
+
+    python -m scenarios.study.ablation scenarios/main-mmpp-10g.yaml --decisions 40000000 --json docs/ablation.json
+
+Rows are told as they come, and kept: an interrupted run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from policies.errors import InputError, WorkError
+from policies.tide.knobs import KIND as TIDE
+from scenarios.learn.tune import MOST_THREADS, Course, Tuned, TuningKnobs, tune_world
+from scenarios.metrics.comparison import estimate
+from scenarios.runs.folder import read_json, write_json
+from scenarios.terminal.exits import exit_code
+from scenarios.world.build import World
+from scenarios.world.materials import load_world
+from sim.compiled.scoring import RunScore
+
+SCHEMA: Final = "slimsched.ablation/1"
+ROWS: Final[dict[str, dict[str, Any]]] = {
+    "tide, all of it": {},
+    "no arrival rates in the price": {"without": ("rates",)},
+    "no expected work in the price": {"without": ("backlog",)},
+    "no queue in the price": {"without": ("queue",)},
+    "no waiting time in the price": {"without": ("waited",)},
+    "worth of widths as the table says": {"without": ("worth",)},
+    "placement: shortest expected delay, not learned": {"without": ("placement",)},
+    "all candidates in one block": {"without": ("group",)},
+    "a width's cost on average, not on the placed server": {"without": ("own_cost",)},
+    "servers are as fast as their profiles": {"without": ("pace",)},
+    "a block's own time costs nothing": {"without": ("delay",)},
+    "no holding on to widths": {"without": ("hold",)},
+    "what will come back to a place does not count": {"without": ("coming",)},
+    "the mean alone, no tail": {"tail": 0.0},
+    "a steep wall at the floor instead of a controlled price": {"pid": False},
+    "other arrivals for each candidate": {"common": False},
+    "plain latencies, not their logarithms": {"logs": False},
+    "no race: those that blew up run to the end": {"race": False},
+    "rates drawn from 0.8 to 1.2 times": {"rates": (0.8, 1.2)},
+}
+RIVAL: Final = "ladder, the same search"
+
+
+def held_out(world: World, found: Tuned, knobs: TuningKnobs) -> list[RunScore]:
+    """The scenario's own runs with the seeds of its comparison."""
+    with ThreadPoolExecutor(MOST_THREADS) as workers:
+        course = Course(world, knobs, workers)
+        seeds = world.scenario.compare.seeds
+        return course.measure([(found.router(), world.run_spec(seed, detail=False, end="cut")) for seed in seeds])
+
+
+def row_of(world: World, name: str, kind: str, knobs: TuningKnobs, first: dict[str, Any] | None) -> dict[str, Any]:
+    """Tune, run, and set beside the first row, seed by seed."""
+    try:
+        found = tune_world(world, kind, knobs)
+    except WorkError as error:
+        return {"switch": name, "scenario": world.scenario.name, "problem": str(error)}
+    scores = held_out(world, found, knobs)
+    means = [score.mean_s for score in scores]
+    base = means if first is None else first["means_s"]
+    return {
+        "switch": name,
+        "scenario": world.scenario.name,
+        "floor": knobs.floor,
+        "accuracy": float(np.mean([score.accuracy for score in scores])),
+        "mean_ms": float(1000 * np.mean(means)),
+        "std_ms": float(1000 * np.mean([score.std_s for score in scores])),
+        "p99_ms": float(1000 * np.mean([score.p99_s for score in scores])),
+        "change_pct": estimate([100 * (a - b) / b for a, b in zip(means, base, strict=True)]),
+        "means_s": means,
+        "seeds": list(world.scenario.compare.seeds),
+        "decisions": found.decisions,
+        "settings": {key: value for key, value in asdict(knobs).items() if key not in ("floor", "decisions")},
+    }
+
+
+def kept_rows(path: Path, command: str) -> list[dict[str, Any]]:
+    """The rows that an interrupted run has left.
+
+    Raises:
+        InputError: they are of another command.
+    """
+    if not path.exists():
+        return []
+    found = read_json(path)
+    if found.get("command") != command:
+        problem = f"{path}: has rows of {found.get('command')!r}, which can't stand beside those of {command!r}"
+        raise InputError("--json", "", f"{problem}; name another file, or delete it")
+    rows: list[dict[str, Any]] = found["rows"]
+    return rows
+
+
+def make_rows(world: World, base: TuningKnobs, path: Path, command: str) -> None:
+    """Every row that is not there yet, the first first: the others are set beside it.
+
+    Raises:
+        InputError: what is there is of another command.
+        WorkError: the first can't be made.
+    """
+    rows = kept_rows(path, command)
+    for name, changes in {**ROWS, RIVAL: {}}.items():
+        if any(row["switch"] == name for row in rows):
+            continue
+        kind = "ladder" if name == RIVAL else TIDE
+        rows.append(row_of(world, name, kind, replace(base, **changes), rows[0] if rows else None))
+        if "problem" in rows[0]:
+            raise WorkError(rows[0]["problem"])
+        write_json(path, {"schema": SCHEMA, "command": command, "rows": rows})
+        told = {key: rows[-1].get(key) for key in ("accuracy", "mean_ms", "p99_ms", "problem")}
+        sys.stderr.write(f"{name}: {told}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Every row that is not there yet; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m scenarios.study.ablation", description=__doc__)
+    parser.add_argument("scenario", type=Path)
+    parser.add_argument("--decisions", type=int, default=40_000_000, help="of each row's search")
+    parser.add_argument("--seed", type=int, default=0, help="of the search and its runs")
+    parser.add_argument("--json", type=Path, default=Path("docs/ablation.json"))
+    given = parser.parse_args(argv)
+
+    def work() -> int:
+        for flag, least in (("decisions", 1), ("seed", 0)):
+            if (value := getattr(given, flag)) < least:
+                raise InputError(f"--{flag}", "", f"{value}; allowed are whole numbers from {least}")
+        world = load_world(given.scenario)
+        tuning = world.scenario.tuning
+        if tuning.floor is None:
+            raise InputError(str(given.scenario), "tuning.floor", "missing; every row is tuned to keep it")
+        base = TuningKnobs(
+            floor=tuning.floor, decisions=given.decisions, seed=given.seed,
+            episodes=tuning.episodes, episode_s=tuning.episode_s, levels=tuning.levels,
+        )  # fmt: skip
+        seeded = f" --seed {given.seed}" if given.seed else ""
+        command = (
+            f"python -m scenarios.study.ablation {given.scenario.as_posix()} --decisions {given.decisions}{seeded}"
+        )
+        make_rows(world, base, given.json, command)
+        return 0
+
+    return exit_code("ablation", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
