@@ -1,4 +1,4 @@
-"""The command line: what may be asked for. What a command does is in `scenarios.commands.shared`, its end in `exits`."""
+"""The command line: what may be asked for. What a command does is in `scenarios.commands`, its end in `exits`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 SHIPPED_SCENARIO = f"""
 schema: slimsched.scenario/1
 name: shipped
-model: {{accuracy: {ROOT / "scenarios" / "models" / "slimresnet18-paper.accuracy.json"}}}
+model: {{accuracy: {ROOT / "scenarios" / "data" / "models" / "slimresnet18-paper.accuracy.json"}}}
 cluster:
   greedy: {{batch_limit: 16}}
   servers:

@@ -23,7 +23,7 @@ from scenarios.study.cases import RULES, made_by, read_case
 from scenarios.world.materials import load_world
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "scenarios" / "models"
+MODELS = ROOT / "scenarios" / "data" / "models"
 NETWORK = MODELS / "slimresnet-tiny.safetensors"
 TABLE = MODELS / "slimresnet-tiny.accuracy.json"
 
