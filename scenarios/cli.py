@@ -263,27 +263,32 @@ def _profile_synth(parser: argparse.ArgumentParser) -> None:
 
 # --------------------------------------------------------------------------------------------------------- the commands
 
-_COMMANDS: dict[str, tuple[str, tuple[Callable[[argparse.ArgumentParser], None], ...]]] = {
-    "run": ("model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario,)),
-    "devices": ("the devices here, and which telemetry really works", ()),
-    "calibrate": ("measure the local devices for a model; writes profiles", (_calibrate,)),
-    "profile show": ("print, check and plot a profile", (_profile_show,)),
-    "profile synth": ("a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
-    "profile check": ("does a profile still hold? fresh points against it", (_profile_check,)),
-    "profile schema": ("print the JSON Schema of profiles", ()),
-    "model train": ("train the scenario's network, and fill its accuracy table", (_scenario,)),
-    "model evaluate": ("fill the accuracy table of the scenario's network", (_scenario,)),
-    "model check": ("check that a network keeps the rules of segmented slimmable networks", (_named_network,)),
-    "model bench": ("does slimming pay on a device? times every segment and width", (_named_network, _model_bench)),
-    "train": ("train the PPO router in simulation", (_scenario, _train)),
-    "tune": ("tune a rule, or Tide, to be quick at an accuracy, by direct search", (_tune,)),
-    "simulate": ("one simulated run with one router", (_scenario, _router, _engine)),
-    "compare": ("routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)),
-    "validate": ("the same workload in simulation and on real executors", (_scenario, _routers)),
-    "capacity": ("the largest stable rate with a router", (_scenario, _capacity, _engine)),
-    "bound": ("what no router can beat: the fluid model's bound", (_scenario, _bound)),
-    "replay": ("replay a run's event logs through fresh cores", (_run_folder,)),
-    "report": ("write a run folder's report.html again", (_run_folder, _picture)),
+# Each with its module of `scenarios.commands`, where a function bears its name.
+_COMMANDS: dict[str, tuple[str, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]] = {
+    "run": ("job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario,)),
+    "devices": ("profile", "the devices here, and which telemetry really works", ()),
+    "calibrate": ("profile", "measure the local devices for a model; writes profiles", (_calibrate,)),
+    "profile show": ("profile", "print, check and plot a profile", (_profile_show,)),
+    "profile synth": ("profile", "a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
+    "profile check": ("profile", "does a profile still hold? fresh points against it", (_profile_check,)),
+    "profile schema": ("profile", "print the JSON Schema of profiles", ()),
+    "model train": ("model", "train the scenario's network, and fill its accuracy table", (_scenario,)),
+    "model evaluate": ("model", "fill the accuracy table of the scenario's network", (_scenario,)),
+    "model check": ("model", "check that a network keeps the rules of segmented slimmable networks", (_named_network,)),
+    "model bench": (
+        "model",
+        "does slimming pay on a device? times every segment and width",
+        (_named_network, _model_bench),
+    ),
+    "train": ("job", "train the PPO router in simulation", (_scenario, _train)),
+    "tune": ("job", "tune a rule, or Tide, to be quick at an accuracy, by direct search", (_tune,)),
+    "simulate": ("simulate", "one simulated run with one router", (_scenario, _router, _engine)),
+    "compare": ("simulate", "routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)),
+    "validate": ("job", "the same workload in simulation and on real executors", (_scenario, _routers)),
+    "capacity": ("simulate", "the largest stable rate with a router", (_scenario, _capacity, _engine)),
+    "bound": ("simulate", "what no router can beat: the fluid model's bound", (_scenario, _bound)),
+    "replay": ("job", "replay a run's event logs through fresh cores", (_run_folder,)),
+    "report": ("job", "write a run folder's report.html again", (_run_folder, _picture)),
 }
 _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",
@@ -299,12 +304,12 @@ def build_parser() -> argparse.ArgumentParser:
     for name, text in _GROUPS.items():
         group = top.add_parser(name, help=text, description=text)
         groups[name] = group.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
-    for name, (text, flags) in _COMMANDS.items():
+    for name, (room, text, flags) in _COMMANDS.items():
         group_name, _, action = name.rpartition(" ")
         command = (groups[group_name] if group_name else top).add_parser(action, help=text, description=text)
         for add in (*flags, _common):
             add(command)
-        command.set_defaults(parser=command, handler=name.replace(" ", "_"))
+        command.set_defaults(parser=command, room=room, handler=name.replace(" ", "_"))
     return parser
 
 
@@ -330,7 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nonlocal handler
         arguments = parse(argv)
         handler = arguments.handler
-        commands = import_module("scenarios.commands.shared")  # what it imports is not needed for --help
+        commands = import_module(f"scenarios.commands.{arguments.room}")  # what it imports is not needed for --help
         code: int = getattr(commands, handler)(arguments)
         return code
 

@@ -16,7 +16,7 @@ import gymnasium
 
 if TYPE_CHECKING:
     from scenarios.metrics.result import Simulator
-    from scenarios.world.build import World
+    from scenarios.world.world import World
     from sim.cluster import RunSpec
     from sim.compiled.env import SlimClusterVectorEnv
     from sim.env import Run, SlimClusterEnv

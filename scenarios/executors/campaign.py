@@ -23,7 +23,7 @@ from scenarios.metrics.fidelity import (
     validation_run,
 )
 from scenarios.metrics.result import Result
-from scenarios.world.build import World
+from scenarios.world.world import World
 
 OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
 _MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high

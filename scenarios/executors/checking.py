@@ -7,7 +7,6 @@ arrivals are simulated from the profile. There are several such runs, each with 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
@@ -30,20 +29,20 @@ from calibrate.errors import SOLO_ERROR
 from calibrate.opening import interference
 from calibrate.probe import open_sensor
 from calibrate.session import START_S, check_profile
-from calibrate.stamps import VERSIONS, differences, require_model, stamps_here, stamps_of
+from calibrate.stamps import VERSIONS, differences, stamps_here, stamps_of
 from hw.datasets import Dataset
 from hw.device import DeviceSpec
-from hw.networks import ModelFile, Network
+from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.errors import InputError
 from policies.reward import AccuracyPrior
 from policies.vocabulary import Provenance
 from scenarios.executors.announce import span
+from scenarios.executors.devices import device_spec
 from scenarios.executors.pace import mean_pace, observed_paces
-from scenarios.executors.preflight import require_device, stamp_warnings
-from scenarios.executors.run import SATURATED_IMAGES, device_spec, real_cluster, run_on_hardware
+from scenarios.executors.preflight import require_device
+from scenarios.executors.run import SATURATED_IMAGES, real_cluster, run_on_hardware
 from scenarios.executors.serving import is_served, measure_serving, with_overheads
-from scenarios.files.reading import read_profile
 from scenarios.files.spec import (
     ClusterSection,
     DeviceSection,
@@ -53,14 +52,15 @@ from scenarios.files.spec import (
     Scenario,
     ServerSection,
 )
-from scenarios.metrics.comparison import UNMETERED
 from scenarios.metrics.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
 from scenarios.metrics.result import Result
+from scenarios.metrics.statistics import UNMETERED
 from scenarios.runs.capacity import capacity
 from scenarios.runs.simulate import simulate_figures
 from scenarios.show.words import number, table
 from scenarios.terminal.progress import Progress
-from scenarios.world.build import Accuracy, World, build_world, device_section
+from scenarios.world.build import build_world, device_section
+from scenarios.world.world import Accuracy, World
 from sim.profile import Profile
 
 SCHEMA = "slimsched.check/1"
@@ -90,32 +90,6 @@ _FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = 
 }  # fmt: skip
 
 
-def profile_check(arguments: Namespace) -> int:
-    """Exit code 0 where the profile still holds, 1 where it does not or where nothing could be judged."""
-    from scenarios.commands.shared import Output, chosen_devices
-
-    output = Output(arguments)
-    profile = read_profile(arguments.profile)
-    source, named = str(arguments.profile), arguments.network
-    network = Network(named, arguments.options, "--network", "") if named is not None else None
-    file = ModelFile(arguments.model, network)
-    _require_measured(profile, source)
-    require_model(profile, file.load()[1]["hash"], source, "model.hash")
-    device = profile_device(profile, source) if arguments.device is None else chosen_devices(arguments.device)[0][1]
-    _require_kind(profile, device)
-    _require_same(profile, device, "--device" if arguments.device is not None else source)
-    world = _world(profile, device, arguments.seconds, arguments.seed)
-    warnings = (*stamp_warnings(profile, device), *_others(device))
-    for text in (*warnings, _announced(profile, arguments.points, arguments.seconds)):
-        output.remark(text)
-    figures = list(_points(file, device, profile, arguments.points, arguments.seed, quiet=output.quiet))
-    if world is not None:
-        figures += _open_loop(file, world, profile, arguments.seconds, arguments.seed, quiet=output.quiet)
-    figures = [meaningful(figure) for figure in figures]
-    output.result(format_check(profile, figures), check_document(profile, warnings, figures))
-    return 0 if holds(figures) else 1
-
-
 def profile_device(profile: Profile, source: str) -> DeviceSpec:
     """The device of this machine that a profile says it was measured on, used in the same way.
 
@@ -137,19 +111,19 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
     return device_spec(section)
 
 
-def _require_measured(profile: Profile, source: str) -> None:
+def require_measured(profile: Profile, source: str) -> None:
     if profile.provenance == Provenance.DATASHEET:
         problem = "was derived from a datasheet and promises nothing that could be checked; calibrate the device"
         raise InputError(source, "provenance", problem)
 
 
-def _require_kind(profile: Profile, device: DeviceSpec) -> None:
+def require_kind(profile: Profile, device: DeviceSpec) -> None:
     if device.kind != profile.device.kind:
         problem = f"a {device.kind} device, but the profile is of a {profile.device.kind} one ({profile.device.name})"
         raise InputError("--device", "", f"{problem}; name one of that kind, or calibrate this one")
 
 
-def _require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
+def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
     """Other cores, threads or libraries' paths would be taken for drift; other versions may drift and are asked about.
 
     Raises:
@@ -173,7 +147,7 @@ def meaningful(figure: CheckedFigure) -> CheckedFigure:
     return replace(figure, not_judged=f"{reason}, or on a quieter machine")
 
 
-def _announced(profile: Profile, points: int, seconds: float) -> str:
+def announced_check(profile: Profile, points: int, seconds: float) -> str:
     needed_s = estimated_s(profile, points) + seconds + START_S[profile.device.kind] * (2 if seconds else 1)
     numbers = numbers_of(profile, points)
     sets = ", ".join(f"{number} sets ({figure})" for figure, number in numbers.items() if figure != SOLO_ERROR)
@@ -181,7 +155,7 @@ def _announced(profile: Profile, points: int, seconds: float) -> str:
     return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}{runs}; about {span(needed_s)}"
 
 
-def _others(device: DeviceSpec) -> tuple[str, ...]:
+def other_programs(device: DeviceSpec) -> tuple[str, ...]:
     """A line where other programs use the device: their use would look like drift."""
     found = interference(device, open_sensor(device, ()))
     return (f"warning: {found}: what is measured now may be theirs, too",) if found.notable else ()
@@ -190,14 +164,14 @@ def _others(device: DeviceSpec) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------- the figures
 
 
-def _points(
+def solo_figures(
     file: ModelFile, device: DeviceSpec, profile: Profile, points: int, seed: int, *, quiet: bool
 ) -> Sequence[CheckedFigure]:
     with Progress("measure", unit="point", quiet=quiet) as progress:
         return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
 
 
-def _world(profile: Profile, device: DeviceSpec, seconds: float, seed: int) -> World | None:
+def check_world(profile: Profile, device: DeviceSpec, seconds: float, seed: int) -> World | None:
     """What the open-loop runs are of; None where none is asked for. Too few images would say nothing."""
     if not seconds:
         return None
@@ -210,7 +184,7 @@ def _world(profile: Profile, device: DeviceSpec, seconds: float, seed: int) -> W
     return world
 
 
-def _open_loop(
+def open_loop(
     file: ModelFile, world: World, profile: Profile, seconds: float, seed: int, *, quiet: bool
 ) -> list[CheckedFigure]:
     with Progress("serve", RUNS, unit="run", quiet=quiet) as progress:

@@ -13,15 +13,12 @@ from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.telemetry import usable_cores
 from policies.errors import InputError
-from policies.interfaces import RouterConfig
-from policies.ppo.router import PPORouter
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
-from scenarios.executors.run import device_of, gpu_bytes
-from scenarios.files.reading import ROUTER_SUFFIX, RULE_SUFFIX, TRAINED_ROUTER, read_rule
+from scenarios.executors.devices import device_of, gpu_bytes
+from scenarios.files.router_names import TRAINED_ROUTER, require_distinct_names
 from scenarios.files.spec import GB, DeviceSection, Scenario, ServerSection
-from scenarios.runs.simulate import require_distinct_names
-from scenarios.world.build import World
+from scenarios.world.world import World
 from sim.profile import Profile
 
 MACHINE = "this machine"
@@ -76,22 +73,6 @@ def require_possible(scenario: Scenario) -> None:
     require_distinct_names(scenario.validate_.routers)
     named = {s.name: scenario.cluster.greedy_of(s).vram_cap_gb for s in scenario.cluster.named_servers}
     _require_memory(scenario, {name: int(cap_gb * GB) for name, cap_gb in named.items() if cap_gb is not None})
-
-
-def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]) -> None:
-    """Routers' files that the scenario names must be of its cluster.
-
-    Raises:
-        InputError: one is of another shape, or damaged.
-    """
-    servers = len(scenario.cluster.named_servers)
-    holds = (((True,) * len(widths),) * segments,) * servers
-    config = RouterConfig(segments, widths, holds, scenario.router.groups)
-    for router in (*scenario.compare.routers, *scenario.validate_.routers):
-        if router.endswith(ROUTER_SUFFIX):
-            PPORouter.load(router, config)
-        elif router.endswith(RULE_SUFFIX):
-            read_rule(Path(router), scenario.name).check(config, router)
 
 
 def require_ready(world: World, model: ModelFile, routers: Sequence[str], trained: Path | None) -> None:

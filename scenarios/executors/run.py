@@ -8,56 +8,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from calibrate.meter import Trust
 from hw.accuracy import MEASURED
 from hw.cluster import HardwareCluster, HardwareRun, Progress
 from hw.datasets import Dataset
-from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.server import HardwareServer
 from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign, Finished, Job, Plan, Ran
+from scenarios.executors.devices import device_of
 from scenarios.executors.pace import Changes, observed_paces
-from scenarios.files.spec import GB, DeviceSection, ServerSection
+from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
-from scenarios.metrics.result import Result, summarise
-from scenarios.runs.simulate import display_name, run_simulation
-from scenarios.world.build import World
+from scenarios.metrics.result import Result
+from scenarios.metrics.summary import summarise
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.world import World
 
 WARM_BATCHES = (1, 2, 8)
 SATURATED_IMAGES = 10_000
-
-
-def device_spec(section: DeviceSection) -> DeviceSpec:
-    """A scenario's device as the executors take it; a GPU is asked for its memory where none is given."""
-    spec = DeviceSpec(
-        kind=section.kind,
-        cores=section.cores,
-        threads=section.threads,
-        onednn=section.onednn,
-        index=section.index,
-        idle_w=section.idle_w,
-        tdp_w=section.tdp_w,
-    )
-    vram_bytes = gpu_bytes(spec) if section.vram_gb is None else round(section.vram_gb * GB)
-    return spec if vram_bytes is None else replace(spec, vram_bytes=vram_bytes)
-
-
-def gpu_bytes(spec: DeviceSpec) -> int | None:
-    """A GPU's memory; None for a CPU, and for a GPU that is not here."""
-    if spec.kind != "cuda" or not torch.cuda.is_available() or spec.index >= torch.cuda.device_count():
-        return None
-    return int(torch.cuda.get_device_properties(spec.index).total_memory)
-
-
-def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSpec:
-    """The device that a server runs on: its own, or that of the server it shares with."""
-    owner = next(s for s in servers if s.name == (server.shares_device_with or server.name))
-    return device_spec(owner.device or DeviceSection())
 
 
 def hardware_servers(world: World) -> list[HardwareServer]:

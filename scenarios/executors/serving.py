@@ -29,7 +29,7 @@ from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.pace import mean_pace, observed_paces
 from scenarios.executors.run import real_cluster, run_on_hardware, without_faults
-from scenarios.world.build import World
+from scenarios.world.world import World
 from sim.costs import input_bytes
 from sim.profile import Profile
 from sim.tables import DeviceTables

@@ -5,21 +5,17 @@ It reads and checks; it builds nothing from what it read.
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from policies import strict
 from policies.errors import InputError, nearest
-from policies.names import parse_router_name
-from policies.rules.specs import RuleSpec, rule_from_dict
 from policies.strict import StrictModel
+from scenarios.files.documents import read_text
+from scenarios.files.router_names import check_router, is_router_file
+from scenarios.files.series import read_rates, read_trace
 from scenarios.files.spec import (
     NETWORKS,
     GreedySection,
@@ -33,34 +29,9 @@ from scenarios.files.spec import (
 from sim.network import PRESETS
 from sim.profile import Profile
 
-TRAINED_ROUTER = "ppo"  # in a scenario: the router that this run trains
-ROUTER_SUFFIX = ".safetensors"
-RULE_SUFFIX = ".rule.yaml"
 SHIPPED = Path(__file__).parents[1] / "data"  # what comes with the project: models, profiles, routers, traces
 SHIPPED_PROFILES = SHIPPED / "profiles"
 Section = TypeVar("Section", bound=StrictModel)
-
-
-def read_text(path: Path, source: str | None = None, key: str = "") -> str:
-    """A text file; raises `InputError` (naming `source` and `key`, the place that named it) where it can't be read."""
-    named_by = source or str(path)
-    named = f"{path}: " if source else ""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(named_by, key, f"{named}no such file{_neighbor(path)}") from None
-    except IsADirectoryError:
-        raise InputError(named_by, key, f"{named}this is a folder; name a file in it") from None
-    except UnicodeDecodeError as error:
-        raise InputError(named_by, key, f"{named}not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise InputError(named_by, key, f"{named}can't be read: {error.strerror}") from None
-
-
-def _neighbor(path: Path) -> str:
-    """A hint that names the nearest file of the same kind in the same folder."""
-    others = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
-    return f"; in that folder: {nearest(path.name, others[:20])}" if others else ""
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -126,86 +97,6 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
 def is_shipped_name(text: str) -> bool:
     """Whether it is a bare word, without folder and ending: no file of the user's, but a profile's name."""
     return Path(text).name == text and not Path(text).suffix
-
-
-def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
-    """Arrival times in seconds from a CSV file with a header line; ISO 8601 dates become seconds, too.
-
-    Raises:
-        InputError: no such file or column, a value that is no time, or no arrival at all.
-    """
-    times_s = [_time_s(text, str(path), line) for line, text in enumerate(_column(path, time_column), start=2)]
-    if not times_s:
-        raise InputError(str(path), "", f"the trace has no arrival under {time_column!r}; it needs at least one")
-    return np.asarray(times_s, dtype=np.float64)
-
-
-def read_rates(path: Path, column: str) -> NDArray[np.float64]:
-    """A curve of counts or rates from a CSV file with a header line.
-
-    Raises:
-        InputError: no such file or column, a value that is no count or rate, or none above zero.
-    """
-    levels = np.array([_level(text, str(path), line) for line, text in enumerate(_column(path, column), start=2)])
-    if not levels.any():
-        raise InputError(str(path), "", f"nothing above zero under {column!r}; a curve of rates needs some arrivals")
-    return levels
-
-
-def _level(text: str, source: str, line: int) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (np.isfinite(value) and value >= 0):
-        problem = f"{text!r} is no count or rate; allowed are finite numbers from 0 (fill a recording's gaps first)"
-        raise InputError(source, f"line {line}", problem)
-    return value
-
-
-def _column(path: Path, column: str) -> list[str]:
-    """What stands in a column of a CSV file with a header line."""
-    lines = read_text(path).splitlines()
-    if not lines:
-        raise InputError(str(path), "", "is empty; it needs a header line and one value a line")
-    reader = csv.DictReader(lines)
-    columns = [name.strip() for name in reader.fieldnames or ()]
-    reader.fieldnames = columns
-    if column not in columns:
-        raise InputError(str(path), "line 1", f"no column {column!r}; {nearest(column, columns)}")
-    return [(row[column] or "").strip() for row in reader]
-
-
-def _time_s(text: str, source: str, line: int) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = _date_s(text, source, line)
-    if not np.isfinite(value):
-        raise InputError(source, f"line {line}", f"{text!r} is no time; allowed are finite seconds or ISO 8601 dates")
-    return value
-
-
-def _date_s(text: str, source: str, line: int) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        problem = f"{text!r} is no time; allowed are seconds or ISO 8601 dates"
-        raise InputError(source, f"line {line}", problem) from None
-
-
-def is_router_file(name: str) -> bool:
-    """Whether a router's name is that of a file: a trained one, or a rule."""
-    return name.endswith((ROUTER_SUFFIX, RULE_SUFFIX))
-
-
-def read_rule(path: Path, source: str | None = None, key: str = "") -> RuleSpec:
-    """A rule from its file (`*.rule.yaml`).
-
-    Raises:
-        InputError: it is missing or broken, or a key or value in it is none of a rule.
-    """
-    return rule_from_dict(strict.mapping(read_text(path, source, key), str(path)), str(path))
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
@@ -357,20 +248,3 @@ def _check_routers(scenario: Scenario, source: str) -> None:
     for section, routers in (("compare", scenario.compare.routers), ("validate", scenario.validate_.routers)):
         for index, name in enumerate(routers):
             check_router(name, source, f"{section}.routers.{index}")
-
-
-def check_router(name: str, source: str, key: str = "") -> None:
-    """Whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
-    if name == TRAINED_ROUTER:
-        return
-    if name.endswith(ROUTER_SUFFIX):
-        if not Path(name).is_file():
-            raise InputError(source, key, f"{name}: no such router file; `slimsched train` writes one")
-        return
-    if name.endswith(RULE_SUFFIX):
-        read_rule(Path(name), source, key)
-        return
-    try:
-        parse_router_name(name, source, key)
-    except InputError as error:
-        raise InputError(source, key, f"{error.problem}, or `ppo`: the router that the run trains") from None

@@ -8,68 +8,44 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
-from hw.accuracy import PaperTable, load_accuracy, save_accuracy
+from hw.accuracy import PaperTable, load_accuracy
 from hw.conformance import require_conformance
-from hw.datasets import Dataset, load_dataset, require_fit
-from hw.device import DeviceSpec, require_torch_device
-from hw.evaluation import evaluate
-from hw.networks import ModelFile, Network, save_model
+from hw.datasets import load_dataset
+from hw.device import DeviceSpec
+from hw.networks import ModelFile
 from hw.telemetry import available_devices
-from hw.training import TrainingKnobs, recipe, train
-from policies.chance import derived_seed
-from policies.errors import InputError, WorkError, nearest
-from policies.ppo.router import PPORouter
-from scenarios.executors.announce import announcement, require_budget
-from scenarios.executors.campaign import Finished, Plan
-from scenarios.executors.preflight import (
-    require_devices,
-    require_possible,
-    require_ready,
-    require_routers,
-    stamp_warnings,
-)
-from scenarios.executors.run import device_of, validate_runs
+from policies.errors import InputError, nearest
+from scenarios.executors.calibrate import calibrate_device
+from scenarios.executors.campaign import Plan
+from scenarios.executors.devices import device_of
+from scenarios.executors.preflight import require_devices, require_possible, require_ready, stamp_warnings
 from scenarios.executors.serving import measure_serving, with_overheads
-from scenarios.files.reading import (
-    TRAINED_ROUTER,
-    check_faults,
-    is_router_file,
-    profile_file,
-    read_profile,
-    relative_paths,
-)
+from scenarios.files.documents import inputs_hash, read_json, write_json, write_text
+from scenarios.files.reading import check_faults, profile_file, read_profile, relative_paths
+from scenarios.files.router_names import TRAINED_ROUTER, display_name, is_router_file, require_distinct_names
 from scenarios.files.spec import Scenario, ServerSection, TraceWorkload
-from scenarios.learn.train import require_compiled, score_router, train_world
+from scenarios.job.network import blamed_on, evaluate_model, own_code, train_model, training_knobs
+from scenarios.job.router import train_router
+from scenarios.job.validation import validate_world
+from scenarios.learn.train import require_compiled, score_router
 from scenarios.metrics.comparison import Bounds, Comparison, compare_results
-from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
+from scenarios.metrics.fidelity import Validation
 from scenarios.metrics.result import Result, Score, Simulator
-from scenarios.runs.folder import (
-    CORES_FILE,
-    RunFolder,
-    environment,
-    inputs_hash,
-    load_point,
-    read_json,
-    write_cores,
-    write_json,
-    write_run,
-    write_text,
-)
-from scenarios.runs.simulate import display_name, require_distinct_names, run_simulation, simulate_all
+from scenarios.runs.folder import RunFolder, environment
+from scenarios.runs.records import CORES_FILE, write_cores, write_run
+from scenarios.runs.simulate import run_simulation, simulate_all
 from scenarios.show.page import build_report
 from scenarios.show.words import format_score
+from scenarios.terminal.output import Say
 from scenarios.terminal.progress import Progress
-from scenarios.world.build import World
 from scenarios.world.materials import (
     ACCURACY_FILE,
-    MODEL_FILE,
     ROUTER_FILE,
     SCENARIO_FILE,
     calibrated_path,
@@ -79,9 +55,10 @@ from scenarios.world.materials import (
     network_of,
     profile_path,
 )
+from scenarios.world.routers import require_routers
+from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
 
-Say = Callable[[str], None]
 RESULTS = "results.json"
 KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
 _ENGINE_WORDS: dict[Simulator, str] = {
@@ -527,212 +504,6 @@ class ScenarioRun:
 
 
 # ------------------------------------------------------------------------------------- the stages' work, each by itself
-
-
-def training_knobs(scenario: Scenario) -> TrainingKnobs:
-    """The data set's recipe, with what the scenario changes."""
-    given = scenario.model.training.model_dump(exclude_none=True)
-    return replace(recipe(scenario.model.dataset, scenario.model.network or ""), seed=scenario.seed, **given)
-
-
-@contextmanager
-def own_code(network: Network | None) -> Iterator[None]:
-    """Whatever goes wrong inside a user's network is the user's to know, in one line."""
-    try:
-        yield
-    except (InputError, WorkError):
-        raise
-    except Exception as error:
-        if network is None or not network.is_own:
-            raise
-        raise WorkError(f"{network.name}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def blamed_on(scenario: Scenario) -> Iterator[None]:
-    """What is wrong with the `model` that the work was given stands under `model` in the scenario."""
-    try:
-        yield
-    except InputError as error:
-        if error.source != "model":
-            raise
-        raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
-
-
-def training_text(knobs: TrainingKnobs) -> str:
-    """How a network was trained, as its file keeps it."""
-    return json.dumps(asdict(knobs), sort_keys=True)
-
-
-def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bool = False) -> list[Path]:
-    """Train the scenario's network; goes on from the checkpoint of an interrupted training with the same settings."""
-    network = network_of(scenario)
-    assert network is not None, "asked for by the caller"
-    knobs = training_knobs(scenario)
-    work = folder / "training" / f"model-{fingerprint[:12]}"
-    work.parent.mkdir(parents=True, exist_ok=True)
-    with own_code(network), Progress("train the network", None, unit="step", quiet=quiet) as progress:
-        model = train(
-            network,
-            load_dataset(scenario.model.dataset),
-            knobs,
-            checkpoint=work.with_suffix(".safetensors"),
-            tensorboard=work,
-            on_step=progress.set,
-        )
-    metadata = {"dataset": scenario.model.dataset, "training": training_text(knobs)}
-    save_model(folder / MODEL_FILE, model, network.label, metadata)
-    return [folder / MODEL_FILE]
-
-
-def evaluate_model(file: ModelFile, dataset: str, folder: Path, *, device: str = "cpu", quiet: bool = False) -> Path:
-    """Fill the accuracy table and the correctness matrix of a network; returns their file."""
-    require_torch_device(device)
-    model, _ = file.load()
-    data = load_dataset(dataset)
-    require_fit(model.spec, data)
-    with (
-        own_code(file.network),
-        Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress,
-    ):
-        evaluation = evaluate(model, data, on_progress=lambda done, _: progress.set(done), device=device)
-    path = folder / ACCURACY_FILE
-    save_accuracy(path, evaluation)
-    return path
-
-
-def calibrate_device(
-    model: ModelFile,
-    device: DeviceSpec,
-    *,
-    peer: DeviceSpec | None,
-    budget_s: float,
-    batch_limit: int,
-    log_path: Path,
-    seed: int,
-    name: str,
-    quiet: bool,
-    say: Say = lambda _: None,
-    budget_key: tuple[str, str] = ("--budget", ""),
-    allow_busy: bool = False,
-    reserved_s: float = 0.0,
-) -> Any:
-    """Measure one device; its log lets an interrupted calibration go on.
-
-    Args:
-        say: told, before anything is measured, what will be done and what it costs.
-        budget_key: who gave the budget, for the message that it is too small.
-        reserved_s: what was taken off the budget that the user gave, to be told with it.
-    """
-    from calibrate.plan import Plan as Steps
-    from calibrate.probe import device_name
-    from calibrate.session import calibrate
-
-    progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
-
-    def announce(plan: Steps) -> None:
-        require_budget(plan, budget_s, log_path, *budget_key, device.kind)
-        told = {"name": name, "device": device_name(device), "kind": device.kind}
-        say(announcement(plan, **told, budget_s=budget_s, log_path=log_path, reserved_s=reserved_s))
-        progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
-        begun.enter_context(progress)
-
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as begun:
-        return calibrate(
-            model,
-            device,
-            budget_s=budget_s,
-            batch_limit=batch_limit,
-            log_path=log_path,
-            seed=derived_seed(seed, f"calibrate:{name}"),
-            peer=peer,
-            name=name,
-            allow_busy=allow_busy,
-            on_warning=lambda text: say(f"calibrate {name}: {text}"),
-            on_plan=announce,
-            on_progress=lambda state: progress.set(state.done, state.total, state.left_s),
-        )
-
-
-def train_router(
-    world: World,
-    folder: Path,
-    *,
-    seed: int,
-    decisions: int | None = None,
-    resume: bool = True,
-    quiet: bool = False,
-    engine: Simulator = "simpy",
-) -> tuple[PPORouter, list[dict[str, float]]]:
-    """Train PPO for a world; returns the router and the scalars of every update."""
-    scalars: list[dict[str, float]] = []
-    history = folder / "scalars.json"
-    if resume and history.is_file():
-        scalars = read_json(history)
-    wanted = decisions or world.scenario.training.decisions
-    with Progress("train the router", wanted, unit="decision", quiet=quiet) as progress:
-
-        def tell(done: int, found: Mapping[str, float]) -> None:
-            while scalars and scalars[-1]["decisions"] >= done:
-                scalars.pop()  # what was logged after the checkpoint that an interrupted training goes on from
-            scalars.append({"decisions": float(done), **found})
-            write_json(history, scalars)
-            progress.set(done)
-
-        router = train_world(
-            world, folder, seed=seed, decisions=decisions, resume=resume, engine=engine, on_progress=tell
-        )
-    return router, scalars
-
-
-def validate_world(
-    world: World,
-    folder: RunFolder,
-    model: ModelFile,
-    plan: Plan,
-    routers: Sequence[str],
-    *,
-    trained: Path | None,
-    partial: Path,
-    quiet: bool = False,
-) -> Validation:
-    """Make every run of the plan, keep its records in the folder, and set the results side by side.
-
-    Finished runs are kept in `partial` as well; those that are there already are not made again.
-    """
-    data: Dataset = load_dataset(load_evaluation_dataset(world))
-    runs: list[ValidationRun] = read_json(partial) if partial.is_file() else []
-    total = round(plan.duration_s * plan.hardware_runs)
-    with Progress("real executors", total, unit="second", quiet=quiet) as progress:
-
-        def tell(state: Any) -> None:
-            progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
-
-        for made in validate_runs(
-            world, model, data, plan, routers, trained=trained, finished=tuple(runs), on_progress=tell
-        ):
-            keep_runs(folder, made, plan.repeats)
-            runs.append(made.run)
-            write_json(partial, runs)
-    return validate_results(runs, world.power_provenance)
-
-
-def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
-    """The records of a hardware run and, where it is new, of its simulated twin."""
-    point = load_point(made.job.load) if made.job.kind == "pair" else made.job.kind
-    if made.simulated is not None:
-        write_run(folder, made.run["simulated"], made.simulated, point=point)
-    is_repeated = repeats > 1 and made.job.kind != "saturated"
-    write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=made.job.repeat if is_repeated else None)
-
-
-def load_evaluation_dataset(world: World) -> str:
-    """The data set that the accuracy was measured on: the images that requests are drawn from."""
-    evaluation = world.accuracy.evaluation
-    if evaluation is None:
-        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
-    return evaluation.dataset
 
 
 def vars_of(description: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from policies.reward import RewardTerms
 from policies.vocabulary import Choice, Decide
 from scenarios.metrics.result import Score, Simulator
 from scenarios.runs.simulate import run_simulation
-from scenarios.world.build import World
+from scenarios.world.world import World
 from sim.cluster import RunSpec, Simulation
 
 Log = Callable[[int, Mapping[str, float]], None]

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from math import sqrt
 from typing import Any, TypedDict
 
 import numpy as np
-from scipy.special import stdtrit
 
 from hw.accuracy import MEASURED, PAPER, AccuracyProvenance
 from policies.errors import InputError, nearest
@@ -19,6 +17,7 @@ from policies.vocabulary import Provenance
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.metrics.result import Engine, Result
 from scenarios.metrics.signatures import tally
+from scenarios.metrics.statistics import change_pct, estimate, paired_difference
 
 BASELINE = "random"
 _FIGURES = (
@@ -50,25 +49,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
 GAINS = ("accuracy", "expected_accuracy", "throughput_img_s")  # of these more is better
 COSTS = ("latency_mean_s", "latency_p99_s", "energy_dynamic_j")  # that fronts are drawn of
 ACCURACY_DIGITS = 9  # sums of the same priors differ beyond them
-UNMETERED = (Provenance.MODELLED, Provenance.DATASHEET)
-
-
-class Estimate(TypedDict):
-    """A mean over seeds and the half-width of its 95 % interval (Student's t); null where there is too little."""
-
-    mean: float | None
-    ci95: float | None
-
-
-class PairedDifference(TypedDict):
-    """Over the seeds of both, a router's figure less the other's: absolutely, and in percent of the other's.
-
-    `differs`: whether the interval leaves 0 out; null where there is none.
-    """
-
-    difference: Estimate
-    percent: Estimate
-    differs: bool | None
 
 
 class Paired(TypedDict):
@@ -126,17 +106,6 @@ class Comparison(TypedDict):
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
-
-
-def estimate(values: Sequence[float | None]) -> Estimate:
-    """Mean and 95 % half-width; both null if a value is missing, the half-width for fewer than two values."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return Estimate(mean=None, ci95=None)
-    if len(known) == 1:
-        return Estimate(mean=float(known[0]), ci95=None)
-    t = float(stdtrit(len(known) - 1, 0.975))
-    return Estimate(mean=float(np.mean(known)), ci95=t * float(np.std(known, ddof=1)) / sqrt(len(known)))
 
 
 def compare_results(
@@ -203,11 +172,6 @@ def _fold(values: Sequence[Any]) -> Any:
     return estimate(values)
 
 
-def change_pct(value: float | None, reference: float | None) -> float | None:
-    """100 (value - reference) / reference; null where either is missing or the reference is 0."""
-    return None if value is None or not reference else 100 * (value - reference) / reference
-
-
 # ---------------------------------------------------------------------------------------------------- pairs and worst
 
 
@@ -217,18 +181,6 @@ def measure(result: Mapping[str, Any], name: str) -> Any:
     for key in MEASURES[name]:
         value = value.get(key) if value is not None else None
     return value
-
-
-def paired_difference(values: Sequence[float | None], others: Sequence[float | None]) -> PairedDifference:
-    """Of two figures seed by seed: the interval is the paired t-test's."""
-    pairs = list(zip(values, others, strict=True))
-    difference = estimate([None if one is None or other is None else one - other for one, other in pairs])
-    mean, half_width = difference["mean"], difference["ci95"]
-    return PairedDifference(
-        difference=difference,
-        percent=estimate([change_pct(one, other) for one, other in pairs]),
-        differs=None if mean is None or half_width is None else abs(mean) > half_width,
-    )
 
 
 def _paired(by_router: Mapping[str, Sequence[Result]], against: str) -> Paired:

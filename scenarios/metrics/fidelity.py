@@ -14,8 +14,8 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import UNMETERED, Estimate, change_pct, estimate
 from scenarios.metrics.result import Result
+from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
 
 Kind = Literal["pair", "saturated", "near"]
 

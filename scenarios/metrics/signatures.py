@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Final
 
 from policies.faults import OUT_OF_MEMORY
 from policies.vocabulary import IMAGE, WorkKey
+from scenarios.metrics.result import Signature
 
 if TYPE_CHECKING:
     from policies.interfaces import CostModel
     from scenarios.metrics.result import Result, ServerFigures
     from sim.cluster import ClusterSpec
 
-SignatureName = Literal["reward hacking", "VRAM exhaustion", "accuracy collapse", "one-server collapse"]
 
 REFERENCE: Final = "sticky"  # keeps images where they are
 FEWEST_IMAGES: Final = 100  # completed (of those refused: arrived): fewer say nothing
@@ -34,22 +34,6 @@ TAKEN_OVER: Final = 0.5  # of the share that belongs to the others by their spee
 IDLE: Final = 0.5  # of the busy server's passes for its speed
 WAITS: Final = 0.5  # of an image's time
 REFUSALS: Final = (OUT_OF_MEMORY, "instance_too_large")  # reasons of failed requests
-
-
-class Signature(TypedDict):
-    """One failure's sign in one run.
-
-    Attributes:
-        name: which failure.
-        figure: what was found, in the unit that `reason` says.
-        threshold: beyond which (below which, for accuracy collapse and reward hacking) it is a sign.
-        reason: a sentence with the figure.
-    """
-
-    name: SignatureName
-    figure: float
-    threshold: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

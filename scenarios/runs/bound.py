@@ -29,8 +29,8 @@ from scipy.sparse import coo_array, csr_array, vstack
 
 from policies.errors import InputError, WorkError
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
-from scenarios.world.build import World
 from scenarios.files.spec import GammaWorkload, PoissonWorkload
+from scenarios.world.world import World
 from sim.tables import DeviceTables, KeyTable
 
 Edge = tuple[int, float, float]  # (segment, width, previous width)

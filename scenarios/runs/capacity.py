@@ -11,9 +11,9 @@ from policies.chance import stream
 from policies.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy
 from policies.records import IN_FLIGHT
-from scenarios.world.build import World
-from scenarios.metrics.result import Simulator
 from scenarios.files.spec import PoissonWorkload
+from scenarios.metrics.result import Simulator
+from scenarios.world.world import World
 
 GROWTH_LIMIT = 0.03  # of the second half's arrivals: more backlog than that is growth, not noise
 NOISE_IMAGES = 30

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from policies.chance import stream
-from policies.errors import InputError
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
+from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.metrics.comparison import Comparison, compare_results
-from scenarios.world.build import World
-from scenarios.files.reading import ROUTER_SUFFIX, RULE_SUFFIX
-from scenarios.runs.parallel import core_count, each
-from scenarios.metrics.result import Result, Simulator, summarise
+from scenarios.metrics.result import Result, Simulator
 from scenarios.metrics.signatures import against_reference
+from scenarios.metrics.summary import summarise
+from scenarios.runs.parallel import core_count, each
+from scenarios.world.world import World
 
 if TYPE_CHECKING:
     from sim.cluster import Simulation
@@ -180,22 +180,3 @@ def default_jobs(world: World, runs: int, seed: int, engine: Simulator) -> int:
     """As many processes as there are cores; 1 where starting them would take longer than the runs."""
     images = runs * len(world.arrivals_ns(seed, world.scenario.duration_s))
     return core_count() if images > FEW_IMAGES[engine] else 1
-
-
-def require_distinct_names(routers: Sequence[str]) -> None:
-    """Raises `InputError` where two routers would be one row of a table."""
-    names: dict[str, str] = {}
-    for router in routers:
-        other = names.setdefault(display_name(router), router)
-        if other != router:
-            raise InputError(
-                "routers", "", f"{other} and {router} would both be called {display_name(router)!r}; rename one file"
-            )
-
-
-def display_name(router: str) -> str:
-    """A router's name in results: of a file no folder and no ending, so that no path of a machine is in a result."""
-    for suffix in (ROUTER_SUFFIX, RULE_SUFFIX):
-        if router.endswith(suffix):
-            return Path(router).name.removesuffix(suffix)
-    return router

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import Any
 
-from scenarios.metrics.comparison import COSTS, Comparison, PairedDifference
+from scenarios.metrics.comparison import COSTS, Comparison
+from scenarios.metrics.statistics import PairedDifference
 from scenarios.show.paper import PaperRow, is_replica, paper_row
 from scenarios.show.words import NONE, change, format_comparison, number, table
 

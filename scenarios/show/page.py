@@ -18,9 +18,11 @@ import yaml
 from hw.accuracy import MEASURED
 from policies.errors import InputError
 from policies.vocabulary import Provenance
+from scenarios.files.documents import read_json, write_text
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Row, Validation, middle_load
-from scenarios.runs.folder import RunFolder, StoredRun, load_point, read_json, read_runs, write_text
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts as figures
 from scenarios.show.profile import ERROR_HEAD, PROMISES_NOTHING, RANGE_HEAD, error_rows, range_rows
 from scenarios.show.profile_curves import latency_bands, loaded_at_once, loaded_batch, under_load

@@ -6,16 +6,10 @@ The profiles that ship with the project lie in `scenarios/data/profiles`, one a 
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from textwrap import fill
 
-from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.commands.shared import Output, output_file, writable_folder
-from scenarios.files.reading import read_profile
-from scenarios.runs.folder import json_text, write_text
 from scenarios.show.words import number, table
 from sim.profile import Profile
 
@@ -26,71 +20,6 @@ PROMISES_NOTHING = (
     "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
     "calibrate` measures a device"
 )
-
-
-def profile_show(arguments: Namespace) -> int:
-    """A profile in words, with its errors and where they hold; `from_yaml` has checked it."""
-    output = Output(arguments)
-    profile = read_profile(arguments.profile)
-    parts = [described(profile)]
-    if arguments.plot is not None:
-        from scenarios.show.page import profile_page
-
-        write_text(_in_a_folder("--plot", output_file("--plot", arguments.plot)), profile_page(profile))
-        parts.append(f"plotted: {arguments.plot}")
-    if arguments.figures is not None:
-        parts += [
-            f"figure: {path}"
-            for path in write_figures(profile, _folder("--figures", _in_a_folder("--figures", arguments.figures)))
-        ]
-    return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
-
-
-def profile_synth(arguments: Namespace) -> int:
-    """A profile from published figures, or one of every GPU."""
-    from calibrate.costs import costs_of
-    from calibrate.datasheet import GPUS, synthesize
-    from hw.networks import Network
-
-    output = Output(arguments)
-    if arguments.all == (arguments.gpu is not None):
-        raise InputError("profile synth", "", f"name a GPU or give --all; GPUs: {', '.join(GPUS)}")
-    if arguments.all and arguments.out is None:
-        raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
-    network = Network(arguments.network, arguments.options, "--network", "")
-    costs = costs_of(network.build(), network.label, network.label)
-    if arguments.all:
-        folder = _folder("--out", arguments.out)
-        paths = [folder / f"{key}.yaml" for key in GPUS]
-        for key, path in zip(GPUS, paths, strict=True):
-            write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
-        return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
-    profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
-    document = profile.model_dump(mode="json", by_alias=True)
-    if arguments.out is None:
-        return output.result(profile.to_yaml().rstrip(), document)
-    write_text(output_file("--out", arguments.out), profile.to_yaml())
-    return output.result(f"profile: {arguments.out}", document)
-
-
-def profile_schema(arguments: Namespace) -> int:
-    """The form of profiles, as JSON Schema."""
-    schema = Profile.model_json_schema()
-    return Output(arguments).result(json_text(schema).rstrip(), schema)
-
-
-def _in_a_folder(flag: str, path: Path) -> Path:
-    """A place in a folder that is there; a mistyped path makes no folders."""
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise InputError(flag, "", f"{path}: there is no folder {path.parent}; make it, or name one that exists")
-    return path
-
-
-def _folder(flag: str, path: Path) -> Path:
-    if path.exists() and not path.is_dir():
-        raise InputError(flag, "", f"{path}: this is a file; name a folder")
-    return writable_folder(flag, path)
 
 
 # ------------------------------------------------------------------------------------------------------------ in words
@@ -191,23 +120,3 @@ def _overheads(profile: Profile) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- in figures
-
-
-def write_figures(profile: Profile, folder: Path) -> list[Path]:
-    """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
-    from hw.files import atomic_path
-    from scenarios.show import charts as figures
-    from scenarios.show.profile_curves import latency_bands, under_load
-
-    loaded = under_load(profile)
-    drawn = {
-        "latency": figures.latency_curves(profile, latency_bands(profile)),
-        "figure1": figures.utilization_by_batch(profile),
-        "figure2": figures.energy_by_utilization(profile, loaded),
-        "figure3": figures.latency_by_utilization(profile, loaded),
-    }
-    paths = [folder / f"{name}.png" for name in drawn]
-    for path, figure in zip(paths, drawn.values(), strict=True):
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(figures.to_png(figure))
-    return paths

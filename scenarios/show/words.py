@@ -8,7 +8,7 @@ from typing import Any
 
 from hw.accuracy import MEASURED
 from policies.records import STAGES
-from scenarios.metrics.comparison import Comparison, Estimate
+from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import (
     REPEATS_OF_NOISE,
     LoadAxisRow,
@@ -18,8 +18,9 @@ from scenarios.metrics.fidelity import (
     Validation,
     middle_load,
 )
-from scenarios.metrics.result import Result, Score
-from scenarios.metrics.signatures import Signature, tally_text
+from scenarios.metrics.result import Result, Score, Signature
+from scenarios.metrics.signatures import tally_text
+from scenarios.metrics.statistics import Estimate
 
 NONE = "-"
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.runs.folder import read_json, write_text
+from scenarios.files.documents import read_json, write_text
 from scenarios.runs.parallel import core_count
 from scenarios.study import pictures
 from scenarios.study.cases import Case, experiments, made_by, read_case, scenario_files

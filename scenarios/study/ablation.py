@@ -19,12 +19,14 @@ import numpy as np
 
 from policies.errors import InputError, WorkError
 from policies.tide.knobs import KIND as TIDE
-from scenarios.learn.tune import MOST_THREADS, Course, Tuned, TuningKnobs, tune_world
-from scenarios.metrics.comparison import estimate
-from scenarios.runs.folder import read_json, write_json
+from scenarios.files.documents import read_json, write_json
+from scenarios.learn.course import MOST_THREADS, Course
+from scenarios.learn.spaces import TuningKnobs
+from scenarios.learn.tune import Tuned, tune_world
+from scenarios.metrics.statistics import estimate
 from scenarios.terminal.exits import exit_code
-from scenarios.world.build import World
 from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 SCHEMA: Final = "slimsched.ablation/1"

@@ -11,13 +11,13 @@ from typing import Any, Final
 from policies.errors import InputError, nearest
 from policies.ppo import checkpoint
 from policies.rules.specs import FixedRule
-from scenarios.files.reading import ROUTER_SUFFIX, RULE_SUFFIX, load_scenario, read_rule
+from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import ROUTER_SUFFIX, RULE_SUFFIX, display_name, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
-from scenarios.learn.tune import failure_path
-from scenarios.runs.simulate import display_name
+from scenarios.learn.tuned_files import failure_path
 from scenarios.show.paper import is_replica
-from scenarios.world.build import World
 from scenarios.world.materials import default_folder, make_world
+from scenarios.world.world import World
 
 ROUTERS: Final = Path("data") / "routers"  # from the scenarios' folder on
 TIDE: Final = "tide"

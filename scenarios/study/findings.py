@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from scenarios.metrics.comparison import Estimate, estimate, paired_difference
 from scenarios.metrics.pareto import Point, hypervolume
 from scenarios.metrics.result import Result
+from scenarios.metrics.statistics import Estimate, estimate, paired_difference
 from scenarios.show import paper
 from scenarios.study.cases import PLACED, PLAIN, TIDE, TUNED
 

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from policies.errors import WorkError
+from scenarios.files.documents import inputs_hash, read_json, write_json
 from scenarios.files.reading import profile_file, relative_paths
 from scenarios.files.spec import RatesWorkload, TraceWorkload
 from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
-from scenarios.runs.folder import inputs_hash, read_json, write_json
 from scenarios.runs.parallel import each
 from scenarios.runs.simulate import simulate_figures
 from scenarios.study.cases import Case, Contender
 from scenarios.terminal.progress import Progress
-from scenarios.world.build import World
+from scenarios.world.world import World
 
 COMPUTING: Final = ("numpy", "numba", "scipy")
 ROOT: Final = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from policies.errors import InputError, nearest
 from scenarios import cli
-from scenarios.learn.tune import failure_path
+from scenarios.learn.tuned_files import failure_path
 from scenarios.study.cases import ROUTERS, RULES, TIDE, scenario_files, tuned_file
 from scenarios.terminal.exits import exit_code
 

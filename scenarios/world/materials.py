@@ -15,7 +15,8 @@ from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.files.reading import load_scenario, profile_file, read_profile
 from scenarios.files.spec import Scenario
-from scenarios.world.build import Accuracy, World, build_world, with_local_servers
+from scenarios.world.build import build_world, with_local_servers
+from scenarios.world.world import Accuracy, World
 from sim.profile import Profile
 
 if TYPE_CHECKING:

@@ -11,10 +11,13 @@ import numpy as np
 
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
+from scenarios.files.documents import write_json, write_text
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import validate_results, validation_run
-from scenarios.metrics.result import Result, summarise
-from scenarios.runs.folder import RunFolder, environment, write_json, write_run, write_text
+from scenarios.metrics.result import Result
+from scenarios.metrics.summary import summarise
+from scenarios.runs.folder import RunFolder, environment
+from scenarios.runs.records import write_run
 from sim.cluster import Simulation
 from tests import worlds
 

@@ -14,14 +14,16 @@ import scenarios.job.run as run_module
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
 from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
+from scenarios.files.documents import read_json
 from scenarios.files.spec import ValidateSection
-from scenarios.job.run import keep_runs, validate_world
+from scenarios.job.validation import keep_runs, validate_world
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
 from scenarios.metrics.result import Mode
-from scenarios.runs.folder import RunFolder, read_json, read_runs
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import read_runs
 from scenarios.runs.simulate import run_simulation
-from scenarios.world.build import World
 from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 

@@ -13,8 +13,8 @@ from scenarios.cli import main
 from scenarios.runs import capacity as room
 from scenarios.runs.bound import FluidModel
 from scenarios.runs.capacity import capacity
-from scenarios.world.build import World
 from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
 
 POISSON = "{kind: poisson, rate_img_s: 200}"

@@ -18,8 +18,10 @@ from calibrate import slimming
 from policies.errors import WorkError
 from scenarios.cli import main
 from scenarios.commands import shared as commands
+from scenarios.files.documents import write_text
 from scenarios.files.reading import load_scenario
-from scenarios.runs.folder import RunFolder, write_cores, write_run, write_text
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import write_cores, write_run
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from sim.profile import Profile

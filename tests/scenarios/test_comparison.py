@@ -12,17 +12,10 @@ from scipy import stats
 
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import (
-    COSTS,
-    MEASURES,
-    bound_accuracies,
-    compare_results,
-    estimate,
-    least_cost,
-    paired_difference,
-)
+from scenarios.metrics.comparison import COSTS, MEASURES, bound_accuracies, compare_results, least_cost
 from scenarios.metrics.pareto import Point
 from scenarios.metrics.result import Result
+from scenarios.metrics.statistics import estimate, paired_difference
 from scenarios.show.words import format_comparison
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request

@@ -20,8 +20,9 @@ from scenarios.files.reading import load_scenario
 from scenarios.gym import ID, world_env
 from scenarios.runs.simulate import compare_world, run_simulation, simulate_world
 from scenarios.study.paper_table import FILE
-from scenarios.world.build import Accuracy, World, build_world
+from scenarios.world.build import build_world
 from scenarios.world.materials import load_world
+from scenarios.world.world import Accuracy, World
 from sim.cluster import Simulation
 from tests import worlds
 

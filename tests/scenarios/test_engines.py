@@ -24,8 +24,8 @@ from scenarios.gym import ID
 from scenarios.runs.capacity import capacity
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.compiling import compiling_text, telling
-from scenarios.world.build import World
 from scenarios.world.materials import make_world
+from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
 from tests.scenarios.files import write_scenario
 

@@ -20,7 +20,7 @@ from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.cli import main
 from scenarios.executors import preflight
-from scenarios.executors.run import device_spec
+from scenarios.executors.devices import device_spec
 from scenarios.files.spec import DeviceSection
 from scenarios.job import run
 from tests import worlds

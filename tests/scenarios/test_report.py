@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError
-from scenarios.runs.folder import RunFolder, read_json, write_json, write_text
+from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.runs.folder import RunFolder
 from scenarios.show.page import build_report, profile_page
 from tests import worlds
 from tests.scenarios.folders import run_folder

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from policies.records import STAGES, DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.result import percentile
+from scenarios.metrics.summary import percentile
 from scenarios.show.words import format_comparison, format_result
 from tests.scenarios.folders import simulated, summary
 

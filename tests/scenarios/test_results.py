@@ -12,7 +12,7 @@ import yaml
 from policies.rules.specs import FixedRule, LadderRule
 from policies.tide import knobs
 from policies.tide.router import TideRouter
-from scenarios.runs.folder import write_rule
+from scenarios.files.router_names import write_rule
 from scenarios.study import runs
 from scenarios.study import tune_all as routers
 from scenarios.study.__main__ import main, make_results

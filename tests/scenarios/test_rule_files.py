@@ -12,9 +12,8 @@ from policies.rules.context import ComposedRouter
 from policies.rules.specs import LadderRule
 from policies.rules.widths import Ladder
 from scenarios.cli import main
-from scenarios.files.reading import load_scenario, read_rule, relative_paths
-from scenarios.runs.folder import write_rule
-from scenarios.runs.simulate import display_name
+from scenarios.files.reading import load_scenario, relative_paths
+from scenarios.files.router_names import display_name, read_rule, write_rule
 from scenarios.world.materials import load_world
 from tests.scenarios.files import write_scenario
 

@@ -14,9 +14,9 @@ from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
 from scenarios.cli import main
 from scenarios.executors.serving import WARMUP_S, overheads_of, with_overheads
+from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario
 from scenarios.job.run import ScenarioRun
-from scenarios.runs.folder import read_json
 from sim.tables import compile_tables
 from tests import worlds
 

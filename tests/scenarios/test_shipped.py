@@ -17,7 +17,7 @@ from hw.evaluation import evaluate
 from hw.networks import ModelFile, Network
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import RatesWorkload
-from scenarios.job.run import training_knobs, training_text
+from scenarios.job.network import training_knobs, training_text
 from scenarios.runs.bound import overload_of
 from scenarios.study.cases import RULES, made_by, read_case
 from scenarios.world.materials import load_world

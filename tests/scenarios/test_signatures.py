@@ -15,9 +15,8 @@ import pytest
 from policies.vocabulary import Choice, ClusterView
 from scenarios.cli import main
 from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.result import Result
+from scenarios.metrics.result import Result, Signature
 from scenarios.metrics.signatures import (
-    Signature,
     SignatureContext,
     against_reference,
     context_of,

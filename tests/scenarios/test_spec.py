@@ -12,7 +12,8 @@ from policies import strict
 from policies.errors import InputError
 from scenarios.cli import main
 from scenarios.files.keys_page import scenario_keys_markdown
-from scenarios.files.reading import load_scenario, read_trace
+from scenarios.files.reading import load_scenario
+from scenarios.files.series import read_trace
 from scenarios.files.spec import Scenario, parse_duration
 from tests.scenarios.files import SCENARIO, profile_text, write_scenario
 

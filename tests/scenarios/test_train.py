@@ -17,8 +17,8 @@ from scenarios.files.reading import load_scenario
 from scenarios.job.run import ScenarioRun
 from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
-from scenarios.world.build import World
 from scenarios.world.materials import make_world
+from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
 from tests.scenarios.files import write_scenario
 

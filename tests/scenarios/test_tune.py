@@ -16,22 +16,13 @@ import yaml
 from policies.errors import InputError
 from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
+from scenarios.learn.course import Course, latency_cost
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.tune import (
-    KINDS,
-    Course,
-    LadderSpace,
-    TuningKnobs,
-    _first,
-    _generation,
-    failure_path,
-    floor_to,
-    latency_cost,
-    natural_floor,
-    tune_world,
-)
-from scenarios.world.build import World
+from scenarios.learn.spaces import KINDS, LadderSpace, TuningKnobs
+from scenarios.learn.tune import _first, _generation, floor_to, natural_floor, tune_world
+from scenarios.learn.tuned_files import failure_path
 from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 ROOT = Path(__file__).resolve().parents[2]

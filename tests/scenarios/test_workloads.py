@@ -11,8 +11,8 @@ from policies.faults import Crash, Outage
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.spec import FlashWorkload, RatesWorkload
-from scenarios.world.build import World
 from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
 
 POISSON = "{kind: poisson, rate_img_s: 200}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.metrics.comparison import estimate
+from scenarios.metrics.statistics import estimate
 from scenarios.show.words import interval, table
 
 OURS = "ours"

@@ -1,0 +1,175 @@
+"""Commands of the main job: run, train, tune, validate, replay, report."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - how long tuning took
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policies.errors import InputError
+from scenarios.commands.shared import (
+    compiling_told,
+    job_in,
+    opened,
+    require_trained,
+    tell_overload,
+    with_routers,
+    world_in,
+)
+from scenarios.files.documents import write_text
+from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import TRAINED_ROUTER
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import LOG_FILE, read_cores, read_log
+from scenarios.show.words import format_comparison, format_score, format_validation
+from scenarios.terminal.output import Output, output_file, picture_file
+
+if TYPE_CHECKING:
+    from policies.replay import Divergence
+
+SHOWN = 400  # characters of an event or of a step's commands
+
+
+def run(arguments: Namespace) -> int:
+    """Everything, end to end."""
+    from scenarios.job.run import ScenarioRun
+
+    output = Output(arguments)
+    scenario, folder = opened(arguments)
+    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    with compiling_told(output, (*scenario.compare.routers, *scenario.validate_.routers)):
+        outcome = job.carry_out()
+    texts = [format_comparison(outcome.comparison)]
+    if outcome.validation is not None:
+        texts.append(format_validation(outcome.validation))
+    document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}
+    return output.result("\n\n".join([*texts, f"report: {outcome.report}"]), document)
+
+
+def train(arguments: Namespace) -> int:
+    """Train the PPO router."""
+    output = Output(arguments)
+    scenario, folder = opened(arguments)
+    if arguments.decisions is not None:
+        if arguments.decisions < scenario.training.batch:
+            problem = f"{arguments.decisions} is less than training.batch ({scenario.training.batch}): not one update"
+            raise InputError("--decisions", "", problem)
+        training = scenario.training.model_copy(update={"decisions": arguments.decisions})
+        scenario = scenario.model_copy(update={"training": training})
+    if arguments.seed is not None:
+        scenario = scenario.model_copy(update={"seed": arguments.seed})
+    job, world = job_in(scenario, folder, output)
+    tell_overload(output, world)
+    with compiling_told(output, (TRAINED_ROUTER,), arguments.engine):
+        score = job.make_router(world, arguments.engine)
+    text = f"{format_score(score)}\nrouter: {job.trained}"
+    return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
+
+
+def tune(arguments: Namespace) -> int:
+    """Tune a rule, or Tide, and write its file."""
+    from scenarios.learn.tune import FloorError, tune_world
+    from scenarios.learn.tuned_files import failure_path, knobs_of, read_start, save_tuned, tuned_path
+    from scenarios.terminal.progress import Progress
+    from scenarios.world.materials import default_folder
+
+    output = Output(arguments)
+    path = output_file("--out", tuned_path(arguments.out, arguments.router))
+    scenario = load_scenario(arguments.scenario)
+    world = world_in(scenario, default_folder(scenario))
+    start = None if arguments.start is None else read_start(arguments.start, world, arguments.router)
+    knobs = knobs_of(world, arguments)
+    began_s = time.monotonic()
+    with (
+        compiling_told(output, (), "compiled"),
+        Progress("tune", knobs.decisions, unit="decision", quiet=output.quiet) as bar,
+    ):
+        done = 0
+
+        def tell(decisions: int, cost: float) -> None:
+            nonlocal done
+            bar.update(min(decisions, knobs.decisions) - done)
+            done = min(decisions, knobs.decisions)
+
+        try:
+            found = tune_world(world, arguments.router, knobs, start=start, on_progress=tell)
+        except FloorError as error:
+            asked = f"scenarios/{scenario.name}.yaml --router {arguments.router} --floor {knobs.floor:g}"
+            told = f"slimsched tune {asked} --decisions {knobs.decisions} --seed {knobs.seed}"
+            write_text(failure_path(path), f"{error} ({told})\n")
+            raise
+    document = save_tuned(
+        found,
+        world,
+        knobs,
+        path,
+        arguments.scenario,
+        start=None if arguments.start is None else str(arguments.start),
+        seconds=time.monotonic() - began_s,
+    )
+    text = (
+        f"{found.kind}: {1000 * found.mean_s:.2f} ms (p99 {1000 * found.p99_s:.1f}) at {100 * found.accuracy:.3f} % "
+        f"on runs of tuning, {found.decisions + found.level_decisions:,} decisions\nrouter: {path}"
+    )
+    return output.result(text, document)
+
+
+def validate(arguments: Namespace) -> int:
+    """Simulation against real executors."""
+    output = Output(arguments)
+    scenario, folder = opened(arguments)
+    scenario = with_routers(scenario, "validate_", arguments)
+    require_trained(scenario.validate_.routers, folder)
+    job, world = job_in(scenario, folder, output)
+    with compiling_told(output, scenario.validate_.routers):
+        validation = job.validate(world)
+    return output.result(format_validation(validation), validation)
+
+
+def replay(arguments: Namespace) -> int:
+    """Every event log of a run folder through fresh cores; exit code 1 where they part."""
+    from policies.replay import replay as replay_log
+
+    output = Output(arguments)
+    folder: Path = arguments.run
+    logs = sorted(folder.glob(f"*/*/{LOG_FILE}"))
+    if not logs:
+        raise InputError(str(folder), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
+    router, knobs = read_cores(RunFolder(folder))
+    answers = {}
+    for log in logs:
+        name = str(log.parent.relative_to(folder))
+        divergence = replay_log(read_log(log), router, knobs)
+        answers[name] = None if divergence is None else _divergence_text(divergence)
+    text = "\n".join(f"{name}: {answer or 'identical commands'}" for name, answer in answers.items())
+    output.result(text, {"schema": "slimsched.replay/1", "runs": answers})
+    return 1 if any(answers.values()) else 0
+
+
+def _divergence_text(found: Divergence) -> str:
+    """Where the cores part, and what each said there, each part on a line."""
+    step = found.logged
+    return "\n".join(
+        [
+            f"step {found.step} at {step.now_ns / 1e9:.6f} s, {step.core}, differs",
+            f"  event     {_shortened(step.event)}",
+            f"  logged    {_shortened(list(step.commands))}",
+            f"  replayed  {_shortened(list(found.replayed))}",
+        ]
+    )
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+
+
+def report(arguments: Namespace) -> int:
+    """The page again."""
+    from scenarios.show.page import build_report, save_picture
+
+    path = build_report(arguments.run)
+    if (picture := picture_file(arguments)) is not None:
+        save_picture(arguments.run, picture)
+    return Output(arguments).result(f"report: {path}", {"report": str(path)})
