@@ -7,17 +7,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from hw import ENVIRONMENT
 from policies.errors import InputError, nearest
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 
 ENGINES = ("simpy", "compiled")
-_RESUMING = ("run", "train", "compare", "validate", "calibrate", "model_train")  # they keep what is finished
+_RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
 _INVALID_CHOICE = re.compile(r"argument ([^:]*): invalid choice: '(.*)' \(choose from (.*)\)")
 
 
@@ -263,32 +264,47 @@ def _profile_synth(parser: argparse.ArgumentParser) -> None:
 
 # --------------------------------------------------------------------------------------------------------- the commands
 
-# Each with its module of `scenarios.commands`, where a function bears its name.
-_COMMANDS: dict[str, tuple[str, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]] = {
-    "run": ("job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario,)),
-    "devices": ("profile", "the devices here, and which telemetry really works", ()),
-    "calibrate": ("profile", "measure the local devices for a model; writes profiles", (_calibrate,)),
-    "profile show": ("profile", "print, check and plot a profile", (_profile_show,)),
-    "profile synth": ("profile", "a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
-    "profile check": ("profile", "does a profile still hold? fresh points against it", (_profile_check,)),
-    "profile schema": ("profile", "print the JSON Schema of profiles", ()),
-    "model train": ("model", "train the scenario's network, and fill its accuracy table", (_scenario,)),
-    "model evaluate": ("model", "fill the accuracy table of the scenario's network", (_scenario,)),
-    "model check": ("model", "check that a network keeps the rules of segmented slimmable networks", (_named_network,)),
-    "model bench": (
+
+@dataclass(frozen=True)
+class Command:
+    """One command: the module of `scenarios.commands` where a function bears its name, its help, and its flags."""
+
+    room: str
+    help: str
+    flags: tuple[Callable[[argparse.ArgumentParser], None], ...]
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "run": Command(
+        "job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario,)
+    ),
+    "devices": Command("profile", "the devices here, and which telemetry really works", ()),
+    "calibrate": Command("profile", "measure the local devices for a model; writes profiles", (_calibrate,)),
+    "profile show": Command("profile", "print, check and plot a profile", (_profile_show,)),
+    "profile synth": Command("profile", "a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
+    "profile check": Command("profile", "does a profile still hold? fresh points against it", (_profile_check,)),
+    "profile schema": Command("profile", "print the JSON Schema of profiles", ()),
+    "model train": Command("model", "train the scenario's network, and fill its accuracy table", (_scenario,)),
+    "model evaluate": Command("model", "fill the accuracy table of the scenario's network", (_scenario,)),
+    "model check": Command(
+        "model", "check that a network keeps the rules of segmented slimmable networks", (_named_network,)
+    ),
+    "model bench": Command(
         "model",
         "does slimming pay on a device? times every segment and width",
         (_named_network, _model_bench),
     ),
-    "train": ("job", "train the PPO router in simulation", (_scenario, _train)),
-    "tune": ("job", "tune a rule, or Tide, to be quick at an accuracy, by direct search", (_tune,)),
-    "simulate": ("simulate", "one simulated run with one router", (_scenario, _router, _engine)),
-    "compare": ("simulate", "routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)),
-    "validate": ("job", "the same workload in simulation and on real executors", (_scenario, _routers)),
-    "capacity": ("simulate", "the largest stable rate with a router", (_scenario, _capacity, _engine)),
-    "bound": ("simulate", "what no router can beat: the fluid model's bound", (_scenario, _bound)),
-    "replay": ("job", "replay a run's event logs through fresh cores", (_run_folder,)),
-    "report": ("job", "write a run folder's report.html again", (_run_folder, _picture)),
+    "train": Command("job", "train the PPO router in simulation", (_scenario, _train)),
+    "tune": Command("job", "tune a rule, or Tide, to be quick at an accuracy, by direct search", (_tune,)),
+    "simulate": Command("simulate", "one simulated run with one router", (_scenario, _router, _engine)),
+    "compare": Command(
+        "simulate", "routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)
+    ),
+    "validate": Command("job", "the same workload in simulation and on real executors", (_scenario, _routers)),
+    "capacity": Command("simulate", "the largest stable rate with a router", (_scenario, _capacity, _engine)),
+    "bound": Command("simulate", "what no router can beat: the fluid model's bound", (_scenario, _bound)),
+    "replay": Command("job", "replay a run's event logs through fresh cores", (_run_folder,)),
+    "report": Command("job", "write a run folder's report.html again", (_run_folder, _picture)),
 }
 _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",
@@ -302,14 +318,16 @@ def build_parser() -> argparse.ArgumentParser:
     top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     groups = {}
     for name, text in _GROUPS.items():
-        group = top.add_parser(name, help=text, description=text)
-        groups[name] = group.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
-    for name, (room, text, flags) in _COMMANDS.items():
+        parent = top.add_parser(name, help=text, description=text)
+        groups[name] = parent.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+    for name, known in COMMANDS.items():
         group_name, _, action = name.rpartition(" ")
-        command = (groups[group_name] if group_name else top).add_parser(action, help=text, description=text)
-        for add in (*flags, _common):
+        command = (groups[group_name] if group_name else top).add_parser(
+            action, help=known.help, description=known.help
+        )
+        for add in (*known.flags, _common):
             add(command)
-        command.set_defaults(parser=command, room=room, handler=name.replace(" ", "_"))
+        command.set_defaults(parser=command, command=name)
     return parser
 
 
@@ -325,21 +343,26 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def handler_of(command: str) -> Callable[[argparse.Namespace], int]:
+    """The function that does a command; its module, and all that it imports, is opened only now."""
+    module = import_module(f"scenarios.commands.{COMMANDS[command].room}")
+    found: Callable[[argparse.Namespace], int] = getattr(module, command.replace(" ", "_"))
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     for name, value in ENVIRONMENT.items():  # before torch is opened: a worker's process has the same
         os.environ.setdefault(name, value)
-    handler = ""
+    command = ""
 
     def work() -> int:
-        nonlocal handler
+        nonlocal command
         arguments = parse(argv)
-        handler = arguments.handler
-        commands = import_module(f"scenarios.commands.{arguments.room}")  # what it imports is not needed for --help
-        code: int = getattr(commands, handler)(arguments)
-        return code
+        command = arguments.command
+        return handler_of(command)(arguments)
 
-    return exit_code("slimsched", work, lambda: RESUMES if handler in _RESUMING else BEGINS_ANEW)
+    return exit_code("slimsched", work, lambda: RESUMES if command in _RESUMING else BEGINS_ANEW)
 
 
 if __name__ == "__main__":

@@ -112,12 +112,14 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
 
 
 def require_measured(profile: Profile, source: str) -> None:
+    """Raises `InputError` for a profile of published figures."""
     if profile.provenance == Provenance.DATASHEET:
         problem = "was derived from a datasheet and promises nothing that could be checked; calibrate the device"
         raise InputError(source, "provenance", problem)
 
 
 def require_kind(profile: Profile, device: DeviceSpec) -> None:
+    """Raises `InputError` where a profile of one kind of device is checked on another."""
     if device.kind != profile.device.kind:
         problem = f"a {device.kind} device, but the profile is of a {profile.device.kind} one ({profile.device.name})"
         raise InputError("--device", "", f"{problem}; name one of that kind, or calibrate this one")
@@ -148,6 +150,7 @@ def meaningful(figure: CheckedFigure) -> CheckedFigure:
 
 
 def announced_check(profile: Profile, points: int, seconds: float) -> str:
+    """What will be measured, and about how long it takes."""
     needed_s = estimated_s(profile, points) + seconds + START_S[profile.device.kind] * (2 if seconds else 1)
     numbers = numbers_of(profile, points)
     sets = ", ".join(f"{number} sets ({figure})" for figure, number in numbers.items() if figure != SOLO_ERROR)
@@ -167,6 +170,7 @@ def other_programs(device: DeviceSpec) -> tuple[str, ...]:
 def solo_figures(
     file: ModelFile, device: DeviceSpec, profile: Profile, points: int, seed: int, *, quiet: bool
 ) -> Sequence[CheckedFigure]:
+    """Fresh points and sets, each against the profile."""
     with Progress("measure", unit="point", quiet=quiet) as progress:
         return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
 
@@ -187,6 +191,7 @@ def check_world(profile: Profile, device: DeviceSpec, seconds: float, seed: int)
 def open_loop(
     file: ModelFile, world: World, profile: Profile, seconds: float, seed: int, *, quiet: bool
 ) -> list[CheckedFigure]:
+    """Open-loop runs, each against its simulation."""
     with Progress("serve", RUNS, unit="run", quiet=quiet) as progress:
         runs = []
         for run in open_loop_runs(world, file, seconds / RUNS, seed):

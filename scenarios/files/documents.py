@@ -1,4 +1,4 @@
-"""Text and JSON on disk: read with errors that name the file, written whole or not at all; hashes of what work needs."""
+"""Text and JSON on disk: read with errors that name the file, written whole or not at all; hashes of what work used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's record in its folder: tables of requests, batches and readings, the result, event logs; written and read again."""
+"""A run's record in its folder: tables of requests, batches and readings, the result, event logs."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ def since(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentF
 
 
 def planned(fault: SpanFault | MomentFault, server: int) -> Fault:
+    """A fault that a scenario plans, as both worlds play it."""
     match fault:
         case WorkerKilledFault(at_s=at_s):
             return Crash(server, nanoseconds(at_s))

@@ -16,8 +16,8 @@ import torch
 
 from calibrate import slimming
 from policies.errors import WorkError
-from scenarios.cli import main
-from scenarios.commands import shared as commands
+from scenarios.cli import COMMANDS, handler_of, main
+from scenarios.commands import profile as profile_commands
 from scenarios.files.documents import write_text
 from scenarios.files.reading import load_scenario
 from scenarios.runs.folder import RunFolder
@@ -37,16 +37,13 @@ def test_help_is_fast_to_import() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_command_has_its_function() -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_function(command: str) -> None:
     """Each command and action of the parser has a handler and a help text."""
     with pytest.raises(SystemExit) as stop:
-        main(["--help"])
+        main([*command.split(), "--help"])
     assert stop.value.code == 0
-    for command in ("run", "profile show", "model evaluate", "compare", "replay"):
-        with pytest.raises(SystemExit) as stop:
-            main([*command.split(), "--help"])
-        assert stop.value.code == 0
-        assert callable(getattr(commands, command.replace(" ", "_")))
+    assert callable(handler_of(command))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +210,7 @@ def test_other_failures_have_their_codes(
     def fail(_: object) -> int:
         raise error
 
-    monkeypatch.setattr(commands, "devices", fail)
+    monkeypatch.setattr(profile_commands, "devices", fail)
     assert main(["devices"]) == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -8,7 +8,6 @@ import pytest
 
 from policies.errors import InputError, WorkError
 from scenarios import cli
-from scenarios.commands import shared as commands
 from scenarios.study.__main__ import main as results
 from scenarios.terminal.exits import exit_code
 
@@ -54,7 +53,7 @@ def test_only_who_resumes_says_so(
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, command[0], interrupted)
+    monkeypatch.setattr(cli, "handler_of", lambda _: interrupted)
     assert cli.main(command) == 130
     assert said in capsys.readouterr().err
 
