@@ -28,7 +28,7 @@ def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str]
     except InputError as error:
         return _complain(name, error, 2)
     except (MemoryError, OverflowError) as error:
-        return _complain(name, f"the work is too large for this machine ({error or 'out of memory'})", 1)
+        return _complain(name, f"the work is too large for this machine ({str(error) or 'out of memory'})", 1)
     except (WorkError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
