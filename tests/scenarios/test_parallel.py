@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -60,6 +62,20 @@ def test_errors_come_through() -> None:
     assert (again.feature, str(again)) == ("a log of every step", str(UnsupportedScenario("a log of every step")))
     with pytest.raises(WorkError, match="fewer --jobs"):
         list(each(answer, 0, ["killed", "endless"], 2))
+    assert ours() == []
+
+
+def test_the_death_of_the_last_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's pool may begin to wait before its newest process is there to be watched."""
+    start = ProcessPoolExecutor._adjust_process_count
+
+    def late(pool: ProcessPoolExecutor) -> None:
+        time.sleep(0.3)
+        start(pool)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "_adjust_process_count", late)
+    with pytest.raises(WorkError, match="fewer --jobs"):
+        list(each(answer, 0, ["endless", "killed"], 2))
     assert ours() == []
 
 
