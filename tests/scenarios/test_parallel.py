@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
-import time
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_the_death_of_the_last_process_is_noticed(monkeypatch: pytest.MonkeyPatc
     start = ProcessPoolExecutor._adjust_process_count
 
     def late(pool: ProcessPoolExecutor) -> None:
-        time.sleep(0.3)
+        threading.Event().wait(0.3)
         start(pool)
 
     monkeypatch.setattr(ProcessPoolExecutor, "_adjust_process_count", late)
