@@ -102,7 +102,7 @@ def _folder(flag: str, path: Path) -> Path:
 
 def write_figures(profile: Profile, folder: Path) -> list[Path]:
     """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
-    from hw.files import atomic_path
+    from policies.files import atomic_path
     from scenarios.show import charts as figures
     from scenarios.show.profile_curves import latency_bands, under_load
 
