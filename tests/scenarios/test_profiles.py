@@ -68,7 +68,7 @@ def test_shipped_profiles_are_what_the_model_makes() -> None:
         assert path.read_text(encoding="utf-8") == synthesize(key, costs, 128).to_yaml(), f"{path}: run `make profiles`"
         assert path.stat().st_size < 60_000
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert loading.SHIPPED_PROFILES.parent.name in packages["packages"]  # a wheel takes all files of a package
+    assert loading.SHIPPED.parent.name in packages["packages"]  # a wheel takes all files of a package
 
 
 def test_the_whole_table_is_written_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
