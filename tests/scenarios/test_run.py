@@ -20,6 +20,8 @@ from scenarios.job.run import ScenarioRun
 from sim.tables import compile_tables
 from tests import worlds
 
+pytestmark = pytest.mark.workers
+
 SCENARIO = """
 schema: slimsched.scenario/1
 name: small
