@@ -27,9 +27,11 @@ from scenarios.executors.devices import device_of
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready, stamp_warnings
 from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import inputs_hash, read_json, write_json, write_text
-from scenarios.files.reading import check_faults, profile_file, read_profile, relative_paths
+from scenarios.files.named_files import named_files
+from scenarios.files.reading import check_faults, read_profile, relative_paths
 from scenarios.files.router_names import TRAINED_ROUTER, display_name, is_router_file, require_distinct_names
-from scenarios.files.spec import Scenario, ServerSection, TraceWorkload
+from scenarios.files.shipped import profile_file
+from scenarios.files.spec import Scenario, ServerSection
 from scenarios.job.network import blamed_on, evaluate_model, own_code, train_model, training_knobs
 from scenarios.job.router import train_router
 from scenarios.job.validation import validate_world
@@ -314,14 +316,11 @@ class ScenarioRun:
         profiles = sorted((folder / "profiles").glob("*.yaml"))
         given = self.scenario.model.accuracy
         accuracy = [Path(given)] if given else [folder / ACCURACY_FILE]
-        named_files = [profile_file(server.profile) for server in self.scenario.cluster.named_servers if server.profile]
-        named_files += [Path(n) for n in self._routers() if is_router_file(n)]
-        if isinstance(self.scenario.workload, TraceWorkload):
-            named_files.append(Path(self.scenario.workload.file))
+        named = [file.path for file in named_files(self.scenario) if not file.key.startswith("model.")]
         given_parts = ("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward")
         parts = (*given_parts, "seed", "jitter", "end")
         dumped = {part: self.scenario.model_dump(mode="json")[part] for part in parts}
-        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named_files) if p.is_file()), *more)
+        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named) if p.is_file()), *more)
 
     def make_router(self, world: World, engine: Simulator | None) -> Score:
         """Train PPO in simulation, and score it on the reference.

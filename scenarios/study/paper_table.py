@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from hw.accuracy import PaperTable, Widths, accuracy_text
-from scenarios.files.reading import SHIPPED
+from scenarios.files.shipped import SHIPPED
 
 WIDTHS: Final = (0.25, 0.50, 0.75, 1.00)
 SEGMENTS: Final = 4

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from policies.errors import WorkError
 from scenarios.files.documents import inputs_hash, read_json, write_json
-from scenarios.files.reading import profile_file, relative_paths
-from scenarios.files.spec import RatesWorkload, TraceWorkload
+from scenarios.files.named_files import named_files
+from scenarios.files.reading import relative_paths
 from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
 from scenarios.runs.parallel import each
@@ -49,10 +49,7 @@ def scenario_hash(case: Case) -> str:
     dumped = relative_paths(case.scenario, case.path.parent).model_dump(mode="json", by_alias=True)
     given = {part: value for part, value in dumped.items() if part not in NOT_OF_A_RUN}
     given["deterministic"] = case.scenario.training.deterministic
-    files = [profile_file(server.profile) for server in case.scenario.cluster.named_servers if server.profile]
-    files += [Path(case.scenario.model.accuracy)] if case.scenario.model.accuracy else []
-    if isinstance(case.scenario.workload, TraceWorkload | RatesWorkload):
-        files.append(Path(case.scenario.workload.file))
+    files = [file.path for file in named_files(case.scenario) if file.key.split(".")[0] not in NOT_OF_A_RUN]
     return inputs_hash(given, versions(), *files)
 
 

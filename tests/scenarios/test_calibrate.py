@@ -18,6 +18,8 @@ from hw.slimresnet import SlimResNet, SlimResNetConfig
 from scenarios.cli import main
 from scenarios.executors.announce import finished_steps
 
+pytestmark = pytest.mark.workers
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -71,6 +73,7 @@ def calibration(model: Path, folder: Path, budget: str) -> subprocess.Popen[str]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("usual_interrupts")
 def test_interrupted_it_goes_on_from_the_log(model: Path, tmp_path: Path) -> None:
     """It announces itself first; Ctrl-C ends it with 130; the same command announces what is done, and keeps it."""
     begun = calibration(model, tmp_path, "40s")
