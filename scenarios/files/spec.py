@@ -171,7 +171,7 @@ class GreedySection(StrictModel):
 
     batch_limit: Count = Field(32, description="B_max, requests a batch; the profile must cover it")
     vram_cap_gb: Positive | None = Field(
-        None, description="M_max, in GB of 10^9 bytes; null for all of the device's memory"
+        None, description="M_max, in GB of 10^9 bytes, a GPU's context included; null for all of the device's memory"
     )
     utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at or above it")
     util_metric: Literal["nvml", "sm"] = Field(
