@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 from hw import ENVIRONMENT
 from policies.errors import InputError, nearest
+from policies.registry import TUNED
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 
 ENGINES = ("simpy", "compiled")
@@ -146,9 +147,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
-    parser.add_argument(
-        "--router", required=True, metavar="KIND", help="tide, or a rule: ladder, slackfit, infaas, milp, fixed"
-    )
+    parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=_path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
     parser.add_argument(
         "--floor", type=_share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default"

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from policies.errors import InputError, nearest
+from policies.registry import RULES
+from policies.tide.knobs import KIND as TIDE
 from scenarios import cli
 from scenarios.learn.tuned_files import failure_path
-from scenarios.study.cases import ROUTERS, RULES, TIDE, scenario_files, tuned_file
+from scenarios.study.cases import ROUTERS, scenario_files, tuned_file
 from scenarios.terminal.exits import exit_code
 
 KINDS = (*RULES, TIDE)
