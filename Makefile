@@ -17,8 +17,11 @@ install: $(BIN)/.installed
 quickstart: install  ## the whole main job on the hardware that is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 
-test: install  ## every test that this machine can run, but the mutants of `make parity`
-	$(BIN)/python -m pytest -m "not mutants"
+JOBS ?= 2
+BESIDE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
+test: install  ## every test that this machine can run, but the mutants of `make parity`; JOBS processes, see tests/conftest.py
+	$(BIN)/python -m pytest $(BESIDE) -m "not mutants"
 
 SEEDS ?= 0:10000
 

@@ -23,7 +23,8 @@ from scenarios.files.router_names import TRAINED_ROUTER
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import LOG_FILE, read_cores, read_log
 from scenarios.show.words import format_comparison, format_score, format_validation
-from scenarios.terminal.output import Output, output_file, picture_file
+from scenarios.terminal.output import Output
+from scenarios.terminal.places import writable_file
 
 if TYPE_CHECKING:
     from policies.replay import Divergence
@@ -75,7 +76,7 @@ def tune(arguments: Namespace) -> int:
     from scenarios.world.materials import default_folder
 
     output = Output(arguments)
-    path = output_file("--out", tuned_path(arguments.out, arguments.router))
+    path = writable_file(tuned_path(arguments.out, arguments.router))
     scenario = load_scenario(arguments.scenario)
     world = world_in(scenario, default_folder(scenario))
     start = None if arguments.start is None else read_start(arguments.start, world, arguments.router)
@@ -170,6 +171,6 @@ def report(arguments: Namespace) -> int:
     from scenarios.show.page import build_report, save_picture
 
     path = build_report(arguments.run)
-    if (picture := picture_file(arguments)) is not None:
-        save_picture(arguments.run, picture)
+    if arguments.picture is not None:
+        save_picture(arguments.run, arguments.picture)
     return Output(arguments).result(f"report: {path}", {"report": str(path)})

@@ -21,7 +21,7 @@ from scenarios.files.router_names import check_router
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import write_run
 from scenarios.show.words import format_result, number
-from scenarios.terminal.output import Output, picture_file
+from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import Bounds, Comparison
@@ -57,7 +57,6 @@ def compare(arguments: Namespace) -> int:
     from scenarios.show.comparison import format_all
 
     output = Output(arguments)
-    picture = picture_file(arguments)
     scenario, folder = opened(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
@@ -74,10 +73,10 @@ def compare(arguments: Namespace) -> int:
             against=None if arguments.against is None else display_name(arguments.against),
             bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
         )
-    if picture is not None:
+    if arguments.picture is not None:
         from scenarios.show.trade_offs import save_trade_offs
 
-        save_trade_offs(comparison, picture)
+        save_trade_offs(comparison, arguments.picture)
     return output.result(format_all(comparison), comparison)
 
 

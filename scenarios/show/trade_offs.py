@@ -9,8 +9,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from hw.files import atomic_path
 from policies.errors import InputError
+from policies.files import atomic_path
 from scenarios.metrics.comparison import COSTS, Comparison, measure
 from scenarios.show import charts as figures
 

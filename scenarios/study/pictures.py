@@ -11,7 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hw.files import atomic_path
+from policies.files import atomic_path
 from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.pareto import Point, pareto_front
 from scenarios.show.charts import COLORS, STYLE

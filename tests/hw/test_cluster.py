@@ -35,6 +35,8 @@ from policies.vocabulary import NS_PER_S, RequestArrived, TelemetrySampled
 from tests.hw.fake_nvml import TURING, FakeBoard, FakeNvml
 from tests.hw.worlds import TINY, Wanderer, device, knobs, router, tiny_model
 
+pytestmark = pytest.mark.workers
+
 WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
 

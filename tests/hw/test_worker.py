@@ -35,6 +35,8 @@ from hw.worker import Worker, WorkerDiedError, WorkerSpec, start_workers, transf
 from policies.errors import WorkError
 from tests.hw.worlds import TINY, device, tiny_model
 
+pytestmark = pytest.mark.workers
+
 WAIT_S = 60.0
 
 
