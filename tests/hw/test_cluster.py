@@ -152,6 +152,7 @@ def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
     samples = [step.event for step in record.log if isinstance(step.event, TelemetrySampled)]
     assert len(record.telemetry) == len(samples) >= 2 * 5
     assert all(0 <= point.utilization <= 1 and point.power_w > 0 for point in record.telemetry)
+    assert [point.queue_length for point in record.telemetry] == [sample.queue_length for sample in samples]
     seconds = record.ended_ns / NS_PER_S
     for server, totals in zip(record.servers, record.devices, strict=True):
         assert 0 < server.busy_s <= seconds
