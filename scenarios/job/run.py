@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.calibration import Calibration
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
 from hw.accuracy import PaperTable, load_accuracy
 from hw.conformance import require_conformance
@@ -235,21 +236,19 @@ class ScenarioRun:
         fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, self.model.path, self._code_hash())
 
         def work() -> Sequence[Path]:
-            log = self.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
-            profile = calibrate_device(
+            wanted = Calibration(
                 self.model,
                 device,
-                peer=peer,
                 budget_s=budget_s,
                 batch_limit=limit,
-                log_path=log,
+                log_path=self.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl",
                 seed=scenario.seed,
+                peer=peer,
                 name=server.name,
-                quiet=self._quiet,
-                say=self._say,
-                budget_key=(scenario.name, "calibration.budget"),
                 allow_busy=scenario.calibration.allow_busy,
             )
+            key = (scenario.name, "calibration.budget")
+            profile = calibrate_device(wanted, quiet=self._quiet, say=self._say, budget_key=key)
             write_text(target, profile.to_yaml())
             write_text(calibrated_path(self.folder.path, server.name), profile.to_yaml())
             return [target, calibrated_path(self.folder.path, server.name)]
