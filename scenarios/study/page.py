@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import floor, log10
 from typing import Any, Final
 
+from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.signatures import tally, tally_text
 from scenarios.metrics.statistics import Estimate, change_pct
 from scenarios.show.comparison import format_paper
-from scenarios.study.cases import FEWEST_SEEDS, GROUPS, LEARNED, OVERLOADED_S, PLACEMENTS, TIDE, TUNED
+from scenarios.study.cases import FEWEST_SEEDS, GROUPS, LEARNED, OVERLOADED_S, PLACEMENTS, TUNED
 from scenarios.study.findings import (
     ENERGY_OVER_PCT,
     EQUAL,
