@@ -114,7 +114,7 @@ def path(text: str) -> Path:
     """A path."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text) if text == "-" else new_file_here(text)
+    return Path(text)
 
 
 def new_file(text: str) -> Path:
