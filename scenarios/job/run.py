@@ -29,7 +29,7 @@ from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import inputs_hash, read_json, write_json, write_text
 from scenarios.files.named_files import named_files
 from scenarios.files.reading import check_faults, read_profile, relative_paths
-from scenarios.files.router_names import display_name, is_router_file, needs_training, require_distinct_names
+from scenarios.files.router_names import code_of, display_name, is_router_file, needs_training, require_distinct_names
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario, ServerSection
 from scenarios.job.network import blamed_on, evaluate_model, own_code, train_model, training_knobs
@@ -312,10 +312,11 @@ class ScenarioRun:
         given = self.scenario.model.accuracy
         accuracy = [Path(given)] if given else [folder / ACCURACY_FILE]
         named = [file.path for file in named_files(self.scenario) if not file.key.startswith("model.")]
+        code = [found for name in self._routers() if (found := code_of(name, self.scenario.name))]
         given_parts = ("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward")
         parts = (*given_parts, "seed", "jitter", "end")
         dumped = {part: self.scenario.model_dump(mode="json")[part] for part in parts}
-        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named) if p.is_file()), *more)
+        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named) if p.is_file()), *code, *more)
 
     def make_router(self, world: World, engine: Simulator | None) -> Score:
         """Train PPO in simulation, and score it on the reference.
