@@ -22,7 +22,7 @@ from hw import benchmarks
 from hw.activations import Activations, Row, gather, rows_of
 from hw.arena import Arena
 from hw.device import DeviceSpec
-from hw.instances import Instances, Lane, give_back, open_device, seconds_since, serve
+from hw.instances import Instances, Lane, give_back, open_measured, seconds_since, serve
 from hw.messages import (
     Benchmark,
     BenchmarkTogether,
@@ -56,7 +56,6 @@ from hw.messages import (
 from hw.networks import ModelFile
 from hw.pace import Pacemeter
 from hw.slimmable import SegmentInstance
-from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.wire import decode, encode
 
 _SWITCH_S = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
@@ -85,10 +84,8 @@ class Executor:
     def __init__(
         self, device: DeviceSpec, file: ModelFile, control: Connection, arenas: Sequence[Arena], own: int
     ) -> None:
-        used_bytes = _used_vram_bytes(device)
         self._device = device
-        self._place = open_device(device)
-        self._context_bytes = max(0, _used_vram_bytes(device) - used_bytes)
+        self._place, self._context_bytes = open_measured(device)
         self._model, _ = file.load()
         self._maker = Instances(self._model, file.path, device, self._place)
         self._control = control
@@ -336,11 +333,3 @@ def explain(error: Exception) -> tuple[Reason, str]:
     if isinstance(error, LookupError | ValueError | TypeError):
         return "bad_input", text
     return "internal_error", text
-
-
-def _used_vram_bytes(device: DeviceSpec) -> int:
-    """Memory in use on a GPU, by whomever; 0 on a CPU, or where NVML does not say."""
-    nvml = load_nvml() if device.kind == "cuda" else None
-    if nvml is None:
-        return 0
-    return used_vram_bytes(nvml, nvml_handle(nvml, device.index))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -19,6 +21,7 @@ from torch import Tensor
 from hw.activations import Row, gather, in_format, rows_of, shares_memory
 from hw.device import DeviceSpec
 from hw.slimmable import SegmentInstance, SlimmableModel
+from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 
 _NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
 
@@ -36,6 +39,30 @@ def open_device(device: DeviceSpec) -> torch.device:
         return torch.device("cuda", device.index)
     torch.backends.mkldnn.enabled = device.onednn  # type: ignore[assignment]
     return torch.device("cpu")
+
+
+def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
+    """`open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
+    before_bytes = _used_vram_bytes(device)
+    place = open_device(device)
+    return place, max(0, _used_vram_bytes(device) - before_bytes)
+
+
+def context_bytes(device: DeviceSpec) -> int:
+    """What `open_measured` finds in a process of its own, which ends at once; 0 where the device can't be opened."""
+    if device.kind == "cpu":
+        return 0
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(open_measured, device).result()[1]
+        except (RuntimeError, OSError):  # who works on it says why
+            return 0
+
+
+def _used_vram_bytes(device: DeviceSpec) -> int:
+    """Memory in use on a GPU, by whomever; 0 on a CPU, or where NVML does not say."""
+    nvml = load_nvml() if device.kind == "cuda" else None
+    return 0 if nvml is None else used_vram_bytes(nvml, nvml_handle(nvml, device.index))
 
 
 def serve(

@@ -166,7 +166,7 @@ class GreedySection(StrictModel):
 
     batch_limit: Count = Field(32, description="B_max, requests a batch; the profile must cover it")
     vram_cap_gb: Positive | None = Field(
-        None, description="M_max, in GB of 10^9 bytes; null for all of the device's memory"
+        None, description="M_max, in GB of 10^9 bytes, a GPU's context included; null for all of the device's memory"
     )
     utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at or above it")
     util_metric: Literal["nvml", "sm"] = Field(
@@ -174,7 +174,11 @@ class GreedySection(StrictModel):
     )
     idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
     scale_trigger: Whole = Field(64, description="Q_th: queued requests of one key above which one more may load")
-    scale_cap: Whole = Field(2, description="N_new: loads for one key until its queue empties")
+    scale_cap: Whole = Field(
+        2,
+        description="N_new: no scaling up for a key that so many loads have been ordered for since its queue was last "
+        "empty; a key that no free instance can serve gets its load all the same",
+    )
     head_of_line: Literal["skip", "block"] = Field(
         "skip", description="try the next key when the oldest can't be served, or wait (the literal algorithm)"
     )
@@ -185,7 +189,12 @@ class GreedySection(StrictModel):
     preload: Annotated[
         Annotated[Literal["all", "none"], Tag("<word>")] | Annotated[tuple[InstanceName, ...], Tag("<parts>")],
         Discriminator(form),
-    ] = Field("none", description="instances to load before the run: `all`, `none`, or pairs of segment and width")
+    ] = Field(
+        "none",
+        description="instances to load as soon as the server comes up: `all`, `none`, or pairs of segment and width; "
+        "in simulation they are ready after their load times, at the start counted from t = 0; the clock of a real run "
+        "starts when the first ones are loaded",
+    )
 
 
 class ServerSection(StrictModel):

@@ -24,7 +24,7 @@ from policies.errors import InputError, nearest
 from scenarios.executors.calibrate import calibrate_device
 from scenarios.executors.campaign import Plan
 from scenarios.executors.devices import device_of
-from scenarios.executors.preflight import require_devices, require_possible, require_ready, stamp_warnings
+from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready, stamp_warnings
 from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import inputs_hash, read_json, write_json, write_text
 from scenarios.files.named_files import named_files
@@ -126,11 +126,12 @@ class ScenarioRun:
         network = network_of(self.scenario)
         if self.scenario.model.is_runnable:
             require_devices(self.scenario)
-            if self._has_router_files():
+            if self._has_router_files() or self._has_caps():
                 with own_code(network):
                     given = self.scenario.model.checkpoint
-                    spec = (network.build() if network and given is None else self.model.load()[0]).spec
-                require_routers(self.scenario, spec.segments, spec.widths)
+                    model = network.build() if network and given is None else self.model.load()[0]
+                require_routers(self.scenario, model.spec.segments, model.spec.widths)
+                require_caps(self.scenario, model)
         if self._can_validate():
             require_possible(self.scenario)
 
@@ -299,6 +300,10 @@ class ScenarioRun:
 
     def _has_router_files(self) -> bool:
         return any(is_router_file(name) for name in self._routers())
+
+    def _has_caps(self) -> bool:
+        cluster = self.scenario.cluster
+        return any(cluster.greedy_of(server).vram_cap_gb is not None for server in cluster.named_servers)
 
     @property
     def trained(self) -> Path:

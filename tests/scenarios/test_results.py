@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 import yaml
 
+from policies.errors import WorkError
 from policies.rules.specs import FixedRule, LadderRule
 from policies.tide import knobs
 from policies.tide.router import TideRouter
 from scenarios.files.router_names import write_rule
+from scenarios.job.tuning import Tuning
+from scenarios.learn.tune import FloorError
 from scenarios.study import runs
-from scenarios.study import tune_all as routers
-from scenarios.study.__main__ import main, make_results
+from scenarios.study.__main__ import main
 from scenarios.study.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
 from scenarios.study.findings import Found, Notes, Row, covered, judge, losses, replica_checks
 from scenarios.study.page import results_page
+from scenarios.study.results import make_results
+from scenarios.study.sources import imported, sources_hash
+from scenarios.study.tune_all import KINDS, tune_all, tunings
 from scenarios.world.materials import load_world
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
@@ -65,7 +70,7 @@ def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
     assert "seeds: `compare.seeds` has 2, 10 are asked for" in text
     assert "| 61 s |" in text
     assert "| 1,234 |" in text
-    assert "python -m scenarios.study.ablation" in text
+    assert "python -m scenarios.study ablation" in text
     assert str(tmp_path) not in text, "no path of a machine"
     assert [picture.name for picture in (tmp_path / "docs/images").glob("*.svg")]
 
@@ -77,7 +82,9 @@ def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
     path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
     assert make_results(**again)[1] == 10
 
-    assert main(["--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), "--seeds", "1", "--quiet"]) == 0
+    assert (
+        main(["results", "--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), "--seeds", "1", "--quiet"]) == 0
+    )
     assert capsys.readouterr().out == f"0 runs made; {tmp_path / 'runs' / 'results.md'}\n"
 
 
@@ -104,28 +111,56 @@ def test_a_bound_is_never_beaten_and_stored(tmp_path: Path, monkeypatch: pytest.
     [
         (["--only", "main-tinny"], "no scenario 'main-tinny'; did you mean 'main-tiny'"),
         (["--seeds", "3"], "main-tiny.yaml has 2"),
-        (["--jobs", "0"], "allowed are whole numbers from 1"),
+        (["--jobs", "0"], "must be a whole number, at least 1"),
     ],
 )
 def test_wrong_flags_run_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
 ) -> None:
     write_case(tmp_path)
-    assert main(["--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), *flags]) == 2
+    assert main(["results", "--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), *flags]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
-def test_comments_are_no_part_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def sources(root: Path, **texts: str) -> str:
+    """The hash of what `sim.a` imports, from sources written below `root`."""
+    for name, text in texts.items():
+        path = root / "sim" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    sources_hash.cache_clear()
+    return sources_hash(("sim.a",), root)
+
+
+def test_comments_are_no_part_of_the_sources(tmp_path: Path) -> None:
     """A word in a docstring runs nothing again; a changed number does."""
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    source, found = tmp_path / "a.py", []
-    for text in ('"""Says this."""\nx = 1\n', '"""Says that."""\nx = 1  # so\n', "x = 2\n"):
-        source.write_text(text)
-        runs.sources_hash.cache_clear()
-        found.append(runs.sources_hash(("*.py",)))
-    runs.sources_hash.cache_clear()
-    assert found[0] == found[1] != found[2]
+    first = sources(tmp_path, a='"""Says this."""\nx = 1\n')
+    assert sources(tmp_path, a='"""Says that."""\nx = 1  # so\n') == first
+    assert sources(tmp_path, a="x = 2\n") != first
+
+
+def test_what_is_imported_is_part_of_the_sources(tmp_path: Path) -> None:
+    """Whether at the top or in a function, as a module or from one; but not for its types alone, nor what is alien."""
+    a = "import numpy\nfrom sim import b\n\ndef f():\n    import sim.c\n\nif TYPE_CHECKING:\n    from sim.d import D\n"
+    first = sources(tmp_path, __init__="", a=a, b="from sim.e import E\n", c="", d="", e="E = 1\n", f="")
+    assert sources(tmp_path, d="x = 1\n", f="x = 1\n") == first
+    found = [sources(tmp_path, **{name: "E = 2\n"}) for name in ("e", "c", "__init__", "b")]
+    assert len({first, *found}) == 5
+
+
+def test_a_stored_run_is_of_what_makes_it() -> None:
+    """Signatures are stored with it; hardware, pages and the terminal have no say."""
+    found = imported(runs.RUN_MAKERS)
+    assert found.keys() >= {"sim.compiled.greedy", "policies.greedy", "scenarios.metrics.signatures", "hw.accuracy"}
+    assert not [name for name in found if name.startswith(("scenarios.show", "scenarios.terminal", "hw.cluster"))]
+    assert found.keys() < imported(runs.BOUND_MAKERS).keys() >= {"scenarios.runs.bound"}
+
+
+def test_an_entry_that_is_no_module_is_an_error() -> None:
+    """A module that was moved must not silently fall out of the fingerprint."""
+    with pytest.raises(ModuleNotFoundError, match=r"scenarios\.compare"):
+        sources_hash(("scenarios.compare",))
 
 
 def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
@@ -395,36 +430,49 @@ def test_the_page_counts_wins_and_names_losses() -> None:
 # --------------------------------------------------------------------------------------------------------- the routers
 
 
-def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What has a file is left alone, but by force; the first failure ends it, but for a floor that can't be kept."""
+def kinds_to_tune(folder: Path, kinds: tuple[str, ...] = KINDS, *, force: bool = False) -> list[str]:
+    return [each.router for each in tunings(folder, kinds=kinds, force=force)]
+
+
+def test_what_has_a_file_is_tuned_by_force_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that says why there is none is one, too."""
     path = write_case(tmp_path)
-    ran: list[list[str]] = []
-
-    def run(command: Any) -> int:
-        ran.append(command)
-        if "infaas" in command:  # that a floor can't be kept is a result
-            (tmp_path / "data/routers/main-tiny/infaas.failed.txt").write_text("no setting keeps the floor")
-            return 1
-        return 1 if "milp" in command else 0
-
-    assert routers.main(["--scenarios", str(tmp_path)], run) == 1
-    assert [command[3] for command in ran] == ["slackfit", "infaas", "milp"]
-    assert ran[0] == [
-        "tune", str(path), "--router", "slackfit", "--out", str(tmp_path / "data/routers/main-tiny/slackfit.rule.yaml"),
-    ]  # fmt: skip
-    ran.clear()
+    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "milp", "fixed"]
     (tmp_path / "data/routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
-    assert routers.main(["--scenarios", str(tmp_path)], run) == 0
-    assert [command[3] for command in ran] == ["slackfit", "fixed"], "that a floor can't be kept is known"
-    ran.clear()
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder"], run) == 0
-    assert not ran
+    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "fixed"]
+    assert kinds_to_tune(tmp_path, ("tide", "ladder")) == []
+    assert kinds_to_tune(tmp_path, ("tide", "ladder"), force=True) == ["tide", "ladder"]
+    first = tunings(tmp_path)[0]
+    assert (first.scenario, first.out) == (path, tmp_path / "data/routers/main-tiny/slackfit.rule.yaml")
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "tide"]) == 0
     assert "nothing to tune" in capsys.readouterr().out
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder", "--force"], run) == 0
-    assert [command[3] for command in ran] == ["tide", "ladder"]
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "tied"]) == 2
+    assert "did you mean 'tide'" in capsys.readouterr().err
+
+
+def test_a_floor_that_cant_be_kept_is_a_result_and_any_other_error_the_end(tmp_path: Path) -> None:
+    """An older router would hide that the floor can't be kept."""
+    write_case(tmp_path)
+    tried: list[str] = []
     older = tmp_path / "data/routers/main-tiny/infaas.rule.yaml"
     older.write_text("of another floor")
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "infaas", "--force"], run) == 0
-    assert not older.exists(), "it would hide that the floor can't be kept"
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "tied"], run) == 2
-    assert "did you mean 'tide'" in capsys.readouterr().err
+
+    def tune(wanted: Tuning) -> str:
+        tried.append(wanted.router)
+        if wanted.router == "infaas":
+            raise FloorError("no setting keeps the floor")
+        if wanted.router == "milp":
+            raise WorkError("the disk is full")
+        return "tuned"
+
+    with pytest.raises(WorkError, match="the disk is full"):
+        tune_all(tunings(tmp_path, kinds=("slackfit", "infaas", "milp", "fixed"), force=True), tune)
+    assert tried == ["slackfit", "infaas", "milp"]
+    assert not older.exists()
+
+
+def test_a_dry_run_tells_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_case(tmp_path)
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "fixed", "--dry-run"]) == 0
+    file = tmp_path / "data/routers/main-tiny/fixed.rule.yaml"
+    assert capsys.readouterr().out == f"[1/1] slimsched tune {path} --router fixed --out {file}\n"
