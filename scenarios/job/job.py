@@ -11,7 +11,7 @@ from hw.networks import ModelFile, Network
 from scenarios.files.documents import inputs_hash
 from scenarios.files.named_files import named_files
 from scenarios.files.reading import check_faults
-from scenarios.files.router_names import needs_training
+from scenarios.files.router_names import code_of, needs_training
 from scenarios.files.spec import Scenario
 from scenarios.runs.folder import RunFolder
 from scenarios.terminal.output import Say
@@ -102,6 +102,7 @@ class Job:
         files = sorted((folder / "profiles").glob("*.yaml"))
         files += [Path(given) if given else folder / ACCURACY_FILE]
         files += [file.path for file in named_files(self.scenario) if not file.key.startswith("model.")]
+        code = [found for name in self.routers if (found := code_of(name, self.scenario.name))]
         dumped = self.scenario.model_dump(mode="json")
         parts = {part: dumped[part] for part in OF_A_WORLD}
-        return inputs_hash(parts, *(path for path in files if path.is_file()), *more)
+        return inputs_hash(parts, *(path for path in files if path.is_file()), *code, *more)
