@@ -41,7 +41,7 @@ from scenarios.runs.folder import RunFolder, environment
 from scenarios.runs.records import CORES_FILE, write_cores, write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
 from scenarios.show.page import build_report
-from scenarios.show.words import format_score
+from scenarios.show.result import format_score
 from scenarios.terminal.output import Say
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import (

@@ -13,9 +13,8 @@ from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.metrics.comparison import Comparison, compare_results
-from scenarios.metrics.result import Result, Simulator
-from scenarios.metrics.signatures import against_reference
-from scenarios.metrics.summary import summarise
+from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
+from scenarios.metrics.signatures import against_reference, diagnosed
 from scenarios.runs.parallel import core_count, each
 from scenarios.world.world import World
 
@@ -84,8 +83,9 @@ def _simulate(
     began_ns = time.monotonic_ns()
     simulation = world.simulation(run, engine)
     simulation.finish(policy, stream(seed, f"router:{router}"))
-    result = summarise(
-        simulation.columns(),
+    columns = simulation.columns()
+    wall_s = (time.monotonic_ns() - began_ns) / 1e9
+    label = RunLabel(
         scenario=scenario.name,
         router=router,
         seed=seed,
@@ -93,14 +93,12 @@ def _simulate(
         engine=engine,
         provenance=world.provenance,
         accuracy_provenance=world.accuracy.provenance,
-        warmup_s=scenario.warmup_s if warmup_s is None else warmup_s,
-        horizon_s=duration_s or scenario.duration_s,
-        deadline_s=scenario.deadline_s,
-        wall_s=(time.monotonic_ns() - began_ns) / 1e9,
-        prior=world.accuracy.prior,
-        context=world.signature_context,
     )
-    return result, simulation
+    window = Window(
+        scenario.warmup_s if warmup_s is None else warmup_s, duration_s or scenario.duration_s, scenario.deadline_s
+    )
+    result = summarise(columns, label, window, wall_s=wall_s, prior=world.accuracy.prior)
+    return diagnosed(result, world.signature_context), simulation
 
 
 def simulate_world(

@@ -1,1 +1,1 @@
-"""TODO."""
+"""How results look: tables (`table`), sentences (`words`), charts and pages. Nothing is computed here."""

@@ -9,6 +9,6 @@ module         does
 `runs`         runs what is not stored yet, in processes beside each other; the fluid bound beside it
 `findings`     what was found, as plain data, and the judgement: does the learned router beat its best rival?
 `page`         the same as Markdown; a pure function
-`pictures`     the same as two figures
+`pictures`     the same as two charts
 =============  =====================================================================================================
 """
