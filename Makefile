@@ -17,8 +17,11 @@ install: $(BIN)/.installed
 quickstart: install  ## the whole main job on the hardware that is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 
-test: install  ## every test that this machine can run, but the mutants of `make parity`
-	$(BIN)/python -m pytest -m "not mutants"
+JOBS ?= 2
+BESIDE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
+test: install  ## every test that this machine can run, but the mutants of `make parity`; JOBS processes, see tests/conftest.py
+	$(BIN)/python -m pytest $(BESIDE) -m "not mutants"
 
 SEEDS ?= 0:10000
 
@@ -36,10 +39,10 @@ profiles: install  ## the shipped datasheet profiles again, after a change of th
 	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
 
 results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted
-	$(BIN)/python -m scenarios.study
+	$(BIN)/python -m scenarios.study results
 
 routers: install  ## tunes the routers that results need and that have no file yet; FORCE=1 all of them again (hours)
-	$(BIN)/python -m scenarios.study.tune_all $(if $(FORCE),--force)
+	$(BIN)/python -m scenarios.study tune $(if $(FORCE),--force)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

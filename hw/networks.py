@@ -22,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hw.files import atomic_path
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from policies.errors import InputError, nearest
+from policies.files import atomic_path
 
 SCHEMA = "slimsched.model/1"
 OWN_CLASS = "module:Class"

@@ -30,7 +30,8 @@ from scenarios.files.documents import json_text, write_text
 from scenarios.files.reading import read_profile
 from scenarios.show.check import check_document, format_check
 from scenarios.show.profile import described
-from scenarios.terminal.output import Output, output_file, writable_folder
+from scenarios.terminal.output import Output
+from scenarios.terminal.places import writable_file, writable_folder
 from sim.profile import Profile
 
 
@@ -42,13 +43,10 @@ def profile_show(arguments: Namespace) -> int:
     if arguments.plot is not None:
         from scenarios.show.profile_page import profile_page
 
-        write_text(_in_a_folder("--plot", output_file("--plot", arguments.plot)), profile_page(profile))
+        write_text(arguments.plot, profile_page(profile))
         parts.append(f"plotted: {arguments.plot}")
     if arguments.figures is not None:
-        parts += [
-            f"figure: {path}"
-            for path in write_charts(profile, _folder("--figures", _in_a_folder("--figures", arguments.figures)))
-        ]
+        parts += [f"figure: {path}" for path in write_charts(profile, arguments.figures)]
     return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
 
 
@@ -56,18 +54,18 @@ def profile_synth(arguments: Namespace) -> int:
     """A profile from published figures, or one of every GPU."""
     from calibrate.costs import costs_of
     from calibrate.datasheet import GPUS, synthesize
-    from hw.networks import Network
 
     output = Output(arguments)
     if arguments.all == (arguments.gpu is not None):
         raise InputError("profile synth", "", f"name a GPU or give --all; GPUs: {', '.join(GPUS)}")
     if arguments.all and arguments.out is None:
         raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
+    if arguments.out is not None:
+        (writable_folder if arguments.all else writable_file)(arguments.out)
     network = Network(arguments.network, arguments.options, "--network", "")
     costs = costs_of(network.build(), network.label, network.label)
     if arguments.all:
-        folder = _folder("--out", arguments.out)
-        paths = [folder / f"{key}.yaml" for key in GPUS]
+        paths = [arguments.out / f"{key}.yaml" for key in GPUS]
         for key, path in zip(GPUS, paths, strict=True):
             write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
         return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
@@ -75,7 +73,7 @@ def profile_synth(arguments: Namespace) -> int:
     document = profile.model_dump(mode="json", by_alias=True)
     if arguments.out is None:
         return output.result(profile.to_yaml().rstrip(), document)
-    write_text(output_file("--out", arguments.out), profile.to_yaml())
+    write_text(arguments.out, profile.to_yaml())
     return output.result(f"profile: {arguments.out}", document)
 
 
@@ -83,20 +81,6 @@ def profile_schema(arguments: Namespace) -> int:
     """The form of profiles, as JSON Schema."""
     schema = Profile.model_json_schema()
     return Output(arguments).result(json_text(schema).rstrip(), schema)
-
-
-def _in_a_folder(flag: str, path: Path) -> Path:
-    """A place in a folder that is there; a mistyped path makes no folders."""
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise InputError(flag, "", f"{path}: there is no folder {path.parent}; make it, or name one that exists")
-    return path
-
-
-def _folder(flag: str, path: Path) -> Path:
-    if path.exists() and not path.is_dir():
-        raise InputError(flag, "", f"{path}: this is a file; name a folder")
-    return writable_folder(flag, path)
 
 
 def write_charts(profile: Profile, folder: Path) -> list[Path]:
@@ -120,9 +104,6 @@ def write_charts(profile: Profile, folder: Path) -> list[Path]:
 
 def profile_check(arguments: Namespace) -> int:
     """Exit code 0 where the profile still holds, 1 where it does not or where nothing could be judged."""
-    from scenarios.executors.devices import chosen_devices
-    from scenarios.terminal.output import Output
-
     output = Output(arguments)
     profile = read_profile(arguments.profile)
     source, named = str(arguments.profile), arguments.network
@@ -162,7 +143,6 @@ def devices(arguments: Namespace) -> int:
 def calibrate(arguments: Namespace) -> int:
     """Measure local devices; each gets a profile."""
     from calibrate import model_costs
-    from hw.networks import ModelFile, Network
     from scenarios.executors.calibrate import calibrate_device
     from scenarios.executors.checking import SERVING_S, with_serving
     from scenarios.show.profile import spoilt
@@ -173,7 +153,7 @@ def calibrate(arguments: Namespace) -> int:
     file = ModelFile(arguments.model, network)
     chosen = [(asked, asked.replace(":", ""), device) for asked, device in chosen_devices(arguments.device)]
     model_costs(file)  # what is no model, or an --out that can't be written, shows before anything is measured
-    written = [output_file("--out", writable_folder("--out", arguments.out) / f"{name}.yaml") for _, name, _ in chosen]
+    written = [writable_file(arguments.out / f"{name}.yaml") for _, name, _ in chosen]
     measuring_s = max(arguments.budget - SERVING_S, 0.75 * arguments.budget)
     warnings = []
     for (asked, name, device), path in zip(chosen, written, strict=True):

@@ -14,6 +14,7 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, is_router_file
 from scenarios.files.spec import Scenario, unique
 from scenarios.terminal.output import Output
+from scenarios.terminal.places import writable_folder
 
 if TYPE_CHECKING:
     from scenarios.job.run import ScenarioRun
@@ -25,10 +26,7 @@ def opened(arguments: Namespace) -> tuple[Scenario, Path]:
     from scenarios.world.materials import default_folder
 
     scenario = load_scenario(arguments.scenario)
-    folder: Path = arguments.out or default_folder(scenario)
-    if folder.exists() and not folder.is_dir():
-        raise InputError("--out", "", f"{folder}: this is a file; name a run folder")
-    return scenario, folder
+    return scenario, writable_folder(arguments.out or default_folder(scenario))
 
 
 def world_in(scenario: Scenario, folder: Path) -> World:

@@ -22,7 +22,7 @@ from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import write_run
 from scenarios.show.numbers import number
 from scenarios.show.result import format_result
-from scenarios.terminal.output import Output, picture_file
+from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import Bounds, Comparison
@@ -58,7 +58,6 @@ def compare(arguments: Namespace) -> int:
     from scenarios.show.comparison import format_all
 
     output = Output(arguments)
-    picture = picture_file(arguments)
     scenario, folder = opened(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
@@ -75,10 +74,10 @@ def compare(arguments: Namespace) -> int:
             against=None if arguments.against is None else display_name(arguments.against),
             bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
         )
-    if picture is not None:
+    if arguments.picture is not None:
         from scenarios.show import charts
 
-        charts.save(charts.trade_off_chart(comparison), picture)
+        charts.save(charts.trade_off_chart(comparison), arguments.picture)
     return output.result(format_all(comparison), comparison)
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from hw.device import DeviceSpec, local_devices
 from policies.errors import InputError
 from scenarios.files.spec import GB, DeviceSection, ServerSection
-
-if TYPE_CHECKING:
-    from hw.device import DeviceSpec
 
 
 def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
     """Local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
-    from hw.device import DeviceSpec, local_devices
-
     found = local_devices()
     cpus = [device for device in found if device.kind == "cpu"] or [DeviceSpec()]
     named = {f"cuda:{device.index}": device for device in found if device.kind == "cuda"}

@@ -27,6 +27,11 @@ def is_router_file(name: str) -> bool:
     return name.endswith((ROUTER_SUFFIX, RULE_SUFFIX))
 
 
+def router_file(name: str) -> Path | None:
+    """The file that a router's name stands for; None for a rule by name, or a class."""
+    return Path(name) if is_router_file(name) else None
+
+
 def read_rule(path: Path, source: str | None = None, key: str = "") -> RuleSpec:
     """A rule from its file (`*.rule.yaml`).
 

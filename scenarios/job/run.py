@@ -24,12 +24,14 @@ from policies.errors import InputError, nearest
 from scenarios.executors.calibrate import calibrate_device
 from scenarios.executors.campaign import Plan
 from scenarios.executors.devices import device_of
-from scenarios.executors.preflight import require_devices, require_possible, require_ready, stamp_warnings
+from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready, stamp_warnings
 from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import inputs_hash, read_json, write_json, write_text
-from scenarios.files.reading import check_faults, profile_file, read_profile, relative_paths
+from scenarios.files.named_files import named_files
+from scenarios.files.reading import check_faults, read_profile, relative_paths
 from scenarios.files.router_names import TRAINED_ROUTER, display_name, is_router_file, require_distinct_names
-from scenarios.files.spec import Scenario, ServerSection, TraceWorkload
+from scenarios.files.shipped import profile_file
+from scenarios.files.spec import Scenario, ServerSection
 from scenarios.job.network import blamed_on, evaluate_model, own_code, train_model, training_knobs
 from scenarios.job.router import train_router
 from scenarios.job.validation import validate_world
@@ -124,11 +126,12 @@ class ScenarioRun:
         network = network_of(self.scenario)
         if self.scenario.model.is_runnable:
             require_devices(self.scenario)
-            if self._has_router_files():
+            if self._has_router_files() or self._has_caps():
                 with own_code(network):
                     given = self.scenario.model.checkpoint
-                    spec = (network.build() if network and given is None else self.model.load()[0]).spec
-                require_routers(self.scenario, spec.segments, spec.widths)
+                    model = network.build() if network and given is None else self.model.load()[0]
+                require_routers(self.scenario, model.spec.segments, model.spec.widths)
+                require_caps(self.scenario, model)
         if self._can_validate():
             require_possible(self.scenario)
 
@@ -298,6 +301,10 @@ class ScenarioRun:
     def _has_router_files(self) -> bool:
         return any(is_router_file(name) for name in self._routers())
 
+    def _has_caps(self) -> bool:
+        cluster = self.scenario.cluster
+        return any(cluster.greedy_of(server).vram_cap_gb is not None for server in cluster.named_servers)
+
     @property
     def trained(self) -> Path:
         """The router that this run trains."""
@@ -309,14 +316,11 @@ class ScenarioRun:
         profiles = sorted((folder / "profiles").glob("*.yaml"))
         given = self.scenario.model.accuracy
         accuracy = [Path(given)] if given else [folder / ACCURACY_FILE]
-        named_files = [profile_file(server.profile) for server in self.scenario.cluster.named_servers if server.profile]
-        named_files += [Path(n) for n in self._routers() if is_router_file(n)]
-        if isinstance(self.scenario.workload, TraceWorkload):
-            named_files.append(Path(self.scenario.workload.file))
+        named = [file.path for file in named_files(self.scenario) if not file.key.startswith("model.")]
         given_parts = ("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward")
         parts = (*given_parts, "seed", "jitter", "end")
         dumped = {part: self.scenario.model_dump(mode="json")[part] for part in parts}
-        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named_files) if p.is_file()), *more)
+        return inputs_hash(dumped, *(p for p in (*profiles, *accuracy, *named) if p.is_file()), *more)
 
     def make_router(self, world: World, engine: Simulator | None) -> Score:
         """Train PPO in simulation, and score it on the reference.

@@ -1,1 +1,1 @@
-"""What a run's numbers are and how they compare: results, statistics, fidelity; what each means is in `catalogue`."""
+"""What is measured of a run, what it is called, and how runs are compared. Numbers only."""

@@ -51,6 +51,8 @@ def each(
         try:
             with _deaf_to_interrupts():  # so are the processes, from their start on: this one ends them
                 places = {pool.submit(_do, task): place for place, task in enumerate(tasks)}
+                # Python's pool looks at which processes to watch before it starts the newest: this makes it look again.
+                pool.submit(_nothing)
             for future in as_completed(places):
                 yield places[future], _made(future, processes)
         except BaseException:  # an interruption, too, ends them now and not when they are done
@@ -114,3 +116,6 @@ def _end_with(parent: Any) -> None:
 def _do(task: Any) -> Any:
     work, common = _GIVEN
     return work(common, task)
+
+
+def _nothing() -> None: ...

@@ -12,7 +12,6 @@ from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.files.router_names import display_name, require_distinct_names
-from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
 from scenarios.metrics.signatures import against_reference, diagnosed
 from scenarios.runs.parallel import core_count, each
@@ -106,25 +105,6 @@ def simulate_world(
 ) -> Result:
     """One run of the scenario with one router."""
     return simulate_figures(world, world.router(router, trained), display_name(router), seed, engine=engine)
-
-
-def compare_world(
-    world: World,
-    routers: Sequence[str],
-    seeds: Sequence[int],
-    *,
-    trained: Path | None = None,
-    finished: Sequence[Result] = (),
-    on_result: Callable[[Result], None] | None = None,
-    engine: Simulator = "simpy",
-    jobs: int = 1,
-) -> Comparison:
-    """Every router with every seed, side by side; see `simulate_all`."""
-    return compare_results(
-        simulate_all(
-            world, routers, seeds, trained=trained, finished=finished, on_result=on_result, engine=engine, jobs=jobs
-        )
-    )
 
 
 def simulate_all(

@@ -1,1 +1,1 @@
-"""How results look: tables (`table`), sentences (`words`), charts and pages. Nothing is computed here."""
+"""Results as people see them: tables, charts, pages."""

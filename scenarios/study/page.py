@@ -298,7 +298,7 @@ def _signs(rows: Iterable[Row]) -> Iterator[str]:
 def _ablation(ablation: Mapping[str, Any] | None) -> Iterator[str]:
     yield "## Ablation"
     if ablation is None:
-        yield "Not made yet (`python -m scenarios.study.ablation`)."
+        yield "Not made yet (`python -m scenarios.study ablation`)."
         return
     command = ablation.get("command")
     yield (
@@ -372,7 +372,7 @@ def _machine(found: Sequence[Found], notes: Notes) -> str:
 {machine}; {versions}. {runs} runs, {notes.wall_s / 60:.0f} minutes of one core.
 
     make results                                            # what is not stored yet, and this page
-    python -m scenarios.study --only main-mmpp-10g        # one scenario; its page goes to runs/results/
+    python -m scenarios.study results --only main-mmpp-10g        # one scenario; its page goes to runs/results/
     slimsched compare scenarios/main-mmpp-10g.yaml --engine compiled --seed 100 \\
         --router scenarios/data/routers/main-mmpp-10g/tide.safetensors \\
         --router scenarios/data/routers/main-mmpp-10g/ladder.rule.yaml

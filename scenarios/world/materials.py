@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from hw.accuracy import load_accuracy
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.reading import load_scenario, profile_file, read_profile
+from scenarios.files.reading import load_scenario, read_profile
+from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario
 from scenarios.world.build import build_world, with_local_servers
 from scenarios.world.world import Accuracy, World

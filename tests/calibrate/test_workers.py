@@ -18,6 +18,8 @@ from hw.telemetry import usable_cores
 from policies.errors import InputError
 from sim.profile import Profile
 
+pytestmark = pytest.mark.workers
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -31,9 +31,11 @@ from policies.greedy import GreedyScheduler
 from policies.records import RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
-from policies.vocabulary import NS_PER_S, RequestArrived, TelemetrySampled
+from policies.vocabulary import NS_PER_S, InstanceLoaded, LoadInstance, RequestArrived, ServerUp, TelemetrySampled
 from tests.hw.fake_nvml import TURING, FakeBoard, FakeNvml
 from tests.hw.worlds import TINY, Wanderer, device, knobs, router, tiny_model
+
+pytestmark = pytest.mark.workers
 
 WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
@@ -110,6 +112,20 @@ def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
         assert batch.commanded_ns <= batch.started_ns <= batch.ended_ns
     times = [step.now_ns for step in record.log]
     assert times == sorted(times)
+
+
+def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
+    """As `docs/scenario-keys.md` says: in real runs no image waits for them."""
+    loaded_ns = {(s.core, s.event.instance): s.now_ns for s in record.log if isinstance(s.event, InstanceLoaded)}
+    preloads = [
+        (step.core, command.instance)
+        for step in record.log
+        if isinstance(step.event, ServerUp)
+        for command in step.commands
+        if isinstance(command, LoadInstance)
+    ]
+    assert len(preloads) == 2 * TINY.segments
+    assert [loaded_ns[preload] for preload in preloads] == [0] * len(preloads)
 
 
 def test_a_cpu_server_reads_its_cores_pace(record: RunRecord) -> None:

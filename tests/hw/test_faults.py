@@ -49,6 +49,8 @@ from policies.vocabulary import (
 )
 from tests.hw.worlds import POISON, IdleNet, MoodyNet, Wanderer, device, knobs, router, tiny_model
 
+pytestmark = pytest.mark.workers
+
 WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
 WAIT_S = 60.0
@@ -367,6 +369,7 @@ def _segments() -> set[Path]:
     return set(Path("/dev/shm").iterdir())
 
 
+@pytest.mark.usefixtures("usual_interrupts")
 @pytest.mark.parametrize("victim", ["driver", "stopped", "helpers", "interrupt"])
 def test_nothing_survives_a_kill(victim: str, path: Path, tmp_path: Path) -> None:
     """kill -9 of the driver, a worker or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""

@@ -275,7 +275,7 @@ def of_model(profile: Profile, model: Path) -> Profile:
         ({}, ["--device", "cpu:1"], ["--device: not the device", " instead of ", "leave --device out"]),
         ({"name": "Another Processor"}, [], ["p.yaml: execution: ", "instead of Another Processor", "calibrate"]),
         ({"cores": "4096"}, [], ["p.yaml: execution.cores", "no core 4096"]),
-        ({}, ["--points", "0"], ["--points", "from 1"]),
+        ({}, ["--points", "0"], ["--points", "at least 1"]),
     ],
 )
 def test_who_may_not_ask(
@@ -300,6 +300,7 @@ def test_who_may_not_ask(
 
 
 @pytest.mark.slow
+@pytest.mark.workers
 def test_a_made_up_profile_does_not_hold(model: Path, tmp_path: Path, capsys: Any) -> None:
     """Real processes: a toy's latencies are not this machine's, and exit code 1 says so; the document has each pair."""
     path, document = tmp_path / "p.yaml", tmp_path / "check.json"

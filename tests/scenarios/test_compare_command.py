@@ -64,7 +64,7 @@ def test_the_bound_is_beside_each_router(tmp_path: Path, capsys: pytest.CaptureF
     ("flags", "told"),
     [
         (["--against", "jqs"], "did you mean 'jsq'"),
-        (["--jobs", "0"], "'0' is no whole number from 1"),
+        (["--jobs", "0"], "'0': must be a whole number, at least 1"),
         (["--picture", "x.pdf"], "name a .png or .svg file"),
     ],
 )

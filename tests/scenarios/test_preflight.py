@@ -21,6 +21,7 @@ from policies.ppo.spec import PolicySpec
 from scenarios.cli import main
 from scenarios.executors import preflight
 from scenarios.executors.devices import device_spec
+from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job import run
 from tests import worlds
@@ -207,6 +208,51 @@ def test_a_run_refuses_before_it_trains_or_measures(
     err = capsys.readouterr().err
     assert [part for part in wanted if part not in err] == []
     assert begun == []
+
+
+@pytest.mark.parametrize(
+    "cap, preload, code",
+    [("0.5", "none", 2), ("0.601", "all", 2), ("0.601", "none", 130), ("0.7", "all", 130), ("null", "all", 130)],
+)
+def test_a_cap_below_a_gpus_context_is_refused_before_any_work(
+    cap: str, preload: str, code: int, tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A large GPU's context takes more than half a GB, and the weights to preload come on top."""
+
+    def note(*_: object, **__: object) -> None:
+        begun.append("work")
+        raise KeyboardInterrupt
+
+    for stage in ("train_model", "calibrate_device"):
+        monkeypatch.setattr(run, stage, note)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(preflight, "context_bytes", lambda device: 600_000_000 if device.kind == "cuda" else 0)
+    device = f"vram_gb: 6, cores: [{usable_cores()[0]}]"
+    text = calibrated_here(SCENARIO).replace(device, "vram_gb: 6, kind: cuda")
+    text = text.replace("vram_cap_gb: 3", f"vram_cap_gb: {cap}, preload: {preload}")
+    monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
+    assert validate(tmp_path, verb="run") == code
+    err = capsys.readouterr().err
+    assert begun == ([] if code == 2 else ["work"])
+    if code == 2:
+        assert len(err.splitlines()) == 1
+        wanted = [
+            "servers.0.greedy.vram_cap_gb",
+            f"{cap} GB is less than 'a'",
+            "0.60 GB for its context",
+            "leave it out",
+        ]
+        assert [part for part in wanted if part not in err] == []
+
+
+@pytest.mark.parametrize("name", ["quickstart", "cifar100"])
+def test_what_runs_on_any_gpu_caps_nothing(name: str) -> None:
+    """A cap that one GPU's context fits below another one's exceeds."""
+    scenario = load_scenario(MODELS.parents[1] / f"{name}.yaml")
+    assert scenario.cluster.servers == "auto"
+    assert scenario.cluster.greedy.vram_cap_gb is None
 
 
 def test_a_run_refuses_a_profile_of_another_network_before_it_serves(

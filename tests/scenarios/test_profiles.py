@@ -16,8 +16,9 @@ from hw.networks import Network
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.cli import main
-from scenarios.files import reading as loading
-from scenarios.files.reading import load_scenario, profile_file, read_profile, relative_paths
+from scenarios.files import shipped
+from scenarios.files.reading import load_scenario, read_profile, relative_paths
+from scenarios.files.shipped import profile_file
 from scenarios.show.charts import save, to_svg
 from scenarios.show.profile import described, error_table, range_table, spoilt
 from scenarios.show.profile_charts import energy_by_utilization, latency_by_utilization, utilization_by_batch
@@ -63,13 +64,13 @@ def test_shipped_profiles_are_what_the_model_makes() -> None:
     """Each is small, and what `make profiles` writes today; there is one of every GPU, and no other."""
     network = Network("slimresnet18", {}, "", "")
     costs = costs_of(network.build(), network.label, network.label)
-    files = {path.stem: path for path in loading.SHIPPED_PROFILES.iterdir()}
+    files = {path.stem: path for path in shipped.SHIPPED_PROFILES.iterdir()}
     assert files.keys() == GPUS.keys()
     for key, path in files.items():
         assert path.read_text(encoding="utf-8") == synthesize(key, costs, 128).to_yaml(), f"{path}: run `make profiles`"
         assert path.stat().st_size < 60_000
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert loading.SHIPPED_PROFILES.parent.name in packages["packages"]  # a wheel takes all files of a package
+    assert shipped.SHIPPED.parent.name in packages["packages"]  # a wheel takes all files of a package
 
 
 def test_the_whole_table_is_written_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

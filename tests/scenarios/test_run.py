@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,16 @@ from scenarios.cli import main
 from scenarios.executors.serving import WARMUP_S, overheads_of, with_overheads
 from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario
-from scenarios.job.run import ScenarioRun
+from scenarios.job.run import Outcome, ScenarioRun
 from sim.tables import compile_tables
 from tests import worlds
+
+pytestmark = pytest.mark.workers
 
 SCENARIO = """
 schema: slimsched.scenario/1
 name: small
-model: {network: digits, dataset: digits, training: {epochs: 1}}
+model: {network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits}
 cluster: {servers: auto, greedy: {batch_limit: 8, preload: all}}
 router: {groups: [1, 4]}
 workload: {kind: poisson, rate_img_s: 30}
@@ -37,61 +40,66 @@ warmup_s: 0.5
 STAGES = ("train_model", "evaluate_model", "calibrate_device", "measure_serving", "train_router", "validate_world")
 
 
-@pytest.mark.slow
-def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each try is interrupted as the next stage begins; no finished stage runs again; then replay and report work."""
-    (tmp_path / "small.yaml").write_text(SCENARIO)
-    folder = tmp_path / "run"
+@dataclass
+class Job:
+    """A whole job that was interrupted as each of its stages began, and then carried out."""
+
+    folder: Path
+    began: list[str]
+    said: list[str]
+    outcome: Outcome
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "small.yaml").write_text(SCENARIO)
     began: list[str] = []
 
-    def interrupt(name: str) -> None:
+    def interrupt(name: str) -> Callable[..., None]:
         def stop(*_: object, **__: object) -> None:
             began.append(name)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(run_module, name, stop)
+        return stop
 
-    originals = {name: getattr(run_module, name) for name in STAGES}
+    def run(say: Callable[[str], None]) -> Outcome:
+        return ScenarioRun(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True).carry_out()
+
     for name in STAGES:
-        interrupt(name)
-        scenario = load_scenario(tmp_path / "small.yaml")
-        with pytest.raises(KeyboardInterrupt):
-            ScenarioRun(scenario, folder, say=lambda _: None, quiet=True).carry_out()
-        monkeypatch.setattr(run_module, name, originals[name])
-    assert began == list(STAGES)
-
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run_module, name, interrupt(name))
+            with pytest.raises(KeyboardInterrupt):
+                run(lambda _: None)
     said: list[str] = []
-    outcome = ScenarioRun(load_scenario(tmp_path / "small.yaml"), folder, say=said.append, quiet=True).carry_out()
-    assert [line for line in said if "skipped" not in line] == ["validate: not done yet"]
-    assert outcome.report.is_file()
-    pairs = read_json(folder / "validation.json")["pairs"]
+    return Job(folder / "run", began, said, run(said.append))
+
+
+@pytest.mark.slow
+def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each try is interrupted as the next stage begins; no finished stage runs again; then replay and report work."""
+    assert job.began == list(STAGES)
+    assert [line for line in job.said if "skipped" not in line] == ["validate: not done yet"]
+    assert job.outcome.report.is_file()
+    pairs = read_json(job.folder / "validation.json")["pairs"]
     assert [pair["router"] for pair in pairs] == ["random", "ppo"]
     for pair in pairs:
         for world in ("simulated", "hardware"):
             images = pair[world]["images"]
             assert images["arrived"] == images["completed"] > 30
         assert pair["simulated"]["images"]["arrived"] == pair["hardware"]["images"]["arrived"]
-    capsys.readouterr()
-    assert main(["replay", str(folder)]) == 0
+    assert main(["replay", str(job.folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
 
 
-@pytest.mark.slow
-def test_a_users_network_goes_through_the_whole_job(tmp_path: Path) -> None:
+def test_a_users_network_goes_through_the_whole_job(job: Job) -> None:
     """Named `module:Class` in the scenario: trained, evaluated, calibrated, simulated, and served by real workers."""
-    own = "{network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits}"
-    text = SCENARIO.replace("{network: digits, dataset: digits, training: {epochs: 1}}", own)
-    (tmp_path / "own.yaml").write_text(text.replace("ppo", "jsq"))
-    folder = tmp_path / "run"
-    scenario = load_scenario(tmp_path / "own.yaml")
-    ScenarioRun(scenario, folder, say=lambda _: None, quiet=True).carry_out()
-    table = load_accuracy(folder / "accuracy.json")
+    table = load_accuracy(job.folder / "accuracy.json")
     assert len(table.tuples) == 4
     assert min(table.top1().values()) > 0.5
-    for pair in read_json(folder / "validation.json")["pairs"]:
-        assert pair["hardware"]["images"]["completed"] > 30
+    for pair in read_json(job.folder / "validation.json")["pairs"]:
         assert pair["hardware"]["accuracy"] > 0.5  # served labels are those of the trained network
 
 
