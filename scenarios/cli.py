@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from hw import ENVIRONMENT
+from policies.registry import TUNED
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
@@ -92,9 +93,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
-    parser.add_argument(
-        "--router", required=True, metavar="KIND", help="tide, or a rule: ladder, slackfit, infaas, milp, fixed"
-    )
+    parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
     parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
     parser.add_argument("--decisions", type=positive, metavar="N", help="of the search; the scenario's by default")

@@ -24,7 +24,6 @@ from policies.compiled.layout import (
 )
 from policies.compiled.plan import Plan, cost_tables
 from policies.compiled.sheet import Sheet
-from policies.errors import InputError
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
@@ -128,7 +127,7 @@ class TideRouter:
     # ------------------------------------------------------------------------------------------------------- files
 
     def save(self, path: Path, made_by: Mapping[str, Any]) -> None:
-        """Write it, atomically; `made_by` says how it came about."""
+        """Write it, atomically, for `TideSpec.read`; `made_by` says how it came about."""
         config = self._context.config
         names = [knob.name for knob in knobs(config.segments, len(config.widths))]
         header = {
@@ -139,29 +138,6 @@ class TideRouter:
             "made_by": json.dumps(dict(made_by)),
         }
         checkpoint.write(path, {"tide.values": self.values}, header)
-
-    @classmethod
-    def load(cls, path: Path, context: RouterContext) -> TideRouter:
-        """Read one for a cluster; raises `InputError` where it was made for another network, or is damaged."""
-        tensors, header = checkpoint.read(path)
-        config = context.config
-        try:
-            found = (int(header["segments"]), tuple(json.loads(header["widths"])), json.loads(header["names"]))
-            values = tensors["tide.values"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
-        if found[:2] != (config.segments, config.widths):
-            problem = f"trained for {found[0]} segments at widths {list(found[1])}"
-            here = f"the scenario has {config.segments} at {list(config.widths)}"
-            raise InputError(str(path), "", f"{problem}; {here}. Train one for this network: slimsched tune")
-        names = [knob.name for knob in knobs(config.segments, len(config.widths))]
-        if found[2] != names:
-            differ = ", ".join(sorted(set(found[2]) ^ set(names))) or "their order"
-            problem = f"made by another version of Tide, whose knobs differ ({differ})"
-            raise InputError(str(path), "", f"{problem}. Tune it anew: slimsched tune")
-        if values.shape != (len(names),):
-            raise InputError(str(path), "tide.values", f"has the shape {values.shape}, not {(len(names),)}: damaged")
-        return cls(values, context)
 
 
 def worth_of_steps(context: RouterContext) -> Reals:

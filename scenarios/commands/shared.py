@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
 from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, is_router_file
+from scenarios.files.router_names import TRAINED_ROUTER, check_router, is_learned, is_router_file, needs_training
 from scenarios.files.spec import Scenario, unique
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_folder
@@ -56,8 +56,7 @@ def tell_overload(output: Output, world: World) -> None:
 
 def compiling_told(output: Output, routers: Sequence[str], engine: str = "simpy") -> AbstractContextManager[None]:
     """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
-    is_trained = any(name == TRAINED_ROUTER or name.endswith(ROUTER_SUFFIX) for name in routers)
-    if engine == "simpy" and not is_trained:
+    if engine == "simpy" and not any(map(is_learned, routers)):
         return contextlib.nullcontext()
     from scenarios.terminal.compiling import telling
 
@@ -94,7 +93,7 @@ def trained_in(folder: Path) -> Path:
 
 def require_trained(routers: Sequence[str], folder: Path) -> None:
     """Raises `InputError` where a trained router is asked for and none is there."""
-    if TRAINED_ROUTER in routers and not trained_in(folder).is_file():
+    if needs_training(routers) and not trained_in(folder).is_file():
         raise InputError(
             str(folder), "", f"no router is trained yet for {TRAINED_ROUTER!r}; run `slimsched train` first"
         )

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from policies.faults import Supervision
 from policies.interfaces import GROUPS
-from policies.strict import StrictModel
+from policies.strict import StrictModel, form
 from policies.vocabulary import NS_PER_S
 from scenarios.files.named_files import FileName
 from scenarios.files.router_names import is_router_file, router_file
@@ -41,11 +41,6 @@ def parse_duration(text: str) -> float:
 
 def _seconds(value: Any) -> Any:
     return parse_duration(value) if isinstance(value, str) else value
-
-
-def _form(value: Any) -> str:
-    """Which form of a key was given: a word, a number, or a list or section."""
-    return "<word>" if isinstance(value, str) else "<number>" if isinstance(value, int | float) else "<parts>"
 
 
 LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
@@ -193,7 +188,7 @@ class GreedySection(StrictModel):
     )
     preload: Annotated[
         Annotated[Literal["all", "none"], Tag("<word>")] | Annotated[tuple[InstanceName, ...], Tag("<parts>")],
-        Discriminator(_form),
+        Discriminator(form),
     ] = Field(
         "none",
         description="instances to load as soon as the server comes up: `all`, `none`, or pairs of segment and width; "
@@ -213,7 +208,7 @@ class ServerSection(StrictModel):
         None, description="a file, or a shipped profile's name; null: the local device is calibrated"
     )
     link: Annotated[
-        Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(_form)
+        Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(form)
     ] = Field(
         "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
     )
@@ -229,7 +224,7 @@ class ClusterSection(StrictModel):
     servers: Annotated[
         Annotated[Literal["auto"], Tag("<word>")]
         | Annotated[tuple[ServerSection, ...], Field(min_length=1), Tag("<parts>")],
-        Discriminator(_form),
+        Discriminator(form),
     ] = Field(description="the servers, or `auto`: one for each device found on this machine")
     greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
 
@@ -258,7 +253,7 @@ class RouterSection(StrictModel):
     max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
     decision_s: Annotated[
         Annotated[Literal["measured"], Tag("<word>")] | Annotated[float, Field(ge=0, le=60), Tag("<number>")],
-        Discriminator(_form),
+        Discriminator(form),
     ] = Field("measured", description="simulated time of one decision; `measured` takes the profile's")
 
     @field_validator("groups")

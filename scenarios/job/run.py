@@ -29,7 +29,7 @@ from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import inputs_hash, read_json, write_json, write_text
 from scenarios.files.named_files import named_files
 from scenarios.files.reading import check_faults, read_profile, relative_paths
-from scenarios.files.router_names import TRAINED_ROUTER, display_name, is_router_file, require_distinct_names
+from scenarios.files.router_names import display_name, is_router_file, needs_training, require_distinct_names
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario, ServerSection
 from scenarios.job.network import blamed_on, evaluate_model, own_code, train_model, training_knobs
@@ -293,7 +293,7 @@ class ScenarioRun:
 
     def _needs_training(self) -> bool:
         validated = self.scenario.validate_.routers if self._can_validate() else ()
-        return TRAINED_ROUTER in (*self.scenario.compare.routers, *validated)
+        return needs_training((*self.scenario.compare.routers, *validated))
 
     def _routers(self) -> tuple[str, ...]:
         return (*self.scenario.compare.routers, *self.scenario.validate_.routers)
@@ -433,7 +433,7 @@ class ScenarioRun:
         return results
 
     def _router_file(self, routers: Sequence[str]) -> list[Path]:
-        return [self.trained] if TRAINED_ROUTER in routers else []
+        return [self.trained] if needs_training(routers) else []
 
     def _keep_records(self, world: World, engine: Simulator) -> None:
         """Whole records, for the report, of the routers that no validation will keep."""

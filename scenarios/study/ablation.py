@@ -19,7 +19,7 @@ from policies.errors import InputError, WorkError
 from policies.tide.knobs import KIND as TIDE
 from scenarios.files.documents import read_json, write_json
 from scenarios.learn.course import MOST_THREADS, Course
-from scenarios.learn.spaces import TuningKnobs
+from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import Tuned, tune_world
 from scenarios.metrics.statistics import estimate
 from scenarios.world.materials import load_world
@@ -56,7 +56,9 @@ def held_out(world: World, found: Tuned, knobs: TuningKnobs) -> list[RunScore]:
     with ThreadPoolExecutor(MOST_THREADS) as workers:
         course = Course(world, knobs, workers)
         seeds = world.scenario.compare.seeds
-        return course.measure([(found.router(), world.run_spec(seed, detail=False, end="cut")) for seed in seeds])
+        return course.measure(
+            [(found.spec.make(world.context), world.run_spec(seed, detail=False, end="cut")) for seed in seeds]
+        )
 
 
 def row_of(world: World, name: str, kind: str, knobs: TuningKnobs, first: dict[str, Any] | None) -> dict[str, Any]:

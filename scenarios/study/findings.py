@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.pareto import Point, hypervolume
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import Estimate, estimate, paired_difference
 from scenarios.show import paper
-from scenarios.study.cases import PLACED, PLAIN, TIDE, TUNED
+from scenarios.study.cases import PLACED, PLAIN, TUNED
 
 EQUAL: Final = 0.05 / 100  # of accuracy: a rival that is less accurate by more is no rival
 MOVING_GAIN_PCT: Final = 10.0  # lower mean latency that is asked for where the load moves

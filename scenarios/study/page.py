@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.signatures import tally, tally_text
@@ -13,7 +14,7 @@ from scenarios.show import numbers
 from scenarios.show.comparison import paper_table
 from scenarios.show.numbers import NONE, PLUS_MINUS, number, places
 from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
-from scenarios.study.cases import FEWEST_SEEDS, GROUPS, LEARNED, OVERLOADED_S, PLACEMENTS, TIDE, TUNED
+from scenarios.study.cases import FEWEST_SEEDS, GROUPS, LEARNED, OVERLOADED_S, PLACEMENTS, TUNED
 from scenarios.study.findings import (
     ENERGY_OVER_PCT,
     EQUAL,

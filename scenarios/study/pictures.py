@@ -9,9 +9,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.pareto import Point, pareto_front
 from scenarios.show.charts import COLORS, canvas
-from scenarios.study.cases import GROUPS, PLACED, TIDE
+from scenarios.study.cases import GROUPS, PLACED
 from scenarios.study.findings import MOVING_GAIN_PCT, STATIONARY_LOSS_PCT, Found, Verdict
 
 GAINS = "Tide against its best rival"

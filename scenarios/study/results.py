@@ -8,10 +8,11 @@ from typing import Final
 
 from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
+from scenarios.files.router_names import made_by
 from scenarios.runs.parallel import core_count
 from scenarios.show import charts
 from scenarios.study import pictures
-from scenarios.study.cases import Case, experiments, made_by, read_case, scenario_files
+from scenarios.study.cases import Case, experiments, read_case, scenario_files
 from scenarios.study.findings import Found, Made, Notes, Row, judge
 from scenarios.study.page import results_page
 from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from policies.errors import InputError, nearest
+from policies.registry import RULES
+from policies.tide.knobs import KIND as TIDE
 from scenarios.job.tuning import Tuning, tune_router, tuned_text
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuned_files import failure_path
-from scenarios.study.cases import ROUTERS, RULES, TIDE, scenario_files, tuned_file
+from scenarios.study.cases import ROUTERS, scenario_files, tuned_file
 from scenarios.terminal.compiling import telling
 
 KINDS = (*RULES, TIDE)

@@ -15,13 +15,10 @@ from policies.chance import derived_seed, stream
 from policies.errors import InputError
 from policies.faults import Fault, Poison, Supervision
 from policies.interfaces import RoutingPolicy
-from policies.names import make_router
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
-from policies.tide.knobs import KIND as TIDE
 from policies.vocabulary import Provenance
 from scenarios.files.reading import check_fault_server
-from scenarios.files.router_names import ROUTER_SUFFIX, RULE_SUFFIX, TRAINED_ROUTER, read_rule
 from scenarios.files.series import read_rates, read_trace
 from scenarios.files.spec import (
     ChaosFault,
@@ -37,6 +34,7 @@ from scenarios.files.spec import (
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
 from scenarios.world.faults import chaos_of, planned, since
+from scenarios.world.routers import make_named
 from sim import workload
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
@@ -292,25 +290,9 @@ class World:
         )
 
     def router(self, name: str, trained: Path | None = None, key: str = "router") -> RoutingPolicy:
-        """A fresh router by name; `ppo` is the file `trained`, and names with a router's or rule's ending are files.
+        """A fresh router by name; `ppo` is the file `trained`; see `scenarios.files.router_names` for the rest.
 
         Raises:
             InputError: unknown, not trained yet, or trained for another cluster.
         """
-        source = self.scenario.name
-        if name.endswith(RULE_SUFFIX):
-            return read_rule(Path(name), source, key).make(self.context, name)
-        if name != TRAINED_ROUTER and not name.endswith(ROUTER_SUFFIX):
-            return make_router(name, self.context, source, key)
-        path = trained if name == TRAINED_ROUTER else Path(name)
-        if path is None or not path.is_file():
-            raise InputError(source, key, f"{name}: no trained router at hand; run `slimsched train` first")
-        from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
-        from policies.ppo.router import PPORouter
-
-        if checkpoint.kind_of(path) == TIDE:
-            from policies.tide.router import TideRouter  # it needs numba
-
-            return TideRouter.load(path, self.context)
-        mode = self.scenario.training.deterministic if name == TRAINED_ROUTER else None  # other files have their own
-        return PPORouter.load(path, self.cluster.router, deterministic=mode, devices=self.device_names)
+        return make_named(name, self.scenario, self.context, self.device_names, trained, key)

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from policies.errors import InputError
 from policies.interfaces import RoutingPolicy
-from policies.names import ROUTER_NAMES, OwnClass, make_router, parse_router_name
+from policies.names import ROUTER_NAMES, OwnRouter, make_router, parse_router_name
 from policies.reward import AccuracyPrior
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.costs import efficient_tuples, outstanding_ns, spread
@@ -399,7 +399,7 @@ def test_unknown_router_is_refused_with_the_nearest_name() -> None:
         ("fixed:a,b", "numbers with commas"),
         ("fixed", "numbers with commas"),
         ("fixed:1,1,1,1@jqs", "did you mean 'jsq'"),
-        ("jsq@sticky", "named after `@` of fixed, ladder, slackfit, infaas"),
+        ("jsq@sticky", "named after `@` of fixed, infaas, ladder, slackfit"),
         ("ladder:8,4", "ascending"),
         ("ladder:8,,4", "numbers with commas"),
         ("", "unknown router"),
@@ -421,8 +421,8 @@ def test_names_can_be_checked_without_a_cluster() -> None:
     """Every documented name parses; a user's class is not imported for it."""
     for name in ALL_NAMES:
         parse_router_name(name)
-    assert parse_router_name("my.routers:Mine") == OwnClass("my.routers", "Mine")
-    assert parse_router_name("fixed:1,0.5@jsq") == FixedRule(placement="jsq", tuple_=(1.0, 0.5))
+    assert parse_router_name("my.routers:Mine") == OwnRouter("my.routers:Mine")
+    assert parse_router_name("fixed:1,0.5@jsq") == FixedRule(placement="jsq", tuple=(1.0, 0.5))
 
 
 class _First:

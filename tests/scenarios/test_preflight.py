@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from hw.accuracy import Evaluation, load_accuracy
 from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
 from policies.interfaces import GROUPS
+from policies.ppo import checkpoint
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
+from policies.tide import knobs
 from scenarios.cli import main
 from scenarios.executors import preflight
 from scenarios.executors.devices import device_spec
@@ -163,6 +166,50 @@ def test_a_router_of_another_cluster(
     assert wanted in err
     assert "train a router for this cluster" in err
     assert begun == []
+
+
+def test_a_tuned_tide_is_a_router_file_too(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`slimsched run` begins with one of its network; a damaged one, or another network's, is told before the work."""
+
+    def note(*_: object, **__: object) -> None:
+        begun.append("work")
+        raise KeyboardInterrupt
+
+    for stage in ("train_model", "calibrate_device"):
+        monkeypatch.setattr(run, stage, note)
+    text = calibrated_here(SCENARIO).replace("[random]", "[random, tide.safetensors]")
+    monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
+    path = tide_file(tmp_path / "tide.safetensors")
+    assert validate(tmp_path, verb="run") == 130
+    assert begun == ["work"]
+    begun.clear()
+    tensors, header = checkpoint.read(path)
+    for changed, wanted in (
+        ({**header, "segments": "3"}, "another version of Tide"),
+        ({key: value for key, value in header.items() if key != "names"}, "not a router of this version, or damaged"),
+        ({**header, "kind": "tdie"}, "found 'tdie': this version has no such router"),
+    ):
+        checkpoint.write(path, tensors, changed)
+        capsys.readouterr()
+        assert validate(tmp_path, verb="run") == 2
+        assert wanted in capsys.readouterr().err
+    tide_file(path, widths=(0.5, 1.0))
+    assert validate(tmp_path, verb="run") == 2
+    assert "trained for 4 segments at widths [0.5, 1.0]" in capsys.readouterr().err
+    path.write_bytes(path.read_bytes()[:-9])
+    assert validate(tmp_path, verb="run") == 2
+    assert "damaged" in capsys.readouterr().err
+    assert begun == []
+
+
+def tide_file(path: Path, widths: tuple[float, ...] = WIDTHS) -> Path:
+    """Tide's first numbers, as `slimsched tune` stores them."""
+    names = [knob.name for knob in knobs.knobs(4, len(widths))]
+    header = {"kind": "tide", "names": json.dumps(names), "widths": json.dumps(widths), "segments": "4"}
+    checkpoint.write(path, {"tide.values": knobs.start(4, len(widths))}, header)
+    return path
 
 
 def calibrated_here(text: str) -> str:

@@ -97,12 +97,14 @@ def test_every_axis_names_its_unit(folder: RunFolder) -> None:
     """Whatever a chart has along an axis is a word and a unit, or a count; of a profile's charts, along all panels."""
     blocks = [block for blocks in report(gather(folder)).sections.values() for block in blocks]
     grids = [block.charts if isinstance(block, Grid) else [block] for block in blocks]
-    labels = {label for charts in grids for chart in charts if isinstance(chart, Chart) for label in axis_labels(chart.svg)}
+    labels = {
+        label for charts in grids for chart in charts if isinstance(chart, Chart) for label in axis_labels(chart.svg)
+    }
     assert labels >= {"time, s", "accuracy, %", "mean latency, ms", "energy per image, J/image", "power, W"}
     profile = worlds.profile()
     loaded = under_load(profile)
-    for drawn in (utilization_by_batch(profile), latency_by_utilization(profile, loaded)):
-        labels |= {drawn.get_supxlabel(), drawn.get_supylabel()}
+    for figure in (utilization_by_batch(profile), latency_by_utilization(profile, loaded)):
+        labels |= {figure.get_supxlabel(), figure.get_supylabel()}
     assert labels >= {"batch size", "utilization of the device, %", "mean latency of a batch, ms"}
     counts = {"batch size", "decisions", "reward", "entropy"}
     assert [label for label in labels - counts if not re.search(r", (ms|s|%|W|J/image)( \(|$)", label)] == []

@@ -41,7 +41,10 @@ def write_case(folder: Path, name: str = "main-tiny") -> Path:
     path = folder / f"{name}.yaml"
     path.write_text("# A tiny\n# load.\n" + yaml.safe_dump(document))
     place = folder / "data" / "routers" / name
-    write_rule(place / "ladder.rule.yaml", replace(RULE, made_by={"command": "slimsched tune x", "decisions": 1234}))
+    write_rule(
+        place / "ladder.rule.yaml",
+        RULE.model_copy(update={"made_by": {"command": "slimsched tune x", "decisions": 1234}}),
+    )
     tide = TideRouter(knobs.start(SEGMENTS, len(WIDTHS)), load_world(path).context)
     tide.save(place / "tide.safetensors", {"command": "tuned so", "wall_s": 61})
     return path
@@ -209,11 +212,11 @@ def test_an_entry_that_is_no_module_is_an_error() -> None:
 def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     """Each but its own, which is the tuned rule itself."""
     path = write_case(tmp_path)
-    write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", FixedRule(tuple_=(0.5, 1.0)))
+    write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", FixedRule(tuple=(0.5, 1.0)))
     named = {contender.label: contender.router for contender in read_case(path).contenders}
     assert named["jiq"] == "fixed:0.5,1@jiq"
     assert set(PLACEMENTS) - set(named) == {"sticky"}
-    overloaded = FixedRule(tuple_=(0.5, 1.0), made_by={"latency_mean_s": 0.2})
+    overloaded = FixedRule(tuple=(0.5, 1.0), made_by={"latency_mean_s": 0.2})
     write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", overloaded)
     assert "jiq" not in {contender.label for contender in read_case(path).contenders}, "`sticky` could not carry that"
 
