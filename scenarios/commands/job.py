@@ -19,7 +19,9 @@ from scenarios.commands.shared import (
 from scenarios.files.router_names import TRAINED_ROUTER
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import LOG_FILE, read_cores, read_log
-from scenarios.show.words import format_comparison, format_score, format_validation
+from scenarios.show.comparison import format_comparison
+from scenarios.show.result import format_score
+from scenarios.show.validation import format_validation
 from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from policies.errors import InputError
 from scenarios.commands.shared import job_in, opened, require_unique
 from scenarios.executors.devices import chosen_devices
 from scenarios.files.spec import Scenario
-from scenarios.show.words import table
+from scenarios.show.table import Table, columns, to_text
 from scenarios.terminal.output import Output
 from scenarios.world.materials import ACCURACY_FILE, read_accuracy
 
@@ -30,7 +30,8 @@ def model_train(arguments: Namespace) -> int:
     path = job.model.path
     uniform = {w: v for w, v in read_accuracy(scenario, folder).prior.top1.items() if len(set(w)) == 1}
     rows = [[f"{widths[0]:g}", f"{100 * value:.2f}"] for widths, value in uniform.items()]
-    text = f"{table(['uniform width', 'top-1 %'], rows)}\nmodel: {path}\naccuracy: {folder / ACCURACY_FILE}"
+    notes = [f"model: {path}", f"accuracy: {folder / ACCURACY_FILE}"]
+    text = to_text([Table(columns("uniform width", "top-1 %"), rows, notes=notes)])
     document = [{"widths": list(widths), "top1": value} for widths, value in uniform.items()]
     return output.result(text, {"model": str(path), "accuracy": str(folder / ACCURACY_FILE), "uniform": document})
 
@@ -55,7 +56,7 @@ def model_evaluate(arguments: Namespace) -> int:
     top1 = read_accuracy(scenario, folder).prior.top1
     rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
     document = [{"widths": list(widths), "top1": value} for widths, value in top1.items()]
-    text = f"{table(['widths', 'top-1 %'], rows)}\naccuracy: {folder / ACCURACY_FILE}"
+    text = to_text([Table(columns("widths", "top-1 %"), rows, notes=[f"accuracy: {folder / ACCURACY_FILE}"])])
     return output.result(text, {"schema": "slimsched.top1/1", "tuples": document})
 
 

@@ -20,7 +20,8 @@ from scenarios.commands.shared import (
 from scenarios.files.router_names import check_router
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import write_run
-from scenarios.show.words import format_result, number
+from scenarios.show.numbers import number
+from scenarios.show.result import format_result
 from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ def compare(arguments: Namespace) -> int:
             bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
         )
     if arguments.picture is not None:
-        from scenarios.show.trade_offs import save_trade_offs
+        from scenarios.show import charts
 
-        save_trade_offs(comparison, arguments.picture)
+        charts.save(charts.trade_off_chart(comparison), arguments.picture)
     return output.result(format_all(comparison), comparison)
 
 

@@ -22,8 +22,8 @@ from scenarios.executors.devices import device_of
 from scenarios.executors.pace import Changes, observed_paces
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
-from scenarios.metrics.result import Result
-from scenarios.metrics.summary import summarise
+from scenarios.metrics.result import Result, RunLabel, Window, summarise
+from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.world import World
 
@@ -117,8 +117,8 @@ def run_on_hardware(
     rng = stream(seed, f"router:{wanted.router}")
     spec = world.cluster
     record = cluster.run(run, spec.router, spec.weights, spec.prior, wanted.policy, rng, on_progress)
-    result = summarise(
-        record,
+    wall_s = (time.monotonic_ns() - began_ns) / 1e9
+    label = RunLabel(
         scenario=scenario.name,
         router=wanted.router,
         seed=seed,
@@ -126,14 +126,10 @@ def run_on_hardware(
         engine="torch",
         provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
         accuracy_provenance=MEASURED,
-        warmup_s=wanted.warmup_s,
-        horizon_s=wanted.duration_s,
-        deadline_s=scenario.deadline_s,
-        wall_s=(time.monotonic_ns() - began_ns) / 1e9,
-        prior=world.accuracy.prior,
-        context=world.signature_context,
     )
-    return result, record
+    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s)
+    result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
+    return diagnosed(result, world.signature_context), record
 
 
 def validate_runs(

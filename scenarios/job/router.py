@@ -10,7 +10,7 @@ from scenarios.files.documents import read_json, write_json
 from scenarios.job.job import Job
 from scenarios.learn.train import require_compiled, score_router, train_world
 from scenarios.metrics.result import Score, Simulator
-from scenarios.show.words import format_score
+from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
