@@ -304,7 +304,10 @@ class Profile(StrictModel):
     @classmethod
     def from_yaml(cls, text: str, source: str) -> Profile:
         """Read a profile; raises `InputError` naming `source` and the key where it is not one."""
-        return _read(text, source)
+        try:
+            return _read(text)
+        except InputError as error:
+            raise InputError(source, error.key, error.problem) from None
 
     def to_yaml(self) -> str:
         """The text that `from_yaml` reads back as this profile."""
@@ -312,11 +315,11 @@ class Profile(StrictModel):
 
 
 @lru_cache(maxsize=64)
-def _read(text: str, source: str) -> Profile:
+def _read(text: str) -> Profile:
     """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
-    profile = strict.parse(Profile, text, source)
+    profile = strict.parse(Profile, text, "")
     if profile.provenance != Provenance.DATASHEET and not profile.errors:
-        raise InputError(source, "errors", "a profile that was not derived from a datasheet must state its errors")
+        raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
     return profile
 
 
