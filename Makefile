@@ -17,13 +17,16 @@ install: $(BIN)/.installed
 quickstart: install  ## the whole main job on the hardware that is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 
-test: install  ## every test that this machine can run, but the mutants of `make parity`
-	$(BIN)/python -m pytest -m "not mutants"
+JOBS ?= 2
+BESIDE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+
+test: install  ## every test that this machine can run, but the mutants of `make parity`; JOBS processes, see tests/conftest.py
+	$(BIN)/python -m pytest $(BESIDE) -m "not mutants and not release"
 
 SEEDS ?= 0:10000
 
-parity: install  ## every rule broken on purpose; then both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
-	$(BIN)/python -m pytest -m mutants
+parity: install  ## every rule broken on purpose, what only a release needs (docs/tests.md); then both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
+	$(BIN)/python -m pytest -m "mutants or release"
 	$(BIN)/python -m tests.parity --seeds $(SEEDS)
 
 lint: install  ## style, types, and the layers of docs/architecture.md
@@ -33,13 +36,13 @@ lint: install  ## style, types, and the layers of docs/architecture.md
 	$(BIN)/lint-imports
 
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
-	$(BIN)/slimsched profile synth --all --out scenarios/profiles
+	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
 
 results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted
-	$(BIN)/python -m scenarios.results
+	$(BIN)/python -m scenarios.study results
 
 routers: install  ## tunes the routers that results need and that have no file yet; FORCE=1 all of them again (hours)
-	$(BIN)/python -m scenarios.routers $(if $(FORCE),--force)
+	$(BIN)/python -m scenarios.study tune $(if $(FORCE),--force)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.files import atomic_path
 from policies.errors import InputError, nearest
+from policies.files import atomic_path
 
 SCHEMA: Final = "slimsched.accuracy/2"
 KEYS: Final = ("schema", "provenance", "model", "dataset", "images", "tuples", "top1", "correct")
@@ -152,7 +152,7 @@ class _Document:
         """The error to raise, with the remedy."""
         remedy = "delete the file and write it anew with `slimsched model evaluate`"
         if self.fields.get("provenance") == PAPER:
-            remedy = "correct the file, or write the paper's with `python -m scenarios.paper_table`"
+            remedy = "correct the file, or write the paper's with `python -m scenarios.study.paper_table`"
         return InputError(self.source, key, f"{problem}; {remedy}")
 
     def table(self) -> AccuracyTable:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import gymnasium
 
 if TYPE_CHECKING:
-    from scenarios.compose import World
-    from scenarios.result import Simulator
+    from scenarios.metrics.result import Simulator
+    from scenarios.world.world import World
     from sim.cluster import RunSpec
     from sim.compiled.env import SlimClusterVectorEnv
     from sim.env import Run, SlimClusterEnv
@@ -31,7 +31,7 @@ def make_env(scenario: str | Path, duration_s: float | None = None, engine: Simu
         InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
             compiled engine can't do.
     """
-    from scenarios.materials import load_world
+    from scenarios.world.materials import load_world
 
     return world_env(load_world(Path(scenario)), duration_s, engine)
 
@@ -56,7 +56,7 @@ def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float |
     Raises:
         InputError: the scenario needs something measured first, or something that the compiled engine can't do.
     """
-    from scenarios.materials import load_world
+    from scenarios.world.materials import load_world
     from sim.compiled.env import SlimClusterVectorEnv
 
     world = load_world(Path(scenario))
@@ -64,8 +64,10 @@ def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float |
 
 
 def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:
+    from scenarios.world.workloads import Excerpt
+
     horizon_s = duration_s or world.scenario.training.horizon_s
-    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", tuning=True)
+    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", excerpt=Excerpt())
 
 
 if ID not in gymnasium.registry:

@@ -5,7 +5,7 @@
     server = argmin of expected end: outstanding work, own batch, transfer, each learned to be weighed
     group = the smallest that holds a learned share of the candidates
 
-About thirty numbers are learned, by direct search on whole runs (`policies.search`): what a decision costs those that
-come later is in a run's figures, and in no single reward. Costs and accuracies come from profiles and the accuracy
+About thirty numbers are learned, by direct search on whole runs (`scenarios.learn.search`): what a decision costs those
+that come later is in a run's figures, and in no single reward. Costs and accuracies come from profiles and the accuracy
 table, so the numbers mean the same on any cluster of the same network.
 """

@@ -15,7 +15,6 @@ from policies.compiled.decide import choose_once
 from policies.compiled.layout import NONE, TIDE, Knobs, Memory, Plan, Remembered
 from policies.compiled.plan import PlanRow, cost_tables
 from policies.compiled.sheet import SheetWriter
-from policies.errors import InputError
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
@@ -114,7 +113,7 @@ class TideRouter:
     # ------------------------------------------------------------------------------------------------------- files
 
     def save(self, path: Path, made_by: Mapping[str, Any]) -> None:
-        """Write it, atomically; `made_by` says how it came about."""
+        """Write it, atomically, for `TideSpec.read`; `made_by` says how it came about."""
         config = self.context.config
         names = [knob.name for knob in knobs(config.segments, len(config.widths))]
         header = {
@@ -125,29 +124,6 @@ class TideRouter:
             "made_by": json.dumps(dict(made_by)),
         }
         checkpoint.write(path, {"tide.values": self.values}, header)
-
-    @classmethod
-    def load(cls, path: Path, context: RouterContext) -> TideRouter:
-        """Read one for a cluster; raises `InputError` where it was made for another network, or is damaged."""
-        tensors, header = checkpoint.read(path)
-        config = context.config
-        try:
-            found = (int(header["segments"]), tuple(json.loads(header["widths"])), json.loads(header["names"]))
-            values = tensors["tide.values"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
-        if found[:2] != (config.segments, config.widths):
-            problem = f"trained for {found[0]} segments at widths {list(found[1])}"
-            here = f"the scenario has {config.segments} at {list(config.widths)}"
-            raise InputError(str(path), "", f"{problem}; {here}. Train one for this network: slimsched tune")
-        names = [knob.name for knob in knobs(config.segments, len(config.widths))]
-        if found[2] != names:
-            differ = ", ".join(sorted(set(found[2]) ^ set(names))) or "their order"
-            problem = f"made by another version of Tide, whose knobs differ ({differ})"
-            raise InputError(str(path), "", f"{problem}. Tune it anew: slimsched tune")
-        if values.shape != (len(names),):
-            raise InputError(str(path), "tide.values", f"has the shape {values.shape}, not {(len(names),)}: damaged")
-        return cls(values, context)
 
 
 def worth_of_steps(context: RouterContext) -> Reals:

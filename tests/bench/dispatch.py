@@ -24,7 +24,7 @@ from hw.networks import ModelFile
 from hw.telemetry import usable_cores
 from hw.worker import Worker, WorkerSpec
 
-MODEL = Path("scenarios/models/slimresnet-tiny.safetensors")
+MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")
 BATCH, SEGMENT, WIDTH = 16, 2, 1.0
 COUNT, WARMUP, PAUSE_S = 2000, 100, 1e-3
 

@@ -26,7 +26,7 @@ from policies.ppo.spec import PolicySpec  # noqa: E402
 from policies.reward import RewardWeights  # noqa: E402
 from policies.rules.context import RouterContext  # noqa: E402
 from policies.rules.costs import tuple_cost_s  # noqa: E402
-from scenarios.compose import estimated_capacity_img_s  # noqa: E402
+from scenarios.world.build import estimated_capacity_img_s  # noqa: E402
 from sim import workload  # noqa: E402
 from sim.cluster import ClusterSpec, RunSpec  # noqa: E402
 from sim.compiled.rollout import Rollouts  # noqa: E402

@@ -14,7 +14,7 @@ from hw.networks import ModelFile, Network, load_tensors, model_hash, save_model
 from hw.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from hw.slimresnet import PRESETS, SlimResNet
 from policies.errors import InputError
-from scenarios.spec import NETWORKS
+from scenarios.files.spec import NETWORKS
 from tests.hw.worlds import TINY, TINY_NETWORK, tiny_model
 
 

@@ -40,6 +40,8 @@ from tests.hw.fake_nvml import (
     seen_over,
 )
 
+pytestmark = pytest.mark.workers
+
 
 def sensor_of(board: FakeBoard, missing: tuple[str, ...] = (), unnamed: tuple[str, ...] = ()) -> NvmlSensor:
     return NvmlSensor(FakeNvml(board, missing=missing, unnamed=unnamed), Handle(board), board.now_ns)

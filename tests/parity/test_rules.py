@@ -19,7 +19,7 @@ from policies.chance import stream
 from policies.errors import WorkError
 from policies.faults import Crash, Slowness
 from policies.interfaces import RoutingPolicy
-from policies.names import make_router
+from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
@@ -28,7 +28,7 @@ from policies.rules.infaas import make_variants
 from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit
-from policies.rules.specs import FixedRule, InfaasRule, LadderRule, SlackFitRule, rule_from_dict
+from policies.rules.specs import FixedRule, InfaasRule, LadderRule, SlackFitRule
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from sim.accuracy import MatrixCorrectness
@@ -78,7 +78,7 @@ def named(name: str) -> MakeRouter:
 
 
 def fixed(placement: str) -> MakeRouter:
-    return lambda scenario, context: FixedRule(placement=placement, tuple_=narrow(context)).make(context)
+    return lambda scenario, context: FixedRule(placement=placement, tuple=narrow(context)).make(context)
 
 
 def ladder(placement: str) -> MakeRouter:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from policies.chance import stream
-from policies.search import CrossEntropy, FloorMultiplier, SearchKnobs, level
+from scenarios.learn.search import CrossEntropy, FloorMultiplier, SearchKnobs, level
 
 
 def searched(spread: np.ndarray, cost, generations: int = 60) -> CrossEntropy:  # type: ignore[no-untyped-def]

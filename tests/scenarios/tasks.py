@@ -6,7 +6,7 @@ import os
 import signal
 
 from policies.errors import InputError
-from scenarios.parallel import ONE_THREAD
+from scenarios.runs.parallel import ONE_THREAD
 
 
 def answer(common: int, task: str) -> tuple[int, str, dict[str, str | None]]:

@@ -11,7 +11,14 @@ import pytest
 from calibrate.plan import USABLE_SHARE, Extras, Plan, make_plan
 from calibrate.session import SELF_TEST_S, START_S, idle_look_s
 from policies.errors import InputError
-from scenarios.announce import SENSIBLE_STEP_S, announcement, finished_steps, read_logged, require_budget, span
+from scenarios.executors.announce import (
+    SENSIBLE_STEP_S,
+    announcement,
+    finished_steps,
+    read_logged,
+    require_budget,
+    span,
+)
 from tests.calibrate.fake import all_keys
 
 

@@ -15,8 +15,10 @@ import torch
 
 from hw.networks import save_model
 from hw.slimresnet import SlimResNet, SlimResNetConfig
-from scenarios.announce import finished_steps
 from scenarios.cli import main
+from scenarios.executors.announce import finished_steps
+
+pytestmark = pytest.mark.workers
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "flags, wanted",
     [
-        (["--out", "in_the_way/profiles"], ["--out", "in_the_way/profiles", "can't be written to", "another folder"]),
-        (["--out", "in_the_way"], ["--out", "in_the_way", "can't be written to"]),
-        (["--out", "taken"], ["--out", "cpu0.yaml", "this is a folder"]),
+        (
+            ["--out", "in_the_way/profiles"],
+            ["--out", "in_the_way/profiles", "in_the_way is no folder"],
+        ),
+        (["--out", "in_the_way"], ["--out", "in_the_way", "this is a file", "name a folder"]),
+        (["--out", "taken"], ["taken/cpu0.yaml", "this is a folder"]),
         (["--device", "cuda:99"], ["--device", "'cuda:99'", "allowed are"]),
         (["--model", "in_the_way"], ["in_the_way", "cannot be read as safetensors"]),
         (["--budget", "0"], ["calibrate cpu:0", "budget", "must be more than 0 s"]),
@@ -68,6 +73,7 @@ def calibration(model: Path, folder: Path, budget: str) -> subprocess.Popen[str]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("usual_interrupts")
 def test_interrupted_it_goes_on_from_the_log(model: Path, tmp_path: Path) -> None:
     """It announces itself first; Ctrl-C ends it with 130; the same command announces what is done, and keeps it."""
     begun = calibration(model, tmp_path, "40s")
@@ -89,7 +95,7 @@ def test_interrupted_it_goes_on_from_the_log(model: Path, tmp_path: Path) -> Non
     kept = log.read_text().splitlines()
     assert all(json.loads(line) for line in kept)
 
-    again = calibration(model, tmp_path, "30s")  # a slow machine would call less too little
+    again = calibration(model, tmp_path, "12s")  # a machine many times slower would call less too little
     out, told = again.communicate(timeout=180)
     assert again.returncode == 0, told
     assert "steps are done already" in told

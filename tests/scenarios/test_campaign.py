@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-import scenarios.run as run_module
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
-from scenarios.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
-from scenarios.compare import run_simulation
-from scenarios.compose import World
-from scenarios.fidelity import Validation, ValidationRun, validate_results
-from scenarios.materials import load_world
-from scenarios.result import Mode
-from scenarios.run import keep_runs, validate_world
-from scenarios.spec import ValidateSection
-from scenarios.store import RunFolder, read_json, read_runs
+from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
+from scenarios.files.documents import read_json
+from scenarios.files.spec import ValidateSection
+from scenarios.job import validation
+from scenarios.job.validation import keep_runs, validate_world
+from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
+from scenarios.metrics.result import Mode
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import read_runs
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
@@ -287,19 +289,19 @@ def test_an_interrupted_validation_keeps_each_run(
                 raise KeyboardInterrupt
             yield each
 
-    monkeypatch.setattr(run_module, "load_dataset", lambda name: None)
+    monkeypatch.setattr(validation, "load_dataset", lambda name: None)
 
     def validate() -> Validation:
         model = ModelFile(tmp_path / "none", None)
         return validate_world(world, folder, model, wanted, ROUTERS, trained=None, partial=partial, quiet=True)
 
-    monkeypatch.setattr(run_module, "validate_runs", until_third)
+    monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):
         validate()
     assert [run["router"] for run in read_json(partial)] == ["random", "jsq", "random"]
     assert len(read_runs(folder)) == 6
     asked.clear()
-    monkeypatch.setattr(run_module, "validate_runs", runs)
+    monkeypatch.setattr(validation, "validate_runs", runs)
     document = validate()
     assert [(job.kind, job.router) for job in asked] == [("pair", "jsq")]
     assert [pair["router"] for pair in document["pairs"]] == ["random", "jsq"]

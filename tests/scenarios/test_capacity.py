@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from policies.errors import InputError
-from scenarios import capacity as room
-from scenarios.capacity import capacity
 from scenarios.cli import main
-from scenarios.compose import World
-from scenarios.fluid import FluidModel
-from scenarios.materials import load_world
+from scenarios.runs import capacity as room
+from scenarios.runs.bound import FluidModel
+from scenarios.runs.capacity import capacity
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
 
 POISSON = "{kind: poisson, rate_img_s: 200}"

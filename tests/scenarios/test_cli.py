@@ -16,12 +16,14 @@ import torch
 
 from calibrate import slimming
 from policies.errors import WorkError
-from scenarios import commands
-from scenarios.cli import main
-from scenarios.compare import run_simulation
-from scenarios.loading import load_scenario
-from scenarios.materials import make_world
-from scenarios.store import RunFolder, write_cores, write_run, write_text
+from scenarios.cli import COMMANDS, handler_of, main
+from scenarios.commands import profile as profile_commands
+from scenarios.files.documents import write_text
+from scenarios.files.reading import load_scenario
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import write_cores, write_run
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.materials import make_world
 from sim.profile import Profile
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
@@ -35,16 +37,13 @@ def test_help_is_fast_to_import() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_command_has_its_function() -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_function(command: str) -> None:
     """Each command and action of the parser has a handler and a help text."""
     with pytest.raises(SystemExit) as stop:
-        main(["--help"])
+        main([*command.split(), "--help"])
     assert stop.value.code == 0
-    for command in ("run", "profile show", "model evaluate", "compare", "replay"):
-        with pytest.raises(SystemExit) as stop:
-            main([*command.split(), "--help"])
-        assert stop.value.code == 0
-        assert callable(getattr(commands, command.replace(" ", "_")))
+    assert callable(handler_of(command))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_every_command_has_its_function() -> None:
         (["profile", "sho"], ["'sho'", "did you mean 'show'"]),
         (["simulate", "x.yaml", "--sed", "3"], ["'--sed'", "did you mean '--seed'"]),
         (["simulate", "x.yaml", "--see", "3"], ["'--see'", "did you mean '--seed'"]),
-        (["simulate", "x.yaml", "--seed", "-1"], ["--seed", "'-1'", "from 0"]),
+        (["simulate", "x.yaml", "--seed", "-1"], ["--seed", "'-1'", "at least 0"]),
         (["simulate", "x.yaml", "--seed", "x"], ["--seed", "'x'", "whole number"]),
         (["simulate", "x.yaml", "--engine", "simpi"], ["--engine", "'simpi'", "did you mean 'simpy'"]),
         (["train", "x.yaml", "--engine", "torch"], ["--engine", "'torch'", "known: compiled, simpy"]),
@@ -68,7 +67,7 @@ def test_every_command_has_its_function() -> None:
         (["profile", "show", "no.yaml"], ["no.yaml", "no such file"]),
         (["profile", "synth", "rtx-2080"], ["rtx-2080", "did you mean 'rtx-2080-ti'"]),
         (["model", "bench", "digit"], ["NETWORK", "did you mean 'digits'"]),
-        (["model", "bench", "digits", "--batch", "0"], ["--batch", "'0'", "from 1"]),
+        (["model", "bench", "digits", "--batch", "0"], ["--batch", "'0'", "at least 1"]),
         (["model", "bench", "digits", "--batch", "99999999"], ["batch", "99999999", "from 1 to"]),
         (["model", "bench", "digits", "--batch", "4", "--batch", "4"], ["--batch", "4 is given twice"]),
         (["model", "bench", "digits", "--device", "cuda:99"], ["--device", "'cuda:99'", "cpu:0"]),
@@ -211,7 +210,7 @@ def test_other_failures_have_their_codes(
     def fail(_: object) -> int:
         raise error
 
-    monkeypatch.setattr(commands, "devices", fail)
+    monkeypatch.setattr(profile_commands, "devices", fail)
     assert main(["devices"]) == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -18,8 +18,8 @@ from policies.chance import stream
 from policies.records import NOT_PASSED, STAGES, STATUSES, RequestColumns, RequestRecord, RunRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S
-from scenarios.compare import run_simulation, simulate_figures, simulate_world
-from scenarios.result import Simulator
+from scenarios.metrics.result import Simulator
+from scenarios.runs.simulate import run_simulation, simulate_figures, simulate_world
 from sim.compiled.simulation import CompiledSimulation
 from tests.scenarios.folders import simulated, summary
 from tests.scenarios.test_engines import WORLDS, world_of
@@ -33,7 +33,7 @@ def latency_of_s(request: RequestRecord) -> float:
 
 
 def plain_figures(record: RunRecord, warmup_s: float, horizon_s: float, deadline_s: float | None) -> dict[str, Any]:
-    """What rests on requests, request by request and in Python's own arithmetic, as `docs/figures.md` defines it."""
+    """What rests on requests, request by request and in Python's own arithmetic, as `docs/metrics.md` defines it."""
     start_ns, end_ns = round(warmup_s * NS_PER_S), round(horizon_s * NS_PER_S)
     counted = [request for request in record.requests if start_ns <= request.arrived_ns <= end_ns]
     done = [request for request in counted if request.status == "completed"]

@@ -18,14 +18,14 @@ from policies.jit import Ints, entry
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from scenarios.capacity import capacity
 from scenarios.cli import main
-from scenarios.compare import run_simulation
-from scenarios.compiling import compiling_text, telling
-from scenarios.compose import World
+from scenarios.files.reading import load_scenario
 from scenarios.gym import ID
-from scenarios.loading import load_scenario
-from scenarios.materials import make_world
+from scenarios.runs.capacity import capacity
+from scenarios.runs.simulate import run_simulation
+from scenarios.terminal.compiling import compiling_text, telling
+from scenarios.world.materials import make_world
+from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
 from tests.scenarios.files import write_scenario
 

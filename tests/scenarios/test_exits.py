@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError, WorkError
-from scenarios import cli, commands
-from scenarios.exits import exit_code
-from scenarios.results.__main__ import main as results
+from scenarios import cli
+from scenarios.study.__main__ import main as study
+from scenarios.terminal.exits import exit_code
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_only_who_resumes_says_so(
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, command[0], interrupted)
+    monkeypatch.setattr(cli, "handler_of", lambda _: interrupted)
     assert cli.main(command) == 130
     assert said in capsys.readouterr().err
 
@@ -65,5 +65,5 @@ def test_results_refuse_what_they_cant_write(
     """Before anything runs."""
     path = tmp_path / "there"
     path.write_text("a file") if flag == "--out" else path.mkdir()
-    assert results([flag, str(path)]) == 2
-    assert f"results: {flag}: {path}: {said}" in capsys.readouterr().err
+    assert study(["results", flag, str(path)]) == 2
+    assert f"results: argument {flag}: {path}: {said}" in capsys.readouterr().err

@@ -12,11 +12,12 @@ import pytest
 from policies import strict
 from policies.errors import InputError, WorkError
 from scenarios.cli import main
-from scenarios.compare import simulate_figures
-from scenarios.compose import Accuracy, World, build_world
-from scenarios.fluid import FluidModel, bound, oracle_accuracy, overload_of, window_rates_img_s
-from scenarios.materials import load_world
-from scenarios.spec import PoissonWorkload, Scenario
+from scenarios.files.spec import PoissonWorkload, Scenario
+from scenarios.runs.bound import FluidModel, bound, oracle_accuracy, overload_of, window_rates_img_s
+from scenarios.runs.simulate import simulate_figures
+from scenarios.world.build import build_world
+from scenarios.world.materials import load_world
+from scenarios.world.world import Accuracy, World
 from sim.profile import Profile
 from tests import worlds
 from tests.scenarios.files import write_scenario

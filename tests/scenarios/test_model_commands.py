@@ -11,7 +11,7 @@ import pytest
 from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
 from hw.networks import Network, save_model
 from scenarios.cli import main
-from scenarios.paper_table import paper_table
+from scenarios.study.paper_table import paper_table
 
 SCENARIO = """
 schema: slimsched.scenario/1

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from policies.records import BatchRecord, RunRecord, ServerTotals
-from scenarios.campaign import Campaign
-from scenarios.compose import World
-from scenarios.pace import mean_pace, observed_paces
-from scenarios.serving import overheads_of
+from scenarios.executors.campaign import Campaign
+from scenarios.executors.pace import mean_pace, observed_paces
+from scenarios.executors.serving import overheads_of
+from scenarios.world.world import World
 from sim.tables import DeviceTables, compile_tables
 from tests import worlds
 from tests.scenarios.test_campaign import plan, side, world  # noqa: F401 - a fixture

@@ -5,17 +5,22 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from policies.errors import InputError, WorkError
-from scenarios.compare import compare_world, default_jobs, simulate_all
-from scenarios.parallel import ONE_THREAD, each
+from scenarios.metrics.comparison import compare_results
+from scenarios.runs.parallel import ONE_THREAD, each
+from scenarios.runs.simulate import default_jobs, simulate_all
 from sim.compiled.errors import UnsupportedScenario
 from tests.scenarios.tasks import answer
 from tests.scenarios.test_engines import WORLDS, world_of
+
+pytestmark = pytest.mark.workers
 
 
 def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
@@ -31,8 +36,7 @@ def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
     assert [result["wall_s"] for result in beside][1:] != [result["wall_s"] for result in alone][1:]  # made anew
     assert told[0] == ("random", 3)
     assert sorted(told) == [("jsq", 1), ("jsq", 3), ("random", 1), ("random", 3)]
-    compared = compare_world(world, ["random", "jsq"], [3, 1], finished=alone)
-    assert compared == compare_world(world, ["random", "jsq"], [3, 1], finished=beside)
+    assert compare_results(alone) == compare_results(beside)
 
 
 def test_tasks_have_what_is_common_and_one_thread() -> None:
@@ -63,6 +67,20 @@ def test_errors_come_through() -> None:
     assert ours() == []
 
 
+def test_the_death_of_the_last_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's pool may begin to wait before its newest process is there to be watched."""
+    start = ProcessPoolExecutor._adjust_process_count
+
+    def late(pool: ProcessPoolExecutor) -> None:
+        threading.Event().wait(0.3)
+        start(pool)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "_adjust_process_count", late)
+    with pytest.raises(WorkError, match="fewer --jobs"):
+        list(each(answer, 0, ["endless", "killed"], 2))
+    assert ours() == []
+
+
 def test_an_interruption_ends_what_runs() -> None:
     """Whoever stops listening does not wait for the rest."""
     with closing(each(answer, 0, ["a", "endless", "endless"], 2)) as made:
@@ -73,6 +91,6 @@ def test_an_interruption_ends_what_runs() -> None:
 def test_little_work_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting processes takes seconds: for fewer images than a process does in that time there is one."""
     world = world_of(tmp_path)  # 200 images/s, for a second
-    monkeypatch.setattr("scenarios.compare.core_count", lambda: 3)
+    monkeypatch.setattr("scenarios.runs.simulate.core_count", lambda: 3)
     assert default_jobs(world, 10, 0, "simpy") == default_jobs(world, 1000, 0, "compiled") == 1
     assert default_jobs(world, 1000, 0, "simpy") == default_jobs(world, 10_000, 0, "compiled") == 3

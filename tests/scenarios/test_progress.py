@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from scenarios import progress
-from scenarios.progress import Progress
+from scenarios.terminal import progress
+from scenarios.terminal.progress import Progress
 
 
 class Terminal(io.StringIO):

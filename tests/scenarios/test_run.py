@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-import scenarios.run as run_module
 from hw.accuracy import load_accuracy
 from policies.records import BatchRecord, BlockRecord, RunRecord, ServerTotals
 from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
 from scenarios.cli import main
-from scenarios.loading import load_scenario
-from scenarios.run import ScenarioRun
-from scenarios.serving import WARMUP_S, overheads_of, with_overheads
-from scenarios.store import read_json
+from scenarios.executors.serving import WARMUP_S, overheads_of, with_overheads
+from scenarios.files.documents import read_json
+from scenarios.files.reading import load_scenario
+from scenarios.job import network, profiles, router, validation
+from scenarios.job.job import Job
+from scenarios.job.run import Outcome, carry_out
 from sim.tables import compile_tables
 from tests import worlds
+
+pytestmark = pytest.mark.workers
 
 SCENARIO = """
 schema: slimsched.scenario/1
 name: small
-model: {network: digits, dataset: digits, training: {epochs: 1}}
+model: {network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits}
 cluster: {servers: auto, greedy: {batch_limit: 8, preload: all}}
 router: {groups: [1, 4]}
 workload: {kind: poisson, rate_img_s: 30}
@@ -34,64 +38,76 @@ validate: {routers: [random, ppo], duration_s: 2s, warmup_s: 0.2s}
 duration_s: 3
 warmup_s: 0.5
 """
-STAGES = ("train_model", "evaluate_model", "calibrate_device", "measure_serving", "train_router", "validate_world")
+STAGES = {
+    "train_model": network,
+    "evaluate_model": network,
+    "calibrate_device": profiles,
+    "measure_serving": profiles,
+    "train_router": router,
+    "validate_world": validation,
+}
 
 
-@pytest.mark.slow
-def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each try is interrupted as the next stage begins; no finished stage runs again; then replay and report work."""
-    (tmp_path / "small.yaml").write_text(SCENARIO)
-    folder = tmp_path / "run"
+@dataclass
+class Finished:
+    """A whole job that was interrupted as each of its stages began, and then carried out."""
+
+    folder: Path
+    began: list[str]
+    said: list[str]
+    outcome: Outcome
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "small.yaml").write_text(SCENARIO)
     began: list[str] = []
 
-    def interrupt(name: str) -> None:
+    def interrupt(name: str) -> Callable[..., None]:
         def stop(*_: object, **__: object) -> None:
             began.append(name)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(run_module, name, stop)
+        return stop
 
-    originals = {name: getattr(run_module, name) for name in STAGES}
-    for name in STAGES:
-        interrupt(name)
-        scenario = load_scenario(tmp_path / "small.yaml")
-        with pytest.raises(KeyboardInterrupt):
-            ScenarioRun(scenario, folder, say=lambda _: None, quiet=True).carry_out()
-        monkeypatch.setattr(run_module, name, originals[name])
-    assert began == list(STAGES)
+    def run(say: Callable[[str], None]) -> Outcome:
+        return carry_out(Job(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True))
 
+    for name, module in STAGES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, name, interrupt(name))
+            with pytest.raises(KeyboardInterrupt):
+                run(lambda _: None)
     said: list[str] = []
-    outcome = ScenarioRun(load_scenario(tmp_path / "small.yaml"), folder, say=said.append, quiet=True).carry_out()
-    assert [line for line in said if "skipped" not in line] == ["validate: not done yet"]
-    assert outcome.report.is_file()
-    pairs = read_json(folder / "validation.json")["pairs"]
+    return Finished(folder / "run", began, said, run(said.append))
+
+
+@pytest.mark.slow
+def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
+    job: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each try is interrupted as the next stage begins; no finished stage runs again; then replay and report work."""
+    assert job.began == list(STAGES)
+    assert [line for line in job.said if "skipped" not in line] == ["validate: not done yet"]
+    assert job.outcome.report.is_file()
+    pairs = read_json(job.folder / "validation.json")["pairs"]
     assert [pair["router"] for pair in pairs] == ["random", "ppo"]
     for pair in pairs:
         for world in ("simulated", "hardware"):
             images = pair[world]["images"]
             assert images["arrived"] == images["completed"] > 30
         assert pair["simulated"]["images"]["arrived"] == pair["hardware"]["images"]["arrived"]
-    capsys.readouterr()
-    assert main(["replay", str(folder)]) == 0
+    assert main(["replay", str(job.folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
 
 
-@pytest.mark.slow
-def test_a_users_network_goes_through_the_whole_job(tmp_path: Path) -> None:
+def test_a_users_network_goes_through_the_whole_job(job: Finished) -> None:
     """Named `module:Class` in the scenario: trained, evaluated, calibrated, simulated, and served by real workers."""
-    own = "{network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits}"
-    text = SCENARIO.replace("{network: digits, dataset: digits, training: {epochs: 1}}", own)
-    (tmp_path / "own.yaml").write_text(text.replace("ppo", "jsq"))
-    folder = tmp_path / "run"
-    scenario = load_scenario(tmp_path / "own.yaml")
-    ScenarioRun(scenario, folder, say=lambda _: None, quiet=True).carry_out()
-    table = load_accuracy(folder / "accuracy.json")
+    table = load_accuracy(job.folder / "accuracy.json")
     assert len(table.tuples) == 4
     assert min(table.top1().values()) > 0.5
-    for pair in read_json(folder / "validation.json")["pairs"]:
-        assert pair["hardware"]["images"]["completed"] > 30
+    for pair in read_json(job.folder / "validation.json")["pairs"]:
         assert pair["hardware"]["accuracy"] > 0.5  # served labels are those of the trained network
 
 

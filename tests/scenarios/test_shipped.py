@@ -15,15 +15,17 @@ from hw.accuracy import Evaluation, load_accuracy
 from hw.datasets import Dataset, load_dataset
 from hw.evaluation import evaluate
 from hw.networks import ModelFile, Network
-from scenarios.fluid import overload_of
-from scenarios.loading import load_scenario
-from scenarios.materials import load_world
-from scenarios.results.cases import RULES, made_by, read_case
-from scenarios.run import training_knobs, training_text
-from scenarios.spec import RatesWorkload
+from policies.registry import RULES
+from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import made_by
+from scenarios.files.spec import RatesWorkload
+from scenarios.job.network import training_knobs, training_text
+from scenarios.runs.bound import overload_of
+from scenarios.study.cases import read_case
+from scenarios.world.materials import load_world
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "scenarios" / "models"
+MODELS = ROOT / "scenarios" / "data" / "models"
 NETWORK = MODELS / "slimresnet-tiny.safetensors"
 TABLE = MODELS / "slimresnet-tiny.accuracy.json"
 

@@ -14,11 +14,9 @@ import pytest
 
 from policies.vocabulary import Choice, ClusterView
 from scenarios.cli import main
-from scenarios.comparison import compare_results
-from scenarios.report import build_report
-from scenarios.result import Result
-from scenarios.signatures import (
-    Signature,
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.result import Result, Signature
+from scenarios.metrics.signatures import (
     SignatureContext,
     against_reference,
     context_of,
@@ -26,7 +24,9 @@ from scenarios.signatures import (
     tally,
     tally_text,
 )
-from scenarios.tables import format_comparison, format_result
+from scenarios.show.comparison import comparison_table
+from scenarios.show.page import build_report
+from scenarios.show.result import format_result
 from sim.cluster import ClusterSpec, Simulation
 from sim.costs import ProfileCosts
 from tests import worlds
@@ -277,8 +277,9 @@ def test_what_tables_say() -> None:
     assert "signature" not in format_result(calm)
     compared = compare_results([result, edited(calm, seed=1)])
     assert compared["rows"][0]["signatures"] == {"accuracy collapse": 1}
-    assert "\nSignature: random shows accuracy collapse (1 of 2 runs)." in format_comparison(compared)
-    assert "Signature" not in format_comparison(compare_results([calm]))
+    said = ["Signature of a failure: random shows accuracy collapse (1 of 2 runs)."]
+    assert comparison_table(compared).warnings == said
+    assert comparison_table(compare_results([calm])).warnings == []
 
 
 def test_the_command_line_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calibrate.slimming import Effort, FullWidth, Point, Rival, Slimming, Spread, Timing
-from scenarios.slimming import format_slimming
+from scenarios.show.slimming import format_slimming
 
 HALF = Spread(0.5, 0.4, 0.6)
 NARROW = {"served": Timing(0.002, HALF, 0.625), "views": Timing(0.003, Spread(0.75, 0.7, 0.8), 0.3125)}

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from policies import strict
 from policies.errors import InputError
 from scenarios.cli import main
-from scenarios.keys import scenario_keys_markdown
-from scenarios.loading import load_scenario, read_trace
-from scenarios.spec import Scenario, parse_duration
+from scenarios.files.keys_page import scenario_keys_markdown
+from scenarios.files.reading import load_scenario
+from scenarios.files.series import read_trace
+from scenarios.files.spec import Scenario, parse_duration
 from tests.scenarios.files import SCENARIO, profile_text, write_scenario
 
 MISTAKES = {
@@ -223,7 +224,7 @@ def test_a_cluster_needs_a_server() -> None:
 
 
 def test_the_page_of_keys_is_up_to_date() -> None:
-    """`docs/scenario-keys.md` is what `python -m scenarios.keys` writes, and every key has a meaning."""
+    """`docs/scenario-keys.md` is what `python -m scenarios.files.keys_page` writes, and every key has a meaning."""
     page = scenario_keys_markdown()
     assert Path("docs/scenario-keys.md").read_text(encoding="utf-8") == page
     assert "|  |" not in page

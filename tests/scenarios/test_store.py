@@ -9,24 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hw.files import atomic_path
 from policies.errors import InputError
+from policies.files import atomic_path
 from policies.records import RunRecord
 from policies.replay import replay
-from scenarios.store import (
-    LOG_FILE,
-    RunFolder,
-    environment,
-    inputs_hash,
-    read_cores,
-    read_log,
-    read_runs,
-    timeline,
-    write_cores,
-    write_json,
-    write_run,
-    write_text,
-)
+from scenarios.files.documents import inputs_hash, write_json, write_text
+from scenarios.runs.folder import RunFolder, environment
+from scenarios.runs.records import LOG_FILE, read_cores, read_log, read_runs, timeline, write_cores, write_run
 from tests import worlds
 from tests.scenarios.folders import simulated
 

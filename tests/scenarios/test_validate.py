@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from calibrate.meter import Trust
-from scenarios.materials import load_world
-from scenarios.validate import hardware_servers
+from scenarios.executors.run import hardware_servers
+from scenarios.world.materials import load_world
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 

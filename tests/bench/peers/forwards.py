@@ -25,7 +25,7 @@ from hw.telemetry import usable_cores
 BATCH_LIMIT = 16
 IMAGES = 256  # different ones
 PARTS = SATURATION, LOW_LOAD = ("saturation", "low_load")
-MODEL = Path("scenarios/models/slimresnet-tiny.safetensors")
+MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")
 
 Pin = Literal["process", "thread", "none"]
 

@@ -12,8 +12,8 @@ from policies.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from scenarios.loading import load_scenario
-from scenarios.materials import make_world
+from scenarios.files.reading import load_scenario
+from scenarios.world.materials import make_world
 from tests.scenarios.files import write_scenario
 
 WIDTHS = (0.5, 1.0)

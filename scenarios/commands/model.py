@@ -1,0 +1,105 @@
+"""Commands about networks: model train, evaluate, check and bench."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from policies.errors import InputError
+from scenarios.commands.shared import job_in, opened, require_unique
+from scenarios.executors.devices import chosen_devices
+from scenarios.files.spec import Scenario
+from scenarios.show.table import Table, columns, to_text
+from scenarios.terminal.output import Output
+from scenarios.world.materials import ACCURACY_FILE, read_accuracy
+
+
+def model_train(arguments: Namespace) -> int:
+    """Train the scenario's network and evaluate it."""
+    from scenarios.job.network import make_accuracy, make_model
+
+    output = Output(arguments)
+    scenario, folder = opened(arguments)
+    scenario = _without_table(scenario)
+    given = scenario.model
+    if given.network is None or given.checkpoint is not None:
+        found = "missing; it names the network to train" if given.network is None else "a checkpoint is named as well"
+        raise InputError(str(arguments.scenario), "model.network", f"{found}; give network and no checkpoint")
+    job = job_in(scenario, folder, output)
+    make_model(job)
+    make_accuracy(job)
+    path = job.model.path
+    uniform = {w: v for w, v in read_accuracy(scenario, folder).prior.top1.items() if len(set(w)) == 1}
+    rows = [[f"{widths[0]:g}", f"{100 * value:.2f}"] for widths, value in uniform.items()]
+    notes = [f"model: {path}", f"accuracy: {folder / ACCURACY_FILE}"]
+    text = to_text([Table(columns("uniform width", "top-1 %"), rows, notes=notes)])
+    document = [{"widths": list(widths), "top1": value} for widths, value in uniform.items()]
+    return output.result(text, {"model": str(path), "accuracy": str(folder / ACCURACY_FILE), "uniform": document})
+
+
+def _without_table(scenario: Scenario) -> Scenario:
+    """The network is to be looked at itself, whatever table the scenario brings."""
+    return scenario.model_copy(update={"model": scenario.model.model_copy(update={"accuracy": None})})
+
+
+def model_evaluate(arguments: Namespace) -> int:
+    """Every width tuple on every test image."""
+    from scenarios.job.network import make_accuracy
+
+    output = Output(arguments)
+    scenario, folder = opened(arguments)
+    scenario = _without_table(scenario)
+    job = job_in(scenario, folder, output)
+    if not job.model.path.is_file():
+        remedy = "name the file that you mean" if scenario.model.checkpoint else "`slimsched model train` makes it"
+        raise InputError(str(arguments.scenario), "model", f"no {job.model.path} yet; {remedy}")
+    make_accuracy(job)
+    top1 = read_accuracy(scenario, folder).prior.top1
+    rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
+    document = [{"widths": list(widths), "top1": value} for widths, value in top1.items()]
+    text = to_text([Table(columns("widths", "top-1 %"), rows, notes=[f"accuracy: {folder / ACCURACY_FILE}"])])
+    return output.result(text, {"schema": "slimsched.top1/1", "tuples": document})
+
+
+def model_check(arguments: Namespace) -> int:
+    """The rules of segmented slimmable networks; exit code 1 where one is broken."""
+    from hw.conformance import RULES, broken_rules, unchecked_rules
+    from hw.networks import Network
+
+    output = Output(arguments)
+    network = Network(arguments.network, arguments.options, "NETWORK", "")
+    broken = broken_rules(network)
+    unchecked = unchecked_rules(broken)
+    words = {**dict.fromkeys(RULES, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
+    lines = [f"{words[name]:<9}  {rule}" for name, rule in RULES.items()]
+    lines += [f"{name}: {problem}" for name, problem in broken.items()]
+    output.result(
+        "\n".join(lines),
+        {"schema": "slimsched.conformance/1", "network": network.label, "rules": words, "broken": broken},
+    )
+    return 1 if broken else 0
+
+
+def model_bench(arguments: Namespace) -> int:
+    """Every segment and the whole network at every uniform width, on one device."""
+    from calibrate.slimming import BATCHES, measure_slimming
+    from hw.conformance import require_conformance
+    from hw.networks import Network
+    from scenarios.show.slimming import format_slimming
+    from scenarios.terminal.progress import Progress
+
+    output = Output(arguments)
+    network = Network(arguments.network, arguments.options, "NETWORK", "")
+    batches = require_unique("--batch", tuple(arguments.batch or BATCHES))
+    name, device = chosen_devices(arguments.device)[0]
+    if network.is_own:
+        require_conformance(network)
+    with Progress(f"time {network.label} on {name}", unit="round", quiet=output.quiet) as progress:
+        found = measure_slimming(
+            network.build(),
+            network.label,
+            device,
+            batches=batches,
+            compiled=arguments.compile,
+            on_progress=progress.set,
+        )
+    return output.result(format_slimming(found), found.document())

@@ -1,0 +1,193 @@
+"""Commands about devices and their profiles: devices, calibrate, profile show, synth, check and schema."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from calibrate.check import holds
+from calibrate.stamps import require_model
+from hw.networks import ModelFile, Network
+from policies.errors import InputError
+from scenarios.executors.checking import (
+    announced_check,
+    check_world,
+    meaningful,
+    open_loop,
+    other_programs,
+    profile_device,
+    require_kind,
+    require_measured,
+    require_same,
+    solo_figures,
+)
+from scenarios.executors.devices import chosen_devices
+from scenarios.executors.preflight import stamp_warnings
+from scenarios.files.documents import json_text, write_text
+from scenarios.files.reading import read_profile
+from scenarios.show.check import check_document, format_check
+from scenarios.show.profile import described
+from scenarios.terminal.output import Output
+from scenarios.terminal.places import writable_file, writable_folder
+from sim.profile import Profile
+
+
+def profile_show(arguments: Namespace) -> int:
+    """A profile in words, with its errors and where they hold; `from_yaml` has checked it."""
+    output = Output(arguments)
+    profile = read_profile(arguments.profile)
+    parts = [described(profile)]
+    if arguments.plot is not None:
+        from scenarios.show.profile_page import profile_page
+
+        write_text(arguments.plot, profile_page(profile))
+        parts.append(f"plotted: {arguments.plot}")
+    if arguments.figures is not None:
+        parts += [f"figure: {path}" for path in write_charts(profile, arguments.figures)]
+    return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
+
+
+def profile_synth(arguments: Namespace) -> int:
+    """A profile from published figures, or one of every GPU."""
+    from calibrate.costs import costs_of
+    from calibrate.datasheet import GPUS, synthesize
+
+    output = Output(arguments)
+    if arguments.all == (arguments.gpu is not None):
+        raise InputError("profile synth", "", f"name a GPU or give --all; GPUs: {', '.join(GPUS)}")
+    if arguments.all and arguments.out is None:
+        raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
+    if arguments.out is not None:
+        (writable_folder if arguments.all else writable_file)(arguments.out)
+    network = Network(arguments.network, arguments.options, "--network", "")
+    costs = costs_of(network.build(), network.label, network.label)
+    if arguments.all:
+        paths = [arguments.out / f"{key}.yaml" for key in GPUS]
+        for key, path in zip(GPUS, paths, strict=True):
+            write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
+        return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
+    profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
+    document = profile.model_dump(mode="json", by_alias=True)
+    if arguments.out is None:
+        return output.result(profile.to_yaml().rstrip(), document)
+    write_text(arguments.out, profile.to_yaml())
+    return output.result(f"profile: {arguments.out}", document)
+
+
+def profile_schema(arguments: Namespace) -> int:
+    """The form of profiles, as JSON Schema."""
+    schema = Profile.model_json_schema()
+    return Output(arguments).result(json_text(schema).rstrip(), schema)
+
+
+def write_charts(profile: Profile, folder: Path) -> list[Path]:
+    """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
+    from scenarios.show import profile_charts as charts
+    from scenarios.show.charts import save
+    from scenarios.show.profile_curves import latency_bands, under_load
+
+    loaded = under_load(profile)
+    drawn = {
+        "latency": charts.latency_curves(profile, latency_bands(profile)),
+        "figure1": charts.utilization_by_batch(profile),
+        "figure2": charts.energy_by_utilization(profile, loaded),
+        "figure3": charts.latency_by_utilization(profile, loaded),
+    }
+    paths = [folder / f"{name}.png" for name in drawn]
+    for path, figure in zip(paths, drawn.values(), strict=True):
+        save(figure, path)
+    return paths
+
+
+def profile_check(arguments: Namespace) -> int:
+    """Exit code 0 where the profile still holds, 1 where it does not or where nothing could be judged."""
+    output = Output(arguments)
+    profile = read_profile(arguments.profile)
+    source, named = str(arguments.profile), arguments.network
+    network = Network(named, arguments.options, "--network", "") if named is not None else None
+    file = ModelFile(arguments.model, network)
+    require_measured(profile, source)
+    require_model(profile, file.load()[1]["hash"], source, "model.hash")
+    device = profile_device(profile, source) if arguments.device is None else chosen_devices(arguments.device)[0][1]
+    require_kind(profile, device)
+    require_same(profile, device, "--device" if arguments.device is not None else source)
+    world = check_world(profile, device, arguments.seconds, arguments.seed)
+    warnings = (*stamp_warnings(profile, device), *other_programs(device))
+    for text in (*warnings, announced_check(profile, arguments.points, arguments.seconds)):
+        output.remark(text)
+    figures = list(solo_figures(file, device, profile, arguments.points, arguments.seed, quiet=output.quiet))
+    if world is not None:
+        figures += open_loop(file, world, profile, arguments.seconds, arguments.seed, quiet=output.quiet)
+    figures = [meaningful(figure) for figure in figures]
+    output.result(format_check(profile, figures), check_document(profile, warnings, figures))
+    return 0 if holds(figures) else 1
+
+
+def devices(arguments: Namespace) -> int:
+    """What is here, and which telemetry works."""
+    from hw.telemetry import available_devices
+
+    output = Output(arguments)
+    found = available_devices()
+    parts = []
+    for device in found:
+        parts.append(f"{device.kind}:{device.index}  {device.name}, {device.vram_bytes / 1e9:.1f} GB")
+        parts += [f"  {field:<17} {state}" for field, state in (*device.telemetry.items(), *device.facts.items())]
+    documents = [dataclasses.asdict(device) for device in found]
+    return output.result("\n".join(parts), {"schema": "slimsched.devices/1", "devices": documents})
+
+
+def calibrate(arguments: Namespace) -> int:
+    """Measure local devices; each gets a profile."""
+    from calibrate import Calibration, model_costs
+    from scenarios.executors.calibrate import calibrate_device
+    from scenarios.executors.checking import SERVING_S, with_serving
+    from scenarios.show.profile import spoilt
+
+    output = Output(arguments)
+    named = arguments.network
+    network = Network(named, arguments.options, "--network", "") if named is not None else None
+    file = ModelFile(arguments.model, network)
+    chosen = [(asked, asked.replace(":", ""), device) for asked, device in chosen_devices(arguments.device)]
+    model_costs(file)  # what is no model, or an --out that can't be written, shows before anything is measured
+    written = [writable_file(arguments.out / f"{name}.yaml") for _, name, _ in chosen]
+    measuring_s = max(arguments.budget - SERVING_S, 0.75 * arguments.budget)
+    warnings = []
+    for (asked, name, device), path in zip(chosen, written, strict=True):
+        with _naming(asked):
+            wanted = Calibration(
+                file,
+                device,
+                budget_s=measuring_s,
+                batch_limit=arguments.batch_limit,
+                log_path=arguments.out / f"{name}.jsonl",
+                seed=arguments.seed,
+                peer=device,
+                name=name,
+                allow_busy=arguments.allow_busy,
+            )
+            reserved_s = arguments.budget - measuring_s
+            profile = calibrate_device(wanted, quiet=output.quiet, say=output.remark, reserved_s=reserved_s)
+        write_text(path, profile.to_yaml())
+        output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
+        write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())
+        if problem := spoilt(profile):
+            warnings.append(f"{name}: {problem}")
+    for warning in warnings:
+        output.remark(f"warning: {warning}")
+    lines = "\n".join(f"profile: {path}" for path in written)
+    return output.result(lines, {"profiles": [str(path) for path in written], "warnings": warnings})
+
+
+@contextlib.contextmanager
+def _naming(device: str) -> Iterator[None]:
+    """What is wrong with a device is told of the one that was asked for, by that name."""
+    try:
+        yield
+    except InputError as error:
+        if error.source != "calibrate":
+            raise
+        raise InputError(f"calibrate {device}", error.key, error.problem) from None

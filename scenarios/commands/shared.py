@@ -1,0 +1,106 @@
+"""What several commands need: the scenario and folder that the flags name, its world, and remarks before the work."""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policies.errors import InputError
+from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import TRAINED_ROUTER, check_router, is_learned, is_router_file, needs_training
+from scenarios.files.spec import Scenario, unique
+from scenarios.terminal.output import Output
+from scenarios.terminal.places import writable_folder
+
+if TYPE_CHECKING:
+    from scenarios.job.job import Job
+    from scenarios.world.world import World
+
+
+def opened(arguments: Namespace) -> tuple[Scenario, Path]:
+    """The scenario, and its run folder."""
+    from scenarios.world.materials import default_folder
+
+    scenario = load_scenario(arguments.scenario)
+    return scenario, writable_folder(arguments.out or default_folder(scenario))
+
+
+def world_in(scenario: Scenario, folder: Path) -> World:
+    """The world that a scenario and its run folder make."""
+    from scenarios.world.materials import make_world
+
+    return make_world(scenario, folder)
+
+
+def job_in(scenario: Scenario, folder: Path, output: Output) -> Job:
+    """The job of a scenario in its run folder."""
+    from scenarios.job.job import Job
+
+    return Job(scenario, folder, say=output.remark, quiet=output.quiet)
+
+
+def described_job(scenario: Scenario, folder: Path, output: Output) -> tuple[Job, World]:
+    """The job whose stages a command does singly, written into its folder; and its world."""
+    from scenarios.job.run import describe
+
+    world = world_in(scenario, folder)
+    job = job_in(scenario, folder, output)
+    describe(job)
+    return job, world
+
+
+def tell_overload(output: Output, world: World) -> None:
+    """Warn of a rate beyond any router's capacity; the work goes on, as overload may be what is looked at."""
+    from scenarios.runs.bound import overload_of
+
+    if not output.quiet and (problem := overload_of(world)) is not None:
+        output.remark(f"warning: {problem}")
+
+
+def compiling_told(output: Output, routers: Sequence[str], engine: str = "simpy") -> AbstractContextManager[None]:
+    """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
+    if engine == "simpy" and not any(map(is_learned, routers)):
+        return contextlib.nullcontext()
+    from scenarios.terminal.compiling import telling
+
+    return telling(output.remark)
+
+
+def with_routers(scenario: Scenario, section: str, arguments: Namespace) -> Scenario:
+    """The scenario with the routers and seeds that the flags name instead of its own."""
+    update: dict[str, Any] = {}
+    if arguments.router:
+        for name in arguments.router:
+            check_router(name, "--router")
+        named = tuple(str(Path(n).absolute()) if is_router_file(n) else n for n in arguments.router)
+        update["routers"] = require_unique("--router", named)
+    if arguments.seed:
+        update["seeds"] = require_unique("--seed", tuple(arguments.seed))
+    return scenario.model_copy(update={section: getattr(scenario, section).model_copy(update=update)})
+
+
+def require_unique(flag: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values; raises `InputError` where one is given twice."""
+    try:
+        return unique(values)
+    except ValueError as error:
+        raise InputError(flag, "", str(error)) from None
+
+
+def trained_in(folder: Path) -> Path:
+    """Where a run folder keeps the router that it trained."""
+    from scenarios.world.materials import ROUTER_FILE
+
+    return folder / ROUTER_FILE
+
+
+def require_trained(routers: Sequence[str], folder: Path) -> None:
+    """Raises `InputError` where a trained router is asked for and none is there."""
+    if needs_training(routers) and not trained_in(folder).is_file():
+        raise InputError(
+            str(folder), "", f"no router is trained yet for {TRAINED_ROUTER!r}; run `slimsched train` first"
+        )

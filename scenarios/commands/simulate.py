@@ -1,0 +1,163 @@
+"""Commands that need the simulator alone: simulate, compare, capacity, bound."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from scenarios.commands.shared import (
+    compiling_told,
+    described_job,
+    opened,
+    require_trained,
+    require_unique,
+    tell_overload,
+    trained_in,
+    with_routers,
+    world_in,
+)
+from scenarios.files.router_names import check_router
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import write_run
+from scenarios.show.numbers import number
+from scenarios.show.result import format_result
+from scenarios.terminal.output import Output
+
+if TYPE_CHECKING:
+    from scenarios.metrics.comparison import Bounds, Comparison
+    from scenarios.world.world import World
+
+
+def simulate(arguments: Namespace) -> int:
+    """One simulated run; its record is kept where `--out` says."""
+    from scenarios.files.router_names import display_name
+    from scenarios.runs.simulate import run_simulation, simulate_figures
+
+    output = Output(arguments)
+    check_router(arguments.router, "--router")
+    scenario, folder = opened(arguments)
+    world = world_in(scenario, folder)
+    tell_overload(output, world)
+    seed = scenario.seed if arguments.seed is None else arguments.seed
+    router = world.router(arguments.router, trained_in(folder))
+    name = display_name(arguments.router)
+    with compiling_told(output, (arguments.router,), arguments.engine):
+        if arguments.out is None:
+            result = simulate_figures(world, router, name, seed, engine=arguments.engine)
+        else:
+            result, record = run_simulation(world, router, name, seed, engine=arguments.engine)
+            write_run(RunFolder(arguments.out), result, record)
+    return output.result(format_result(result), result)
+
+
+def compare(arguments: Namespace) -> int:
+    """Routers x seeds in simulation."""
+    from scenarios.files.router_names import display_name
+    from scenarios.job import comparison as stage
+    from scenarios.runs.simulate import default_jobs
+    from scenarios.show.comparison import format_all
+
+    output = Output(arguments)
+    scenario, folder = opened(arguments)
+    scenario = with_routers(scenario, "compare", arguments)
+    require_trained(scenario.compare.routers, folder)
+    job, world = described_job(scenario, folder, output)
+    tell_overload(output, world)
+    given = scenario.compare
+    runs = len(given.routers) * len(given.seeds)
+    jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
+    with compiling_told(output, given.routers, arguments.engine):
+        comparison = stage.compare(
+            job,
+            world,
+            arguments.engine,
+            jobs=jobs,
+            against=None if arguments.against is None else display_name(arguments.against),
+            bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
+        )
+    if arguments.picture is not None:
+        from scenarios.show import charts
+
+        charts.save(charts.trade_off_chart(comparison), arguments.picture)
+    return output.result(format_all(comparison), comparison)
+
+
+def _bounds(world: World, comparison: Comparison, output: Output) -> Bounds:
+    """The fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
+    from scenarios.metrics.comparison import bound_accuracies
+    from scenarios.runs.bound import bound as find_bound
+    from scenarios.terminal.progress import Progress
+
+    accuracies = bound_accuracies(comparison)
+    curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
+    with Progress("bound", len(accuracies), unit="point", quiet=output.quiet) as progress:
+        for accuracy in accuracies:
+            found = find_bound(world, accuracy)
+            curves["latency_mean_s"].append((accuracy, found.latency_s))
+            if found.energy_per_image_j is not None:
+                curves["energy_dynamic_j"].append((accuracy, found.energy_per_image_j))
+            progress.update()
+    return curves
+
+
+def capacity(arguments: Namespace) -> int:
+    """The largest stable rate."""
+    from scenarios.files.router_names import display_name
+    from scenarios.runs.capacity import capacity as find_capacity
+
+    output = Output(arguments)
+    check_router(arguments.router, "--router")
+    scenario, folder = opened(arguments)
+    world = world_in(scenario, folder)
+    with compiling_told(output, (arguments.router,), arguments.engine):
+        found = find_capacity(
+            world,
+            lambda: world.router(arguments.router, trained_in(folder)),
+            router=display_name(arguments.router),
+            seeds=require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
+            duration_s=arguments.duration,
+            precision=arguments.precision,
+            own_workload=arguments.workload == "own",
+            on_progress=lambda rate, stable: output.remark(
+                f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"
+            ),
+            engine=arguments.engine,
+        )
+    text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
+    seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"
+    text += f" ({found.workload} arrivals, {arguments.duration:g} s, {seeds})"
+    document = {"schema": "slimsched.capacity/1", "engine": arguments.engine, **dataclasses.asdict(found)}
+    return output.result(text, document)
+
+
+def bound(arguments: Namespace) -> int:
+    """What the fluid model allows; with a load that moves also what an oracle could make of it."""
+    from scenarios.runs.bound import FluidModel, oracle_of
+
+    output = Output(arguments)
+    world = world_in(*opened(arguments))
+    accuracy = min(world.accuracy.prior.top1.values()) if arguments.accuracy is None else arguments.accuracy
+    model = FluidModel(world)
+    found = model.bound(accuracy, world.mean_rate_img_s)
+    oracle = oracle_of(model, arguments.window)
+    rate = f"at {number(found.rate_img_s, 1)} images/s" if found.rate_img_s else "at the trace's own rate"
+    lines = [
+        f"at a mean accuracy of at least {100 * found.accuracy:.2f} %, no router can",
+        f"  serve more than {found.capacity_img_s:.1f} images/s",
+        f"  have a mean latency below {found.latency_s * 1000:.2f} ms",
+    ]
+    if found.energy_per_image_j is not None and found.total_energy_per_image_j is not None:
+        joules = f"{found.energy_per_image_j:.4f} J/image above idle, or {found.total_energy_per_image_j:.4f} with it,"
+        lines.append(f"  spend less than {joules} {rate}")
+    if oracle is not None:
+        lines += [
+            f"the load moves, to {oracle.peak_img_s:.0f} images/s in {oracle.window_s:g} s: a router that knew it,",
+            f"and carried each window's images within it, would have {100 * oracle.accuracy:.2f} % (an estimate)",
+        ]
+    document = {
+        "schema": "slimsched.bound/1",
+        **dataclasses.asdict(found),
+        "oracle": None if oracle is None else dataclasses.asdict(oracle),
+    }
+    return output.result("\n".join(lines), document)

@@ -1,0 +1,363 @@
+"""Which runs a validation makes, at which rates and in which order; an interrupted one goes on from what is finished.
+
+It is given two sides, simulation and hardware, and knows neither: each takes a `Job` and returns what its run left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, sqrt
+
+from policies.errors import InputError, WorkError
+from policies.records import RunRecord
+from policies.vocabulary import NS_PER_S
+from scenarios.executors.pace import Changes, mean_pace
+from scenarios.files.spec import Scenario, ValidateSection
+from scenarios.metrics.fidelity import (
+    GROWTH_OF_SATURATION,
+    Kind,
+    ValidationRun,
+    Worlds,
+    reference_img_s,
+    validation_run,
+)
+from scenarios.metrics.result import Result
+from scenarios.world.world import World
+
+OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
+_MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
+_ATTEMPTS = 6
+NEAR_SHARE = 0.9  # of the router's own saturated throughput
+_STEPS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # up or down from that rate, to one at which the simulation is as slow
+_PRECISION = 0.005  # of that search; a straight line within
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to be made.
+
+    `scale` multiplies the workload's own rate; a saturated run is cut at its end; of a probe only its latencies or
+    its backlog are asked. `paces` are what the devices' were in the hardware run of which a simulated one is the twin.
+    """
+
+    kind: Kind
+    router: str
+    load: float | None
+    rate_img_s: float | None
+    scale: float
+    seed: int
+    repeat: int = 0
+    is_probe: bool = False
+    paces: Mapping[int, Changes] = field(default_factory=dict)
+
+    @property
+    def is_calm(self) -> bool:
+        """What is measured at the device's limits is measured without planned faults."""
+        return self.kind != "pair"
+
+
+Ran = tuple[Result, RunRecord]
+Side = Callable[[Job], Ran]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A pair of runs that has been made now; `simulated` is None where an earlier repeat has its record."""
+
+    run: ValidationRun
+    job: Job
+    hardware: RunRecord
+    simulated: RunRecord | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be validated.
+
+    Attributes:
+        routers: their names in results.
+        base_img_s: the workload's own mean rate; None for a trace.
+        capacity_img_s: the cluster's estimated capacity, where the search for an overload begins.
+        warmup_s, duration_s: the window of each run.
+    """
+
+    routers: tuple[str, ...]
+    seeds: tuple[int, ...]
+    loads: tuple[float, ...]
+    repeats: int
+    saturate: bool
+    base_img_s: float | None
+    capacity_img_s: float
+    warmup_s: float
+    duration_s: float
+
+    @classmethod
+    def of(cls, world: World, routers: Sequence[str], given: ValidateSection) -> Plan:
+        """From a scenario's own section.
+
+        Raises:
+            InputError: a trace is to be run at given loads, or nothing is left after the warm-up.
+        """
+        duration_s, warmup_s = require_plan(world.scenario, given)
+        return cls(
+            routers=tuple(routers),
+            seeds=given.seeds,
+            loads=given.loads,
+            repeats=given.repeats,
+            saturate=given.saturate,
+            base_img_s=world.rate_img_s,
+            capacity_img_s=world.capacity_img_s,
+            warmup_s=warmup_s,
+            duration_s=duration_s,
+        )
+
+    @property
+    def hardware_runs(self) -> int:
+        """How many there will be."""
+        saturated = 1 if self.saturate or self.loads else 0
+        pairs = len(self.seeds) * self.repeats * max(1, len(self.loads))
+        return len(self.routers) * (saturated + pairs + (self.repeats if self.saturate else 0))
+
+
+def require_plan(scenario: Scenario, given: ValidateSection) -> tuple[float, float]:
+    """How long each run's images arrive, and for how long they do not count; it needs no profile.
+
+    Raises:
+        InputError: a trace is to be run at given loads, or nothing would be left to count.
+    """
+    if (given.loads or given.saturate) and scenario.workload.base_img_s(1.0) is None:
+        key = "validate.loads" if given.loads else "validate.saturate"
+        problem = "a trace has no rate to set; leave it out, or take another workload (poisson, mmpp ...)"
+        raise InputError(scenario.name, key, problem)
+    duration_s = given.duration_s or scenario.duration_s
+    warmup_s = scenario.warmup_s if given.warmup_s is None else given.warmup_s
+    if warmup_s >= duration_s:
+        key = "validate.duration_s" if given.warmup_s is None else "validate.warmup_s"
+        problem = f"the warm-up ({warmup_s:g} s) must be shorter than the run ({duration_s:g} s)"
+        raise InputError(scenario.name, key, problem)
+    return duration_s, warmup_s
+
+
+class Campaign:
+    """Every run of a plan; iterate over `carry_out` and keep what it yields.
+
+    Args:
+        finished: what an earlier try has left; those runs are not made again.
+        paces_of: the devices' paces in a hardware run, where they were read; its twin replays them.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        simulation: Side,
+        hardware: Side,
+        finished: Sequence[ValidationRun] = (),
+        paces_of: Callable[[RunRecord], Mapping[int, Changes]] = lambda _: {},
+    ) -> None:
+        self.plan = plan
+        self._paces_of = paces_of
+        self.runs: list[ValidationRun] = []
+        self._simulation = simulation
+        self._hardware = hardware
+        self._earlier = {_key(run): run for run in finished}
+        self._twins: dict[tuple[object, ...], Result] = {}
+        self._curves: dict[tuple[str, int], LoadCurve] = {}
+
+    def carry_out(self) -> Iterator[Finished]:
+        """Saturated runs first, then repeats (outermost, so that routers alternate), then those near saturation."""
+        if self.plan.saturate or self.plan.loads:
+            for router in self.plan.routers:
+                yield from self._saturated(router)
+        rates = self._rates()
+        for repeat in range(self.plan.repeats):
+            for seed in self.plan.seeds:
+                for load, rate_img_s in rates:
+                    for router in self.plan.routers:
+                        scale = self._scale(rate_img_s)
+                        yield from self._make(Job("pair", router, load, rate_img_s, scale, seed, repeat))
+        if self.plan.saturate:
+            for repeat in range(self.plan.repeats):
+                for router in self.plan.routers:
+                    rate_img_s = NEAR_SHARE * self._throughput_img_s(router)
+                    job = Job("near", router, None, rate_img_s, self._scale(rate_img_s), self.plan.seeds[0], repeat)
+                    yield from self._make(job)
+
+    # ----------------------------------------------------------------------------------------------------- the rates
+
+    def _scale(self, rate_img_s: float | None) -> float:
+        if rate_img_s is None or self.plan.base_img_s is None:
+            return 1.0
+        return rate_img_s / self.plan.base_img_s
+
+    def _rates(self) -> list[tuple[float | None, float | None]]:
+        """(load, rate); the same for every router, so that all see the same arrivals."""
+        if not self.plan.loads:
+            return [(None, self.plan.base_img_s)]
+        reference = reference_img_s(run for run in self.runs if run["kind"] == "saturated")
+        if not reference:
+            raise WorkError("a saturated run completed no image on the hardware: no capacity to take shares of")
+        return [(load, load * reference) for load in self.plan.loads]
+
+    def _throughput_img_s(self, router: str) -> float:
+        (run,) = [run for run in self.runs if run["kind"] == "saturated" and run["router"] == router]
+        return run["hardware"]["throughput_img_s"]
+
+    def _saturated(self, router: str) -> Iterator[Finished]:
+        """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
+        seed, rate_img_s = self.plan.seeds[0], 2 * self.plan.capacity_img_s
+        job = Job("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
+        earlier = self._earlier.get((*_key_of(job), 0))
+        if earlier is not None:
+            self._keep(earlier)
+            return
+        probe, _ = self._saturate(self._simulation, replace(job, is_probe=True))
+        job, (hardware, record) = self._saturate(self._hardware, replace(probe, is_probe=False))
+        yield self._finish(job, hardware, record)
+
+    def _saturate(self, side: Side, job: Job) -> tuple[Job, Ran]:
+        """The job at a rate at which the backlog grows, but no more than it must.
+
+        Far above capacity the images that completed are fewer: first segments take the place of last ones. Where no
+        try is in the band, the one that carried most is taken, saturated or not.
+        """
+        low, high = 0.0, inf
+        tries: list[tuple[Job, Ran]] = []
+        for _ in range(_ATTEMPTS):
+            ran = side(job)
+            if not ran[0]["images"]["completed"]:
+                where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
+                problem = f"{job.router}: {where} served nothing in {self.plan.duration_s:g} s"
+                problem += f" at {job.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
+                raise WorkError(problem)
+            tries.append((job, ran))
+            rate_img_s, growth = job.rate_img_s or 0.0, self._backlog_growth(ran[1])
+            if GROWTH_OF_SATURATION <= growth <= _MOST_GROWTH:
+                return job, ran
+            if growth < GROWTH_OF_SATURATION:
+                low, guess = rate_img_s, rate_img_s * OVERLOAD
+            else:
+                high, guess = rate_img_s, rate_img_s * (1 - growth) * OVERLOAD
+            if not low < guess < high:
+                guess = sqrt(low * high) if low else high / 2
+            job = replace(job, rate_img_s=guess, scale=self._scale(guess))
+        return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
+
+    def _backlog_growth(self, record: RunRecord) -> float:
+        """By how much the backlog grew over the window, as a share of what arrived in it."""
+        start_ns, end_ns = self.plan.warmup_s * NS_PER_S, self.plan.duration_s * NS_PER_S
+        came = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
+        went = sum(
+            request.status != "in_flight" and start_ns < request.finished_ns <= end_ns for request in record.requests
+        )
+        return (came - went) / came if came else 0.0
+
+    # ----------------------------------------------------------------------------------------------------- one run
+
+    def _make(self, job: Job) -> Iterator[Finished]:
+        """A hardware run and its twin, unless an earlier try has them."""
+        earlier = self._earlier.get((*_key_of(job), job.repeat))
+        if earlier is not None:
+            self._keep(earlier)
+        else:
+            yield self._finish(job, *self._hardware(job))
+
+    def _keep(self, run: ValidationRun) -> None:
+        self._twins[run["kind"], run["router"], run["load"], run["seed"]] = run["simulated"]
+        self.runs.append(run)
+
+    def _finish(self, job: Job, hardware: Result, record: RunRecord) -> Finished:
+        """A hardware run with its twin; one twin serves all repeats where the devices' paces are not known."""
+        job = replace(job, paces=self._paces_of(record))
+        twin, twin_record = (None if job.paces else self._twins.get(_key_of(job))), None
+        if twin is None:
+            twin, twin_record = self._simulation(job)
+        growth: Worlds | None = None
+        if job.kind == "saturated":
+            assert twin_record is not None, "there is one saturated run of a router"
+            growth = Worlds(simulated=self._backlog_growth(twin_record), hardware=self._backlog_growth(record))
+        run = validation_run(
+            twin,
+            hardware,
+            kind=job.kind,
+            load=job.load,
+            rate_img_s=job.rate_img_s,
+            repeat=job.repeat,
+            backlog_growth=growth,
+            scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
+            pace=_mean_of(job.paces, record.ended_ns),
+        )
+        self._keep(run)
+        return Finished(run, job, record, twin_record if job.repeat == 0 else None)
+
+    def _scale_of(self, latency_s: float | None, job: Job) -> float | None:
+        """How many times the job's rate makes the simulation so slow."""
+
+        def simulated_s(scale: float) -> float | None:
+            result, _ = self._simulation(replace(job, scale=scale * job.scale, repeat=0, is_probe=True))
+            return result["latency_s"]["mean"]
+
+        curve = self._curves.setdefault((job.router, job.repeat if job.paces else 0), LoadCurve(simulated_s))
+        return None if latency_s is None else curve.scale_at(latency_s)
+
+
+def _mean_of(paces: Mapping[int, Changes], until_ns: int) -> float | None:
+    return sum(mean_pace(changes, until_ns) for changes in paces.values()) / len(paces) if paces else None
+
+
+class LoadCurve:
+    """Latency against load, looked at where it is asked for.
+
+    Args:
+        latency_s: the mean latency at so many times the rate; None where nothing was completed.
+    """
+
+    def __init__(self, latency_s: Callable[[float], float | None]) -> None:
+        self._latency_s = latency_s
+        self._known: dict[float, float] = {}
+
+    def _at(self, scale: float) -> float:
+        if scale not in self._known:
+            latency_s = self._latency_s(scale)
+            self._known[scale] = inf if latency_s is None else latency_s
+        return self._known[scale]
+
+    def scale_at(self, target_s: float) -> float | None:
+        """The scale nearest to 1 whose latency is `target_s`; None where there is none from 0.5 to 1.5.
+
+        From 1 outwards until the target is bracketed (one run's latency is no smooth function of its load: a search
+        from afar would find another crossing), then by bisection, and a straight line at last. Several targets share
+        the points that they have in common, so repeats cost little.
+        """
+        if self._at(1.0) == target_s:
+            return 1.0
+        bracket = self._bracket(target_s)
+        if bracket is None:
+            return None
+        low, high = bracket
+        while high - low > _PRECISION:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._at(middle) < target_s else (low, middle)
+        rise_s = self._at(high) - self._at(low)
+        return low if rise_s in (0.0, inf) else low + (high - low) * (target_s - self._at(low)) / rise_s
+
+    def _bracket(self, target_s: float) -> tuple[float, float] | None:
+        """Two neighboring steps with the target between their latencies."""
+        upwards = self._at(1.0) < target_s
+        near = 1.0
+        for step in _STEPS:
+            far = 1.0 + step if upwards else 1.0 - step
+            low, high = sorted((near, far))
+            if self._at(low) <= target_s <= self._at(high):
+                return low, high
+            near = far
+        return None
+
+
+def _key(run: ValidationRun) -> tuple[object, ...]:
+    return (run["kind"], run["router"], run["load"], run["seed"], run["repeat"])
+
+
+def _key_of(job: Job) -> tuple[object, ...]:
+    """What a job shares with its simulated twin."""
+    return (job.kind, job.router, job.load, job.seed)

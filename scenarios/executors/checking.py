@@ -1,0 +1,307 @@
+"""`slimsched profile check`: fresh points, concurrency sets and a short open-loop run against what a profile says.
+
+The rule by which a figure has drifted is `calibrate.check`'s. The open-loop run serves Poisson arrivals, at about half
+of what the profile's simulation can carry, by the real router, scheduler and executor on that one device; the same
+arrivals are simulated from the profile. There are several such runs, each with arrivals of its own; each is one value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from calibrate.check import (
+    Allowed,
+    CheckedFigure,
+    Pair,
+    estimated_s,
+    numbers_of,
+    repeatability_pct,
+)
+from calibrate.errors import SOLO_ERROR
+from calibrate.opening import interference
+from calibrate.probe import open_sensor
+from calibrate.session import START_S, check_profile
+from calibrate.stamps import VERSIONS, differences, stamps_here, stamps_of
+from hw.datasets import Dataset
+from hw.device import DeviceSpec
+from hw.networks import ModelFile
+from policies.chance import derived_seed
+from policies.errors import InputError
+from policies.reward import AccuracyPrior
+from policies.vocabulary import Provenance
+from scenarios.executors.announce import span
+from scenarios.executors.devices import device_spec
+from scenarios.executors.pace import mean_pace, observed_paces
+from scenarios.executors.preflight import require_device
+from scenarios.executors.run import SATURATED_IMAGES, RealRun, real_cluster, run_on_hardware
+from scenarios.executors.serving import is_served, measure_serving, with_overheads
+from scenarios.files.spec import (
+    ClusterSection,
+    DeviceSection,
+    GreedySection,
+    ModelSection,
+    PoissonWorkload,
+    Scenario,
+    ServerSection,
+)
+from scenarios.metrics.catalogue import CHECKED
+from scenarios.metrics.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
+from scenarios.metrics.result import Result
+from scenarios.metrics.statistics import UNMETERED
+from scenarios.runs.capacity import capacity
+from scenarios.runs.simulate import simulate_figures
+from scenarios.terminal.progress import Progress
+from scenarios.world.build import build_world, device_section
+from scenarios.world.world import Accuracy, World
+from sim.profile import Profile
+
+ROUTER = "random"
+SERVER = "checked"
+SHARE = 0.5  # of the largest stable rate
+LIGHT_SHARE, LIGHT_IMG_S = 0.3, 20.0  # of it, and what is light in any case
+RUNS = 5
+WARMUP_SHARE = 0.1
+FEWEST_IMAGES = 50  # of a run
+SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
+CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
+NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
+FOREIGN = "it is lent to others and comes back; points are compared at full pace, runs at the pace they had"
+MEANS_NOTHING_PCT = 50.0  # allowed: to hold says nothing
+MODELLED = "power is modelled: nothing measures it"
+
+_PROMISED_PCT = {**PROMISED_PCT, "throughput": PROMISED_THROUGHPUT_PCT}
+
+
+def profile_device(profile: Profile, source: str) -> DeviceSpec:
+    """The device of this machine that a profile says it was measured on, used in the same way.
+
+    Raises:
+        InputError: there is none such here.
+    """
+    path = profile.execution
+    cores = path.get("cores", "any")
+    section = DeviceSection(
+        kind=profile.device.kind,
+        cores=() if cores == "any" else tuple(int(core) for core in cores.split(",")),
+        threads=int(path.get("threads", "1")),
+        onednn=path.get("onednn", "True") == "True",
+        index=int(path.get("device", "cuda:0").partition(":")[2] or 0),
+        idle_w=profile.power.bare_idle_w,
+        tdp_w=profile.power.cap_w,
+    )
+    require_device(section, source, "execution")
+    return device_spec(section)
+
+
+def require_measured(profile: Profile, source: str) -> None:
+    """Raises `InputError` for a profile of published figures."""
+    if profile.provenance == Provenance.DATASHEET:
+        problem = "was derived from a datasheet and promises nothing that could be checked; calibrate the device"
+        raise InputError(source, "provenance", problem)
+
+
+def require_kind(profile: Profile, device: DeviceSpec) -> None:
+    """Raises `InputError` where a profile of one kind of device is checked on another."""
+    if device.kind != profile.device.kind:
+        problem = f"a {device.kind} device, but the profile is of a {profile.device.kind} one ({profile.device.name})"
+        raise InputError("--device", "", f"{problem}; name one of that kind, or calibrate this one")
+
+
+def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
+    """Other cores, threads or libraries' paths would be taken for drift; other versions may drift and are asked about.
+
+    Raises:
+        InputError: it names all that is known to differ.
+    """
+    found = differences(stamps_of(profile), stamps_here(device))
+    other = [d for d in found if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
+    if other:
+        listed = ", ".join(f"{d.title} {d.here} instead of {d.profile}" for d in other)
+        remedy = "calibrate this one"
+        remedy += ", or leave --device out to check the one that was measured" if source == "--device" else ""
+        problem = f"not the device that the profile {profile.name} was measured on: {listed}; {remedy}"
+        raise InputError(source, "" if source == "--device" else "execution", problem)
+
+
+def meaningful(figure: CheckedFigure) -> CheckedFigure:
+    """A figure that may be off by so much that to hold says nothing is not judged; one that drifts even so is."""
+    if figure.verdict != "holds" or figure.allowed.size_pct <= MEANS_NOTHING_PCT:
+        return figure
+    reason = f"the profile's own errors are so large that {figure.allowed.size_pct:.0f} % are allowed; calibrate longer"
+    return replace(figure, not_judged=f"{reason}, or on a quieter machine")
+
+
+def announced_check(profile: Profile, points: int, seconds: float) -> str:
+    """What will be measured, and about how long it takes."""
+    needed_s = estimated_s(profile, points) + seconds + START_S[profile.device.kind] * (2 if seconds else 1)
+    numbers = numbers_of(profile, points)
+    sets = ", ".join(f"{number} sets ({figure})" for figure, number in numbers.items() if figure != SOLO_ERROR)
+    runs = f", {RUNS} open-loop runs of {seconds / RUNS:g} s" if seconds else ""
+    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}{runs}; about {span(needed_s)}"
+
+
+def other_programs(device: DeviceSpec) -> tuple[str, ...]:
+    """A line where other programs use the device: their use would look like drift."""
+    found = interference(device, open_sensor(device, ()))
+    return (f"warning: {found}: what is measured now may be theirs, too",) if found.notable else ()
+
+
+# ------------------------------------------------------------------------------------------------------- the figures
+
+
+def solo_figures(
+    file: ModelFile, device: DeviceSpec, profile: Profile, points: int, seed: int, *, quiet: bool
+) -> Sequence[CheckedFigure]:
+    """Fresh points and sets, each against the profile."""
+    with Progress("measure", unit="point", quiet=quiet) as progress:
+        return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
+
+
+def check_world(profile: Profile, device: DeviceSpec, seconds: float, seed: int) -> World | None:
+    """What the open-loop runs are of; None where none is asked for. Too few images would say nothing."""
+    if not seconds:
+        return None
+    world = open_loop_world(profile, device, seed)
+    assert world.rate_img_s is not None, "it was given one"
+    least_s = RUNS * FEWEST_IMAGES / world.rate_img_s
+    if seconds < least_s:
+        problem = f"{seconds:g} s is too short for {RUNS} runs at {world.rate_img_s:.1f} images/s"
+        raise InputError("--seconds", "", f"{problem}; give {ceil(least_s)}s or more, or 0 for none")
+    return world
+
+
+def open_loop(
+    file: ModelFile, world: World, profile: Profile, seconds: float, seed: int, *, quiet: bool
+) -> list[CheckedFigure]:
+    """Open-loop runs, each against its simulation."""
+    with Progress("serve", RUNS, unit="run", quiet=quiet) as progress:
+        runs = []
+        for run in open_loop_runs(world, file, seconds / RUNS, seed):
+            runs.append(run)
+            progress.update(1)
+    return open_loop_figures(profile, runs)
+
+
+def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
+    """One server on the device, all its instances loaded where they fit, and arrivals that it can carry well."""
+    world, stable_img_s = _lone_world(profile, device, seed)
+    return _at_rate(world, SHARE * stable_img_s)
+
+
+def _at_rate(world: World, rate_img_s: float) -> World:
+    workload = PoissonWorkload(kind="poisson", rate_img_s=rate_img_s)
+    return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
+
+
+def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World, float]:
+    """The device's world, and the largest rate that is stable in it."""
+    needed = profile.memory.context_bytes + sum(instance.vram_bytes for instance in profile.memory.instances)
+    server = ServerSection(
+        name=SERVER,
+        device=device_section(device),
+        link="measured" if profile.link is not None else "loopback",
+    )
+    greedy = GreedySection(
+        batch_limit=profile.batch_limit,
+        preload="all" if needed <= min(profile.device.vram_bytes, device.vram_bytes) else "none",
+        idle_unload_s=None,
+    )
+    scenario = Scenario(
+        schema="slimsched.scenario/1",
+        name="check",
+        model=ModelSection(checkpoint="checked"),
+        cluster=ClusterSection(servers=(server,), greedy=greedy),
+        workload=PoissonWorkload(kind="poisson", load=SHARE),
+    )
+    prior = AccuracyPrior({(profile.model.widths[-1],) * profile.model.segments: 0.5})  # labels are not looked at
+    world = build_world(scenario, {SERVER: profile}, Accuracy(prior))
+    found = capacity(
+        world,
+        lambda: world.router(ROUTER),
+        router=ROUTER,
+        seeds=(seed,),
+        duration_s=CAPACITY_IMAGES / world.capacity_img_s,
+        precision=CAPACITY_PRECISION,
+    )
+    return world, found.stable_img_s
+
+
+def with_serving(profile: Profile, file: ModelFile, device: DeviceSpec, seed: int) -> Profile:
+    """The profile with what serving costs on this host, from a few seconds of it on the device alone.
+
+    What it costs is not known yet, so the rate is low: a router with more to do than it can would tell its queue.
+    """
+    world, stable_img_s = _lone_world(profile, device, seed)
+    world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
+    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoopRun:
+    """A run on the hardware and its simulated twin, which has the same arrivals and replays the device's pace.
+
+    `pace`: how much longer things took than at full pace, on average; None where nothing told.
+    """
+
+    simulated: Result
+    real: Result
+    pace: float | None = None
+
+
+def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[OpenLoopRun]:
+    """One after the other, each with arrivals of its own."""
+    dataset = _any_images(file)
+    warmup_s = WARMUP_SHARE * duration_s
+    with real_cluster(world, file) as cluster:
+        for index in range(RUNS):
+            run_seed = derived_seed(seed, f"check:{index}")
+            wanted = RealRun(
+                ROUTER, world.router(ROUTER), run_seed, duration_s, warmup_s,
+                image_limit=SATURATED_IMAGES, keep_log=False,
+            )  # fmt: skip
+            real, record = run_on_hardware(world, cluster, dataset, wanted)
+            paces = observed_paces(record, world.cluster.devices, [0])
+            simulated = simulate_figures(
+                world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s, paces=paces
+            )
+            yield OpenLoopRun(simulated, real, mean_pace(paces[0], record.ended_ns) if paces else None)
+
+
+def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedFigure]:
+    """Latencies, throughput and energy of runs; and the device's pace, where the profile has one."""
+    figures = []
+    for measure in CHECKED:
+        name, is_latency = measure.title, measure.unit == "ms"
+        values = [(measure.of(run.simulated), measure.of(run.real)) for run in runs]
+        pairs = tuple(
+            Pair(f"run {index}", (simulated,), (real,))
+            for index, (simulated, real) in enumerate(values, start=1)
+            if simulated and real
+        )
+        repeatability = repeatability_pct(profile) if is_latency else 0.0
+        allowed = Allowed.by(_PROMISED_PCT[measure.stem], repeatability_pct=repeatability)
+        more, less = ("slower", "faster") if is_latency else ("more", "less")
+        figures.append(CheckedFigure(name, pairs, allowed, more, less, _not_judged(profile, name)))
+    usual = 1.0 if profile.pace is None else profile.pace.mean_factor
+    paces = tuple(Pair(f"run {i}", (usual,), (run.pace,)) for i, run in enumerate(runs, start=1) if run.pace)
+    if paces:
+        figures.append(CheckedFigure("pace of the device", paces, Allowed(0.0, 0.0), "slower", "faster", FOREIGN))
+    return figures
+
+
+def _not_judged(profile: Profile, figure: str) -> str:
+    if figure == "energy per image" and profile.power.provenance in UNMETERED:
+        return MODELLED
+    return NO_SERVING if "latency" in figure and not is_served(profile) else ""
+
+
+def _any_images(file: ModelFile) -> Dataset:
+    """One image of noise: how long a pass takes does not depend on what is in the picture."""
+    spec = file.load()[0].spec
+    image = np.random.default_rng(0).standard_normal((1, *spec.input_shape), dtype=np.float32)
+    label = np.zeros(1, dtype=np.int64)
+    return Dataset("noise", image, label, image, label, spec.classes)

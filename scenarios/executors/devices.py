@@ -1,0 +1,54 @@
+"""Which real device a server stands for, and which devices a command means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hw.device import DeviceSpec, local_devices
+from policies.errors import InputError
+from scenarios.files.spec import GB, DeviceSection, ServerSection
+
+
+def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
+    """Local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
+    found = local_devices()
+    cpus = [device for device in found if device.kind == "cpu"] or [DeviceSpec()]
+    named = {f"cuda:{device.index}": device for device in found if device.kind == "cuda"}
+    named |= {f"cpu:{number}": device for number, device in enumerate(cpus)}
+    if wanted is None:
+        return [(name, device) for name, device in named.items() if device in found]
+    chosen = [(name, device) for name, device in named.items() if wanted in (name, name.partition(":")[0])]
+    if not chosen:
+        raise InputError("--device", "", f"no device {wanted!r} here; allowed are {', '.join(named)}")
+    return chosen
+
+
+def device_spec(section: DeviceSection) -> DeviceSpec:
+    """A scenario's device as the executors take it; a GPU is asked for its memory where none is given."""
+    spec = DeviceSpec(
+        kind=section.kind,
+        cores=section.cores,
+        threads=section.threads,
+        onednn=section.onednn,
+        index=section.index,
+        idle_w=section.idle_w,
+        tdp_w=section.tdp_w,
+    )
+    vram_bytes = gpu_bytes(spec) if section.vram_gb is None else round(section.vram_gb * GB)
+    return spec if vram_bytes is None else replace(spec, vram_bytes=vram_bytes)
+
+
+def gpu_bytes(spec: DeviceSpec) -> int | None:
+    """A GPU's memory; None for a CPU, and for a GPU that is not here."""
+    if spec.kind != "cuda" or not torch.cuda.is_available() or spec.index >= torch.cuda.device_count():
+        return None
+    return int(torch.cuda.get_device_properties(spec.index).total_memory)
+
+
+def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSpec:
+    """The device that a server runs on: its own, or that of the server it shares with."""
+    owner = next(s for s in servers if s.name == (server.shares_device_with or server.name))
+    return device_spec(owner.device or DeviceSection())

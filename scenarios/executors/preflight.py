@@ -1,0 +1,195 @@
+"""What must fit before real executors start: devices, memory, network, profiles, routers. One `InputError` each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import psutil
+import torch
+
+from calibrate.stamps import differences, stamps_here, stamps_of
+from hw.device import DeviceSpec
+from hw.instances import context_bytes
+from hw.networks import ModelFile
+from hw.slimmable import SlimmableModel
+from hw.telemetry import usable_cores
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+from scenarios.executors.campaign import require_plan
+from scenarios.executors.devices import device_of, gpu_bytes
+from scenarios.files.router_names import TRAINED_ROUTER, require_distinct_names
+from scenarios.files.spec import GB, DeviceSection, Scenario, ServerSection
+from scenarios.world.world import World
+from sim.profile import Profile
+
+MACHINE = "this machine"
+PROCESS_BYTES = 400_000_000  # a worker's own: Python, torch and its libraries (420 MB of private pages were measured)
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def require_devices(scenario: Scenario) -> None:
+    """Every device that the scenario names must be in this machine.
+
+    Raises:
+        InputError: one is not; it says what is here.
+    """
+    for index, server in enumerate(scenario.cluster.named_servers):
+        if server.device is None:
+            continue
+        require_device(server.device, scenario.name, f"cluster.servers.{index}.device")
+
+
+def require_device(device: DeviceSection, source: str, key: str) -> None:
+    """A device must be in this machine; raises `InputError` where it is not, which says what is here."""
+    if device.kind == "cuda":
+        _require_gpu(device.index, source, key)
+    else:
+        _require_cores(device.cores, source, key)
+
+
+def _require_gpu(index: int, source: str, key: str) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        here = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else "none is here; use kind: cpu"
+        raise InputError(source, f"{key}.index", f"no cuda:{index} in this machine; {here}")
+
+
+def _require_cores(cores: Sequence[int], source: str, key: str) -> None:
+    usable = usable_cores()
+    absent = [core for core in cores if core not in usable]
+    if absent:
+        problem = f"no core {', '.join(map(str, absent))} for this process; allowed are {', '.join(map(str, usable))}"
+        raise InputError(source, f"{key}.cores", problem)
+
+
+def require_possible(scenario: Scenario) -> None:
+    """What a validation needs of the scenario itself and of this machine: no profile, no network's weights.
+
+    Raises:
+        InputError: a device is not here, caps exceed the memory, no window is left to count, a trace is to be run at
+            loads, or a router's file is of another cluster.
+    """
+    require_devices(scenario)
+    require_plan(scenario, scenario.validate_)
+    require_distinct_names(scenario.validate_.routers)
+    named = {s.name: scenario.cluster.greedy_of(s).vram_cap_gb for s in scenario.cluster.named_servers}
+    _require_memory(scenario, {name: int(cap_gb * GB) for name, cap_gb in named.items() if cap_gb is not None})
+
+
+def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
+    """A cap must hold at least a worker's context and the weights to preload: known before anything is calibrated.
+
+    Where a profile is there, the world is made with its own figures, workspaces included (`scenarios.world`).
+
+    Raises:
+        InputError: a cap does not.
+    """
+    contexts: dict[DeviceSpec, int] = {}
+    for index, section in enumerate(scenario.cluster.named_servers):
+        given = scenario.cluster.greedy_of(section)
+        if given.vram_cap_gb is None or section.profile is not None:
+            continue
+        device = device_of(section, scenario.cluster.named_servers)
+        if device not in contexts:
+            contexts[device] = context_bytes(device)
+        everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
+        preload = {"all": everything, "none": ()}[given.preload] if isinstance(given.preload, str) else given.preload
+        loaded = (each for each in everything if each in preload)
+        weights_bytes = sum(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in loaded)
+        if contexts[device] + weights_bytes > given.vram_cap_gb * GB:
+            parts = (
+                f"{contexts[device] / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to preload"
+            )
+            problem = f"{given.vram_cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
+            key = f"cluster.servers.{index}.greedy.vram_cap_gb"
+            raise InputError(scenario.name, key, f"{problem}; raise it, or leave it out")
+
+
+def require_ready(world: World, model: ModelFile, routers: Sequence[str], trained: Path | None) -> None:
+    """The network to run must be the profiles', servers must fit their devices' memory, routers the cluster.
+
+    Args:
+        trained: the router that the run trains; None while it is yet to be trained.
+
+    Raises:
+        InputError: something does not.
+    """
+    _require_model(world, model)
+    caps = {server.name: server.knobs.vram_cap_bytes for server in world.cluster.servers}
+    _require_memory(world.scenario, caps)
+    for index, router in enumerate(routers):
+        if router != TRAINED_ROUTER or trained is not None:
+            world.router(router, trained, f"validate.routers.{index}")
+
+
+def _require_model(world: World, model: ModelFile) -> None:
+    """A profile from a datasheet is of a network's shape, not of its weights; its shape is checked elsewhere."""
+    _, metadata = model.load()
+    for server, profile in zip(world.cluster.servers, world.profiles, strict=True):
+        if profile.provenance != Provenance.DATASHEET and profile.model.hash != metadata["hash"]:
+            problem = (
+                f"the profile of {server.name!r} is of {profile.model.name} ({profile.model.hash[:12]}), the network "
+                f"to run is {metadata['hash'][:12]}; calibrate again, or name the network that it was calibrated with"
+            )
+            raise InputError(world.scenario.name, "cluster.servers", problem)
+
+
+def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:
+    """A line for everything in which this machine's stack is not the one that a profile was measured on."""
+    if profile.provenance == Provenance.DATASHEET:
+        return ()  # it was measured on none
+    found = differences(stamps_of(profile), stamps_here(device))
+    return tuple(f"warning: profile {profile.name}: {difference}" for difference in found)
+
+
+def _require_memory(scenario: Scenario, caps: Mapping[str, int]) -> None:
+    """Each server's cap within what its executor grants, and the caps on one device together within its memory; a
+    CPU's servers share the machine's, and their processes take some of it themselves."""
+    sections = scenario.cluster.named_servers
+    on_device: dict[str, dict[str, int]] = {}
+    limits: dict[str, int] = {}
+    for index, section in enumerate(sections):
+        if section.name not in caps:
+            continue
+        device = device_of(section, sections)
+        _require_grant(section, caps[section.name], device, scenario.name, f"cluster.servers.{index}")
+        name = MACHINE if device.kind == "cpu" else f"cuda:{device.index}"
+        on_device.setdefault(name, {})[section.name] = caps[section.name]
+        limits[name] = memory_bytes(device)
+    for name, of_servers in on_device.items():
+        _require_room(name, of_servers, limits[name], scenario.name)
+
+
+def _require_grant(section: ServerSection, cap_bytes: int, device: DeviceSpec, source: str, key: str) -> None:
+    """A scheduler that plans for more than its executor grants would see loads fail."""
+    if cap_bytes > device.vram_bytes:
+        owner = section.shares_device_with or section.name
+        problem = f"{cap_bytes / GB:.2f} GB is more than the {device.vram_bytes / GB:.2f} GB of the device of {owner!r}"
+        remedy = "lower vram_cap_gb, or give the device more (device.vram_gb)"
+        raise InputError(source, f"{key}.greedy.vram_cap_gb", f"{problem}; {remedy}")
+
+
+def _require_room(device: str, caps: Mapping[str, int], limit_bytes: int, source: str) -> None:
+    process_bytes = PROCESS_BYTES if device == MACHINE else 0
+    total_bytes = sum(caps.values()) + process_bytes * len(caps)
+    if total_bytes > limit_bytes:
+        each = ", ".join(f"{name} {cap / GB:.2f}" for name, cap in caps.items())
+        each += f", and {process_bytes / GB:.2f} for each process" if process_bytes else ""
+        problem = f"the servers on {device} may use {total_bytes / GB:.2f} GB together ({each}), it has "
+        problem += f"{limit_bytes / GB:.2f} GB; lower vram_cap_gb, or take servers away"
+        raise InputError(source, "cluster.greedy.vram_cap_gb", problem)
+
+
+def memory_bytes(device: DeviceSpec) -> int:
+    """What the device has: a GPU's memory, or the machine's (or the container's, where that is less)."""
+    if device.kind == "cuda":
+        found = gpu_bytes(device)
+        return device.vram_bytes if found is None else found
+    total_bytes = int(psutil.virtual_memory().total)
+    try:
+        limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
+    except OSError:  # no such limit on this system
+        return total_bytes
+    return min(total_bytes, int(limit)) if limit.isdigit() else total_bytes  # `max` is none

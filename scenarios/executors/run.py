@@ -1,0 +1,192 @@
+"""The same workload in simulation and on real executors, and the replay of what the real ones did."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - wall time of a real run
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from calibrate.meter import Trust
+from hw.accuracy import MEASURED
+from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.datasets import Dataset
+from hw.networks import ModelFile
+from hw.server import HardwareServer
+from policies.chance import stream
+from policies.interfaces import RoutingPolicy
+from policies.records import RunRecord
+from scenarios.executors.campaign import Campaign, Finished, Job, Plan, Ran
+from scenarios.executors.devices import device_of
+from scenarios.executors.pace import Changes, observed_paces
+from scenarios.files.router_names import display_name
+from scenarios.metrics.fidelity import ValidationRun
+from scenarios.metrics.result import Result, RunLabel, Window, summarise
+from scenarios.metrics.signatures import diagnosed
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.world import World
+
+WARM_BATCHES = (1, 2, 8)
+SATURATED_IMAGES = 10_000
+
+
+def hardware_servers(world: World) -> list[HardwareServer]:
+    """The scenario's servers as the executors take them."""
+    sections = world.scenario.cluster.named_servers
+    return [
+        HardwareServer(
+            name=spec.name,
+            device=device_of(section, sections),
+            knobs=spec.knobs,
+            bare_idle_w=profile.power.bare_idle_w,
+            context_idle_w=profile.power.context_idle_w,
+            trusts_counter=Trust.stamped(profile.device.stamps).counter,
+        )
+        for section, spec, profile in zip(sections, world.cluster.servers, world.profiles, strict=True)
+    ]
+
+
+@contextmanager
+def real_cluster(world: World, model: ModelFile) -> Iterator[HardwareCluster]:
+    """The scenario's servers as executor processes on this machine; gone when the block ends."""
+    period_s = min(profile.sensor.period_s for profile in world.profiles)
+    with HardwareCluster(
+        model,
+        hardware_servers(world),
+        sensor_period_s=period_s,
+        warm_batches=WARM_BATCHES,
+        supervision=world.supervision,
+        largest_block=world.cluster.router.groups[-1],
+    ) as cluster:
+        yield cluster
+
+
+def without_faults(world: World) -> World:
+    """The same world with nothing planned to go wrong."""
+    return replace(world, scenario=world.scenario.model_copy(update={"faults": ()}))
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """One run in real time, with the arrivals, images, faults and random stream that the simulation has at this seed.
+
+    Attributes:
+        router: its name in the result, and of its random stream.
+        scale: multiplies the workload's rate.
+        end: the scenario's unless it is given.
+        image_limit: beyond so many requests the same images come again (a saturated run's would not fit into memory).
+    """
+
+    router: str
+    policy: RoutingPolicy
+    seed: int
+    duration_s: float
+    warmup_s: float
+    scale: float = 1.0
+    end: str | None = None
+    image_limit: int | None = None
+    emulate_links: bool = True
+    keep_log: bool = True
+
+
+def run_on_hardware(
+    world: World,
+    cluster: HardwareCluster,
+    dataset: Dataset,
+    wanted: RealRun,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> tuple[Result, RunRecord]:
+    """Carry out one run on executors that are there."""
+    scenario, seed = world.scenario, wanted.seed
+    planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
+    images = world.images(seed, len(planned.arrivals_ns))[: wanted.image_limit]
+    run = HardwareRun(
+        arrivals_ns=planned.arrivals_ns,
+        images=dataset.test_images[images],
+        labels=dataset.test_labels[images],
+        horizon_ns=planned.horizon_ns,
+        end=planned.end,
+        deadline_ns=planned.deadline_ns,
+        drain_limit_ns=planned.drain_limit_ns,
+        keep_log=wanted.keep_log,
+        faults=planned.faults,
+        links=world.emulated_links(seed) if wanted.emulate_links else None,
+    )
+    began_ns = time.monotonic_ns()
+    rng = stream(seed, f"router:{wanted.router}")
+    spec = world.cluster
+    record = cluster.run(run, spec.router, spec.weights, spec.prior, wanted.policy, rng, on_progress)
+    wall_s = (time.monotonic_ns() - began_ns) / 1e9
+    label = RunLabel(
+        scenario=scenario.name,
+        router=wanted.router,
+        seed=seed,
+        mode="hardware",
+        engine="torch",
+        provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
+        accuracy_provenance=MEASURED,
+    )
+    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s)
+    result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
+    return diagnosed(result, world.signature_context), record
+
+
+def validate_runs(
+    world: World,
+    model: ModelFile,
+    dataset: Dataset,
+    plan: Plan,
+    routers: Sequence[str],
+    *,
+    trained: Path | None = None,
+    finished: Sequence[ValidationRun] = (),
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Iterator[Finished]:
+    """Every run of the plan that is not among `finished`, on one set of executors and in simulation."""
+    calm = without_faults(world)
+    files = {display_name(router): router for router in routers}
+
+    def world_of(job: Job) -> World:
+        return calm if job.is_calm else world
+
+    def simulate(job: Job) -> Ran:
+        """With the jobs' paces, where they are known: see `scenarios.executors.pace`."""
+        return run_simulation(
+            world_of(job),
+            world.router(files[job.router], trained),
+            job.router,
+            job.seed,
+            duration_s=plan.duration_s,
+            warmup_s=plan.warmup_s,
+            scale=job.scale,
+            end=_end_of(job),
+            detail=not job.is_probe,
+            paces=job.paces,
+        )
+
+    def paces_of(record: RunRecord) -> Mapping[int, Changes]:
+        owners = [server.device for server in world.cluster.servers]
+        return observed_paces(record, world.cluster.devices, owners)
+
+    with real_cluster(world, model) as cluster:
+
+        def serve(job: Job) -> Ran:
+            wanted = RealRun(
+                job.router,
+                world.router(files[job.router], trained),
+                job.seed,
+                plan.duration_s,
+                plan.warmup_s,
+                scale=job.scale,
+                end=_end_of(job),
+                image_limit=SATURATED_IMAGES if job.kind == "saturated" else None,
+            )
+            return run_on_hardware(world_of(job), cluster, dataset, wanted, on_progress)
+
+        yield from Campaign(plan, simulate, serve, finished, paces_of).carry_out()
+
+
+def _end_of(job: Job) -> str | None:
+    """What a saturated run has heaped up is not worked off."""
+    return "cut" if job.kind == "saturated" else None

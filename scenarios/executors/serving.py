@@ -1,0 +1,218 @@
+"""What serving costs beyond the forward passes that calibration measured: from a short run on the real executors.
+
+A pass in a calibration loop finds its caches warm; a served batch does not, and its command and result travel between
+processes that share cores. These overheads are this host's, so they are measured on it, with a router (`random`) and a
+seed that no reported run uses, and go into the profiles:
+
+    decision_s        from a request's entry into the FIFO to the departure of its block, where nobody is in the way
+    decision_busy_s   CPU time of the router's host a decision: deciding, and all else that it does for one
+    dispatch_s        command to forward start, and forward end to the scheduler
+    the link's latency    from a block's departure to its arrival, less its bytes at the link's rate
+    served_extra_s    what a served pass takes more than the calibrated one; on a CPU, all that its cores do for a batch
+                      beyond the calibrated pass (then not in `dispatch_s`)
+
+A calibrated pass is one at the device's full pace, so all is brought to full pace: by what the workers read of it in
+the run (`scenarios.executors.pace`), or by what it is on average (`Profile.pace`) where they read nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hw.datasets import Dataset
+from hw.networks import ModelFile
+from policies.chance import derived_seed
+from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
+from policies.vocabulary import NS_PER_S
+from scenarios.executors.pace import mean_pace, observed_paces
+from scenarios.executors.run import RealRun, real_cluster, run_on_hardware, without_faults
+from scenarios.world.world import World
+from sim.costs import input_bytes
+from sim.profile import Profile
+from sim.tables import DeviceTables
+
+RUN_S, WARMUP_S = 6.0, 1.0
+FREE_SHARE = 0.1  # of the requests, at least: they find the router idle
+KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOverheads:
+    """Means over a real run; for each server, None where it served or received nothing."""
+
+    decision_s: float
+    decision_busy_s: float
+    dispatch_s: tuple[float | None, ...]
+    transfer_s: tuple[float | None, ...]
+    extra_s: tuple[float | None, ...]
+
+
+def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int) -> ServingOverheads:
+    """Serve the scenario's workload for a few seconds and look at every stage of every block."""
+    world = without_faults(world)
+    scale = 1.0
+    if (loads := world.scenario.validate_.loads) and world.rate_img_s:
+        scale = min(loads) * world.capacity_img_s / world.rate_img_s  # caches are colder the longer a core sleeps
+    with real_cluster(world, model) as cluster:
+        wanted = RealRun(
+            "random", world.router("random"), derived_seed(seed, "serving"), RUN_S, WARMUP_S, scale,
+            emulate_links=False, keep_log=False,
+        )  # fmt: skip
+        _, record = run_on_hardware(world, cluster, dataset, wanted)
+    cluster_spec = world.cluster
+    return overheads_of(record, cluster_spec.devices, [server.device for server in cluster_spec.servers])
+
+
+def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> ServingOverheads:
+    """From a run's records; `owners` holds for each server the index of its device."""
+    run = _ServedRun(record, devices, owners)
+    servers = range(len(owners))
+    blocks = [block for block in record.blocks if block.snapshot_ns >= run.after_ns and block.arrived_ns]
+    return ServingOverheads(
+        decision_s=(_mean_s([block.sent_ns - block.snapshot_ns for block in blocks]) or 0.0) + _usual_wait_s(record),
+        decision_busy_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
+        dispatch_s=tuple(run.dispatch_s(server) for server in servers),
+        transfer_s=tuple(
+            _mean_s([run.beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
+        ),
+        extra_s=tuple(run.extra_s(server) for server in servers),
+    )
+
+
+class _ServedRun:
+    """A run's batches beside what calibration says of them."""
+
+    def __init__(self, record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> None:
+        self.after_ns = int(WARMUP_S * NS_PER_S)
+        self._record = record
+        self._owners = owners
+        self._tables = [devices[device] for device in owners]
+        paces = observed_paces(record, devices, owners)
+        self._slower = [
+            mean_pace(paces[index], record.ended_ns) if index in paces else _usual_pace(tables)
+            for index, tables in enumerate(devices)
+        ]
+        late = [batch for batch in record.batches if batch.commanded_ns >= self.after_ns]
+        self._batches = _alone(late, owners)
+        self._on_device_s = [self._of_device_s(index, tables) for index, tables in enumerate(devices)]
+
+    def extra_s(self, server: int) -> float | None:
+        """What a served batch takes of the device beyond its calibrated pass, at full pace."""
+        extra_s = self._on_device_s[self._owners[server]]
+        if extra_s is not None:
+            return extra_s
+        return _mean_s([self._longer_ns(b) / self._pace(server) for b in self._batches if b.server == server])
+
+    def dispatch_s(self, server: int) -> float | None:
+        """On a CPU: what is left of a batch's time without its pass and all that its core does for it."""
+        batches = [batch for batch in self._batches if batch.server == server]
+        extra_s = self._on_device_s[self._owners[server]]
+        if extra_s is None:
+            return _mean_s([_dispatch_ns(b) for b in batches])
+        extra_ns = extra_s * self._pace(server) * NS_PER_S
+        return _mean_s([_dispatch_ns(b) + self._longer_ns(b) - extra_ns for b in batches])
+
+    def beyond_bytes_ns(self, block: BlockRecord) -> float:
+        """What a block's way takes beyond its bytes at the link's rate."""
+        device = self._tables[block.server]
+        moved = block.size * input_bytes(device, block.head.segment, block.head.previous_width)
+        link = device.profile.link
+        carried_s = moved / link.bandwidth_bytes_s if link is not None else 0.0
+        return block.arrived_ns - block.sent_ns - carried_s * NS_PER_S
+
+    def _pace(self, server: int) -> float:
+        return self._slower[self._owners[server]]
+
+    def _longer_ns(self, batch: BatchRecord) -> float:
+        calibrated_ns = _calibrated_ns(self._tables[batch.server], batch) * self._pace(batch.server)
+        return batch.forward_ended_ns - batch.started_ns - calibrated_ns
+
+    def _of_device_s(self, index: int, device: DeviceTables) -> float | None:
+        """CPU time, at full pace, that a CPU device spends on each batch beyond its calibrated pass: the executor's own
+        work runs on the cores that compute. None on a GPU, and where nothing ran."""
+        servers = [server for server, owner in enumerate(self._owners) if owner == index]
+        batches = [batch for batch in self._record.batches if batch.server in servers]
+        if device.profile.device.kind != "cpu" or not batches or not self._record.servers:
+            return None
+        passes_s = sum(_calibrated_ns(device, b) * _host_share(device, b) for b in batches) / NS_PER_S
+        busy_s = self._record.servers[servers[0]].busy_s / self._slower[index]  # both are shares of all its cores
+        return _cores(device.profile) * max(0.0, busy_s - passes_s) / len(batches)  # on one of them
+
+
+def _dispatch_ns(batch: BatchRecord) -> float:
+    return batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns
+
+
+def _calibrated_ns(device: DeviceTables, batch: BatchRecord) -> float:
+    """A pass of a batch at full pace, by calibration alone."""
+    table = device.keys[batch.segment, batch.width, batch.previous_width]
+    return table.latency_ns[batch.size] / device.mean_pace - device.profile.served_extra_s * NS_PER_S
+
+
+def _host_share(device: DeviceTables, batch: BatchRecord) -> float:
+    return device.keys[batch.segment, batch.width, batch.previous_width].host_permille[batch.size] / 1000
+
+
+def _cores(profile: Profile) -> int:
+    """Of a CPU device."""
+    named = profile.execution.get("cores", "any")
+    return len(named.split(",")) if named != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
+
+
+def _usual_pace(device: DeviceTables) -> float:
+    """How much longer than at full pace things take on average."""
+    return device.profile.pace.mean_factor if device.profile.pace is not None else 1.0
+
+
+def _usual_wait_s(record: RunRecord) -> float:
+    """What a request waits for a decision in each segment where nobody is in its way, as many are at a low load."""
+    wait = STAGES.index("router_wait")
+    waits_ns = [r.stages_ns[wait] / len(r.widths) for r in record.requests if r.status == "completed" and r.stages_ns]
+    return float(np.quantile(waits_ns, FREE_SHARE)) / NS_PER_S if waits_ns else 0.0
+
+
+def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchRecord]:
+    """Those that no other batch of their device overlapped (all, where each was overlapped): the simulator adds what
+    sharing the device costs, so it must not be in here."""
+    found: list[BatchRecord] = []
+    for device in set(owners):
+        own = sorted((b for b in batches if owners[b.server] == device), key=lambda b: b.commanded_ns)
+        ends = np.maximum.accumulate([b.ended_ns for b in own])
+        alone = [
+            b
+            for i, b in enumerate(own)
+            if (i == 0 or ends[i - 1] <= b.commanded_ns)
+            and (i + 1 == len(own) or own[i + 1].commanded_ns >= b.ended_ns)
+        ]
+        found += alone or own
+    return found
+
+
+def _mean_s(durations_ns: Sequence[float]) -> float | None:
+    """Mean of the lower 99 %, in seconds, never below zero; None of nothing."""
+    if not durations_ns:
+        return None
+    ascending = np.sort(np.asarray(durations_ns, dtype=np.float64))
+    kept = ascending[: max(1, round(KEPT_SHARE * len(ascending)))]
+    return max(0.0, float(kept.mean()) / NS_PER_S)
+
+
+def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -> Profile:
+    """The profile of a server's device with what serving on this host costs; what was calibrated stays as it is."""
+    update: dict[str, object] = {"decision_s": overheads.decision_s, "decision_busy_s": overheads.decision_busy_s}
+    dispatch_s, transfer_s = overheads.dispatch_s[server], overheads.transfer_s[server]
+    if dispatch_s is not None:
+        update["dispatch_s"] = dispatch_s
+    if transfer_s is not None and profile.link is not None:
+        update["link"] = profile.link.model_copy(update={"latency_s": transfer_s})
+    if (extra_s := overheads.extra_s[server]) is not None:
+        update["served_extra_s"] = extra_s
+    return profile.model_copy(update=update)
+
+
+def is_served(profile: Profile) -> bool:
+    """Whether what serving costs is in a profile."""
+    return profile.decision_s is not None

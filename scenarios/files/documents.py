@@ -1,0 +1,68 @@
+"""Text and JSON on disk: read with errors that name the file, written whole or not at all; hashes of what work used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from policies.errors import InputError, nearest
+from policies.files import atomic_path
+
+
+def write_text(path: Path, text: str) -> None:
+    """A UTF-8 file, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, document: Any) -> None:
+    """A JSON document, whole or not at all."""
+    write_text(path, json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """A document as JSON; not-a-number is refused, for JSON has none."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_json(path: Path) -> Any:
+    """A JSON document; raises `InputError` where it is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(str(path), "", "no such file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(str(path), "", f"no readable JSON: {error}") from None
+
+
+def inputs_hash(*parts: Any) -> str:
+    """A fingerprint of what a stage depends on: plain data, texts, and the contents of files (as `Path`)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.read_bytes() if isinstance(part, Path) else json.dumps(part, sort_keys=True, default=str).encode()
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()
+
+
+def read_text(path: Path, source: str | None = None, key: str = "") -> str:
+    """A text file; raises `InputError` (naming `source` and `key`, the place that named it) where it can't be read."""
+    named_by = source or str(path)
+    named = f"{path}: " if source else ""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(named_by, key, f"{named}no such file{_neighbor(path)}") from None
+    except IsADirectoryError:
+        raise InputError(named_by, key, f"{named}this is a folder; name a file in it") from None
+    except UnicodeDecodeError as error:
+        raise InputError(named_by, key, f"{named}not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise InputError(named_by, key, f"{named}can't be read: {error.strerror}") from None
+
+
+def _neighbor(path: Path) -> str:
+    """A hint that names the nearest file of the same kind in the same folder."""
+    others = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+    return f"; in that folder: {nearest(path.name, others[:20])}" if others else ""

@@ -1,0 +1,111 @@
+"""The page of a scenario's keys, made from the schema itself so that it can't lie. It knows Markdown and nothing else.
+
+`python -m scenarios.files.keys_page > docs/scenario-keys.md` writes it anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Discriminator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from scenarios.files.spec import Scenario
+
+_HEAD = """# The keys of a scenario file
+
+Made from `scenarios/files/spec.py` by `python -m scenarios.files.keys_page`: edit the descriptions there.
+
+A scenario is a YAML file. Unknown keys are refused. Paths are relative to the file's own folder. Durations are
+seconds, as a number or as `45s`, `5m`, `1h`, `200ms`. `null` stands for what the description says.
+"""
+_BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
+
+
+def scenario_keys_markdown() -> str:
+    """The whole page: one table a section, in the file's order."""
+    parts = [_HEAD]
+    shown: dict[type[BaseModel], str] = {}
+    for title, model in _sections(Scenario, ""):
+        if model in shown:
+            parts.append(f"## {title}\n\nThe same keys as {shown[model]}.\n")
+            continue
+        shown[model] = title
+        doc = " ".join((model.__doc__ or "").split())
+        rows = [_row(field.alias or name, field) for name, field in model.model_fields.items()]
+        head = "| key | allowed | default | meaning |\n|---|---|---|---|"
+        parts.append(f"## {title}\n\n{doc}\n\n{head}\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _sections(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    yield f"`{path}`" if path else "The file", model
+    for name, field in model.model_fields.items():
+        for below in _models(field.annotation):
+            kind = below.model_fields.get("kind")
+            tags = get_args(kind.annotation) if kind is not None and kind.is_required() else ()
+            listed = "[]" if _is_list(field.annotation) else ""
+            under = f"{path}.{field.alias or name}" if path else field.alias or name
+            title = f"{under}{listed}" + (f" ({tags[0]})" if tags else "")
+            yield from _sections(below, title)
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that may stand at a key, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(_is_list(part) for part in get_args(annotation))
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    description = (field.description or "which kind this is").replace("|", "\\|")
+    return f"| `{name}` | {_allowed(field.annotation, field.metadata)} | {_default(field)} | {description} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    if field.default is PydanticUndefined:
+        return "its defaults"
+    value = field.default
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return "null" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _allowed(annotation: Any, metadata: list[Any]) -> str:
+    bounds = [
+        text.format(getattr(rule, word)) for rule in metadata for word, text in _BOUNDS.items() if hasattr(rule, word)
+    ]
+    return " ".join([_type(annotation), *bounds])
+
+
+def _type(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        rules = [rule for extra in arguments[1:] for rule in getattr(extra, "metadata", [extra])]
+        return _allowed(arguments[0], [rule for rule in rules if not isinstance(rule, Discriminator)])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type(part) for part in arguments))
+    if origin is tuple:
+        items = [part for part in arguments if part is not Ellipsis]
+        return f"list of: {_type(items[0])}" if Ellipsis in arguments else f"[{', '.join(map(_type, items))}]"
+    if origin is dict:
+        return "section with keys of its own"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return {str: "text", float: "number", int: "whole number", bool: "true, false", type(None): "null"}[annotation]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(scenario_keys_markdown())

@@ -1,0 +1,171 @@
+"""Opens a user's files: scenarios, profiles, traces. What is wrong in one is an `InputError` before anything starts.
+
+It reads and checks; it builds nothing from what it read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from policies import strict
+from policies.errors import InputError, nearest
+from policies.own import is_own
+from scenarios.files.documents import read_text
+from scenarios.files.named_files import with_paths
+from scenarios.files.router_names import check_router
+from scenarios.files.shipped import moved, profile_file
+from scenarios.files.spec import (
+    NETWORKS,
+    GreedySection,
+    MomentFault,
+    Scenario,
+    ServerSection,
+    SpanFault,
+)
+from sim.network import PRESETS
+from sim.profile import Profile
+
+
+def load_scenario(path: Path | str) -> Scenario:
+    """Read a scenario and check it whole. Paths in it are relative to its folder, and absolute in what is returned.
+
+    Raises:
+        InputError: anything in it, or in a file that it names, is wrong.
+    """
+    path = Path(path)
+    source = str(path)
+    folder = path.parent.absolute()
+    parsed = strict.parse(Scenario, read_text(path), source)
+    scenario = with_paths(parsed, lambda text: str(moved(folder / Path(text).expanduser())))
+    if scenario.model.accuracy is not None:
+        read_text(Path(scenario.model.accuracy), source, "model.accuracy")
+    _check_network(scenario, source)
+    _check_servers(scenario, source)
+    _check_profiles(scenario, source)
+    check_faults(scenario, source)
+    _check_routers(scenario, source)
+    scenario.workload.require_files()
+    return scenario
+
+
+def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
+    """A profile from its file, or one that ships with the project by its name.
+
+    Raises:
+        InputError: it is missing, broken or of another version, or no such profile ships.
+    """
+    path = profile_file(path, source, key)
+    text = read_text(path, source, key)
+    if not text.strip():
+        raise InputError(str(path), "", "is empty; `slimsched calibrate` writes profiles")
+    if text.startswith('{"schema": "slimsched.calibration-log/'):
+        profile = path.with_suffix(".yaml")
+        remedy = f"name {profile}" if profile.is_file() else "`slimsched calibrate` goes on from it and writes one"
+        raise InputError(str(path), "", f"is the log of a calibration, not a profile; {remedy}")
+    return Profile.from_yaml(text, str(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
+    """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
+    start = folder.absolute()
+    return with_paths(scenario, lambda text: os.path.relpath(text, start))
+
+
+def _check_network(scenario: Scenario, source: str) -> None:
+    """Its name only: a user's own class is imported when it is needed."""
+    name = scenario.model.network
+    if name is None or name in NETWORKS:
+        return
+    if not is_own(name):
+        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
+        raise InputError(source, "model.network", problem)
+
+
+def _check_servers(scenario: Scenario, source: str) -> None:
+    servers = scenario.cluster.named_servers
+    names = [server.name for server in servers]
+    for index, server in enumerate(servers):
+        key = f"cluster.servers.{index}"
+        if names.index(server.name) != index:
+            raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
+        _check_device(server, servers, source, key)
+        if server.profile is None and not scenario.model.is_runnable:
+            problem = "missing; without a network (model.network or model.checkpoint) nothing can be calibrated"
+            raise InputError(source, f"{key}.profile", problem)
+    if scenario.cluster.servers == "auto" and not scenario.model.is_runnable:
+        raise InputError(source, "cluster.servers", "`auto` needs a network: model.network or model.checkpoint")
+
+
+def _check_device(server: ServerSection, servers: Iterable[ServerSection], source: str, key: str) -> None:
+    shared = server.shares_device_with
+    if shared is None:
+        if server.device is None and server.profile is None:
+            raise InputError(source, key, "give device (a real one) or profile (a simulated one)")
+        return
+    owners = {other.name for other in servers if other.shares_device_with is None}
+    if shared not in owners:
+        problem = f"{shared!r} is no server with a device of its own; {nearest(shared, owners)}"
+        raise InputError(source, f"{key}.shares_device_with", problem)
+
+
+def _check_profiles(scenario: Scenario, source: str) -> None:
+    """Profiles can be read, are of one network, and cover what their servers ask of them."""
+    first: tuple[str, Profile] | None = None
+    for index, server in enumerate(scenario.cluster.named_servers):
+        if server.profile is None:
+            continue
+        key = f"cluster.servers.{index}"
+        profile = read_profile(Path(server.profile), source, f"{key}.profile")
+        first = first or (server.name, profile)
+        if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
+            found = f"{profile.model.segments} segments and widths {list(profile.model.widths)}"
+            raise InputError(source, f"{key}.profile", f"{found}; {first[0]!r} has another network")
+        _check_server_against(profile, server, scenario.cluster.greedy_of(server), source, key)
+
+
+def _check_server_against(
+    profile: Profile, server: ServerSection, greedy: GreedySection, source: str, key: str
+) -> None:
+    if greedy.batch_limit > profile.batch_limit:
+        problem = f"{greedy.batch_limit} is beyond what the profile covers; allowed are 1 to {profile.batch_limit}"
+        raise InputError(source, f"{key}.greedy.batch_limit", problem)
+    known = {(cost.segment, cost.width) for cost in profile.memory.instances}
+    for pair in () if isinstance(greedy.preload, str) else greedy.preload:
+        if pair not in known:
+            allowed = f"segments 1 to {profile.model.segments} at widths {list(profile.model.widths)}"
+            raise InputError(source, f"{key}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
+    if server.link == "measured" and profile.link is None:
+        allowed = f"{', '.join(PRESETS)} or latency_s and bandwidth_bytes_s"
+        raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
+
+
+def check_faults(scenario: Scenario, source: str) -> None:
+    """Whether the cluster has every fault's server, and no two of a kind overlap there; raises `InputError`."""
+    names = [server.name for server in scenario.cluster.named_servers]
+    for index, fault in enumerate(scenario.faults):
+        if names and isinstance(fault, SpanFault | MomentFault):
+            check_fault_server(fault.server, names, source, index)
+    until_s: dict[tuple[str, str], float] = {}
+    spans = [(index, fault) for index, fault in enumerate(scenario.faults) if isinstance(fault, SpanFault)]
+    for index, fault in sorted(spans, key=lambda item: item[1].start_s):
+        if fault.start_s < until_s.get((fault.kind, fault.server), 0.0):
+            problem = f"{fault.start_s:g} lies within the previous {fault.kind} of {fault.server!r}"
+            raise InputError(source, f"faults.{index}.start_s", problem)
+        until_s[fault.kind, fault.server] = float("inf") if fault.end_s is None else fault.end_s
+
+
+def check_fault_server(name: str, names: Sequence[str], source: str, index: int) -> None:
+    """Whether the cluster has the server of the fault with this index; raises `InputError`."""
+    if name not in names:
+        raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
+
+
+def _check_routers(scenario: Scenario, source: str) -> None:
+    for section, routers in (("compare", scenario.compare.routers), ("validate", scenario.validate_.routers)):
+        for index, name in enumerate(routers):
+            check_router(name, source, f"{section}.routers.{index}")

@@ -1,0 +1,669 @@
+"""The scenario file: what a user may write, key by key, checked whole before anything starts.
+
+Every key stands here once, with its meaning, its limits and its default; `docs/scenario-keys.md` is made from this
+file. It reads what the scenario names (profiles, traces) to check it, and builds nothing: `scenarios.world.build` does
+that. The number of segments, the widths and the number of servers come from the files named here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from policies.faults import Supervision
+from policies.interfaces import GROUPS
+from policies.strict import StrictModel, form
+from policies.vocabulary import NS_PER_S
+from scenarios.files.named_files import FileName
+from scenarios.files.router_names import is_router_file, router_file
+from scenarios.files.series import read_rates, read_trace
+from scenarios.files.shipped import is_shipped_name, profile_file
+from sim.profile import Count, Loss, NonNegative, Positive, Share
+
+SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
+GB = 1_000_000_000
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `45s`, `5m`, `1.5h`, `200ms` or a plain number of seconds; raises ValueError for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    try:
+        return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
+    except ValueError:
+        raise ValueError(f"no duration: {text!r}; allowed are seconds as a number, or 45s, 5m, 1h, 200ms") from None
+
+
+def _seconds(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
+SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
+Whole = Annotated[int, Field(ge=0)]
+FilePath = Annotated[str, FileName()]
+ProfileName = Annotated[str, FileName(lambda text: not is_shipped_name(text), profile_file)]
+RouterName = Annotated[str, FileName(is_router_file, router_file)]
+ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
+
+
+# -------------------------------------------------------------------------------------------------------------- model
+
+
+NETWORKS = ("digits", "slimresnet-tiny", "slimresnet18")  # those of hw.slimresnet, named here without opening torch
+
+
+class ModelTraining(StrictModel):
+    """How the network is trained. What is left out has the data set's own recipe."""
+
+    epochs: Count | None = Field(None, description="passes over the training images")
+    batch: Count | None = Field(None, description="images a step")
+    learning_rate: Positive | None = Field(None, description="peak rate of SGD with Nesterov momentum, cosine schedule")
+    weight_decay: NonNegative | None = Field(None, description="L2 penalty")
+    warmup_epochs: NonNegative | None = Field(None, description="epochs of linear rise of the rate")
+    label_smoothing: Share | None = Field(None, description="of the widest network's labels")
+    label_share: Share | None = Field(
+        None, description="how much narrower networks learn from labels; the rest is what the widest says"
+    )
+    shift: Whole | None = Field(None, description="random crops after padding by so many pixels")
+    flip: bool | None = Field(None, description="mirror half of the images")
+    random_tuples: Whole | None = Field(None, description="width tuples drawn each step beside the two extremes")
+    growth: tuple[tuple[Share, Count], ...] | None = Field(
+        None,
+        description="pairs [share of the epochs, pixels]: until then images are shrunk to so many pixels; only for "
+        "networks that take any size",
+    )
+    checkpoint_epochs: Count | None = Field(None, description="write a checkpoint each so many epochs")
+    probe_epochs: Whole | None = Field(
+        None, description="test the uniform widths each so many epochs, for TensorBoard; 0 never"
+    )
+    device: str = Field("cpu", description="where to train, as torch names it: `cpu`, `cuda:0`")
+    precision: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(
+        None, description="of forward passes in training; `auto`: mixed where the device has it"
+    )
+
+
+class ModelSection(StrictModel):
+    """The slimmable network: one to train (`network`), one that is trained (`checkpoint`), or none.
+
+    Without either, only `accuracy` is known and every server needs a profile: enough to simulate.
+    """
+
+    network: str | None = Field(
+        None,
+        description="`digits`, `slimresnet-tiny`, `slimresnet18`, or `module:Class` for an own one (a subclass of "
+        "hw.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="what an own network's class is called with")
+    dataset: Literal["digits", "cifar100"] = Field("digits", description="the images it is trained and tested on")
+    training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
+    checkpoint: FilePath | None = Field(
+        None, description="a trained network's file (safetensors); of an own class, `network` must name it as well"
+    )
+    accuracy: FilePath | None = Field(
+        None, description="a file of accuracy by width tuple; made from the network where there is one"
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if not (self.network or self.checkpoint or self.accuracy):
+            raise ValueError("give one of network, checkpoint, accuracy")
+        if self.options and not (self.network and ":" in self.network):
+            raise ValueError("options are for an own network, named `module:Class`")
+        return self
+
+    @property
+    def is_runnable(self) -> bool:
+        """Whether there is (or will be) a network, and not only a table of its accuracy."""
+        return bool(self.network or self.checkpoint)
+
+
+# ------------------------------------------------------------------------------------------------------------ cluster
+
+
+class DeviceSection(StrictModel):
+    """A device of this machine, for calibration and for runs on real executors."""
+
+    kind: Literal["cpu", "cuda"] = Field("cpu", description="a share of this machine's cores, or an NVIDIA GPU")
+    cores: tuple[Whole, ...] = Field((), description="cores the executor is pinned to; empty for all")
+    threads: Count = Field(1, description="threads of one forward pass")
+    onednn: bool = Field(True, description="whether torch may use oneDNN on a CPU")
+    index: Whole = Field(0, description="which GPU")
+    idle_w: NonNegative | None = Field(
+        None, description="idle power where no sensor tells; null for the kind's default"
+    )
+    tdp_w: Positive | None = Field(None, description="full power where no sensor tells; null for the kind's default")
+    vram_gb: Positive | None = Field(
+        None, description="memory, in GB of 10^9 bytes; null asks a GPU, and is 1.07 (1 GiB) for a CPU"
+    )
+
+
+LinkName = Literal["wifi5", "1gbe", "10gbe", "loopback", "measured"]
+
+
+class LinkSection(StrictModel):
+    """What carries images and activations to a server, in numbers."""
+
+    latency_s: SecondsOrZero = Field(description="one way, whatever the size")
+    bandwidth_bytes_s: Positive = Field(description="bytes a second")
+    loss: Loss = Field(0.0, description="share of packets (1500 bytes) that get lost and are sent again")
+    medium: str | None = Field(
+        None, description="servers that name the same medium share it; null: a medium of its own"
+    )
+
+
+InstanceName = tuple[Count, Positive]
+
+
+class GreedySection(StrictModel):
+    """The knobs of a server's greedy scheduler (Algorithm 1)."""
+
+    batch_limit: Count = Field(32, description="B_max, requests a batch; the profile must cover it")
+    vram_cap_gb: Positive | None = Field(
+        None, description="M_max, in GB of 10^9 bytes, a GPU's context included; null for all of the device's memory"
+    )
+    utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at or above it")
+    util_metric: Literal["nvml", "sm"] = Field(
+        "nvml", description="which utilization that is: share of time any kernel ran, or share of the SMs"
+    )
+    idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
+    scale_trigger: Whole = Field(64, description="Q_th: queued requests of one key above which one more may load")
+    scale_cap: Whole = Field(
+        2,
+        description="N_new: no scaling up for a key that so many loads have been ordered for since its queue was last "
+        "empty; a key that no free instance can serve gets its load all the same",
+    )
+    head_of_line: Literal["skip", "block"] = Field(
+        "skip", description="try the next key when the oldest can't be served, or wait (the literal algorithm)"
+    )
+    skip_limit_s: SecondsOrZero = Field(0.5, description="a key that waited so long is no longer overtaken")
+    served_width: Literal["requested", "instance"] = Field(
+        "requested", description="the width that runs when a wider instance serves a request"
+    )
+    preload: Annotated[
+        Annotated[Literal["all", "none"], Tag("<word>")] | Annotated[tuple[InstanceName, ...], Tag("<parts>")],
+        Discriminator(form),
+    ] = Field(
+        "none",
+        description="instances to load as soon as the server comes up: `all`, `none`, or pairs of segment and width; "
+        "in simulation they are ready after their load times, at the start counted from t = 0; the clock of a real run "
+        "starts when the first ones are loaded",
+    )
+
+
+class ServerSection(StrictModel):
+    """One server: a queue with a scheduler, on a device."""
+
+    name: str = Field(
+        description="unique in the cluster; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+    )
+    device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
+    profile: ProfileName | None = Field(
+        None, description="a file, or a shipped profile's name; null: the local device is calibrated"
+    )
+    link: Annotated[
+        Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(form)
+    ] = Field(
+        "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
+    )
+    shares_device_with: str | None = Field(None, description="the server whose device this one runs on, too")
+    greedy: GreedySection = Field(
+        default_factory=GreedySection, description="knobs that differ from `cluster.greedy` on this server"
+    )
+
+
+class ClusterSection(StrictModel):
+    """The servers, and the scheduler knobs they have in common."""
+
+    servers: Annotated[
+        Annotated[Literal["auto"], Tag("<word>")]
+        | Annotated[tuple[ServerSection, ...], Field(min_length=1), Tag("<parts>")],
+        Discriminator(form),
+    ] = Field(description="the servers, or `auto`: one for each device found on this machine")
+    greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
+
+    @property
+    def named_servers(self) -> tuple[ServerSection, ...]:
+        """The servers that the file names; none under `auto`."""
+        return () if self.servers == "auto" else self.servers
+
+    def greedy_of(self, server: ServerSection) -> GreedySection:
+        """A server's knobs: its own where it gives them, else the cluster's."""
+        own = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}
+        return self.greedy.model_copy(update=own)
+
+
+# ------------------------------------------------------------------------------------------- router, workload, faults
+
+
+class RouterSection(StrictModel):
+    """Settings of the router's core, the same for every router."""
+
+    groups: tuple[Count, ...] = Field(GROUPS, description="group sizes to choose from, ascending", min_length=1)
+    outstanding_blocks: Count = Field(2, description="blocks a server may have at once; the router waits beyond it")
+    block_key: Literal["location", "any"] = Field(
+        "location", description="whether requests of a block must have their activations in one place"
+    )
+    max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
+    decision_s: Annotated[
+        Annotated[Literal["measured"], Tag("<word>")] | Annotated[float, Field(ge=0, le=60), Tag("<number>")],
+        Discriminator(form),
+    ] = Field("measured", description="simulated time of one decision; `measured` takes the profile's")
+
+    @field_validator("groups")
+    @classmethod
+    def _ascending(cls, groups: tuple[int, ...]) -> tuple[int, ...]:
+        if list(groups) != sorted(set(groups)):
+            raise ValueError(f"must ascend: {list(groups)}")
+        return groups
+
+
+class WorkloadSection(StrictModel):
+    """What every workload can say of itself."""
+
+    def require_files(self) -> None:
+        """What it names must hold what it plays; raises `InputError`."""
+
+    def base_img_s(self, capacity_img_s: float) -> float | None:
+        """Its rate on a cluster of some capacity; None where it has none of its own."""
+        return None
+
+    def mean_factor(self, duration_s: float) -> float:
+        """Mean rate over a run, in times of that rate."""
+        return 1.0
+
+
+class _Rated(WorkloadSection):
+    rate_img_s: Positive | None = Field(None, description="mean arrivals a second")
+    load: Positive | None = Field(
+        None, description="instead of the rate: this share of the cluster's estimated capacity"
+    )
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> _Rated:
+        if (self.rate_img_s is None) == (self.load is None):
+            raise ValueError("give one of rate_img_s (images a second) and load (share of the capacity)")
+        return self
+
+    def base_img_s(self, capacity_img_s: float) -> float | None:
+        """As given, or its share of the capacity."""
+        return self.rate_img_s if self.load is None else self.load * capacity_img_s
+
+
+class PoissonWorkload(_Rated):
+    """Independent arrivals at a constant rate."""
+
+    kind: Literal["poisson"] = Field(description="")
+
+
+class MmppWorkload(_Rated):
+    """Bursts: a two-state Markov-modulated Poisson process with the given mean rate."""
+
+    kind: Literal["mmpp"] = Field(description="")
+    burst_factor: Annotated[float, Field(gt=1)] = Field(4.0, description="rate in a burst, in times of the mean")
+    burst_share: ShareBelowOne = Field(0.1, description="share of the time in bursts; factor x share must be below 1")
+    dwell_s: Seconds = Field(2.0, description="mean length of a burst")
+
+    @model_validator(mode="after")
+    def _calm_rate_is_positive(self) -> MmppWorkload:
+        if self.burst_factor * self.burst_share >= 1:
+            raise ValueError(
+                f"burst_factor x burst_share is {self.burst_factor * self.burst_share:g}; it must be below 1, "
+                "or nothing is left for the calm state"
+            )
+        return self
+
+
+class GammaWorkload(_Rated):
+    """Independent gaps with a gamma distribution."""
+
+    kind: Literal["gamma"] = Field(description="")
+    cv: Annotated[float, Field(gt=0, le=100)] = Field(
+        2.0, description="the gaps' coefficient of variation; 1 is Poisson, more is burstier"
+    )
+
+
+class DiurnalWorkload(_Rated):
+    """Poisson arrivals whose rate rises and falls as a sine."""
+
+    kind: Literal["diurnal"] = Field(description="")
+    amplitude: Share = Field(0.5, description="of the sine, as a share of the mean rate")
+    period_s: Seconds = Field(60.0, description="of the sine")
+
+
+class RatesWorkload(_Rated):
+    """Poisson arrivals whose rate follows a recorded curve, which is played again when it ends."""
+
+    kind: Literal["rates"] = Field(description="")
+    file: FilePath = Field(description="a CSV file with a header line; its rows are equally long steps of the curve")
+    column: str = Field("count", description="its column of counts or rates, in any unit: only their ratios count")
+    tuning_file: FilePath | None = Field(
+        None, description="the curve that training and tuning see instead, so that a report's is new; null: the same"
+    )
+    period_s: Seconds = Field(60.0, description="time in which the whole curve is played once")
+
+    def require_files(self) -> None:
+        """Both curves."""
+        for file in filter(None, (self.file, self.tuning_file)):
+            read_rates(Path(file), self.column)
+
+
+class FlashWorkload(_Rated):
+    """Poisson arrivals with a flash crowd: the rate rises, stays high, and falls, all linearly."""
+
+    kind: Literal["flash"] = Field(description="")
+    rate_img_s: Positive | None = Field(None, description="arrivals a second before and after the crowd")
+    factor: Annotated[float, Field(gt=1)] = Field(3.0, description="rate at the crowd's height, in times of the other")
+    at_s: SecondsOrZero = Field(description="when it begins to rise")
+    rise_s: SecondsOrZero = Field(1.0, description="until it is at its height")
+    hold_s: SecondsOrZero = Field(10.0, description="how long it stays there")
+    fall_s: SecondsOrZero = Field(5.0, description="until it is as before")
+
+    def mean_factor(self, duration_s: float) -> float:
+        """Mean rate over a run, in times of the rate outside the crowd."""
+        left_s, full_s = duration_s - self.at_s, 0.0  # full_s: time at full height with as many arrivals
+        for length_s, begins, ends in ((self.rise_s, 0.0, 1.0), (self.hold_s, 1.0, 1.0), (self.fall_s, 1.0, 0.0)):
+            spent_s = min(max(left_s, 0.0), length_s)
+            slope = (ends - begins) / length_s if length_s else 0.0
+            full_s += spent_s * (begins + slope * spent_s / 2)
+            left_s -= length_s
+        return 1 + (self.factor - 1) * full_s / duration_s
+
+
+class TraceWorkload(WorkloadSection):
+    """Arrivals from a CSV file with a header line."""
+
+    kind: Literal["trace"] = Field(description="")
+    file: FilePath = Field(description="the CSV file")
+    time_column: str = Field("time_s", description="its column of arrival times: seconds, or ISO 8601 dates")
+    factor: Positive = Field(1.0, description="how many times faster than recorded")
+
+    def require_files(self) -> None:
+        """Its arrivals."""
+        read_trace(Path(self.file), self.time_column)
+
+
+Workload = Annotated[
+    PoissonWorkload | MmppWorkload | GammaWorkload | DiurnalWorkload | RatesWorkload | FlashWorkload | TraceWorkload,
+    Field(discriminator="kind"),
+]
+
+
+class _Span(StrictModel):
+    server: str = Field(description="its name")
+    start_s: SecondsOrZero = Field(description="from when")
+    end_s: Seconds | None = Field(description="until when")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Span:
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise ValueError(f"end_s ({self.end_s:g}) must be after start_s ({self.start_s:g})")
+        return self
+
+
+class _Moment(StrictModel):
+    server: str = Field(description="its name")
+    at_s: SecondsOrZero = Field(description="when")
+
+
+class ServerDownFault(_Span):
+    """A server dies, and comes back empty at a given time: planned, so nobody starts it again earlier."""
+
+    kind: Literal["server_down"] = Field(description="")
+    end_s: Seconds | None = Field(None, description="when it is back; null: never")
+
+
+class StragglerFault(_Span):
+    """A server is slow for a while. Nobody announces it to the router."""
+
+    kind: Literal["straggler"] = Field(description="")
+    end_s: Seconds = Field(description="until when")
+    factor: Annotated[float, Field(ge=1)] = Field(description="how many times slower")
+
+
+class OutOfMemoryFault(_Span):
+    """A server's device has memory for few images at once: larger batches run in halves, one after the other."""
+
+    kind: Literal["out_of_memory"] = Field(description="")
+    end_s: Seconds = Field(description="until when")
+    batch: Whole = Field(description="images that fit at once; 0: none, every batch fails")
+
+
+class WorkerKilledFault(_Moment):
+    """A server's process is killed. It is started again as `supervision` says; nothing happens if it is down."""
+
+    kind: Literal["worker_killed"] = Field(description="")
+
+
+class WorkerHungFault(_Moment):
+    """A server's process stops without dying. It is noticed, killed and started again as `supervision` says."""
+
+    kind: Literal["worker_hung"] = Field(description="")
+
+
+class PoisonedFault(StrictModel):
+    """Some images are broken: the last segment finds no label for them."""
+
+    kind: Literal["poisoned"] = Field(description="")
+    share: Share = Field(description="the probability of that, for each request")
+
+
+def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values; raises `ValueError` where one is given twice."""
+    twice = [value for index, value in enumerate(values) if value in values[:index]]
+    if twice:
+        raise ValueError(f"{twice[0]!r} is given twice; name each once")
+    return values
+
+
+ChaosKind = Literal["worker_killed", "worker_hung"]
+
+
+class ChaosFault(StrictModel):
+    """Workers die at random times, on random servers, for as long as images arrive."""
+
+    kind: Literal["chaos"] = Field(description="")
+    mean_gap_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.01, le=LONGEST_S)] = Field(
+        description="mean time from one to the next (exponential)"
+    )
+    kinds: Annotated[tuple[ChaosKind, ...], Field(min_length=1), AfterValidator(unique)] = Field(
+        ("worker_killed", "worker_hung"), description="what happens, each as likely"
+    )
+
+
+SpanFault = ServerDownFault | StragglerFault | OutOfMemoryFault
+MomentFault = WorkerKilledFault | WorkerHungFault
+FaultSection = Annotated[SpanFault | MomentFault | PoisonedFault | ChaosFault, Field(discriminator="kind")]
+
+_RULES = Supervision()
+
+
+class SupervisionSection(StrictModel):
+    """How a server's process is watched, and how it is brought back when it has died."""
+
+    hang_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.1, le=LONGEST_S)] = Field(
+        _RULES.hang_ns / NS_PER_S, description="without a sign of life for so long it is hung"
+    )
+    stuck_s: Annotated[float, BeforeValidator(_seconds), Field(ge=1, le=LONGEST_S)] = Field(
+        _RULES.stuck_ns / NS_PER_S, description="a batch, load or move that takes longer means the same"
+    )
+    backoff_s: SecondsOrZero = Field(
+        _RULES.backoff_ns / NS_PER_S, description="wait before it is started again; it doubles with each death in a row"
+    )
+    backoff_limit_s: SecondsOrZero = Field(_RULES.backoff_limit_ns / NS_PER_S, description="the longest such wait")
+    stable_s: SecondsOrZero = Field(
+        _RULES.stable_ns / NS_PER_S, description="once up for so long, the next death is the first of a new row"
+    )
+    start_s: SecondsOrZero = Field(
+        _RULES.start_ns / NS_PER_S,
+        description="simulated time from its start until it is ready; a real one takes what it takes",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SupervisionSection:
+        if self.backoff_limit_s < self.backoff_s:
+            problem = f"backoff_limit_s ({self.backoff_limit_s:g}) must not be below backoff_s ({self.backoff_s:g})"
+            raise ValueError(problem)
+        return self
+
+
+# ------------------------------------------------------------------------------------------- reward, training, reports
+
+
+class RewardSection(StrictModel):
+    """Weights of the reward (Eq. 7)."""
+
+    alpha: NonNegative = Field(1.0, description="of accuracy, a share")
+    beta: NonNegative = Field(1.0, description="of latency, in seconds")
+    gamma: NonNegative = Field(0.0, description="of energy, in joules")
+    delta: NonNegative = Field(0.0, description="of the variance of utilization over servers")
+    bonus: Annotated[float, Field()] = Field(0.0, description="added to every block's reward")
+    centre: bool = Field(False, description="subtract the mean accuracy of all tuples from the accuracy term")
+
+
+class TrainingSection(StrictModel):
+    """How the PPO router is trained, in simulation."""
+
+    decisions: Count = Field(3_000_000, description="how many decisions to train for, over all environments")
+    environments: Count = Field(64, description="simulated clusters stepped together")
+    horizon_s: Seconds = Field(20.0, description="length of one training run of a cluster")
+    load_range: tuple[Positive, Positive] = Field(
+        (0.5, 1.0), description="each training run draws its rate from this range, in times of the workload's own"
+    )
+    batch: Annotated[int, Field(ge=2)] = Field(16_384, description="an update waits for so many rewarded decisions")
+    minibatch: Count = Field(2048, description="decisions a gradient step")
+    epochs: Count = Field(3, description="K: passes over a batch")
+    hidden: tuple[Count, ...] = Field((64, 64), description="sizes of the shared layers", min_length=1)
+    learning_rate: Positive = Field(1e-3, description="Adam's")
+    clip: Positive = Field(0.2, description="the probability ratio is clipped to 1 +- this")
+    value_weight: NonNegative = Field(0.5, description="c_v")
+    entropy_weight: NonNegative = Field(0.01, description="c_H")
+    max_grad_norm: Positive = Field(0.5, description="gradients are scaled down to this norm")
+    eps_max: Share = Field(0.3, description="share of uniform exploration in the server head at the start")
+    eps_min: Share = Field(0.02, description="the same from `eps_decay` decisions on")
+    eps_decay: Count = Field(1_500_000, description="T_dec: decisions over which it falls linearly")
+    checkpoint_every: Count = Field(10, description="updates between checkpoints")
+    deterministic: bool = Field(True, description="the trained router takes the likeliest choice; false: it samples")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingSection:
+        if self.eps_min > self.eps_max:
+            raise ValueError(f"eps_min ({self.eps_min:g}) must not be above eps_max ({self.eps_max:g})")
+        if self.load_range[0] > self.load_range[1]:
+            raise ValueError(f"load_range must ascend: {list(self.load_range)}")
+        if self.decisions < self.batch:
+            raise ValueError(f"decisions ({self.decisions}) must be at least batch ({self.batch}): one update")
+        if self.minibatch > self.batch:
+            raise ValueError(f"minibatch ({self.minibatch}) must not be above batch ({self.batch})")
+        return self
+
+
+class TuningSection(StrictModel):
+    """How `slimsched tune` tunes a rule, or Tide, on this scenario."""
+
+    floor: Share | None = Field(
+        None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"
+    )
+    decisions: Count = Field(40_000_000, description="simulated decisions that the search may take")
+    episodes: Count = Field(3, description="excerpts that every candidate is measured on")
+    episode_s: Seconds = Field(10.0, description="their length: long enough for a burst and what comes after it")
+    levels: Count = Field(3, description="full-length runs on which the floor is set at the end")
+
+
+Routers = Annotated[tuple[RouterName, ...], Field(min_length=1), AfterValidator(unique)]
+Seeds = Annotated[tuple[Whole, ...], Field(min_length=1), AfterValidator(unique)]
+
+
+class CompareSection(StrictModel):
+    """The simulated comparison: every router with every seed."""
+
+    routers: Routers = Field(
+        ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "ppo"),
+        description="by name ([all of them](routers.md)), a rule file (`*.rule.yaml`), a trained router's file, "
+        "`module:Class`, or `ppo`: the one this run trains",
+    )
+    seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
+
+
+class ValidateSection(StrictModel):
+    """The same workload in simulation and on real executors."""
+
+    routers: Routers = Field(("random", "jsq", "ppo"), description="as in `compare`")
+    seeds: Seeds = Field((0,), description="one pair of runs each")
+    duration_s: Seconds | None = Field(None, description="length of each run; null for the scenario's")
+    warmup_s: SecondsOrZero | None = Field(None, description="left out of the figures; null for the scenario's")
+    loads: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], AfterValidator(unique)] = Field(
+        (),
+        description="arrival rates, as shares of the throughput that the slowest router reaches on the saturated "
+        "hardware (measured first); empty: the workload's own rate",
+    )
+    repeats: Count = Field(1, description="hardware runs of each router, load and seed, on the same arrivals")
+    saturate: bool = Field(
+        False,
+        description="also compare throughput in saturated runs, and near saturation the error along the load axis",
+    )
+
+
+class CalibrationSection(StrictModel):
+    """How local devices are measured."""
+
+    budget: Seconds = Field(300.0, description="wall time for each device; a small one leaves points out and says so")
+    allow_busy: bool = Field(False, description="measure although other programs use much of a device")
+
+
+# ------------------------------------------------------------------------------------------------------ the whole file
+
+
+class Scenario(StrictModel):
+    """One experiment: everything but the code that a run depends on."""
+
+    EXAMPLE: ClassVar[str] = "scenarios/quickstart.yaml"
+
+    schema_: Literal["slimsched.scenario/1"] = Field(alias="schema", description="the form of this file")
+    name: str = Field(
+        description="names the run folder; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+    )
+    model: ModelSection = Field(description="the network")
+    cluster: ClusterSection = Field(description="the servers")
+    router: RouterSection = Field(default_factory=RouterSection, description="the router's core")
+    workload: Workload = Field(description="when images arrive")
+    faults: tuple[FaultSection, ...] = Field((), description="what goes wrong, and when")
+    supervision: SupervisionSection = Field(
+        default_factory=SupervisionSection, description="how processes that died or hang are brought back"
+    )
+    deadline_s: Seconds | None = Field(None, description="a request's time limit, for goodput; null for none")
+    shed: bool = Field(False, description="give up requests whose deadline has passed")
+    reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
+    training: TrainingSection = Field(default_factory=TrainingSection, description="of the PPO router")
+    tuning: TuningSection = Field(default_factory=TuningSection, description="of rules and of Tide, by search")
+    compare: CompareSection = Field(default_factory=CompareSection, description="the simulated comparison")
+    validate_: ValidateSection = Field(
+        default_factory=ValidateSection, alias="validate", description="simulation against real executors"
+    )
+    calibration: CalibrationSection = Field(default_factory=CalibrationSection, description="of local devices")
+    seed: Whole = Field(0, description="of everything random that `compare` and `validate` give no seed for")
+    duration_s: Seconds = Field(60.0, description="for how long images arrive")
+    warmup_s: SecondsOrZero = Field(5.0, description="requests that arrive earlier are left out of the figures")
+    end: Literal["drain", "cut"] = Field(
+        "drain", description="finish what is in flight when arrivals end (a minute at most), or stop there"
+    )
+    jitter: bool = Field(True, description="draw batch latencies from the profile's spread; false takes the mean")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        if self.warmup_s >= self.duration_s:
+            raise ValueError(f"warmup_s ({self.warmup_s:g}) must be below duration_s ({self.duration_s:g})")
+        if self.shed and self.deadline_s is None:
+            raise ValueError("shed needs a deadline_s: without one no request is ever late")
+        return self
+
+    def to_yaml(self) -> str:
+        """What was given (not the defaults), as text that reads back as this scenario."""
+        raw = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return yaml.safe_dump(raw, sort_keys=False, width=120, allow_unicode=True)

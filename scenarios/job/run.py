@@ -1,0 +1,113 @@
+"""The main job, end to end: model, calibration, router, comparison, validation, report; each stage resumes.
+
+A stage is skipped when its outputs are there and what it was made from is unchanged, so an interrupted job goes on from
+the last finished stage (and, inside calibration, training and comparison, from the last finished piece).
+
+=============================  ===========================  ===========================================================
+stage                          by                           makes
+=============================  ===========================  ===========================================================
+`model`, `accuracy`            `scenarios.job.network`      the network's weights, its accuracy by width tuple
+`calibrate-SERVER`, `serving`  `scenarios.job.profiles`     each device's profile
+`train`                        `scenarios.job.router`       the PPO router, its score
+`compare`                      `scenarios.job.comparison`   every router with every seed, simulated
+`validate`                     `scenarios.job.validation`   simulation beside real executors
+=============================  ===========================  ===========================================================
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hw.telemetry import available_devices
+from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
+from scenarios.files.documents import write_json, write_text
+from scenarios.files.reading import relative_paths
+from scenarios.files.router_names import is_router_file
+from scenarios.job.comparison import compare
+from scenarios.job.job import Job
+from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
+from scenarios.job.profiles import make_profiles, make_serving
+from scenarios.job.router import make_router
+from scenarios.job.validation import validate, warn_of_another_stack
+from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.fidelity import Validation
+from scenarios.runs.folder import environment
+from scenarios.show.page import build_report
+from scenarios.world.materials import SCENARIO_FILE
+from scenarios.world.routers import require_routers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job ends with: the tables' documents, and where the report is."""
+
+    comparison: Comparison
+    validation: Validation | None
+    report: Path
+
+
+def carry_out(job: Job) -> Outcome:
+    """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
+    require_what_is_known(job)
+    describe(job)
+    if job.scenario.model.is_runnable:
+        require_accuracy(job)
+        make_model(job)
+        make_accuracy(job)
+    make_profiles(job)
+    world = job.world()
+    require_routers(job.scenario, world.cluster.router.segments, world.cluster.router.widths)
+    if job.can_validate:
+        require_ready(world, job.model, job.scenario.validate_.routers, None)
+        warn_of_another_stack(job, world)
+        make_serving(job)
+        world = job.world()
+    if job.needs_training:
+        make_router(job, world, None)
+    comparison = compare(job, world)
+    validation = validate(job, world) if job.can_validate else None
+    return Outcome(comparison, validation, build_report(job.folder.path))
+
+
+def require_what_is_known(job: Job) -> None:
+    """What can be known now to be wrong is said now, and not after hours; it needs no profile.
+
+    Raises:
+        InputError: something does not fit this machine, or together.
+    """
+    network = job.network
+    if job.scenario.model.is_runnable:
+        require_devices(job.scenario)
+        if _has_router_files(job) or _has_caps(job):
+            with own_code(network):
+                given = job.scenario.model.checkpoint
+                model = network.build() if network and given is None else job.model.load()[0]
+            require_routers(job.scenario, model.spec.segments, model.spec.widths)
+            require_caps(job.scenario, model)
+    if job.can_validate:
+        require_possible(job.scenario)
+
+
+def _has_router_files(job: Job) -> bool:
+    return any(is_router_file(name) for name in job.routers)
+
+
+def _has_caps(job: Job) -> bool:
+    cluster = job.scenario.cluster
+    return any(cluster.greedy_of(server).vram_cap_gb is not None for server in cluster.named_servers)
+
+
+def describe(job: Job) -> None:
+    """The scenario as run (its files named from the run folder) and what it runs on."""
+    write_text(job.folder / SCENARIO_FILE, relative_paths(job.scenario, job.folder.path).to_yaml())
+    devices = [_fields(device) for device in available_devices()]
+    write_json(job.folder / "environment.json", environment(devices, {"scenario": job.scenario.seed}))
+
+
+def _fields(description: Any) -> dict[str, Any]:
+    """A description's fields as plain data."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(description), default=str))
+    return plain

@@ -1,0 +1,1 @@
+"""How routers are trained and tuned. It needs the simulator alone."""

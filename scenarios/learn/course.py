@@ -1,0 +1,88 @@
+"""The runs on which a setting is judged while it is tuned, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import log
+
+import numpy as np
+
+from policies.chance import derived_seed, stream
+from policies.interfaces import RoutingPolicy
+from policies.plan_of import plan_of
+from policies.rules.specs import POINT
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.world.workloads import Excerpt
+from scenarios.world.world import World
+from sim.cluster import RunSpec
+from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
+from sim.compiled.run_plan import run_to_end
+from sim.compiled.scoring import RunScore, score_run, tuple_priors
+
+MOST_THREADS = 2
+
+
+class Course:
+    """The runs of one world that candidates are measured on.
+
+    Args:
+        workers: what they run on; compiled code holds no lock.
+    """
+
+    def __init__(self, world: World, knobs: TuningKnobs, workers: ThreadPoolExecutor) -> None:
+        self.world, self.knobs, self.decisions = world, knobs, 0
+        self._program, self._workers = program_of(world.cluster), workers
+        self._priors = tuple_priors(self._program)
+        self.context = world.context
+
+    def excerpt(self, name: str, part: int) -> RunSpec:
+        """A run of the search, from one part of the scenario; its name gives its seed."""
+        seed = derived_seed(self.knobs.seed, f"tune:{name}")
+        scale = float(stream(seed, "load").uniform(*self.knobs.rates))
+        length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
+        return self.world.run_spec(
+            seed,
+            duration_s=length_s,
+            scale=scale,
+            detail=False,
+            end="cut",
+            excerpt=Excerpt(part, self.knobs.episodes),
+        )
+
+    def full(self, number: int) -> RunSpec:
+        """A run of full length, for levelling."""
+        seed = derived_seed(self.knobs.seed, f"tune:level:{number}")
+        return self.world.run_spec(seed, detail=False, end="cut", excerpt=Excerpt())
+
+    def measure(self, tries: Sequence[tuple[RoutingPolicy, RunSpec]]) -> list[RunScore]:
+        """Each router on its run; a router serves one run."""
+        scores = list(self._workers.map(self._one, *zip(*tries, strict=True)))
+        self.decisions += sum(score.decisions for score in scores)
+        return scores
+
+    def _one(self, router: RoutingPolicy, spec: RunSpec) -> RunScore:
+        planned = plan_of(router, self.context.config)
+        assert planned is not None, "every kind that is tuned has a compiled form"
+        run = RunRow(self._program, spec)
+        run_to_end(run, planned.row, stream(spec.seed, "router:tuned"), planned.replan)
+        warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
+        return score_run(run, self._priors, round(warmup_s * 1e9))
+
+
+def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
+    """What is made small: the mean latency and, with a weight, the 99th percentile, over runs."""
+    costs = [(score.mean_s, score.p99_s) for score in scores]
+    if knobs.logs:
+        return float(np.mean([log(mean_s) + knobs.tail * log(p99_s) for mean_s, p99_s in costs]))
+    return log(float(np.mean([mean_s for mean_s, _ in costs]))) + knobs.tail * log(
+        float(np.mean([p99_s for _, p99_s in costs]))
+    )
+
+
+def shortfall(scores: Sequence[RunScore], floor: float) -> float:
+    """Points of accuracy below the floor, over the images of all runs; negative above it."""
+    images = sum(score.images - score.unfinished for score in scores)
+    accuracy = sum(score.accuracy * (score.images - score.unfinished) for score in scores) / max(images, 1)
+    return (floor - accuracy) / POINT

@@ -1,0 +1,112 @@
+"""Files of tuned routers: where they go, what they say of their making, and how tuning starts from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from policies.errors import InputError, nearest
+from policies.registry import TUNED
+from policies.rules.specs import RuleSpec
+from policies.tide import knobs as tide_knobs
+from policies.tide.router import TideRouter
+from policies.tide.spec import TideSpec
+from scenarios.files.router_names import ending_of, without_ending, write_rule
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.search import Reals
+from scenarios.learn.tune import Tuned, natural_floor
+from scenarios.world.world import World
+
+FAILURE_SUFFIX: Final = ".failed.txt"
+
+
+def knobs_of(world: World, arguments: Any) -> TuningKnobs:
+    """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
+    given = world.scenario.tuning
+    floor = arguments.floor if arguments.floor is not None else given.floor
+    knobs = TuningKnobs(
+        floor=0.0 if floor is None else floor,
+        decisions=arguments.decisions or given.decisions,
+        seed=arguments.seed,
+        episodes=given.episodes,
+        episode_s=given.episode_s,
+        levels=given.levels,
+        without=_switches(arguments.router, arguments.without),
+    )
+    return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
+
+
+def _switches(kind: str, without: Sequence[str]) -> tuple[str, ...]:
+    if without and kind != tide_knobs.KIND:
+        raise InputError("--without", "", f"only tide has something to switch off; {kind!r} has not")
+    for switch in without:
+        if switch not in tide_knobs.SWITCHES:
+            raise InputError("--without", "", f"no switch {switch!r}; {nearest(switch, tide_knobs.SWITCHES)}")
+    return tuple(without)
+
+
+def tuned_path(out: Path | None, kind: str) -> Path:
+    """Where a tuned router goes.
+
+    Raises:
+        InputError: nothing of that kind is tuned; the file could not be read back.
+    """
+    if kind not in TUNED:
+        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
+    ending = ending_of(kind)
+    path = out or Path(f"{kind}{ending}")
+    if not path.name.endswith(ending):
+        raise InputError("--out", "", f"{path}: the file of a tuned {kind} ends with {ending}")
+    return path
+
+
+def failure_path(path: Path) -> Path:
+    """Beside where a router would lie: why there is none."""
+    return path.with_name(without_ending(path.name) + FAILURE_SUFFIX)
+
+
+def read_start(path: Path, world: World, kind: str) -> Reals:
+    """The numbers of a Tide that was trained before."""
+    if kind != tide_knobs.KIND:
+        raise InputError("--start", "", "only tide can begin with a file")
+    spec = TideSpec.read(path)
+    spec.check(world.cluster.router, str(path))
+    assert spec.values is not None, "a file has some"
+    return spec.values
+
+
+def save_tuned(
+    found: Tuned,
+    world: World,
+    knobs: TuningKnobs,
+    path: Path,
+    scenario: Path,
+    *,
+    start: str | None = None,
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """Write the router with how it was made (`start`: from which file; `seconds`: in how long); what is reported."""
+    without = "".join(f" --without {switch}" for switch in knobs.without)
+    command = f"slimsched tune scenarios/{scenario.name} --router {found.kind} --floor {knobs.floor:g}"
+    made_by = {
+        "command": f"{command} --decisions {knobs.decisions} --seed {knobs.seed}{without}"
+        + (f" --start {start}" if start else ""),
+        "floor": knobs.floor,
+        "decisions": found.decisions,
+        "level_decisions": found.level_decisions,
+        "origin": found.origin,
+        "wall_s": None if seconds is None else round(seconds, 1),
+        "accuracy": round(found.accuracy, 6),
+        "latency_mean_s": round(found.mean_s, 6),
+        "latency_p99_s": round(found.p99_s, 6),
+    }
+    failure_path(path).unlink(missing_ok=True)
+    if isinstance(found.spec, RuleSpec):
+        write_rule(path, found.spec.model_copy(update={"made_by": made_by}))
+    else:
+        router = found.spec.make(world.context)
+        assert isinstance(router, TideRouter)
+        router.save(path, made_by)
+    return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **made_by}

@@ -1,0 +1,256 @@
+"""Results set side by side: routers against a baseline over seeds.
+
+It computes from finished results alone; how they came about is none of its business.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from hw.accuracy import MEASURED, PAPER, AccuracyProvenance
+from policies.errors import InputError, nearest
+from policies.vocabulary import Provenance
+from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
+from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
+from scenarios.metrics.result import Engine, Result
+from scenarios.metrics.signatures import tally
+from scenarios.metrics.statistics import change_pct, estimate, paired_difference
+
+BASELINE = "random"
+_AVERAGED = tuple(dict.fromkeys(measure.keys[0] for measure in MEASURES.values() if measure.is_averaged))
+_LATENCY, _ENERGY = MEASURES["latency_mean_s"], MEASURES["energy_j"]  # whose changes against the baseline a row has
+ACCURACY_DIGITS = 9  # sums of the same priors differ beyond them
+
+
+class Paired(TypedDict):
+    """Differences seed by seed against one router; a row has `router`, `seeds` and a difference a measure."""
+
+    against: str
+    rows: list[dict[str, Any]]
+
+
+class FrontRow(TypedDict):
+    """One router in one trade-off; `bound`: the least cost at no more than its accuracy, where it is known."""
+
+    router: str
+    accuracy: float
+    cost: float
+    on_front: bool
+    bound: float | None
+    gap_pct: float | None
+
+
+class Pareto(TypedDict):
+    """Trade-offs by cost. `accuracy` is the measure that is on the other axis."""
+
+    accuracy: str
+    fronts: dict[str, list[FrontRow]]
+    bounds: dict[str, list[tuple[float, float]]]
+
+
+class Hypervolume(TypedDict):
+    """What the compared routers cover of one trade-off, down from a reference; see `scenarios.metrics.pareto`."""
+
+    reference: dict[str, float]
+    area: float
+    share: float | None
+    contributions: dict[str, float]
+
+
+class Comparison(TypedDict):
+    """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
+
+    A stored one may be older than the last four keys.
+    """
+
+    schema: str
+    scenario: str
+    provenance: str
+    accuracy_provenance: AccuracyProvenance
+    engine: Engine
+    baseline: str | None
+    rows: list[dict[str, Any]]
+    paired: Paired | None
+    pareto: Pareto
+    hypervolume: dict[str, Hypervolume]
+    worst: list[dict[str, Any]]
+
+
+Bounds = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def compare_results(
+    results: Sequence[Result],
+    baseline: str = BASELINE,
+    *,
+    against: str | None = None,
+    bounds: Bounds | None = None,
+    references: Mapping[str, Point] | None = None,
+) -> Comparison:
+    """One row a router, in the order of first appearance; changes are against the baseline's run of the same seed.
+
+    Args:
+        against: the router of the paired differences; the baseline by default, where it is among the results.
+        bounds: by cost (a name of `COSTS`), points (accuracy, least cost that any router can have).
+        references: by cost, from where hypervolume is counted; by default the worst of the routers on both axes.
+
+    Raises:
+        InputError: `against` is no router of the results.
+    """
+    assert results, "nothing to compare"
+    by_router: dict[str, list[Result]] = {}
+    for result in results:
+        by_router.setdefault(result["router"], []).append(result)
+    base = {result["seed"]: result for result in by_router.get(baseline, [])}
+    rows = [_row(router, runs, base) for router, runs in by_router.items()]
+    points = _points(rows)
+    return Comparison(
+        schema="slimsched.comparison/1",
+        scenario=results[0]["scenario"],
+        provenance=str(Provenance.weakest(*(Provenance(result["provenance"]) for result in results))),
+        accuracy_provenance=_weakest_accuracy(results),
+        engine=results[0]["engine"],
+        baseline=baseline if base else None,
+        rows=rows,
+        paired=_paired(by_router, against or baseline) if base or against else None,
+        pareto=_pareto(rows, points, bounds or {}),
+        hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in points.items() if of},
+        worst=[_worst(router, runs) for router, runs in by_router.items()],
+    )
+
+
+def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
+    """`paper` if any is; a stored result without the key is older than tables of the paper."""
+    return PAPER if any(result.get("accuracy_provenance", MEASURED) == PAPER for result in results) else MEASURED
+
+
+def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
+    row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
+    for key in _AVERAGED:
+        row[key] = _fold([run.get(key) for run in runs])
+    paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
+    for key, measure in (("latency_change_pct", _LATENCY), ("energy_change_pct", _ENERGY)):
+        row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
+    row["signatures"] = tally(run.get("signatures") for run in runs)
+    return row
+
+
+def _fold(values: Sequence[Any]) -> Any:
+    """The same numbers of several runs, leaf by leaf."""
+    if isinstance(values[0], Mapping):
+        return {key: _fold([value[key] for value in values]) for key in values[0]}
+    return estimate(values)
+
+
+# ---------------------------------------------------------------------------------------------------- pairs and worst
+
+
+def _paired(by_router: Mapping[str, Sequence[Result]], against: str) -> Paired:
+    if against not in by_router:
+        raise InputError("--against", "", f"{against!r} is not compared here; {nearest(against, by_router)}")
+    others = {result["seed"]: result for result in by_router[against]}
+    rows: list[dict[str, Any]] = []
+    for router, runs in by_router.items():
+        common = [run for run in runs if run["seed"] in others]
+        row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in common]}
+        for measure in PAIRED:
+            values = [measure.of(run) for run in common]
+            row[measure.name] = paired_difference(values, [measure.of(others[run["seed"]]) for run in common])
+        rows.append(row)
+    return Paired(against=against, rows=rows)
+
+
+def _worst(router: str, runs: Sequence[Result]) -> dict[str, Any]:
+    """The worst seed of each measure; null where a seed has no value."""
+    row: dict[str, Any] = {"router": router}
+    for measure in PAIRED:
+        values = [measure.of(run) for run in runs]
+        row[measure.name] = None if None in values else (min if measure.better == "higher" else max)(values)
+    return row
+
+
+# ---------------------------------------------------------------------------------------------------------- trade-offs
+
+
+def accuracy_measure(rows: Sequence[Mapping[str, Any]]) -> Measure:
+    """What trade-offs have on their accuracy axis: without the chance of labels, where all routers have that."""
+    labels, expected = MEASURES["accuracy"], MEASURES["expected_accuracy"]
+    return labels if any(_mean(row, expected) is None for row in rows) else expected
+
+
+def _mean(row: Mapping[str, Any], measure: Measure) -> float | None:
+    found = measure.of(row)
+    return None if found is None else found["mean"]
+
+
+def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
+    """By cost, the routers that have both numbers."""
+    axis, points = accuracy_measure(rows), {}
+    for measure in COSTS:
+        found = [(row["router"], _mean(row, axis), _mean(row, measure)) for row in rows]
+        points[measure.name] = [
+            Point(router, round(accuracy, ACCURACY_DIGITS), cost)
+            for router, accuracy, cost in found
+            if accuracy is not None and cost is not None
+        ]
+    return points
+
+
+def _pareto(rows: Sequence[Mapping[str, Any]], points: Mapping[str, Sequence[Point]], bounds: Bounds) -> Pareto:
+    curves = {name: sorted(bounds.get(name, ())) for name in points}
+    return Pareto(
+        accuracy=accuracy_measure(rows).name,
+        fronts={name: _front_rows(of, curves[name]) for name, of in points.items()},
+        bounds={name: curve for name, curve in curves.items() if curve},
+    )
+
+
+def _front_rows(points: Sequence[Point], curve: Sequence[tuple[float, float]]) -> list[FrontRow]:
+    front = pareto_front(points)
+    rows = []
+    for point in points:
+        bound = least_cost(curve, point.accuracy)
+        rows.append(
+            FrontRow(
+                router=point.name,
+                accuracy=point.accuracy,
+                cost=point.cost,
+                on_front=point in front,
+                bound=bound,
+                gap_pct=change_pct(point.cost, bound),
+            )
+        )
+    return rows
+
+
+def bound_accuracies(comparison: Comparison, between: int = 7) -> list[float]:
+    """Where a bound should be known: at every router's accuracy, and at so many more along the axis, ascending."""
+    found = {row["accuracy"] for rows in comparison["pareto"]["fronts"].values() for row in rows}
+    if not found:
+        return []
+    slack = 10**-ACCURACY_DIGITS  # an accuracy that was rounded up may be beyond what the best tuple has
+    along = np.linspace(min(found), max(found), between + 2)[1:-1].tolist() if len(found) > 1 else []
+    return [max(0.0, accuracy - slack) for accuracy in sorted({*found, *along})]
+
+
+def least_cost(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:
+    """The bound at the last of its points with no more accuracy: more accuracy can't be cheaper.
+
+    Between two points a straight line would lie above the bound, which is convex.
+    """
+    at = bisect_right([known for known, _ in curve], accuracy + 10**-ACCURACY_DIGITS)
+    return curve[at - 1][1] if at else None
+
+
+def _hypervolume(points: Sequence[Point], reference: Point | None) -> Hypervolume:
+    corner = reference or worst_corner(points)
+    return Hypervolume(
+        reference={"accuracy": corner.accuracy, "cost": corner.cost},
+        area=hypervolume(points, corner),
+        share=share_covered(points, corner),
+        contributions=contributions(points, corner),
+    )

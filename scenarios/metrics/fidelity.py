@@ -1,0 +1,425 @@
+"""How far simulation is off: results of both worlds set side by side, with the hardware's own noise beside each error.
+
+It computes from finished results alone; how they came about is `scenarios.executors.campaign`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from math import sqrt
+from typing import Literal, NotRequired, TypedDict, Unpack
+
+import numpy as np
+
+from policies.vocabulary import Provenance
+from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
+from scenarios.metrics.result import Result
+from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
+
+Kind = Literal["pair", "saturated", "near"]
+
+PROMISED_PCT = {"latency_mean": 5.0, "latency_p99": 10.0, "energy_per_image": 5.0}
+PROMISED_UP_TO_LOAD = 0.8
+PROMISED_THROUGHPUT_PCT = 2.0
+PROMISED_LOAD_AXIS_PCT = 3.0
+PROMISED_TAU = 0.9
+REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
+GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
+
+_LATENCY = MEASURES["latency_mean_s"]
+_ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
+
+
+class Worlds(TypedDict):
+    """One number in both worlds."""
+
+    simulated: float
+    hardware: float
+
+
+class Part(TypedDict, total=False):
+    """What one hardware run is of a validation.
+
+    `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `scale` is
+    told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `pace` is
+    how many times as long as at full pace the devices took during the hardware run (their twin replays it), the mean
+    over those that were read; null where none was, and missing in older ones.
+    """
+
+    kind: Kind
+    load: float | None
+    rate_img_s: float | None
+    repeat: int
+    backlog_growth: Worlds | None
+    scale: float | None
+    pace: float | None
+
+
+class ValidationRun(Part):
+    """One hardware run and its simulated twin, as `validate` leaves them."""
+
+    router: str
+    seed: int
+    simulated: Result
+    hardware: Result
+
+
+class Pair(TypedDict):
+    """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where they mean nothing."""
+
+    router: str
+    seed: int
+    load: float | None
+    rate_img_s: float | None
+    repeat: int
+    simulated: Result
+    hardware: Result
+    error_pct: dict[str, float | None]
+    not_applicable: dict[str, str]
+
+
+class Stages(TypedDict):
+    """Mean seconds an image spent in each stage, in both worlds; null where it is not known."""
+
+    simulated: dict[str, float] | None
+    hardware: dict[str, float] | None
+
+
+class Row(TypedDict):
+    """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
+
+    Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
+    """
+
+    router: str
+    load: float | None
+    rate_img_s: float | None
+    seeds: list[int]
+    repeats: int
+    simulated: dict[str, float | None]
+    hardware: dict[str, Estimate]
+    error_pct: dict[str, Estimate]
+    repeatability_pct: dict[str, float | None]
+    target_pct: dict[str, float | None]
+    met: dict[str, bool | None]
+    stages_s: Stages
+    pace: NotRequired[Estimate]
+
+
+class SaturatedRow(TypedDict):
+    """Throughput of one router with arrivals above its capacity, of which the backlog grows.
+
+    Where only one world is saturated the error is larger than it looks (the other could have carried more); where
+    neither is, nothing is judged.
+    """
+
+    router: str
+    rate_img_s: float | None
+    simulated_img_s: float
+    hardware_img_s: float
+    error_pct: float | None
+    target_pct: float
+    met: bool | None
+    saturated: dict[str, bool]
+
+
+class LoadAxisRow(TypedDict):
+    """One router near its saturation: how much more (or less) load makes the simulation as slow as the hardware."""
+
+    router: str
+    rate_img_s: float | None
+    simulated_latency_s: float | None
+    hardware_latency_s: Estimate
+    error_pct: Estimate
+    repeatability_pct: float | None
+    target_pct: float
+    met: bool | None
+
+
+class Ranking(TypedDict):
+    """Kendall's tau of the routers' mean latencies at one load; `separated`: over pairs whose latencies on the hardware
+    differ, seed by seed and repeat by repeat, by more than chance would explain."""
+
+    load: float | None
+    tau: float | None
+    pairs: int
+    tau_separated: float | None
+    separated_pairs: int
+    target: float
+    met: bool | None
+
+
+class Validation(TypedDict):
+    """`slimsched.validation/1`; a stored one may be older than what comes after `ranking_tau`."""
+
+    schema: str
+    scenario: str
+    pairs: list[Pair]
+    ranking_tau: float | None
+    reference_img_s: float | None
+    rows: list[Row]
+    saturated: list[SaturatedRow]
+    load_axis: list[LoadAxisRow]
+    ranking: list[Ranking]
+
+
+def validation_run(simulated: Result, hardware: Result, **part: Unpack[Part]) -> ValidationRun:
+    """The two results of one router and seed; a pair that is its only repeat, where `part` does not say otherwise."""
+    assert simulated["router"] == hardware["router"], "both are of one router"
+    return ValidationRun(
+        kind=part.get("kind", "pair"),
+        router=simulated["router"],
+        load=part.get("load"),
+        rate_img_s=part.get("rate_img_s"),
+        seed=simulated["seed"],
+        repeat=part.get("repeat", 0),
+        simulated=simulated,
+        hardware=hardware,
+        backlog_growth=part.get("backlog_growth"),
+        scale=part.get("scale"),
+        pace=part.get("pace"),
+    )
+
+
+def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Validation:
+    """Everything set side by side; `power` says where the hardware's watts came from."""
+    pairs = [run for run in runs if run["kind"] == "pair"]
+    saturated = [run for run in runs if run["kind"] == "saturated"]
+    assert pairs, "nothing to validate"
+    rows = [_row(group, power) for group in _groups(pairs)]
+    return Validation(
+        schema="slimsched.validation/1",
+        scenario=pairs[0]["simulated"]["scenario"],
+        pairs=[_pair(run, power) for run in pairs],
+        ranking_tau=_overall_tau(pairs),
+        reference_img_s=reference_img_s(saturated) if saturated else None,
+        rows=rows,
+        saturated=[_saturated_row(run) for run in saturated],
+        load_axis=[_load_axis_row(group) for group in _groups(run for run in runs if run["kind"] == "near")],
+        ranking=[
+            _ranking([row for row in rows if row["load"] == load], [run for run in pairs if run["load"] == load])
+            for load in dict.fromkeys(row["load"] for row in rows)
+        ],
+    )
+
+
+def reference_img_s(saturated: Iterable[ValidationRun]) -> float:
+    """What all routers can carry: the lowest throughput that any of them reached on the saturated hardware."""
+    return min(run["hardware"]["throughput_img_s"] for run in saturated)
+
+
+def middle_load(loads: Iterable[float | None]) -> float | None:
+    """The one that charts show: the middle of those that were run, the lower one of two."""
+    known = sorted({load for load in loads if load is not None})
+    return known[(len(known) - 1) // 2] if known else None
+
+
+def _groups(runs: Iterable[ValidationRun]) -> list[list[ValidationRun]]:
+    """By load and router, in the order of first appearance."""
+    groups: dict[tuple[float | None, str], list[ValidationRun]] = {}
+    for run in runs:
+        groups.setdefault((run["load"], run["router"]), []).append(run)
+    return list(groups.values())
+
+
+# ---------------------------------------------------------------------------------------------------------- one router
+
+
+def _pair(run: ValidationRun, power: Provenance) -> Pair:
+    reason = f"the hardware's power is {power}, not metered: both sides would come from one formula"
+    return Pair(
+        router=run["router"],
+        seed=run["seed"],
+        load=run["load"],
+        rate_img_s=run["rate_img_s"],
+        repeat=run["repeat"],
+        simulated=run["simulated"],
+        hardware=run["hardware"],
+        error_pct={measure.stem: _error_pct(run, measure, power) for measure in VALIDATED},
+        not_applicable=dict.fromkeys(_ENERGIES, reason) if power in UNMETERED else {},
+    )
+
+
+def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float | None:
+    if measure.stem in _ENERGIES and power in UNMETERED:
+        return None
+    return change_pct(measure.of(run["simulated"]), measure.of(run["hardware"]))
+
+
+def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
+    first, seeds = runs[0], list(dict.fromkeys(run["seed"] for run in runs))
+    repeats = len({run["repeat"] for run in runs})
+    errors = {m.stem: _estimate_of(runs, [_error_pct(run, m, power) for run in runs]) for m in VALIDATED}
+    noise = {measure.stem: _repeatability_pct(runs, measure) for measure in VALIDATED}
+    targets = {name: _target_pct(name, first["load"], noise[name], repeats) for name in noise}
+    return Row(
+        router=first["router"],
+        load=first["load"],
+        rate_img_s=first["rate_img_s"],
+        seeds=seeds,
+        repeats=repeats,
+        simulated={m.stem: estimate([m.of(run["simulated"]) for run in runs])["mean"] for m in VALIDATED},
+        hardware={m.stem: _estimate_of(runs, [m.of(run["hardware"]) for run in runs]) for m in VALIDATED},
+        error_pct=errors,
+        repeatability_pct=noise,
+        target_pct=targets,
+        met={name: _is_met(errors[name]["mean"], targets[name]) for name in targets},
+        pace=estimate([run.get("pace") for run in runs]),
+        stages_s=Stages(
+            simulated=_mean_stages([run["simulated"] for run in runs]),
+            hardware=_mean_stages([run["hardware"] for run in runs]),
+        ),
+    )
+
+
+def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> Estimate:
+    """Of a value a run. Repeats of one trace are not independent: over seeds, each the mean of its repeats; of one
+    seed, over repeats."""
+    by_seed: dict[int, list[float | None]] = {}
+    for run, value in zip(runs, values, strict=True):
+        by_seed.setdefault(run["seed"], []).append(value)
+    if len(by_seed) == 1:
+        return estimate(*by_seed.values())
+    return estimate([estimate(values)["mean"] for values in by_seed.values()])
+
+
+def _target_pct(name: str, load: float | None, noise_pct: float | None, repeats: int) -> float | None:
+    """Null where nothing is promised."""
+    if name not in PROMISED_PCT or (load is not None and load > PROMISED_UP_TO_LOAD):
+        return None
+    return _widened_pct(PROMISED_PCT[name], noise_pct, repeats)
+
+
+def _widened_pct(promise_pct: float, noise_pct: float | None, repeats: int) -> float:
+    """The promise, or twice the hardware's own repeatability where that is more and known from enough repeats."""
+    return promise_pct if noise_pct is None or repeats < REPEATS_OF_NOISE else max(promise_pct, 2 * noise_pct)
+
+
+def _is_met(error_pct: float | None, target_pct: float | None) -> bool | None:
+    return None if error_pct is None or target_pct is None else abs(error_pct) <= target_pct
+
+
+def _repeatability_pct(runs: Sequence[ValidationRun], measure: Measure) -> float | None:
+    """Relative standard deviation of the hardware over repeats of one trace, pooled over seeds; null for one repeat."""
+    by_seed: dict[int, list[float]] = {}
+    for run in runs:
+        value = measure.of(run["hardware"])
+        if value is None:
+            return None
+        by_seed.setdefault(run["seed"], []).append(value)
+    shares = [
+        float(np.std(values, ddof=1)) / float(np.mean(values))
+        for values in by_seed.values()
+        if len(values) > 1 and np.mean(values) != 0.0
+    ]
+    return 100 * sqrt(sum(share**2 for share in shares) / len(shares)) if shares else None
+
+
+def _mean_stages(results: Sequence[Result]) -> dict[str, float] | None:
+    known = [stages for result in results if (stages := result.get("stages_s"))]
+    return {name: float(np.mean([stages[name] for stages in known])) for name in known[0]} if known else None
+
+
+# ---------------------------------------------------------------------------------------------------------- saturation
+
+
+def _saturated_row(run: ValidationRun) -> SaturatedRow:
+    simulated, hardware = run["simulated"]["throughput_img_s"], run["hardware"]["throughput_img_s"]
+    growth = run["backlog_growth"]
+    assert growth is not None, "told of every saturated run"
+    saturated = {
+        "simulated": growth["simulated"] >= GROWTH_OF_SATURATION,
+        "hardware": growth["hardware"] >= GROWTH_OF_SATURATION,
+    }
+    error = change_pct(simulated, hardware)
+    return SaturatedRow(
+        router=run["router"],
+        rate_img_s=run["rate_img_s"],
+        simulated_img_s=simulated,
+        hardware_img_s=hardware,
+        error_pct=error,
+        target_pct=PROMISED_THROUGHPUT_PCT,
+        met=_is_met(error, PROMISED_THROUGHPUT_PCT) if any(saturated.values()) else None,
+        saturated=saturated,
+    )
+
+
+def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
+    errors = [None if run["scale"] is None else 100 * (run["scale"] - 1) for run in runs]
+    known = [error for error in errors if error is not None]
+    noise = float(np.std(known, ddof=1)) if len(known) > 1 and len(known) == len(errors) else None
+    target = _widened_pct(PROMISED_LOAD_AXIS_PCT, noise, len(known))
+    error = estimate(errors)
+    return LoadAxisRow(
+        router=runs[0]["router"],
+        rate_img_s=runs[0]["rate_img_s"],
+        simulated_latency_s=runs[0]["simulated"]["latency_s"]["mean"],
+        hardware_latency_s=estimate([run["hardware"]["latency_s"]["mean"] for run in runs]),
+        error_pct=error,
+        repeatability_pct=noise,
+        target_pct=target,
+        met=_is_met(error["mean"], target),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- ranking
+
+
+def _overall_tau(runs: Sequence[ValidationRun]) -> float | None:
+    """Over the routers whose latency is known in both worlds, each at its mean over all runs."""
+    latencies: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        simulated, hardware = run["simulated"]["latency_s"]["mean"], run["hardware"]["latency_s"]["mean"]
+        if simulated is not None and hardware is not None:
+            latencies.setdefault(run["router"], []).append((simulated, hardware))
+    return _tau([(float(s), float(h)) for s, h in (np.mean(values, axis=0) for values in latencies.values())])
+
+
+def _tau(points: Sequence[tuple[float, float]]) -> float | None:
+    if len(points) < 2:
+        return None
+    from scipy import stats  # slow to import, and every command passes here
+
+    tau = float(stats.kendalltau([s for s, _ in points], [h for _, h in points]).statistic)
+    return None if np.isnan(tau) else tau
+
+
+def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> Ranking:
+    """Of the routers at one load."""
+    known = {
+        row["router"]: (simulated, hardware)
+        for row in rows
+        if (simulated := row["simulated"]["latency_mean"]) is not None
+        and (hardware := row["hardware"]["latency_mean"]["mean"]) is not None
+    }
+    signs = [
+        np.sign(known[first][0] - known[second][0]) * np.sign(difference)
+        for first, second in combinations(known, 2)
+        if (difference := _separation_s(runs, first, second)) is not None
+    ]
+    separated = float(np.mean(signs)) if signs else None
+    return Ranking(
+        load=rows[0]["load"],
+        tau=_tau(list(known.values())),
+        pairs=len(known) * (len(known) - 1) // 2,
+        tau_separated=separated,
+        separated_pairs=len(signs),
+        target=PROMISED_TAU,
+        met=None if separated is None else separated >= PROMISED_TAU,
+    )
+
+
+def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> float | None:
+    """By how much their mean latencies differ on the hardware, on the same seeds and repeats (which went through the
+    same arrivals at about the same time); null where the interval of that difference contains 0."""
+    latency_s = {(run["router"], run["seed"], run["repeat"]): run["hardware"]["latency_s"]["mean"] for run in runs}
+
+    def difference_s(run: ValidationRun) -> float | None:
+        one_s, other_s = (latency_s[router, run["seed"], run["repeat"]] for router in (first, second))
+        return None if one_s is None or other_s is None else one_s - other_s
+
+    shared = [run for run in runs if run["router"] == first and (second, run["seed"], run["repeat"]) in latency_s]
+    found = _estimate_of(shared, [difference_s(run) for run in shared]) if shared else Estimate(mean=None, ci95=None)
+    mean_s, half_s = found["mean"], found["ci95"]
+    return mean_s if mean_s is not None and half_s is not None and abs(mean_s) > half_s else None

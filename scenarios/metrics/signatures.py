@@ -1,0 +1,273 @@
+"""Signs that a router fails in one of the ways the paper names: pure functions of a run's numbers.
+
+The paper warns of reward hacking, VRAM exhaustion and accuracy collapse; collapse onto one server is ours. A signature
+says that a run looks like it, with the number and the threshold that it passed, never why: a rule that always takes the
+narrowest widths shows accuracy collapse, too. `docs/metrics.md` justifies the thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from policies.faults import OUT_OF_MEMORY
+from policies.vocabulary import IMAGE, WorkKey
+from scenarios.metrics.result import Signature
+
+if TYPE_CHECKING:
+    from policies.interfaces import CostModel
+    from scenarios.metrics.result import Result, ServerMetrics
+    from sim.cluster import ClusterSpec
+
+
+REFERENCE: Final = "sticky"  # keeps images where they are
+FEWEST_IMAGES: Final = 100  # completed (of those refused: arrived): fewer say nothing
+CHANCE_STAYS: Final = 0.5  # of the share of segments that chance alone would leave where they are
+GAIN: Final = 1.02  # throughput over that of a router that stays put: less is no gain
+REFUSED: Final = 1e-3  # of the images
+MEMORY_WAITS: Final = 1 / 3  # of an image's time beyond the router
+LOADS_PER_BATCH: Final = 0.25  # where an image's time is not known
+UNFINISHED: Final = 0.1  # of the images
+NEAR_NARROWEST: Final = 0.05  # of the way from the narrowest tuple's accuracy to the best
+TAKEN_OVER: Final = 0.5  # of the share that belongs to the others by their speed
+IDLE: Final = 0.5  # of the busy server's passes for its speed
+WAITS: Final = 0.5  # of an image's time
+REFUSALS: Final = (OUT_OF_MEMORY, "instance_too_large")  # reasons of failed requests
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What a server could do.
+
+    Attributes:
+        speed: its device's share of the cluster's speed (full width, full batches); a shared device's, divided.
+        cap_bytes: M_max.
+        one_of_each_bytes: the context and an instance of every segment and width.
+        largest_bytes: of one instance.
+    """
+
+    speed: float
+    cap_bytes: int
+    one_of_each_bytes: int
+    largest_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureContext:
+    """What the numbers are held against.
+
+    Attributes:
+        segments: S.
+        narrowest_accuracy: p_acc of the narrowest width in every segment.
+        best_accuracy: of the most accurate tuple.
+        servers: in the result's order.
+    """
+
+    segments: int
+    narrowest_accuracy: float
+    best_accuracy: float
+    servers: tuple[ServerContext, ...]
+
+
+def context_of(cluster: ClusterSpec, costs: CostModel) -> SignatureContext:
+    """What the numbers of a cluster's runs are held against."""
+    config, prior = cluster.router, cluster.prior
+    on_device = [sum(other.device == server.device for other in cluster.servers) for server in cluster.servers]
+    speeds = [1 / _image_s(cluster, costs, server) / sharing for server, sharing in enumerate(on_device)]
+    servers = tuple(
+        ServerContext(
+            speed=speed / sum(speeds),
+            cap_bytes=server.knobs.vram_cap_bytes,
+            one_of_each_bytes=server.knobs.context_bytes + sum(server.knobs.instance_bytes.values()),
+            largest_bytes=max(server.knobs.instance_bytes.values()),
+        )
+        for server, speed in zip(cluster.servers, speeds, strict=True)
+    )
+    narrowest = prior((config.widths[0],) * config.segments)
+    return SignatureContext(config.segments, narrowest, max(prior.top1.values()), servers)
+
+
+def _image_s(cluster: ClusterSpec, costs: CostModel, server: int) -> float:
+    """Of all segments at full width, in full batches."""
+    full, segments = cluster.router.widths[-1], range(1, cluster.router.segments + 1)
+    return sum(costs.image_s(server, WorkKey(s, full, IMAGE if s == 1 else full)) for s in segments)
+
+
+def signatures(result: Result, context: SignatureContext, reference: Result | None = None) -> tuple[Signature, ...]:
+    """The failures that a run shows.
+
+    Args:
+        result: of the run.
+        context: of its cluster and network.
+        reference: the run of a router that keeps images where they are (`sticky`), on the same arrivals. With one,
+            moves that bring more throughput than it has are no reward hacking, and twice its latency is a sign that
+            one server is too few.
+    """
+    found = (
+        _reward_hacking(result, context, reference),
+        _vram_exhaustion(result, context),
+        _accuracy_collapse(result, context),
+        _one_server_collapse(result, context, reference),
+    )
+    return tuple(signature for signature in found if signature is not None)
+
+
+def diagnosed(result: Result, context: SignatureContext) -> Result:
+    """The same result with the failures that it shows by itself."""
+    return {**result, "signatures": list(signatures(result, context))}
+
+
+def against_reference(results: Sequence[Result], context: SignatureContext, reference: str = REFERENCE) -> list[Result]:
+    """The same results, with signatures that also know the reference router's run of the same seed, where there is one.
+
+    Only results whose signatures were looked for.
+    """
+    known = {result["seed"]: result for result in results if result["router"] == reference}
+    told: list[Result] = []
+    for result in results:
+        other = known.get(result["seed"])
+        if other is not None and result.get("signatures") is not None:
+            result = {**result, "signatures": list(signatures(result, context, other))}
+        told.append(result)
+    return told
+
+
+def _reward_hacking(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:
+    """Images are moved on purpose, and nothing but the imbalance term can be the better for it.
+
+    A router that does not look at where an image is leaves it there with the probability that two draws of a server
+    agree: the sum of the squares of the servers' shares. Who leaves it there less than half as often sends it away.
+    """
+    moves, steps = result.get("moves_per_image"), context.segments - 1
+    shares = _shares(result["servers"])
+    if moves is None or steps == 0 or len(shares) < 2 or _is_small(result):
+        return None
+    by_chance = sum(share * share for share in shares)
+    stays = 1 - moves / steps
+    if stays >= CHANCE_STAYS * by_chance:
+        return None
+    against = ""
+    if reference is not None:
+        if result["throughput_img_s"] > GAIN * reference["throughput_img_s"]:
+            return None
+        against = f"; {result['throughput_img_s']:.1f} images/s, {reference['router']}"
+        against += f" has {reference['throughput_img_s']:.1f}"
+    reason = f"{moves:.2f} moves an image: {stays:.1%} of the segments run where the one before ran, chance alone "
+    reason += f"would leave {by_chance:.1%} there{against}"
+    return Signature(name="reward hacking", figure=stays, threshold=CHANCE_STAYS * by_chance, reason=reason)
+
+
+def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | None:
+    """Loads are refused, or what waits at the servers waits for memory."""
+    arrived = result["images"]["arrived"]
+    refused = sum(result["failures"].get(reason, 0) for reason in REFUSALS)
+    if arrived < FEWEST_IMAGES:
+        return None
+    if refused / arrived >= REFUSED:
+        reason = f"{refused} of {arrived} images failed for want of device memory"
+        return Signature(name="VRAM exhaustion", figure=refused / arrived, threshold=REFUSED, reason=reason)
+    pairs = zip(result["servers"], context.servers, strict=True)
+    full = [found for found, server in pairs if _was_full(found, server)]
+    if not full:
+        return None
+    where = f"memory of {', '.join(server['name'] for server in full)} was full"
+    unfinished = result["images"]["in_flight"] / arrived
+    if unfinished >= UNFINISHED:
+        reason = f"{where}, {unfinished:.1%} of the images were never finished"
+        return Signature(name="VRAM exhaustion", figure=unfinished, threshold=UNFINISHED, reason=reason)
+    stages = result["stages_s"]
+    if stages is None:
+        loads = sum(server["loads"] for server in full) / max(1, sum(server["batches"] for server in full))
+        if loads < LOADS_PER_BATCH:
+            return None
+        reason = f"{where}, {loads:.2f} loads a batch there"
+        return Signature(name="VRAM exhaustion", figure=loads, threshold=LOADS_PER_BATCH, reason=reason)
+    beyond_s = sum(stages.values()) - stages["router_wait"]
+    waits = (stages["queue"] + stages["load"]) / beyond_s
+    if waits < MEMORY_WAITS:
+        return None
+    reason = f"{where}, images spent {waits:.1%} of their time beyond the router waiting for an instance"
+    return Signature(name="VRAM exhaustion", figure=waits, threshold=MEMORY_WAITS, reason=reason)
+
+
+def _was_full(found: ServerMetrics, server: ServerContext) -> bool:
+    """Not every instance has room, and at some time the largest would have been refused."""
+    is_tight = server.one_of_each_bytes > server.cap_bytes
+    return is_tight and found["vram_peak_bytes"] + server.largest_bytes > server.cap_bytes
+
+
+def _accuracy_collapse(result: Result, context: SignatureContext) -> Signature | None:
+    """Nearly everything ran at the narrowest widths."""
+    expected, narrowest = result.get("expected_accuracy"), context.narrowest_accuracy
+    reach = context.best_accuracy - narrowest
+    if expected is None or reach <= 0 or _is_small(result):
+        return None
+    gained = (expected - narrowest) / reach
+    if gained >= NEAR_NARROWEST:
+        return None
+    reason = f"expected accuracy {expected:.2%}: the narrowest widths have {narrowest:.2%}, the best tuple "
+    reason += f"{context.best_accuracy:.2%}"
+    return Signature(name="accuracy collapse", figure=gained, threshold=NEAR_NARROWEST, reason=reason)
+
+
+def _one_server_collapse(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:
+    """One server gets most of the others' share of the work too, they idle, and images wait.
+
+    Where nobody waits it is no failure: at light load, or on a slow network, one server may well be the best place.
+    """
+    shares, speeds = _shares(result["servers"]), [server.speed for server in context.servers]
+    if len(shares) < 2 or _is_small(result):
+        return None
+    busy = max(range(len(shares)), key=lambda i: shares[i])
+    taken = (shares[busy] - speeds[busy]) / (1 - speeds[busy]) if speeds[busy] < 1 else 0.0
+    others = [shares[i] / speeds[i] for i in range(len(shares)) if i != busy]
+    if taken < TAKEN_OVER or max(others) > IDLE * shares[busy] / speeds[busy]:
+        return None
+    suffers = _suffering(result, reference)
+    if suffers is None:
+        return None
+    reason = f"{shares[busy]:.1%} of the passes ran on {result['servers'][busy]['name']}, which has {speeds[busy]:.1%} "
+    reason += f"of the speed; {suffers}"
+    threshold = speeds[busy] + TAKEN_OVER * (1 - speeds[busy])
+    return Signature(name="one-server collapse", figure=shares[busy], threshold=threshold, reason=reason)
+
+
+def _suffering(result: Result, reference: Result | None) -> str | None:
+    """What is the worse for it, in words; None where nothing is."""
+    images, stages = result["images"], result["stages_s"]
+    if images["in_flight"] >= UNFINISHED * images["arrived"]:
+        return f"{images['in_flight'] / images['arrived']:.1%} of the images were never finished"
+    if stages is not None:
+        waits = (stages["router_wait"] + stages["queue"]) / sum(stages.values())
+        if waits >= WAITS:
+            return f"images spent {waits:.1%} of their time waiting"
+    mean_s = result["latency_s"]["mean"]
+    other_s = None if reference is None else reference["latency_s"]["mean"]
+    if reference is not None and mean_s is not None and other_s is not None and mean_s * WAITS >= other_s:
+        return f"mean latency is {mean_s / other_s:.1f} times that of {reference['router']}"
+    return None
+
+
+def _shares(servers: Sequence[ServerMetrics]) -> list[float]:
+    """Each server's share of the segment passes; none where nothing ran."""
+    passes = sum(server["images"] for server in servers)
+    return [server["images"] / passes for server in servers] if passes else []
+
+
+def _is_small(result: Result) -> bool:
+    return result["images"]["completed"] < FEWEST_IMAGES
+
+
+def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
+    """How many of some runs show each signature, in the order of their first appearance; none is not counted."""
+    counts: dict[str, int] = {}
+    for found in of_runs:
+        for signature in found or ():
+            counts[signature["name"]] = counts.get(signature["name"], 0) + 1
+    return counts
+
+
+def tally_text(counts: Mapping[str, int], runs: int) -> str:
+    """`accuracy collapse (3 of 5 runs), ...`."""
+    return ", ".join(f"{name} ({count} of {runs} run{'s' if runs > 1 else ''})" for name, count in counts.items())

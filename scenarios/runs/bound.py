@@ -1,0 +1,381 @@
+"""The fluid bound: what no router can beat on a cluster, at a mean accuracy and a rate. A linear programme.
+
+Long-run averages of any run are a flow of images over width tuples, servers, batch sizes and links, and such a flow
+must satisfy what is linear in it. The programme knows these limits, and no others:
+
+- every image runs one width tuple, each segment once; what ran on a server is there, or moves over a link;
+- images that run together take no more than the device: each running batch asks for d and h of it (`sim.device`), and
+  all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
+- a medium carries its bandwidth, and the router at most its largest group a decision;
+- an image takes, in each segment, a decision, a dispatch and its batch's solo time, and for each move its latency and
+  its bytes.
+
+Left out, because a run could be lucky: queues, images that wait for their batch to fill, loads, memory, blocks that
+split. So every real run is worse. With chance in it (labels, arrivals) the bound holds for what a run really had: its
+own rate and its tuples' accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, csr_array, vstack
+
+from policies.errors import InputError, WorkError
+from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
+from scenarios.files.spec import GammaWorkload, PoissonWorkload
+from scenarios.world.world import World
+from sim.tables import DeviceTables, KeyTable
+
+Edge = tuple[int, float, float]  # (segment, width, previous width)
+Vector = NDArray[np.float64]
+NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the fluid model allows at a mean accuracy of at least `accuracy`; every real run is worse.
+
+    Attributes:
+        rate_img_s: at which energy and latency are told; None for a trace.
+        capacity_img_s: the largest rate.
+        energy_per_image_j: the least dynamic energy an image; None where the rate is beyond capacity.
+        total_energy_per_image_j: the same with what the devices draw when idle, in its share of the images.
+        latency_s: the least mean latency at the rate; where it is None or beyond capacity, of an image alone.
+    """
+
+    accuracy: float
+    rate_img_s: float | None
+    capacity_img_s: float
+    energy_per_image_j: float | None
+    total_energy_per_image_j: float | None
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One way to run an edge on a server, in a batch of a certain size; seconds and joules are an image's."""
+
+    server: int
+    edge: Edge
+    demand_s: float
+    host_s: float
+    latency_s: float
+    joules: float
+
+
+@dataclass(frozen=True)
+class _Move:
+    """One way to get what a segment at a width left, from a server to where the next one runs (maybe the same)."""
+
+    segment: int
+    width: float
+    source: int
+    server: int
+    latency_s: float
+    busy_s: float
+
+
+class FluidModel:
+    """The linear programme of one cluster, to be asked at any accuracy and rate.
+
+    Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`.
+
+    Args:
+        widths: those that may run; all of the network's by default.
+    """
+
+    def __init__(self, world: World, widths: Sequence[float] = ()) -> None:
+        self.world, config = world, world.cluster.router
+        self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
+        allowed = tuple(widths) or config.widths
+        tuples = list(product(allowed, repeat=config.segments))
+        self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
+        runs = list(_runs(world, allowed))
+        moves = list(_moves(world, allowed))
+        self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
+        self._latency_s = np.concatenate([
+            np.zeros(len(tuples)), [run.latency_s for run in runs], [move.latency_s for move in moves]
+        ])  # fmt: skip
+        self._joules = np.concatenate([np.zeros(len(tuples)), [run.joules for run in runs], np.zeros(len(moves))])
+        self._balances = self._matrix(_balances(tuples, runs, moves))
+        self._limits = self._matrix(_limits(world, tuples, runs, moves))
+
+    def capacity_img_s(self, accuracy: float = 0.0) -> float:
+        """The largest rate at which a mean accuracy can be had."""
+        return -self._solve(-self._all_tuples(), accuracy, None)
+
+    def energy_j(self, accuracy: float, rate_img_s: float) -> float:
+        """The least dynamic energy an image."""
+        return self._solve(self._joules, accuracy, rate_img_s) / rate_img_s
+
+    def latency_s(self, accuracy: float, rate_img_s: float | None) -> float:
+        """The least mean latency; without a rate that of an image that meets nobody."""
+        if rate_img_s is None:
+            return self._solve(self._latency_s, accuracy, 1.0, limited=False)
+        return self._solve(self._latency_s, accuracy, rate_img_s) / rate_img_s
+
+    def best_accuracy(self, rate_img_s: float) -> float:
+        """The highest mean accuracy at which a rate can be carried; raises `WorkError` beyond the capacity."""
+        gain = np.concatenate([self.top1, np.zeros(self._count - self._tuples)])
+        return -self._solve(-gain, 0.0, rate_img_s) / rate_img_s
+
+    def bound(self, accuracy: float, rate_img_s: float | None) -> Bound:
+        """All of it at once.
+
+        Raises:
+            InputError: no width tuple is so accurate.
+        """
+        if accuracy > self.top1.max() + NEARLY:
+            problem = f"{accuracy:g} is beyond the most accurate width tuple; allowed is up to {self.top1.max():.4f}"
+            raise InputError("--accuracy", "", problem)
+        accuracy = min(accuracy, float(self.top1.max()))
+        capacity_img_s = self.capacity_img_s(accuracy)
+        if rate_img_s is None or rate_img_s > capacity_img_s:
+            return Bound(accuracy, rate_img_s, capacity_img_s, None, None, self.latency_s(accuracy, None))
+        energy_j = self.energy_j(accuracy, rate_img_s)
+        return Bound(
+            accuracy=accuracy,
+            rate_img_s=rate_img_s,
+            capacity_img_s=capacity_img_s,
+            energy_per_image_j=energy_j,
+            total_energy_per_image_j=energy_j + self.idle_w / rate_img_s,
+            latency_s=self.latency_s(accuracy, rate_img_s),
+        )
+
+    def _all_tuples(self) -> Vector:
+        return np.concatenate([np.ones(self._tuples), np.zeros(self._count - self._tuples)])
+
+    def _matrix(self, rows: Sequence[dict[int, float]]) -> csr_array:
+        entries = [(row, column, value) for row, given in enumerate(rows) for column, value in given.items()]
+        row, column, value = zip(*entries, strict=True)
+        return coo_array((value, (row, column)), shape=(len(rows), self._count)).tocsr()
+
+    def _solve(self, cost: Vector, accuracy: float, rate_img_s: float | None, *, limited: bool = True) -> float:
+        """The least cost of a flow; of accuracy what is missing is weighed, so that the rate need not be known."""
+        missing = np.concatenate([accuracy - NEARLY - self.top1, np.zeros(self._count - self._tuples)])
+        below, levels = csr_array(missing[None, :]), np.zeros(1)
+        if limited:
+            below, levels = vstack([below, self._limits]), np.append(levels, np.ones(self._limits.shape[0]))
+        equal, sums = self._balances, np.zeros(self._balances.shape[0])
+        if rate_img_s is not None:
+            equal, sums = vstack([equal, csr_array(self._all_tuples()[None, :])]), np.append(sums, rate_img_s)
+        found = linprog(cost, A_ub=below, b_ub=levels, A_eq=equal, b_eq=sums, method="highs")
+        if not found.success:
+            raise WorkError(f"the fluid model has no solution: {found.message}")
+        return float(found.fun)
+
+
+def bound(world: World, accuracy: float, rate_img_s: float | None = None) -> Bound:
+    """The fluid bound at a mean accuracy and a rate, the scenario's mean rate by default.
+
+    Raises:
+        InputError: no width tuple is so accurate.
+    """
+    return FluidModel(world).bound(accuracy, world.mean_rate_img_s if rate_img_s is None else rate_img_s)
+
+
+def overload_of(world: World) -> str | None:
+    """What is wrong where more images arrive on average than any router can carry; None where all is well."""
+    rate_img_s = world.mean_rate_img_s
+    narrowest = world.cluster.router.widths[:1]
+    if rate_img_s is None or rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small programme
+        return None
+    capacity_img_s = FluidModel(world).capacity_img_s()  # where narrower is not faster
+    if rate_img_s <= capacity_img_s:
+        return None
+    return (
+        f"{world.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can carry more than "
+        f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies tell of the run's length; "
+        "lower the rate, or add servers or bandwidth (`slimsched bound`, `slimsched capacity`)"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- a moving load
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What a router that knows all arrivals beforehand could reach, estimated window by window.
+
+    Attributes:
+        accuracy: its mean accuracy over all images.
+        peak_img_s: the highest rate of a window.
+        overload_share: of the windows, in which more waited than even the narrowest tuple can carry.
+    """
+
+    window_s: float
+    accuracy: float
+    peak_img_s: float
+    overload_share: float
+
+
+def oracle_accuracy(model: FluidModel, rates_img_s: Sequence[float], window_s: float = 1.0, points: int = 24) -> Oracle:
+    """The highest mean accuracy if each window's images had to be carried within it, at the fluid model's best.
+
+    An **estimate** of what foresight is worth, no bound: a queue may carry images over to a quieter window, for the
+    price of their latency, and then accuracy can be higher (the whole run as one window bounds it). On the other hand
+    no run reaches the fluid model's capacity. What is beyond the capacity of a window is carried over to the next.
+
+    Args:
+        rates_img_s: arrivals a second in each window.
+        points: rates at which the programme is solved; between them images are mixed.
+    """
+    capacity_img_s = model.capacity_img_s()
+    grid_img_s = np.linspace(0.0, capacity_img_s, points + 1)[1:] * (1 - 1e-9)
+    correct_img_s = np.array([rate * model.best_accuracy(rate) for rate in grid_img_s])
+    waiting = right = images = 0.0
+    overloaded = 0
+    for rate_img_s in rates_img_s:
+        offered_img_s = rate_img_s + waiting / window_s
+        served_img_s = min(offered_img_s, capacity_img_s)
+        overloaded += offered_img_s > capacity_img_s
+        waiting = (offered_img_s - served_img_s) * window_s
+        right += float(np.interp(served_img_s, [0.0, *grid_img_s], [0.0, *correct_img_s]))
+        images += served_img_s
+    if not images:
+        raise WorkError("no image arrives")
+    return Oracle(window_s, right / images, max(rates_img_s), overloaded / len(rates_img_s))
+
+
+def oracle_of(model: FluidModel, window_s: float = 1.0) -> Oracle | None:
+    """The oracle for the scenario's own arrivals (with its seed); None where the load does not move."""
+    scenario = model.world.scenario
+    if isinstance(scenario.workload, PoissonWorkload | GammaWorkload):
+        return None
+    if window_s > scenario.duration_s:
+        raise InputError("--window", "", f"{window_s:g} s is longer than the scenario ({scenario.duration_s:g} s)")
+    return oracle_accuracy(model, list(window_rates_img_s(model.world, scenario.seed, window_s)), window_s)
+
+
+def window_rates_img_s(world: World, seed: int, window_s: float = 1.0) -> Vector:
+    """Arrivals a second in each window of one run of the scenario."""
+    horizon_s = world.scenario.duration_s
+    edges_s = np.append(np.arange(0.0, horizon_s - window_s / 2, window_s), horizon_s)  # the last one may be longer
+    counts, _ = np.histogram(world.arrivals_ns(seed, horizon_s) / NS_PER_S, edges_s)
+    return np.asarray(counts / np.diff(edges_s), np.float64)
+
+
+# -------------------------------------------------------------------------------------------------------- the programme
+
+
+def _edges(segments: int, widths: tuple[float, ...]) -> list[Edge]:
+    previous = [(IMAGE,), *[widths] * (segments - 1)]
+    return [(s, w, p) for s in range(1, segments + 1) for w in widths for p in previous[s - 1]]
+
+
+def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
+    """Every edge on every server that can hold it, with every batch size."""
+    config, decision_s = world.cluster.router, world.cluster.decision_ns / NS_PER_S
+    for index, server in enumerate(world.cluster.servers):
+        tables = world.cluster.devices[server.device]
+        for edge in _edges(config.segments, widths):
+            if not config.holds[index][edge[0] - 1][config.widths.index(edge[1])]:
+                continue
+            table = tables.keys[edge]
+            for batch in range(1, server.knobs.batch_limit + 1):
+                padded = next((size for size in tables.padded_sizes if size >= batch), batch)
+                solo_s = _solo_s(table, padded)
+                image_s = solo_s / batch
+                yield _Run(
+                    server=index,
+                    edge=edge,
+                    demand_s=table.demand_permille[padded] / 1000 * image_s,
+                    host_s=table.host_permille[padded] / 1000 * image_s,
+                    latency_s=decision_s + tables.dispatch_ns / NS_PER_S + solo_s,
+                    joules=_joules(tables, table.power_mw[padded], table.demand_permille[padded], image_s),
+                )
+
+
+def _solo_s(table: KeyTable, batch: int) -> float:
+    """Mean time of a batch that runs alone."""
+    if not table.jitter:
+        return table.latency_ns[batch] / NS_PER_S
+    return table.typical_ns[batch] * float(np.mean(table.jitter[batch])) / NS_PER_S
+
+
+def _joules(tables: DeviceTables, power_mw: float, demand_permille: int, image_s: float) -> float:
+    """The least dynamic energy of an image whose batch draws this much alone: at the power cap clocks fall, and save.
+
+    Let D be the dynamic power of a device full of such batches, p / d. Batches that ask for shares w of the device, at
+    most 1 together, have D = sum of w D_j, progress at phi w and draw min(P_cap, P_u) - P_ctx = phi e(D), with e(D) = D
+    up to the cap and (P_cap - P_ctx) / phi above. With a concave function g below e and g(0) = 0 that is at least phi
+    times the sum of w g(D_j): g(D_j) / D_j of the joules. Here g is the least of D, of e's tangent at the cap, and of e
+    at phi_min.
+    """
+    cap, idle, a = tables.cap_mw, tables.context_idle_mw, tables.throttle
+    full_mw = power_mw / max(demand_permille, 1) * 1000 * _spare(tables)
+    slope = (cap - idle) * a / cap
+    slowest_mw = (cap - idle) / tables.phi_min if tables.phi_min else inf
+    least_mw = min(full_mw, cap - idle + slope * max(0.0, full_mw - (cap - idle)), slowest_mw)
+    return least_mw / full_mw * power_mw / 1000 * image_s if full_mw else 0.0
+
+
+def _spare(tables: DeviceTables) -> float:
+    """Work a second that crowding leaves where beta < 1: x ** (1 - beta), x at most one for each instance that fits."""
+    sharing = tables.profile.concurrency
+    beta = min(sharing.beta, sharing.beta if sharing.across_beta is None else sharing.across_beta)
+    if beta >= 1:
+        return 1.0
+    smallest = min(instance.vram_bytes for instance in tables.instances.values())
+    return float(max(1.0, tables.profile.device.vram_bytes / smallest) ** (1 - beta))
+
+
+def _moves(world: World, widths: tuple[float, ...]) -> Iterator[_Move]:
+    """From the router to every server, and after each segment but the last from every server to every server."""
+    config, costs = world.cluster.router, world.costs
+    for segment in range(config.segments):
+        for width in widths if segment else (IMAGE,):
+            sources = range(config.servers) if segment else (ROUTER,)
+            for source, server in product(sources, range(config.servers)):
+                one_s, two_s = (costs.transfer_s(source, server, segment + 1, width, images) for images in (1, 2))
+                yield _Move(segment, width, source, server, one_s, two_s - one_s)
+
+
+def _balances(
+    tuples: Sequence[tuple[float, ...]], runs: Sequence[_Run], moves: Sequence[_Move]
+) -> list[dict[int, float]]:
+    """Rows whose sum is zero: an edge runs as often as tuples have it; what comes to a server runs there and leaves."""
+    rows: dict[tuple[object, ...], dict[int, float]] = {}
+    for column, widths in enumerate(tuples):
+        for segment, edge in enumerate(zip(widths, (IMAGE, *widths), strict=False), start=1):
+            rows.setdefault(("edge", segment, *edge), {})[column] = -1.0
+    last = max(run.edge[0] for run in runs)
+    for column, run in enumerate(runs, start=len(tuples)):
+        segment, width, previous = run.edge
+        rows["edge", segment, width, previous][column] = 1.0
+        rows.setdefault(("comes", segment, previous, run.server), {})[column] = 1.0
+        if segment < last:
+            rows.setdefault(("leaves", segment, width, run.server), {})[column] = 1.0
+    for column, move in enumerate(moves, start=len(tuples) + len(runs)):
+        rows.setdefault(("comes", move.segment + 1, move.width, move.server), {})[column] = -1.0
+        if move.source != ROUTER:
+            rows.setdefault(("leaves", move.segment, move.width, move.source), {})[column] = -1.0
+    return list(rows.values())
+
+
+def _limits(
+    world: World, tuples: Sequence[tuple[float, ...]], runs: Sequence[_Run], moves: Sequence[_Move]
+) -> list[dict[int, float]]:
+    """Rows whose sum is at most 1: every device, every process that launches, every medium, and the router."""
+    servers, devices = world.cluster.servers, world.cluster.devices
+    rows: dict[tuple[object, ...], dict[int, float]] = {}
+    for column, run in enumerate(runs, start=len(tuples)):
+        device = servers[run.server].device
+        spare = _spare(devices[device])
+        is_hosted = devices[device].hosted
+        rows.setdefault(("device", device), {})[column] = run.demand_s / spare
+        rows.setdefault(("host", device if is_hosted else -1 - run.server), {})[column] = run.host_s / spare
+    for column, move in enumerate(moves, start=len(tuples) + len(runs)):
+        rows.setdefault(("medium", servers[move.server].attachment.medium), {})[column] = move.busy_s
+    cluster = world.cluster
+    decision_s = (cluster.decision_ns + cluster.decision_busy_ns) / NS_PER_S
+    blocks = len(tuples[0]) / cluster.router.groups[-1]
+    rows["router",] = dict.fromkeys(range(len(tuples)), blocks * decision_s)
+    return list(rows.values())

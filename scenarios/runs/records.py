@@ -1,0 +1,193 @@
+"""A run's record in its folder: tables of requests, batches and readings, the result, event logs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec import to_builtins
+
+from policies.codec import from_jsonable, to_jsonable
+from policies.errors import InputError
+from policies.files import atomic_path
+from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.records import LoggedStep, RunRecord
+from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.metrics.result import Result
+from scenarios.runs.folder import RunFolder
+
+RECORD_FILES = ("requests.parquet", "blocks.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")
+LOG_FILE = "events.jsonl.gz"
+CORES_FILE = "cores.json"
+_PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
+
+
+def write_record(folder: Path, record: RunRecord) -> list[Path]:
+    """Everything of a run: Parquet tables, a timeline, and the event log where the run kept one."""
+    tables: dict[str, Iterable[Any]] = {
+        "requests": record.requests,
+        "blocks": record.blocks,
+        "batches": record.batches,
+        "telemetry": record.telemetry,
+    }
+    for name, rows in tables.items():
+        write_table(folder / f"{name}.parquet", rows)
+    write_text(folder / "timeline.json", json.dumps(timeline(record)))
+    if record.log:
+        write_log(folder / LOG_FILE, record.log)
+    return [folder / name for name in (*RECORD_FILES, *([LOG_FILE] if record.log else []))]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run as it lies in a run folder."""
+
+    result: Result
+    path: Path
+
+    @property
+    def point(self) -> str:
+        """Where it was run: `load0.8`, `saturated`, `near`, or empty for the workload's own rate."""
+        match = _PLACE.search(self.path.name)
+        return (match[1] or "") if match else ""
+
+    @property
+    def repeat(self) -> int:
+        """Which repeat of the same arrivals it is, from 0."""
+        match = _PLACE.search(self.path.name)
+        return int(match[2] or 0) if match else 0
+
+    def columns(self, name: str) -> dict[str, list[Any]]:
+        """A table of its record (`requests`, `blocks`, `batches`, `telemetry`); empty where it was not kept."""
+        path = self.path / f"{name}.parquet"
+        return read_table(path) if path.exists() else {}
+
+
+def load_point(load: float | None) -> str:
+    """The point of a load, as names of folders have it."""
+    return "" if load is None else f"load{load:g}"
+
+
+def write_run(
+    folder: RunFolder, result: Result, record: RunRecord, *, point: str = "", repeat: int | None = None
+) -> list[Path]:
+    """A run's result and record, in the place that `read_runs` looks at; returns the files.
+
+    Of later repeats only the requests are kept: their events differ in nothing but noise.
+    """
+    name = re.sub(r"[^A-Za-z0-9.,@=_-]", "_", result["router"])
+    parts = [name, *([point] if point else []), f"seed{result['seed']}"]
+    parts += [] if repeat is None else [f"rep{repeat}"]
+    path = folder / result["mode"] / "-".join(parts)
+    written = [write_table(path / "requests.parquet", record.requests)] if repeat else write_record(path, record)
+    write_json(path / "result.json", result)
+    return [*written, path / "result.json"]
+
+
+def read_runs(folder: RunFolder) -> list[StoredRun]:
+    """All runs of a folder, simulated ones first, by name."""
+    paths = sorted((folder / "simulation").glob("*/result.json")) + sorted((folder / "hardware").glob("*/result.json"))
+    return [StoredRun(read_json(path), path.parent) for path in paths]
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested parts become columns of their own: `reward.latency` is `reward_latency`."""
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}_{name}": inner for name, inner in _flat(value).items()}
+        else:
+            flat[key] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def write_table(path: Path, rows: Iterable[Any]) -> Path:
+    """Records of one kind as a Parquet table; returns its path."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with atomic_path(path) as temporary:
+        parquet.write_table(pyarrow.Table.from_pylist([_flat(to_builtins(row)) for row in rows]), temporary)
+    return path
+
+
+def read_table(path: Path) -> dict[str, list[Any]]:
+    """A Parquet table's columns."""
+    from pyarrow import parquet
+
+    columns: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    return columns
+
+
+def timeline(record: RunRecord) -> dict[str, Any]:
+    """A Chrome trace (opens in Perfetto): one process a server with a track an instance, one for the router."""
+    router = len(record.servers)
+    names = [*(server.name for server in record.servers), "router"]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+        for pid, name in enumerate(names)
+    ]
+    for batch in record.batches:
+        label = f"segment {batch.segment}, width {batch.width:g}, {batch.size} images"
+        args = {"batch": batch.batch, "previous_width": batch.previous_width, "commanded_us": batch.commanded_ns / 1000}
+        events.append(_span(label, batch.server, batch.instance, batch.started_ns, batch.ended_ns, args))
+    for block in record.blocks:
+        label = f"segment {block.head.segment} -> {names[block.server]} at width {block.width:g}, {block.size} images"
+        args = {"decision": block.decision, "reward": block.reward.total, "latency_s": block.latency_s}
+        events.append(_span(label, router, 0, block.snapshot_ns, block.sent_ns, args))
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _span(name: str, pid: int, tid: int, start_ns: int, end_ns: int, args: dict[str, Any]) -> dict[str, Any]:
+    times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}  # the format counts microseconds
+    return {"ph": "X", "name": name, "pid": pid, "tid": tid, **times, "args": args}
+
+
+def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
+    """The settings that the real runs' cores have, for their replay: the scenario may be another one by then."""
+    write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]})
+
+
+def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
+    """What `write_cores` wrote; raises `InputError` where it is missing or broken."""
+    path = folder / CORES_FILE
+    if not path.is_file():
+        raise InputError(str(path), "", "no such file, so the logs can't be replayed; `slimsched validate` writes it")
+    document = read_json(path)
+    try:
+        return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None
+
+
+def write_log(path: Path, log: Iterable[LoggedStep]) -> None:
+    """The event log, one step a line."""
+    with atomic_path(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
+        for step in log:
+            commands = [to_jsonable(command) for command in step.commands]
+            line = {"now_ns": step.now_ns, "core": step.core, "event": to_jsonable(step.event), "commands": commands}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def read_log(path: Path) -> Iterator[LoggedStep]:
+    """The steps of an event log; raises `InputError` naming the line where it is broken."""
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):  # noqa: B007 - read in the handler
+                yield _step(json.loads(line))
+    except FileNotFoundError:
+        raise InputError(str(path), "", "no event log here; run with one kept") from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise InputError(str(path), f"line {number}", f"no event log: {error}") from None
+
+
+def _step(data: Mapping[str, Any]) -> LoggedStep:
+    commands = tuple(from_jsonable(command) for command in data["commands"])
+    return LoggedStep(int(data["now_ns"]), str(data["core"]), from_jsonable(data["event"]), commands)

@@ -1,0 +1,160 @@
+"""Simulated runs: one router with one seed, or many routers with many seeds on the same arrivals."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - wall time of a run
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from policies.chance import stream
+from policies.interfaces import RoutingPolicy
+from policies.records import RunRecord
+from scenarios.files.router_names import display_name, require_distinct_names
+from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
+from scenarios.metrics.signatures import against_reference, diagnosed
+from scenarios.runs.parallel import core_count, each
+from scenarios.world.world import World
+
+if TYPE_CHECKING:
+    from sim.cluster import Simulation
+    from sim.compiled.simulation import CompiledSimulation
+
+FEW_IMAGES: Mapping[Simulator, int] = {"simpy": 20_000, "compiled": 500_000}  # in all runs: seconds of one process
+
+
+class RunOptions(TypedDict, total=False):
+    """What one run may have otherwise than the scenario says; both engines give the same.
+
+    Attributes:
+        scale: multiplies the workload's rate.
+        detail: without it only requests are recorded.
+        keep_log: every step; by the reference alone.
+        paces: those of the devices where they are known (`RunSpec.paces`).
+    """
+
+    duration_s: float | None
+    warmup_s: float | None
+    scale: float
+    end: str | None
+    detail: bool
+    keep_log: bool
+    paces: Mapping[int, tuple[tuple[int, float], ...]] | None
+    engine: Simulator
+
+
+def run_simulation(
+    world: World, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
+) -> tuple[Result, RunRecord]:
+    """One run, summarised, with its record. `router` names the policy in the result and its random stream.
+
+    Both engines give the same result but for `wall_s` and `engine`, and the same record. Who needs no record is served
+    sooner, and in far less memory, by `simulate_figures`.
+    """
+    result, simulation = _simulate(world, policy, router, seed, options)
+    return result, simulation.record()
+
+
+def simulate_figures(
+    world: World, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
+) -> Result:
+    """The result of `run_simulation`, bit for bit, without its record."""
+    return _simulate(world, policy, router, seed, options)[0]
+
+
+def _simulate(
+    world: World, policy: RoutingPolicy, router: str, seed: int, options: RunOptions
+) -> tuple[Result, Simulation | CompiledSimulation]:
+    scenario, engine = world.scenario, options.get("engine", "simpy")
+    duration_s, warmup_s = options.get("duration_s"), options.get("warmup_s")
+    run = world.run_spec(
+        seed,
+        duration_s=duration_s,
+        scale=options.get("scale", 1.0),
+        end=options.get("end"),
+        detail=options.get("detail", True),
+        keep_log=options.get("keep_log", False),
+        paces=options.get("paces"),
+    )
+    if engine == "compiled":
+        world.simulation(run, engine).advance()  # compiled or loaded now: that is no part of the run's wall time
+    began_ns = time.monotonic_ns()
+    simulation = world.simulation(run, engine)
+    simulation.finish(policy, stream(seed, f"router:{router}"))
+    columns = simulation.columns()
+    wall_s = (time.monotonic_ns() - began_ns) / 1e9
+    label = RunLabel(
+        scenario=scenario.name,
+        router=router,
+        seed=seed,
+        mode="simulation",
+        engine=engine,
+        provenance=world.provenance,
+        accuracy_provenance=world.accuracy.provenance,
+    )
+    window = Window(
+        scenario.warmup_s if warmup_s is None else warmup_s, duration_s or scenario.duration_s, scenario.deadline_s
+    )
+    result = summarise(columns, label, window, wall_s=wall_s, prior=world.accuracy.prior)
+    return diagnosed(result, world.signature_context), simulation
+
+
+def simulate_world(
+    world: World, router: str, seed: int, trained: Path | None = None, engine: Simulator = "simpy"
+) -> Result:
+    """One run of the scenario with one router."""
+    return simulate_figures(world, world.router(router, trained), display_name(router), seed, engine=engine)
+
+
+def simulate_all(
+    world: World,
+    routers: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    trained: Path | None = None,
+    finished: Sequence[Result] = (),
+    on_result: Callable[[Result], None] | None = None,
+    engine: Simulator = "simpy",
+    jobs: int = 1,
+) -> list[Result]:
+    """Every router with every seed, in that order; runs that are among `finished` are not run again.
+
+    Args:
+        on_result: told of each result, as it comes.
+        jobs: processes beside each other; what comes out is the same, bit for bit but for `wall_s`, whatever their
+            number.
+
+    Raises:
+        InputError: two routers have one name, or one is not known or not trained.
+        WorkError: a process was killed, or a run can't go on.
+    """
+    require_distinct_names(routers)
+    known = {(result["router"], result["seed"]): result for result in finished}
+    wanted = [(router, seed) for router in routers for seed in seeds]
+    results = [known.get((display_name(router), seed)) for router, seed in wanted]
+    for result in results:
+        if result is not None and on_result is not None:
+            on_result(result)
+    open_places = [place for place, result in enumerate(results) if result is None]
+    if engine == "compiled" and min(jobs, len(open_places)) > 1:
+        world.simulation(world.run_spec(seeds[0]), engine).advance()  # compiled here once, and not in every process
+    tasks = [wanted[place] for place in open_places]
+    with closing(each(_run_of, (world, trained, engine), tasks, jobs)) as made:
+        for place, result in made:
+            results[open_places[place]] = result
+            if on_result is not None:
+                on_result(result)
+    return against_reference([result for result in results if result is not None], world.signature_context)
+
+
+def _run_of(common: tuple[World, Path | None, Simulator], task: tuple[str, int]) -> Result:
+    """One run, in whatever process."""
+    (world, trained, engine), (router, seed) = common, task
+    return simulate_world(world, router, seed, trained, engine)
+
+
+def default_jobs(world: World, runs: int, seed: int, engine: Simulator) -> int:
+    """As many processes as there are cores; 1 where starting them would take longer than the runs."""
+    images = runs * len(world.arrivals_ns(seed, world.scenario.duration_s))
+    return core_count() if images > FEW_IMAGES[engine] else 1

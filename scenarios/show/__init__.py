@@ -1,0 +1,1 @@
+"""Results as people see them: tables, charts, pages."""

@@ -1,0 +1,339 @@
+"""The charts of routers and runs: data in, a chart out. It reads no file and decides nothing but how things look.
+
+Every axis carries its unit. A router has the same color in every chart; hardware is dashed, simulation solid.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from policies.errors import InputError
+from policies.files import atomic_path
+from scenarios.metrics import pareto
+from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
+from scenarios.metrics.comparison import Comparison
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31", "#444444", "#B22222")
+MARKERS = "osD^vPX*<>"
+STYLE: Any = {  # matplotlib types its keys one by one
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666",
+    "axes.labelcolor": "#222",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#444",
+    "ytick.color": "#444",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "slimsched",
+}
+CDF_POINTS = 300
+TIMELINE_POINTS = 400
+PNG_DPI = 160
+GREY = "#777777"
+_UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A router in a trade-off: x and y with the half-widths of their intervals (0 for none)."""
+
+    name: str
+    x: float
+    y: float
+    x_error: float = 0.0
+    y_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TradeOff:
+    """One panel of accuracy against a cost; `bound` is a line (cost, accuracy) beyond which no router can be."""
+
+    points: Sequence[Point]
+    xlabel: str
+    bound: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """One curve of the latency distributions."""
+
+    router: str
+    world: str
+    latencies_s: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """One server's readings over time."""
+
+    server: str
+    times_s: Sequence[float]
+    utilization: Sequence[float]
+    power_w: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBar:
+    """Mean seconds of an image by stage, in both worlds."""
+
+    router: str
+    simulated_s: Mapping[str, float]
+    hardware_s: Mapping[str, float]
+
+
+@contextmanager
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure in the house's style and its axes; of so many inches and panels."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots(rows, columns, **options)
+
+
+def to_svg(figure: Figure) -> str:
+    """The chart as an `<svg>` element that fills its place; deterministic, and with no reference to anything."""
+    with mpl.rc_context(STYLE):
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata=_UNDATED)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*pt"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
+    )
+
+
+def save(figure: Figure, path: Path) -> None:
+    """The chart as a PNG or SVG file, by its ending: whole or not at all, and the same whenever it is drawn."""
+    metadata: Any = _UNDATED if path.suffix == ".svg" else {"Software": None}
+    with atomic_path(path) as temporary, mpl.rc_context(STYLE):
+        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=PNG_DPI, metadata=metadata)
+
+
+def router_colors(routers: Sequence[str]) -> dict[str, str]:
+    """One color a router, in their order."""
+    return {router: COLORS[index % len(COLORS)] for index, router in enumerate(dict.fromkeys(routers))}
+
+
+# -------------------------------------------------------------------------------------------------- what routers reach
+
+
+def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]) -> Figure:
+    """The share of images done within a time, a line a router; hardware dashed over simulation."""
+    with canvas(6.2, 3.9) as (figure, axes):
+        for curve in curves:
+            shares = np.linspace(0.001, 1.0, CDF_POINTS)
+            times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
+            is_real = curve.world == "hardware"
+            label = f"{curve.router}, hardware" if is_real else curve.router
+            axes.plot(times_ms, 100 * shares, "--" if is_real else "-", color=colors[curve.router], label=label)
+        if any(max(curve.latencies_s) > 10 * min(curve.latencies_s) for curve in curves):
+            axes.set_xscale("log")
+            plain_log_ticks(axes.xaxis)
+        axes.set(
+            xlabel="latency, ms (arrival to last segment done)", ylabel="images done within it, %", ylim=(0, 100.5)
+        )
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)))
+    return figure
+
+
+def trade_off_chart(comparison: Comparison) -> Figure:
+    """A panel a cost: the routers with their 95 % intervals, their front, and the bound where it is known.
+
+    Raises:
+        InputError: no router has any of these costs, for nothing was completed.
+    """
+    found, panels = comparison["pareto"], []
+    for cost in COSTS:
+        routers = {row["router"] for row in found["fronts"][cost.name]}
+        rows = [row for row in comparison["rows"] if row["router"] in routers]
+        if rows:
+            panels.append(trade_off(rows, MEASURES[found["accuracy"]], cost, found["bounds"].get(cost.name, ())))
+    if not panels:
+        raise InputError(comparison["scenario"], "", "no router completed an image in each run: nothing to draw")
+    return trade_offs(panels, colors=router_colors([row["router"] for row in comparison["rows"]]))
+
+
+def trade_off(
+    rows: Sequence[Mapping[str, Any]], accuracy: Measure, cost: Measure, bound: Sequence[tuple[float, float]] = ()
+) -> TradeOff:
+    """A comparison's rows as a panel; `bound` is points (accuracy, least cost) as they are stored."""
+    points = []
+    for row in rows:
+        x, y = cost.of(row), accuracy.of(row)
+        points.append(
+            Point(
+                name=row["router"],
+                x=(x["mean"] or 0.0) * cost.scale,
+                y=y["mean"] * accuracy.scale,
+                x_error=(x["ci95"] or 0.0) * cost.scale,
+                y_error=(y["ci95"] or 0.0) * accuracy.scale,
+            )
+        )
+    return TradeOff(points, cost.axis, [(least * cost.scale, top1 * accuracy.scale) for top1, least in bound])
+
+
+def trade_offs(panels: Sequence[TradeOff], *, colors: Mapping[str, str]) -> Figure:
+    """Accuracy against costs side by side, with one legend.
+
+    The dotted line joins what no other router beats on both; dashed is where no router can be beyond it.
+    """
+    width = 3.4 * len(panels) if len(panels) > 1 else 5.2
+    with canvas(width, 4.1, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
+        for axes, panel in zip(grid[0], panels, strict=True):
+            _draw_trade_off(axes, panel, colors)
+        grid[0][0].set(ylabel="accuracy, %")
+        found = [axes.get_legend_handles_labels() for axes in grid[0]]
+        named = {label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)}
+        figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=min(6, len(named)))
+    return figure
+
+
+def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> None:
+    points = panel.points
+    front = pareto.pareto_front([pareto.Point(point.name, point.y, point.x) for point in points])
+    axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
+    if panel.bound:
+        costs, accuracies = zip(*panel.bound, strict=True)
+        axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1, label="fluid bound")
+    for index, point in enumerate(points):
+        axes.errorbar(
+            point.x,
+            point.y,
+            xerr=point.x_error or None,
+            yerr=point.y_error or None,
+            fmt=MARKERS[(index + index // len(COLORS)) % len(MARKERS)],  # colors come round, their markers don't
+            color=colors[point.name],
+            markersize=6,
+            elinewidth=1,
+            capsize=2,
+            label=point.name,
+        )
+    if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
+        axes.set_xscale("log")
+        plain_log_ticks(axes.xaxis)
+    _frame_points(axes, points)
+    axes.set(xlabel=panel.xlabel)
+
+
+def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
+    """Limits that show the points well; an interval as wide as the page may run over the edge."""
+    if not points:
+        return
+    low, high = min(p.y for p in points), max(p.y for p in points)
+    margin = max(0.25 * (high - low), 0.5)
+    axes.set_ylim(low - margin, high + margin)
+    if axes.get_xscale() == "linear":
+        axes.set_xlim(0, 1.2 * max(p.x for p in points) or 1.0)
+
+
+def over_time(servers: Sequence[Telemetry]) -> Figure:
+    """Each server's utilization and power along the run."""
+    with canvas(6.2, 4.2, 2, 1, sharex=True) as (figure, (top, bottom)):
+        for index, server in enumerate(servers):
+            step = max(1, len(server.times_s) // TIMELINE_POINTS)
+            times_s = np.asarray(server.times_s)[::step]
+            style = {"color": COLORS[index % len(COLORS)], "linewidth": 1.1}
+            top.plot(times_s, 100 * np.asarray(server.utilization)[::step], label=server.server, **style)
+            bottom.plot(times_s, np.asarray(server.power_w)[::step], **style)
+        top.set(ylabel="utilization, %", ylim=(-2, 102))
+        bottom.set(xlabel="time, s", ylabel="power, W")
+        bottom.set_ylim(bottom=0)
+        figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(servers)))
+    return figure
+
+
+def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]) -> Figure:
+    """Each server's utilization along the run, a panel a server: simulated solid, on real executors dashed."""
+    count = len(simulated)
+    with canvas(6.2, 0.9 + 1.5 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
+        for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
+            panel, color = axes[index][0], COLORS[index % len(COLORS)]
+            for of, line, label in ((ours, "-", "simulation"), (theirs, "--", "hardware")):
+                step = max(1, len(of.times_s) // TIMELINE_POINTS)
+                shares = 100 * np.asarray(of.utilization)[::step]
+                panel.plot(np.asarray(of.times_s)[::step], shares, line, color=color, linewidth=1.1, label=label)
+            panel.set(ylabel=f"{ours.server}: utilization, %", ylim=(-2, 102))
+        axes[-1][0].set_xlabel("time, s")
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def stage_bars(bars: Sequence[StageBar]) -> Figure:
+    """Where an image's time goes: two stacked bars a router, simulation above hardware (hatched)."""
+    stages = list(bars[0].simulated_s)
+    with canvas(6.6, 1.2 + 0.62 * len(bars)) as (figure, axes):
+        for index, bar in enumerate(bars):
+            for offset, stages_s, hatch in ((-0.2, bar.simulated_s, ""), (0.2, bar.hardware_s, "////")):
+                left_ms = 0.0
+                for number, stage in enumerate(stages):
+                    width_ms = 1000 * stages_s[stage]
+                    style = {"color": COLORS[number % len(COLORS)], "hatch": hatch, "edgecolor": "white"}
+                    axes.barh(index + offset, width_ms, 0.36, left=left_ms, linewidth=0.4, **style)
+                    left_ms += width_ms
+        handles = [Patch(color=COLORS[number % len(COLORS)]) for number in range(len(stages))]
+        axes.set_yticks(range(len(bars)), [bar.router for bar in bars])
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set(xlabel="mean time of an image, ms")
+        figure.legend(handles, [stage.replace("_", " ") for stage in stages], loc="outside lower center", ncols=4)
+    return figure
+
+
+def training_curve(decisions: Sequence[float], panels: Mapping[str, Sequence[float]]) -> Figure:
+    """What the learner reported, one panel a scalar, along decisions."""
+    count = len(panels)
+    with canvas(6.2, 1.1 + 1.25 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
+        for index, (name, values) in enumerate(panels.items()):
+            panel = axes[index][0]
+            panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
+            panel.plot(decisions, smoothed(values), color=COLORS[0], marker="." if len(decisions) < 10 else "")
+            panel.set_ylabel(name)
+        axes[-1][0].set_xlabel("decisions")
+        axes[-1][0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    return figure
+
+
+def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
+    """An exponential mean, so that a trend can be seen."""
+    means: list[float] = []
+    for value in values:
+        means.append(value if not means else keep * means[-1] + (1 - keep) * value)
+    return means
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Ticks at 1, 2 and 5 of each decade, as plain numbers."""
+    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(plain))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def plain(value: float, _: int | None) -> str:
+    """A number on an axis, without powers of ten."""
+    return f"{value:g}"

@@ -1,0 +1,327 @@
+"""A run folder turned into one HTML page: tables and charts, with nothing fetched from anywhere.
+
+It reads the run folder's files alone, and shows what is there; a part whose files are missing is left out, and the
+page says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from markupsafe import Markup
+
+from hw.accuracy import MEASURED
+from policies.errors import InputError
+from scenarios.files.documents import read_json, write_text
+from scenarios.metrics.catalogue import MEASURES
+from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.fidelity import Validation, middle_load
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.records import StoredRun, load_point, read_runs
+from scenarios.show import charts
+from scenarios.show.comparison import comparison_table
+from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, interval_html, render
+from scenarios.show.numbers import NONE, change, shown
+from scenarios.show.profile_page import profile_blocks
+from scenarios.show.validation import errors_tables, rows_at_middle, saturation_tables, validation_notes
+from sim.profile import Profile
+
+TRAINING_PANELS = 4  # as many scalars as a page can bear
+
+
+@dataclass(frozen=True)
+class Material:
+    """All that the page is made of."""
+
+    scenario: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    comparison: Comparison | None
+    validation: Validation | None
+    runs: tuple[StoredRun, ...]
+    profiles: Mapping[str, Profile]
+    training: Sequence[Mapping[str, float]]
+
+
+def build_report(run_folder: os.PathLike[str] | str) -> Path:
+    """Write `report.html` into a run folder; returns its path.
+
+    Raises:
+        InputError: this is no run folder, or there is nothing in it to report yet.
+    """
+    path = Path(run_folder)
+    if not path.is_dir():
+        raise InputError(str(path), "", "no such run folder; `slimsched run` and `slimsched compare --out` make one")
+    material = gather(RunFolder(path))
+    if not (material.comparison or material.validation or material.runs or material.profiles):
+        raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
+    write_text(path / "report.html", render(report(material)))
+    return path / "report.html"
+
+
+def save_picture(run_folder: os.PathLike[str] | str, picture: Path) -> None:
+    """The latency distributions of both worlds as a picture (PNG or SVG, by the file's ending).
+
+    Raises:
+        InputError: no router of this run folder ran in both worlds.
+    """
+    material = gather(RunFolder(Path(run_folder)))
+    curves = _in_both_worlds(_latency_curves(material))
+    if not curves:
+        raise InputError(str(run_folder), "", "no router ran both in simulation and on real executors")
+    charts.save(charts.latency_distributions(curves, _colors(material)), picture)
+
+
+def gather(folder: RunFolder) -> Material:
+    """Read a run folder."""
+
+    def document(name: str) -> Any:
+        return read_json(folder / name) if (folder / name).exists() else None
+
+    scenario = folder / "scenario.yaml"
+    profiles = sorted((folder / "profiles").glob("*.yaml"))
+    return Material(
+        scenario=yaml.safe_load(scenario.read_text(encoding="utf-8")) if scenario.exists() else {},
+        environment=document("environment.json") or {},
+        comparison=document("comparison.json"),
+        validation=document("validation.json"),
+        runs=tuple(read_runs(folder)),
+        profiles={path.stem: Profile.from_yaml(path.read_text(encoding="utf-8"), str(path)) for path in profiles},
+        training=document("training.json") or (),
+    )
+
+
+def report(material: Material) -> Page:
+    """What the page says, section by section."""
+    return Page(
+        title=str(material.scenario.get("name", "run")),
+        sections={
+            "Routers compared in simulation": [comparison_table(material.comparison)] if material.comparison else [],
+            "Simulation against hardware": list(_validation(material)),
+            "Latency": list(_latency(material)),
+            "Accuracy against cost": list(_trade_offs(material)),
+            "Servers over time": list(_timelines(material)),
+            "Training of the PPO router": list(_training(material)),
+            "Devices as calibrated": list(_profiles(material)),
+        },
+        badges=list(_badges(material)),
+        leads=list(_headlines(material)),
+        environment=_environment(material.environment),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- head
+
+
+def _badges(material: Material) -> Iterator[tuple[str, str]]:
+    for word in dict.fromkeys(str(profile.provenance) for profile in material.profiles.values()):
+        yield word, f"profiles: {word}"
+    accuracy = material.comparison.get("accuracy_provenance", MEASURED) if material.comparison else MEASURED
+    if accuracy != MEASURED:
+        yield "datasheet", f"accuracy: {accuracy}"
+    yield from (("", world) for world in dict.fromkeys(run.result["mode"] for run in material.runs))
+    yield from (("", f"{server}: {profile.device.name}") for server, profile in material.profiles.items())
+
+
+def _headlines(material: Material) -> Iterator[Markup]:
+    """The best router's gain, and how far the simulation is off: what a reader wants first."""
+    found = material.comparison
+    rows = [row for row in found["rows"] if row["router"] != found["baseline"]] if found else []
+    rows = [row for row in rows if row["latency_change_pct"]["mean"] is not None]
+    if found and rows:
+        best = min(rows, key=lambda row: row["latency_change_pct"]["mean"])
+        latency, energy = (interval_html(change(best[key])) for key in ("latency_change_pct", "energy_change_pct"))
+        accuracy = interval_html(shown(MEASURES["accuracy"], best["accuracy"]))
+        yield Markup(
+            "<b>{}</b> changes mean latency by {} and energy by {} against <b>{}</b>, at {} % accuracy (simulated)."
+        ).format(best["router"], latency, energy, found["baseline"], accuracy)
+    pairs = material.validation["pairs"] if material.validation else []
+    errors = [pair["error_pct"][MEASURES["latency_mean_s"].stem] for pair in pairs]
+    known = [abs(error) for error in errors if error is not None]
+    if known:
+        off = f"{sum(known) / len(known):.1f} %"
+        yield Markup("Simulated mean latency is off by {} on average against real executors.").format(off)
+
+
+def _environment(found: Mapping[str, Any]) -> dict[str, str]:
+    if not found:
+        return {}
+    devices = "; ".join(
+        ", ".join(f"{key} {value}" for key, value in device.items()) for device in found.get("devices", [])
+    )
+    return {
+        "system": f"{found.get('system')}, {found.get('cores')} cores, Python {found.get('python')}",
+        "devices": devices or NONE,
+        "packages": ", ".join(f"{name} {version or NONE}" for name, version in found.get("packages", {}).items()),
+        "seeds": ", ".join(f"{name} {value}" for name, value in found.get("seeds", {}).items()) or NONE,
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- worlds
+
+
+def _validation(material: Material) -> Iterator[Block]:
+    found = material.validation
+    if found is None:
+        return
+    yield from errors_tables(found)
+    yield Note(" ".join(validation_notes(found)))
+    yield from saturation_tables(found)
+    rows = rows_at_middle(found.get("rows", []))
+    bars = [
+        charts.StageBar(row["router"], simulated, hardware)
+        for row in rows
+        if (simulated := row["stages_s"]["simulated"]) and (hardware := row["stages_s"]["hardware"])
+    ]
+    if bars:
+        at = "" if rows[0]["load"] is None else f", at load {rows[0]['load']:g}"
+        caption = f"Where an image's time goes: simulated (above) and on real executors (hatched){at}."
+        yield chart(charts.stage_bars(bars), caption, is_narrow=True)
+
+
+def _first_seeds(material: Material) -> list[StoredRun]:
+    """One run a router and world: at the middle load where there are several, of its lowest seed."""
+    rows = material.validation.get("rows", []) if material.validation else []
+    wanted = load_point(middle_load(row["load"] for row in rows))
+    chosen: dict[tuple[str, str], StoredRun] = {}
+    for run in sorted(material.runs, key=lambda run: (run.point != wanted, run.result["seed"], run.repeat)):
+        if run.point in (wanted, ""):
+            chosen.setdefault((run.result["router"], run.result["mode"]), run)
+    rank = {router: index for index, router in enumerate(_compared(material))}
+    return sorted(
+        chosen.values(), key=lambda run: (rank.get(run.result["router"], len(rank)), run.result["mode"] != "simulation")
+    )
+
+
+def _colors(material: Material) -> dict[str, str]:
+    return charts.router_colors(_compared(material) + [run.result["router"] for run in _first_seeds(material)])
+
+
+def _compared(material: Material) -> list[str]:
+    return [row["router"] for row in material.comparison["rows"]] if material.comparison else []
+
+
+# -------------------------------------------------------------------------------------------------------------- charts
+
+
+def _latency_curves(material: Material) -> list[charts.Latencies]:
+    runs = [(run.result["router"], run.result["mode"], _latencies_s(run)) for run in _first_seeds(material)]
+    return [charts.Latencies(router, mode, latencies_s) for router, mode, latencies_s in runs if latencies_s]
+
+
+def _in_both_worlds(curves: Sequence[charts.Latencies]) -> list[charts.Latencies]:
+    """The curves of the routers that ran in simulation and on real executors."""
+    worlds = {(curve.router, curve.world) for curve in curves}
+    return [c for c in curves if {(c.router, "simulation"), (c.router, "hardware")} <= worlds]
+
+
+def _latency(material: Material) -> Iterator[Grid]:
+    curves, colors = _latency_curves(material), _colors(material)
+    simulated = [curve for curve in curves if curve.world == "simulation"]
+    captioned = {
+        "Latency distributions in simulation, one seed a router.": simulated,
+        "Simulated (solid) and on real executors (dashed).": _in_both_worlds(curves),
+    }
+    drawn = [chart(charts.latency_distributions(of, colors), caption) for caption, of in captioned.items() if of]
+    if drawn:
+        yield Grid(drawn)
+
+
+def _latencies_s(run: StoredRun) -> list[float]:
+    columns = run.columns("requests")
+    if not columns:
+        return []
+    start_ns = run.result["warmup_s"] * 1e9
+    rows = zip(columns["arrived_ns"], columns["finished_ns"], columns["status"], strict=True)
+    return [(done - came) / 1e9 for came, done, status in rows if status == "completed" and came >= start_ns]
+
+
+def _trade_offs(material: Material) -> Iterator[Grid]:
+    compared = material.comparison["rows"] if material.comparison else []
+    rows = [row for row in compared if row["accuracy"]["mean"] is not None]
+    if not rows:
+        return
+    captioned = {
+        "latency_mean_s": "Up and to the left is better; the dotted line joins routers that no other beats on both.",
+        "energy_per_image_j": "The same against the energy of all devices.",
+    }
+    accuracy, colors = MEASURES["accuracy"], _colors(material)
+    yield Grid(
+        [
+            chart(charts.trade_offs([charts.trade_off(rows, accuracy, MEASURES[cost])], colors=colors), caption)
+            for cost, caption in captioned.items()
+        ]
+    )
+
+
+def _timelines(material: Material) -> Iterator[Grid]:
+    """The baseline's and the last router's run, in each world: enough to see how load is spread."""
+    runs = _first_seeds(material)
+    routers = list(dict.fromkeys(run.result["router"] for run in runs))
+    drawn: list[Chart] = []
+    for router in dict.fromkeys((*routers[:1], *routers[-1:])):
+        drawn += _both_timelines([run for run in runs if run.result["router"] == router])
+    if drawn:
+        yield Grid(drawn)
+
+
+def _both_timelines(runs: Sequence[StoredRun]) -> list[Chart]:
+    """What one router's runs look like over time; what ran in both worlds is laid over each other as well."""
+    drawn = []
+    readings = {run.result["mode"]: telemetry for run in runs if (telemetry := _telemetry(run))}
+    for run in runs:
+        mode, router, seed = run.result["mode"], run.result["router"], run.result["seed"]
+        if mode in readings:
+            caption = f"{router}, {mode}, seed {seed}: as the sensors report it."
+            drawn.append(chart(charts.over_time(readings[mode]), caption))
+    if {"simulation", "hardware"} <= readings.keys():
+        caption = f"{runs[0].result['router']}: simulated (solid) over real executors (dashed)."
+        drawn.append(chart(charts.both_over_time(readings["simulation"], readings["hardware"]), caption))
+    return drawn
+
+
+def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
+    columns = run.columns("telemetry")
+    if not columns:
+        return []
+    found = []
+    for index, server in enumerate(run.result["servers"]):
+        rows = [row for row, of in enumerate(columns["server"]) if of == index]
+        times_s = [columns["sampled_ns"][row] / 1e9 for row in rows]
+        utilization = [columns["utilization"][row] for row in rows]
+        power_w = [columns["power_w"][row] for row in rows]
+        found.append(charts.Telemetry(server["name"], times_s, utilization, power_w))
+    return found
+
+
+def _training(material: Material) -> Iterator[Chart]:
+    if not material.training:
+        return
+    names = _first_of_each_kind([name for name in material.training[0] if name != "decisions"])
+    panels = {name: [step.get(name, float("nan")) for step in material.training] for name in names[:TRAINING_PANELS]}
+    decisions = [step["decisions"] for step in material.training]
+    caption = "Each update's value (pale) and its running mean."
+    yield chart(charts.training_curve(decisions, panels), caption, is_narrow=True)
+
+
+def _first_of_each_kind(names: Sequence[str]) -> list[str]:
+    """Of `reward/mean`, `reward/accuracy`, `loss/value` ... the first with each beginning, rewards before all."""
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(name.partition("/")[0], name)
+    return sorted(first.values(), key=lambda name: not name.startswith("reward"))
+
+
+def _profiles(material: Material) -> Iterator[Block]:
+    seen: dict[str, str] = {}
+    for server, profile in material.profiles.items():
+        text = profile.to_yaml()
+        if text in seen:
+            yield Note(f"{server} has the same profile as {seen[text]}.")
+            continue
+        seen[text] = server
+        yield from profile_blocks(server, profile)

@@ -1,0 +1,113 @@
+"""What `slimsched profile show` says of a profile.
+
+The profiles that ship with the project lie in `scenarios/data/profiles`, one a GPU of `calibrate.datasheet`'s table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from textwrap import fill
+
+from policies.vocabulary import Provenance
+from scenarios.show.numbers import PLUS_MINUS, number
+from scenarios.show.table import Column, Table, columns, to_text
+from sim.profile import Profile
+
+SCREEN = 110  # characters of a line
+DISTURBED = "disturbed"  # the stamp of steps that others disturbed
+SPOILT_SHARE = 0.05  # of the steps may have stayed so
+PROMISES_NOTHING = (
+    "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
+    "calibrate` measures a device"
+)
+
+
+def described(profile: Profile) -> str:
+    """All that a profile says of itself, but for its curves."""
+    lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}"]
+    for name, text in _facts(profile):
+        lines.append(fill(text, SCREEN, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15))
+    if profile.provenance == Provenance.DATASHEET:
+        lines += ["", fill(f"{PROMISES_NOTHING}.", SCREEN)]
+    tables = [table for table in (error_table(profile), range_table(profile)) if table.rows]
+    return to_text(["\n".join(lines), *tables])
+
+
+def error_table(profile: Profile) -> Table:
+    """How far each quantity of the profile may be off."""
+    percents = (Column(head, "%") for head in ("median", "mean", "largest"))
+    rows = [
+        [
+            error.figure,
+            error.kind,
+            *(number(percent, 2) for percent in (error.median_abs_pct, error.mean_abs_pct, error.max_abs_pct)),
+            str(error.points),
+        ]
+        for error in profile.errors
+    ]
+    return Table([Column("error of"), Column("kind", is_text=True), *percents, Column("points")], rows)
+
+
+def range_table(profile: Profile) -> Table:
+    """Where errors hold; beyond that everything is extrapolated."""
+    rows = [[found.figure, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
+    return Table([Column("holds for"), Column("quantity", is_text=True), *columns("from", "to")], rows)
+
+
+def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
+    power, model, sensor, sharing = profile.power, profile.model, profile.sensor, profile.concurrency
+    yield "model", f"{model.name} ({model.hash[:12]}), {model.segments} segments, widths {list(model.widths)}"
+    stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
+    yield "stack", ", ".join(f"{key} {value}" for key, value in stamps.items()) or "not stamped"
+    yield "execution", ", ".join(f"{key} {value}" for key, value in profile.execution.items()) or "not said"
+    yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.provenance})"
+    watts = f"idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W"
+    yield "power", f"{watts} ({power.provenance})"
+    fitted = f"alpha {_with_interval(sharing.alpha, sharing.alpha_ci95)}, beta "
+    fitted += _with_interval(sharing.beta, sharing.beta_ci95)
+    if sharing.across_beta is not None:
+        fitted += f", across processes {_with_interval(sharing.across_beta, sharing.across_beta_ci95)}"
+    yield "concurrency", f"{fitted} ({sharing.provenance})"
+    if DISTURBED in profile.device.stamps:
+        yield "disturbed", spoilt(profile) or profile.device.stamps[DISTURBED]
+    held_bytes = sum(cost.vram_bytes for cost in profile.memory.instances) + profile.memory.context_bytes
+    yield "memory", f"{_size(profile.device.vram_bytes)}; context and every instance {_size(held_bytes)}"
+    yield "dispatch", _overheads(profile)
+    windows = f"power over {sensor.power_window_s:g} s, utilization over {sensor.utilization_window_s:g} s"
+    yield "sensor", f"every {sensor.period_s:g} s: {windows}, {sensor.lag_s:g} s late"
+    if profile.pace is not None:
+        pace = profile.pace
+        slow = f"slow spells: {100 * pace.slow_share:.0f} % of the time, {pace.mean_slow_s:.2g} s each"
+        slow += f", things take {pace.slow_factor:.2f} times as long"
+        yield "pace", f"{slow} ({pace.provenance}); latencies are of the full pace"
+    if profile.link is not None:
+        yield "link", f"{profile.link.latency_s * 1e6:.0f} us, {profile.link.bandwidth_bytes_s / 1e9:.2f} GB/s"
+    yield from (("left out", text) for text in profile.omitted)
+
+
+def spoilt(profile: Profile) -> str:
+    """What to say of a calibration that others disturbed to its end in more than a few steps; empty for a good one."""
+    found = re.search(r"of (\d+) steps .* (\d+) stayed disturbed", profile.device.stamps.get(DISTURBED, ""))
+    steps, still = (int(found[1]), int(found[2])) if found else (0, 0)
+    if still <= SPOILT_SHARE * steps:
+        return ""
+    text = f"SPOILT: {still} of {steps} steps ({100 * still / steps:.0f} %) were disturbed to the end"
+    return f"{text}, by other programs or a slow spell of the device; calibrate again when it is quiet, or for longer"
+
+
+def _size(count_bytes: float) -> str:
+    return f"{count_bytes / 1e9:.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
+
+
+def _with_interval(value: float, half_width: float | None) -> str:
+    return number(value, 3) + ("" if half_width is None else f"{PLUS_MINUS}{number(half_width, 3)}")
+
+
+def _overheads(profile: Profile) -> str:
+    parts = [f"{profile.dispatch_s * 1e6:.0f} us"]
+    if profile.served_extra_s:
+        parts.append(f"the device {profile.served_extra_s * 1e6:.0f} us beyond the pass")
+    if profile.decision_s is not None:
+        parts.append(f"a routing decision {profile.decision_s * 1e6:.0f} us")
+    return ", ".join(parts)

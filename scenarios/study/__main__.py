@@ -1,0 +1,121 @@
+"""`python -m scenarios.study`: the one door to what is made of the shipped scenarios."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from scenarios.study import ablation, paper_table, results, tune_all
+from scenarios.terminal.exits import exit_code
+from scenarios.terminal.flags import Parser, new_file, new_folder, positive, whole
+
+PROG: Final = "python -m scenarios.study"
+Work = Callable[[argparse.Namespace], int]
+
+
+def _results(parser: Parser) -> Work:
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these scenarios; the page goes to --out")
+    parser.add_argument("--seeds", type=positive, metavar="N", help="the first N of each; the page goes to --out")
+    parser.add_argument(
+        "--out", type=new_folder, default="runs/results", metavar="DIR", help="where runs are stored (runs/results)"
+    )
+    parser.add_argument("--page", type=new_file, metavar="FILE", help="docs/results.md by default")
+    parser.add_argument("--jobs", type=positive, metavar="N", help="runs beside each other; one a core by default")
+    _scenarios(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+    def work(given: argparse.Namespace) -> int:
+        page, made = results.make_results(
+            folder=given.scenarios,
+            out=given.out,
+            page=given.page,
+            only=given.only,
+            seeds=given.seeds,
+            jobs=given.jobs,
+            quiet=given.quiet,
+        )
+        sys.stdout.write(f"{made} runs made; {page}\n")
+        return 0
+
+    return work
+
+
+def _tune(parser: Parser) -> Work:
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these scenarios")
+    kinds = tune_all.KINDS
+    parser.add_argument("--router", nargs="+", default=kinds, metavar="KIND", help=f"these of {', '.join(kinds)}")
+    _scenarios(parser)
+    parser.add_argument("--force", action="store_true", help="also what has a file already")
+    parser.add_argument("--dry-run", action="store_true", help="only tell the commands")
+
+    def work(given: argparse.Namespace) -> int:
+        found = tune_all.tunings(given.scenarios, given.only, given.router, force=given.force)
+        tune_all.tune_all(found, only_told=given.dry_run)
+        return 0
+
+    return work
+
+
+def _ablation(parser: Parser) -> Work:
+    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML), with a floor to keep")
+    text = "of each row's search (40,000,000)"
+    parser.add_argument("--decisions", type=positive, default=40_000_000, metavar="N", help=text)
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the search and its runs (0)")
+    text = "for the rows; an interrupted run goes on with the next one (docs/ablation.json)"
+    parser.add_argument("--json", type=new_file, default="docs/ablation.json", metavar="FILE", help=text)
+
+    def work(given: argparse.Namespace) -> int:
+        ablation.make_table(given.scenario, given.decisions, given.seed, given.json)
+        return 0
+
+    return work
+
+
+def _paper_table(parser: Parser) -> Work:
+    def work(given: argparse.Namespace) -> int:
+        sys.stdout.write(paper_table.text())
+        return 0
+
+    return work
+
+
+def _scenarios(parser: Parser) -> None:
+    text = "the scenario files, with data/routers/ in it"
+    parser.add_argument("--scenarios", type=Path, default=results.SCENARIOS, metavar="DIR", help=text)
+
+
+COMMANDS: Final[dict[str, tuple[ModuleType, Callable[[Parser], Work]]]] = {
+    "results": (results, _results),
+    "tune": (tune_all, _tune),
+    "ablation": (ablation, _ablation),
+    "paper-table": (paper_table, _paper_table),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of them; returns the exit code."""
+
+    def work() -> int:
+        words = sys.argv[1:] if argv is None else argv
+        parser = Parser(prog=PROG, description=__doc__)
+        top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+        for name, (module, add) in COMMANDS.items():
+            about = (module.__doc__ or "").strip()
+            command = top.add_parser(name, help=about.splitlines()[0], description=about)
+            command.set_defaults(parser=command, work=add(command))
+        if words and not words[0].startswith("-"):
+            parser.require_word("COMMAND", words[0], COMMANDS)
+        given, unknown = parser.parse_known_args(words)
+        given.parser.require_none(unknown)
+        code: int = given.work(given)
+        return code
+
+    return exit_code(PROG, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Which scenarios the results are of, which routers run in each, and what is missing. It runs nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from policies.errors import InputError, nearest
+from policies.registry import RULES
+from policies.rules.placements import PLACEMENT_NAMES
+from policies.rules.specs import LARGEST, FixedRule
+from policies.tide.knobs import KIND as TIDE
+from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import ROUTER_SUFFIX, display_name, ending_of, made_by, read_rule
+from scenarios.files.spec import PoissonWorkload, Scenario
+from scenarios.learn.tuned_files import failure_path
+from scenarios.show.paper import is_replica
+from scenarios.world.materials import default_folder, make_world
+from scenarios.world.world import World
+
+ROUTERS: Final = Path("data") / "routers"  # from the scenarios' folder on
+PLACEMENTS: Final = tuple(name for name in PLACEMENT_NAMES if name not in ("random", "power-of-two"))  # no new facts
+PPO_KINDS: Final = ("heavy", "relaxed", "latency")  # the paper's two weightings, and its ablation
+BASELINE: Final = "random"
+FEWEST_SEEDS: Final = 10
+OVERLOADED_S: Final = 0.1  # with this mean latency a tuned tuple does not carry the load; it is not placed otherwise
+
+LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
+GROUPS: Final = (LEARNED, TUNED, PLACED, PLAIN)  # in the order of the page
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A router in a scenario.
+
+    Attributes:
+        label: its name on the page.
+        group: one of `GROUPS`.
+        router: as `--router` takes it: a name, or a file.
+        file: where it lies, if it is one.
+    """
+
+    label: str
+    group: str
+    router: str
+    file: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """In its results, and of its random stream: what `slimsched compare` would call it."""
+        return display_name(self.router)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario with everything that runs in it.
+
+    Attributes:
+        remark: what its author says at the head of its file.
+        missing: what should be here and isn't, in words.
+    """
+
+    path: Path
+    scenario: Scenario
+    world: World
+    contenders: tuple[Contender, ...]
+    missing: tuple[str, ...]
+    seeds: tuple[int, ...]
+    remark: str = ""
+
+    @property
+    def name(self) -> str:
+        """The scenario's."""
+        return self.scenario.name
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether it is the paper's experiment."""
+        return is_replica(self.name)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether rate or servers change while it runs."""
+        return not isinstance(self.scenario.workload, PoissonWorkload) or bool(self.scenario.faults)
+
+
+def scenario_files(folder: Path, only: tuple[str, ...] = ()) -> list[Path]:
+    """The main scenarios, then the paper's; `only` names some of them.
+
+    Raises:
+        InputError: there are none, or one of `only` is none.
+    """
+    files = [path for pattern in ("main-*.yaml", "paper*.yaml") for path in folder.glob(pattern)]
+    found = {path.stem: path for path in sorted(files, key=lambda path: path.stem)}  # `paper` before what varies it
+    if not found:
+        raise InputError("--scenarios", "", f"{folder}: no main-*.yaml and no paper*.yaml there")
+    for name in only:
+        if name not in found:
+            raise InputError("--only", "", f"no scenario {name!r}; {nearest(name, found)}")
+    return [path for name, path in found.items() if not only or name in only]
+
+
+def read_case(path: Path, seeds: int | None = None) -> Case:
+    """A scenario with its routers, which lie in `data/routers/` beside it, and its first so many seeds.
+
+    Raises:
+        InputError: the scenario, or a router's file, is wrong; or it has fewer seeds.
+    """
+    scenario = load_scenario(path)
+    world = make_world(scenario, default_folder(scenario))
+    given = scenario.compare.seeds
+    if seeds is not None and seeds > len(given):
+        raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(given)} (compare.seeds)")
+    find = _paper_contenders if is_replica(scenario.name) else _main_contenders
+    contenders, missing = find(world, path.parent / ROUTERS)
+    if len(given) < FEWEST_SEEDS:
+        missing.append(f"seeds: `compare.seeds` has {len(given)}, {FEWEST_SEEDS} are asked for")
+    for contender in contenders:
+        world.router(contender.router)  # what does not fit is told before anything runs
+    return Case(path, scenario, world, tuple(contenders), tuple(missing), given[:seeds], head_comment(path.read_text()))
+
+
+def experiments(cases: Sequence[Case]) -> list[Case]:
+    """Without those of the paper that differ from an earlier one in the reward alone: a router was trained on them."""
+    found: dict[str, Case] = {}
+    for case in cases:
+        given = case.scenario.model_dump(mode="json", exclude={"name", "reward", "training", "compare", "tuning"})
+        found.setdefault(json.dumps(given, sort_keys=True) if case.is_paper else case.name, case)
+    return list(found.values())
+
+
+def head_comment(text: str) -> str:
+    """The comment that a file begins with, as one line."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# ").rstrip())
+    return " ".join(lines)
+
+
+def _main_contenders(world: World, routers: Path) -> tuple[list[Contender], list[str]]:
+    folder = routers / world.scenario.name
+    found: list[Contender] = []
+    missing: list[str] = []
+    for kind in (TIDE, *RULES):
+        file = tuned_file(folder, kind)
+        if file.is_file():
+            found.append(Contender(kind, LEARNED if kind == TIDE else TUNED, str(file), file))
+        elif (failure := failure_file(folder, kind)).is_file():
+            found.append(Contender(f"{kind}, not tuned", PLAIN, kind))
+            missing.append(failure.read_text(encoding="utf-8").strip())
+        else:
+            missing.append(f"{kind}: no {_shown(file)} (`make routers`)")
+    fixed = tuned_file(folder, "fixed")
+    if fixed.is_file():
+        found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
+    else:
+        missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
+    listed = {contender.label for contender in found}
+    plain = [Contender(f"{name}, not tuned", PLAIN, name) for name in ("ladder", TIDE)]
+    found += [contender for contender in plain if contender.label not in listed]
+    found.append(Contender(BASELINE, PLAIN, BASELINE))
+    return found, missing
+
+
+def _placed(fixed: Path) -> Iterator[Contender]:
+    """The tuned tuple on every other placement; on its own it is the tuned rule `fixed`, and runs as that."""
+    rule = read_rule(fixed)
+    if not isinstance(rule, FixedRule):
+        raise InputError(str(fixed), "kind", f"found {rule.KIND}; a `fixed` rule is asked for here")
+    if rule.tuple_ is None:
+        raise InputError(str(fixed), "tuple", "missing; the placements run it")
+    widths = ",".join(f"{width:g}" for width in rule.tuple_)
+    for placement in PLACEMENTS:
+        if placement != rule.placement or rule.group != LARGEST:
+            yield Contender(placement, PLACED, f"fixed:{widths}@{placement}")
+
+
+def _paper_contenders(world: World, routers: Path) -> tuple[list[Contender], list[str]]:
+    config = world.cluster.router
+    found = [Contender(BASELINE, PLAIN, BASELINE)]
+    for width in (config.widths[0], config.widths[-1]):
+        name = f"fixed:{','.join([f'{width:g}'] * config.segments)}"
+        found.append(Contender(f"sticky at {width:g}", PLAIN, name))
+    missing = []
+    for kind in PPO_KINDS:
+        file = paper_router(routers, world.scenario.name, kind)
+        if file is None:
+            missing.append(f"PPO, {kind}: no {_shown(routers / f'paper-{kind}{ROUTER_SUFFIX}')}")
+        else:
+            found.append(Contender(f"ppo-{kind}", LEARNED, str(file), file))
+    return found, missing
+
+
+def paper_router(routers: Path, scenario: str, kind: str) -> Path | None:
+    """The paper's PPO of a kind: trained on this scenario where there is one, else on the paper's first."""
+    patterns = (f"{scenario}/*{kind}*", f"{scenario}-{kind}*", f"paper-{kind}*", f"ppo-{kind}*")
+    for pattern in (*patterns, *((scenario, "paper") if kind == "heavy" else ())):
+        if files := sorted(routers.glob(f"{pattern}{ROUTER_SUFFIX}")):
+            return files[0]
+    return None
+
+
+def tuned_file(folder: Path, kind: str) -> Path:
+    """Where a scenario's tuned router lies."""
+    return folder / f"{kind}{ending_of(kind)}"
+
+
+def failure_file(folder: Path, kind: str) -> Path:
+    """Where it lies why a router could not be tuned for a scenario: it can't keep the floor."""
+    return failure_path(tuned_file(folder, kind))
+
+
+def _shown(file: Path) -> str:
+    """From the scenarios' folder on, so that no path of a machine is on the page."""
+    parts = file.parts
+    at = max(place for place, part in enumerate(parts) if part == "routers")
+    return f"`{'/'.join(parts[at:])}`"

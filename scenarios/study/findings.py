@@ -1,0 +1,383 @@
+"""What was found, and what it says: does the learned router beat the best of its rivals at equal accuracy?
+
+Pure: results in, plain data out. What counts as a win stands here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from policies.tide.knobs import KIND as TIDE
+from scenarios.metrics.catalogue import MEASURES
+from scenarios.metrics.pareto import Point, hypervolume
+from scenarios.metrics.result import Result
+from scenarios.metrics.statistics import Estimate, estimate, paired_difference
+from scenarios.show import paper
+from scenarios.study.cases import PLACED, PLAIN, TUNED
+
+EQUAL: Final = 0.05 / 100  # of accuracy: a rival that is less accurate by more is no rival
+MOVING_GAIN_PCT: Final = 10.0  # lower mean latency that is asked for where the load moves
+STATIONARY_LOSS_PCT: Final = 3.0  # higher mean latency that is allowed where it does not
+ENERGY_OVER_PCT: Final = 15.0  # above the fluid bound, asked for under moderate load
+LOST: Final = 0.001  # of the images: who leaves more than that more of them unfinished has bought its latency so
+REFERENCE_S: Final = 0.05  # mean latency from which hypervolume counts
+
+OFF_FRACTION: Final = 1e-9  # rounding of means
+
+
+@dataclass(frozen=True)
+class Row:
+    """One router in one scenario, with a result a seed.
+
+    Attributes:
+        bound_energy_j, bound_latency_s: the least dynamic energy an image, and mean latency, at its accuracy and rate.
+    """
+
+    label: str
+    group: str
+    results: tuple[Result, ...]
+    bound_energy_j: float | None = None
+    bound_latency_s: float | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean expected accuracy."""
+        return self.metric("expected_accuracy")["mean"]
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean latency."""
+        return self.metric("latency_mean_s")["mean"]
+
+    @property
+    def lost(self) -> float:
+        """Share of the images that failed or were never finished."""
+        arrived = sum(result["images"]["arrived"] for result in self.results)
+        return sum(lost_images(result) for result in self.results) / arrived
+
+    def metric(self, name: str) -> Estimate:
+        """One of `MEASURES` over seeds."""
+        return estimate([MEASURES[name].of(result) for result in self.results])
+
+    def highest(self, name: str) -> float | None:
+        """The highest of the seeds; None where one has none."""
+        values = [MEASURES[name].of(result) for result in self.results]
+        return None if None in values else max(values)
+
+
+def is_of(row: Row, router: str) -> bool:
+    """Whether it is this router, tuned or not: `tide`, or `tide, not tuned`."""
+    return row.label == router or row.label.startswith(f"{router}, ")
+
+
+def lost_images(result: Result) -> int:
+    """Failed, or still in flight when the run ended."""
+    return result["images"]["failed"] + result["images"]["in_flight"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One scenario.
+
+    Attributes:
+        file: its name; `remark`: what stands at its head.
+        floor: mean accuracy that its routers were tuned to keep.
+        accuracies: of the narrowest width tuple, and of the best.
+        oracle: accuracy that foresight could have, estimated.
+        missing: what should be here and isn't.
+    """
+
+    name: str
+    file: str
+    remark: str
+    is_moving: bool
+    is_paper: bool
+    seeds: tuple[int, ...]
+    duration_s: float
+    warmup_s: float
+    floor: float | None
+    accuracies: tuple[float, float]
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...] = ()
+    oracle: float | None = None
+
+    def row(self, label: str) -> Row | None:
+        """The router of this label."""
+        return next((row for row in self.rows if row.label == label), None)
+
+
+# ------------------------------------------------------------------------------------------------------- the judgement
+
+
+@dataclass(frozen=True)
+class Versus:
+    """One router less another on the same seeds: accuracy in points, the rest in percent of the other's figure."""
+
+    router: str
+    rival: str
+    points: float
+    mean: Estimate
+    p99: Estimate
+    std: Estimate
+    energy: Estimate
+    lost_more: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one scenario.
+
+    Attributes:
+        versus: Tide against its best rival; None where there is no rival, or no Tide.
+        holds: None where nobody can say.
+        reasons: why it does not hold, or why nobody can say.
+    """
+
+    scenario: str
+    is_moving: bool
+    versus: Versus | None
+    holds: bool | None
+    reasons: tuple[str, ...] = ()
+
+
+def compare_pair(one: Row, other: Row) -> Versus:
+    """The differences seed by seed."""
+    others = {result["seed"]: result for result in other.results}
+    pairs = [(result, others[result["seed"]]) for result in one.results if result["seed"] in others]
+
+    def percent(name: str) -> Estimate:
+        values = [(MEASURES[name].of(result), MEASURES[name].of(against)) for result, against in pairs]
+        return paired_difference(*zip(*values, strict=True))["percent"]
+
+    assert one.accuracy is not None, "it completed something"
+    assert other.accuracy is not None, "it completed something"
+    return Versus(
+        router=one.label,
+        rival=other.label,
+        points=100 * (one.accuracy - other.accuracy),
+        mean=percent("latency_mean_s"),
+        p99=percent("latency_p99_s"),
+        std=percent("latency_std_s"),
+        energy=percent("energy_dynamic_j"),
+        lost_more=one.lost > other.lost + LOST,
+    )
+
+
+def rivals_of(row: Row, rows: Sequence[Row]) -> list[Row]:
+    """Who finish as much and are as accurate, or more so; or are less so, and slower all the same. The quickest first.
+
+    Itself with other numbers is no rival.
+    """
+    if row.accuracy is None or row.mean_s is None:
+        return []
+    found = [
+        (other.mean_s, place, other)
+        for place, other in enumerate(rows)
+        if not is_of(other, row.label)
+        and other.accuracy is not None
+        and other.mean_s is not None
+        and (other.accuracy >= row.accuracy - EQUAL - OFF_FRACTION or other.mean_s >= row.mean_s)
+        and other.lost <= row.lost + LOST
+    ]
+    return [other for _, _, other in sorted(found)]
+
+
+def judge(found: Found) -> Verdict:
+    """Whether Tide does what is asked of it against the quickest of its rivals.
+
+    Moving load: a mean latency lower by at least `MOVING_GAIN_PCT`, and no higher p99. Stationary load: a mean latency
+    higher by at most `STATIONARY_LOSS_PCT`. In both no less accuracy, within `EQUAL`. All are means over seeds of
+    differences between runs of the same seed. Who was not tuned counts as a rival too, but to be better than such alone
+    is no win.
+    """
+    tide = found.row(TIDE)
+    if tide is None or tide.accuracy is None:
+        why = "no Tide was run" if tide is None else "Tide completed nothing"
+        return Verdict(found.name, found.is_moving, None, None, (why,))
+    rivals = rivals_of(tide, found.rows)
+    if not rivals:
+        return Verdict(found.name, found.is_moving, None, None, (f"no rival is as accurate: {_nearest(tide, found)}",))
+    versus = compare_pair(tide, rivals[0])
+    reasons = tuple(_objections(versus, found.is_moving))
+    if not reasons and not any(row.group in (TUNED, PLACED) for row in rivals):
+        why = f"no tuned rival is as accurate: {_nearest(tide, found)}"
+        return Verdict(found.name, found.is_moving, versus, None, (why,))
+    if not reasons and (quicker := _quicker(tide, found.rows)) is not None:
+        assert quicker.accuracy is not None, "it completed something"
+        points = 100 * (quicker.accuracy - tide.accuracy)
+        why = f"{quicker.label}, tuned, is quicker with {points:+.3f} points of accuracy: neither is better"
+        return Verdict(found.name, found.is_moving, versus, None, (why,))
+    return Verdict(found.name, found.is_moving, versus, not reasons, reasons)
+
+
+def _objections(versus: Versus, is_moving: bool) -> list[str]:
+    mean_pct, p99_pct, found = versus.mean["mean"], versus.p99["mean"], []
+    assert mean_pct is not None, "both completed something in each run"
+    assert p99_pct is not None, "both completed something in each run"
+    if is_moving and mean_pct > -MOVING_GAIN_PCT:
+        found.append(f"mean latency {mean_pct:+.1f} %, asked for is {-MOVING_GAIN_PCT:.0f} % or less")
+    if is_moving and p99_pct > 0:
+        found.append(f"p99 {p99_pct:+.1f} %, asked for is no more than the rival's")
+    if not is_moving and mean_pct > STATIONARY_LOSS_PCT:
+        found.append(f"mean latency {mean_pct:+.1f} %, allowed is {STATIONARY_LOSS_PCT:+.0f} %")
+    if versus.points < -100 * (EQUAL + OFF_FRACTION):
+        found.append(f"accuracy {versus.points:+.3f} points, allowed is {-100 * EQUAL:+.2f}")
+    if versus.lost_more:
+        found.append("more images stay unfinished")
+    return found
+
+
+def _quicker(tide: Row, rows: Sequence[Row]) -> Row | None:
+    """A tuned rival that is quicker, but too inaccurate to be compared."""
+    assert tide.mean_s is not None, "it completed something"
+    rivals = rivals_of(tide, rows)
+    for row in rows:
+        if row.group not in (TUNED, PLACED) or row.accuracy is None or row.mean_s is None or row in rivals:
+            continue
+        if row.mean_s < tide.mean_s and row.lost <= tide.lost + LOST:
+            return row
+    return None
+
+
+def _nearest(tide: Row, found: Found) -> str:
+    others = [row for row in found.rows if row.group in (TUNED, PLACED) and row.accuracy is not None]
+    if not others or tide.accuracy is None:
+        return "none has run"
+    best = max(others, key=lambda row: row.accuracy or 0.0)
+    assert best.accuracy is not None
+    accuracies = f"has {100 * best.accuracy:.2f} %, Tide {100 * tide.accuracy:.2f} %"
+    return f"the most accurate that was tuned, {best.label}, {accuracies}"
+
+
+def losses(found: Found, verdict: Verdict) -> list[str]:
+    """What Tide is worse at, in words: the criterion, what its rival is better at for certain, and its own start."""
+    if verdict.versus is None:
+        return list(verdict.reasons)
+    versus, said = verdict.versus, list(verdict.reasons)
+    measures = {"mean latency": versus.mean, "p99": versus.p99, "standard deviation": versus.std}
+    for name, change in {**measures, "attributed energy": versus.energy}.items():
+        already = any(reason.startswith(name) for reason in said)
+        if not already and is_surely_above(change):
+            said.append(f"{name} {change['mean']:+.1f} % against {versus.rival}")
+    return [*said, *_spoiled(found)]
+
+
+def _spoiled(found: Found) -> list[str]:
+    """Tide tuned is worse than what its tuning began with."""
+    tide, start = found.row(TIDE), found.row(f"{TIDE}, {PLAIN}")
+    if tide is None or start is None or None in (tide.accuracy, start.accuracy):
+        return []
+    change = compare_pair(tide, start)
+    if change.points > 100 * EQUAL or not is_surely_above(change.mean):
+        return []
+    return [f"mean latency {change.mean['mean']:+.1f} % against {start.label}: tuning has not helped"]
+
+
+def is_surely_above(change: Estimate) -> bool:
+    """Whether the whole interval lies above 0."""
+    return change["mean"] is not None and change["mean"] > (change["ci95"] or 0.0)
+
+
+def covered(found: Found, *, without: str | None = None) -> float | None:
+    """Hypervolume of accuracy against mean latency, as a share of what no latency at the best accuracy would cover.
+
+    It counts from the narrowest tuple's accuracy and `REFERENCE_S`; `without` a router, however it was tuned.
+    """
+    narrowest, best = found.accuracies
+    points = [
+        Point(row.label, row.accuracy, row.mean_s)
+        for row in found.rows
+        if (without is None or not is_of(row, without)) and row.accuracy is not None and row.mean_s is not None
+    ]
+    if not points or best <= narrowest:
+        return None
+    return hypervolume(points, Point("reference", narrowest, REFERENCE_S)) / ((best - narrowest) * REFERENCE_S)
+
+
+# ------------------------------------------------------------------------------------------------- the paper's replica
+
+HEAVY, RELAXED, NARROWEST = "ppo-heavy", "ppo-relaxed", "sticky at 0.25"
+CLOSE_PCT: Final = 5.0
+RELAXED_CUT_PCT: Final = -80.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that a replica should reach; None where nobody can say."""
+
+    what: str
+    asked: str
+    found: str
+    holds: bool | None
+
+
+def replica_checks(found: Found) -> list[Check]:
+    """The paper's PPO against random routing, and against what stays put at the narrowest width."""
+    rows = {row.label: row for row in found.rows}
+    random, heavy, relaxed, sticky = (rows.get(label) for label in ("random", HEAVY, RELAXED, NARROWEST))
+    checks: list[Check] = []
+    if heavy is not None and random is not None:
+        checks.append(_change_check(heavy, random, "latency_mean_s", paper.HEAVY.latency_change_pct))
+        checks.append(_change_check(heavy, random, "energy_j", paper.HEAVY.energy_change_pct))
+    if heavy is not None and sticky is not None:
+        checks.append(_change_check(heavy, sticky, "latency_mean_s", CLOSE_PCT))
+    if relaxed is not None and random is not None:
+        least, accuracy = paper.RELAXED.accuracy_pct, relaxed.metric("accuracy")["mean"]
+        is_enough = None if accuracy is None else 100 * accuracy >= least
+        shown = "none" if accuracy is None else f"{100 * accuracy:.2f} %"
+        checks.append(Check(f"{RELAXED}: accuracy", f"at least {least:.2f} %", shown, is_enough))
+        for mean, std in (("latency_mean_s", "latency_std_s"), ("energy_j", "energy_std_j")):
+            checks.append(_change_check(relaxed, random, mean, RELAXED_CUT_PCT))
+            checks.append(_change_check(relaxed, random, std, 0.0))
+    return checks
+
+
+def _change_check(row: Row, other: Row, name: str, most_pct: float | None) -> Check:
+    measure = MEASURES[name]
+    others = {result["seed"]: measure.of(result) for result in other.results}
+    common = [result for result in row.results if result["seed"] in others]
+    values = [measure.of(result) for result in common]
+    change = paired_difference(values, [others[result["seed"]] for result in common])["percent"]["mean"]
+    what = f"{row.label}: {measure.title} against {other.label}"
+    assert most_pct is not None, "the paper tells it"
+    asked = f"at most {most_pct:+.2f} %"
+    return Check(
+        what, asked, "none" if change is None else f"{change:+.2f} %", None if change is None else change <= most_pct
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- everything else
+
+
+@dataclass(frozen=True)
+class Made:
+    """One router's file and what it says of how it was made."""
+
+    scenario: str
+    label: str
+    file: str
+    made_by: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What the page says beside the scenarios' tables.
+
+    Attributes:
+        machine: what runs were computed on; `versions`: of what computed them.
+        wall_s: how long all runs took, one after the other.
+        ablation: `docs/ablation.json`; None where it was not made.
+        remarks: Markdown that people wrote.
+        pictures: by title, a path from the page.
+    """
+
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+    wall_s: float
+    provenance: str
+    ablation: Mapping[str, Any] | None = None
+    made: tuple[Made, ...] = ()
+    remarks: str = ""
+    pictures: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,100 @@
+"""The results in two charts. It reads no file and decides nothing but how things look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from policies.tide.knobs import KIND as TIDE
+from scenarios.metrics.pareto import Point, pareto_front
+from scenarios.show.charts import COLORS, canvas
+from scenarios.study.cases import GROUPS, PLACED
+from scenarios.study.findings import MOVING_GAIN_PCT, STATIONARY_LOSS_PCT, Found, Verdict
+
+GAINS = "Tide against its best rival"
+FRONTS = "Accuracy against mean latency, up to four times the quickest router's"
+_ACROSS = 4
+_SHOWN_TIMES = 4.0  # the quickest router's latency
+_LOOKS = {group: (color, marker) for group, color, marker in zip(GROUPS, (COLORS[1], COLORS[0], "#999999", "#444444"),
+                                                                  "*os^", strict=True)}  # fmt: skip
+
+
+def gains_chart(verdicts: Sequence[Verdict]) -> Figure:
+    """Each judged scenario's change of mean latency and p99, with intervals; shaded is what is asked for."""
+    shown = [verdict for verdict in verdicts if verdict.versus is not None][::-1]
+    with canvas(7.4, 0.9 + 0.32 * len(shown)) as (figure, axes):
+        lowest = -100.0
+        for place, verdict in enumerate(shown):
+            assert verdict.versus is not None
+            limit = -MOVING_GAIN_PCT if verdict.is_moving else STATIONARY_LOSS_PCT
+            axes.barh(place, limit - lowest, left=lowest, height=0.8, color="#e8f3ea", zorder=0)
+            for shift, change, color, marker in (
+                (0.14, verdict.versus.mean, COLORS[1], "o"),
+                (-0.14, verdict.versus.p99, COLORS[0], "s"),
+            ):
+                label = ("mean latency" if marker == "o" else "p99") if place == 0 else None
+                mean, half = change["mean"] or 0.0, change["ci95"] or None
+                axes.errorbar(mean, place + shift, xerr=half, fmt=marker, color=color, markersize=4, elinewidth=1,
+                              capsize=2, label=label)  # fmt: skip
+        axes.axvline(0, color="#666", linewidth=0.8)
+        ends = [
+            (change["mean"] or 0.0) + sign * (change["ci95"] or 0.0)
+            for verdict in shown
+            if verdict.versus is not None
+            for change in (verdict.versus.mean, verdict.versus.p99)
+            for sign in (-1, 1)
+        ]
+        axes.set(xlim=(max(lowest, min([*ends, -15.0]) - 5), min(100.0, max([*ends, 5.0]) + 5)),
+                 xlabel="Tide less its best rival, %", yticks=range(len(shown)),
+                 yticklabels=[verdict.scenario for verdict in shown])  # fmt: skip
+        axes.grid(visible=False, axis="y")
+        axes.legend(loc="best")
+    return figure
+
+
+def fronts_chart(found: Sequence[Found]) -> Figure:
+    """A panel a scenario; dotted is the front without Tide."""
+    rows = ceil(len(found) / _ACROSS)
+    across = min(_ACROSS, len(found))
+    with canvas(2.5 * across + 0.4, 2.1 * rows + 0.6, rows, across, squeeze=False) as (figure, grid):
+        for axes, each in zip(grid.flat, found, strict=False):
+            _draw_front(axes, each)
+        for axes in grid.flat[len(found) :]:
+            axes.set_axis_off()
+        figure.supxlabel("mean latency, ms", fontsize=9)
+        figure.supylabel("expected accuracy, %", fontsize=9)
+        named: dict[str, Artist] = {}
+        for axes in grid.flat:
+            handles, labels = axes.get_legend_handles_labels()
+            named |= {str(label): handle for label, handle in zip(labels, handles, strict=True)}
+        if named:
+            figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=len(named))
+    return figure
+
+
+def _draw_front(axes: Axes, found: Found) -> None:
+    points = [
+        (row, 1000 * row.mean_s, 100 * row.accuracy)
+        for row in found.rows
+        if row.mean_s is not None and row.accuracy is not None
+    ]
+    axes.set_title(found.name, fontsize=8)
+    if not points:
+        return
+    edge_ms = _SHOWN_TIMES * min(x for _, x, _ in points)
+    points = [point for point in points if point[1] <= edge_ms]
+    front = pareto_front([Point(row.label, y, x) for row, x, y in points if row.label != TIDE])
+    axes.plot([point.cost for point in front], [point.accuracy for point in front], ":", color="#888", linewidth=1)
+    for row, x, y in points:
+        color, marker = _LOOKS[row.group]
+        size = 11 if row.label == TIDE else 4 if row.group == PLACED else 5.5
+        label = "Tide" if row.label == TIDE else row.group + (" ..." if row.group == PLACED else "")
+        axes.plot(x, y, marker, color=color, markersize=size, linestyle="none", label=label,
+                  zorder=3 if row.label == TIDE else 2)  # fmt: skip
+    axes.set_xlim(0, 1.05 * edge_ms)
+    axes.margins(y=0.15)
+    axes.tick_params(labelsize=7)

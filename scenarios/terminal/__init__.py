@@ -1,0 +1,1 @@
+"""What the user sees while a command works, and how it ends: words, progress, exit codes."""

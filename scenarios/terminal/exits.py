@@ -1,0 +1,44 @@
+"""How a command ends: an exit code, and for what went wrong one message and no traceback.
+
+Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from policies.errors import InputError, WorkError
+
+RESUMES: Final = "interrupted; the same command goes on from what is finished"
+BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begins anew"
+
+
+def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str] = lambda: RESUMES) -> int:
+    """The exit code of some work.
+
+    Args:
+        name: of the command, before a message.
+        interrupted: what to say of an interrupted one.
+    """
+    try:
+        return work()
+    except InputError as error:
+        return _complain(name, error, 2)
+    except (MemoryError, OverflowError) as error:
+        return _complain(name, f"the work is too large for this machine ({str(error) or 'out of memory'})", 1)
+    except (WorkError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        return _complain(name, error, 1)
+    except KeyboardInterrupt:
+        return _complain(name, interrupted(), 130)
+
+
+def _complain(name: str, problem: object, code: int) -> int:
+    text = str(problem)
+    sys.stderr.write(f"{'' if text.startswith(name) else f'{name}: '}{text}\n")
+    return code

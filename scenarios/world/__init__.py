@@ -1,0 +1,1 @@
+"""A scenario made into objects that simulation and executors are built from."""

@@ -1,0 +1,215 @@
+"""Builds what a scenario describes: the cluster both worlds run, the workload, and routers by name.
+
+It is where spec, profiles and accuracy meet; it opens no file and measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from policies.errors import InputError
+from policies.faults import Supervision
+from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.reward import RewardWeights
+from policies.strict import StrictModel
+from policies.vocabulary import IMAGE, WorkKey
+from scenarios.files.spec import (
+    GB,
+    DeviceSection,
+    GreedySection,
+    LinkSection,
+    Scenario,
+    ServerSection,
+)
+from scenarios.world.world import ASSUMED_DECISION_S, Accuracy, World
+from sim.cluster import ClusterSpec
+from sim.costs import ProfileCosts
+from sim.network import PRESETS, SHARED_PRESETS, Attachment
+from sim.profile import Link, Profile
+from sim.server import ServerSpec
+from sim.tables import DeviceTables, compile_tables, nanoseconds
+
+if TYPE_CHECKING:
+    from hw.device import DeviceSpec
+
+
+def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> World:
+    """Join a scenario (with its servers named, not `auto`) with a profile for each server and the accuracy.
+
+    Raises:
+        InputError: a profile is of another network, does not cover the batch limit, or its device is too small.
+    """
+    servers = scenario.cluster.named_servers
+    owners = {server.name: server.shares_device_with or server.name for server in servers}
+    devices = [name for name, owner in owners.items() if name == owner]
+    of_server = tuple(profiles[owners[server.name]] for server in servers)
+    _require_one_network(scenario, servers, of_server)
+    tables = {name: _tables(scenario, name, profiles[name], owners) for name in devices}
+    specs = tuple(
+        ServerSpec(
+            name=server.name,
+            device=devices.index(owners[server.name]),
+            knobs=_knobs(scenario, server, tables[owners[server.name]], list(owners.values())),
+            attachment=_attachment(server, profiles[owners[server.name]]),
+        )
+        for server in servers
+    )
+    cluster = ClusterSpec(
+        devices=tuple(tables[name] for name in devices),
+        servers=specs,
+        router=_router_config(scenario, specs, of_server[0]),
+        decision_ns=nanoseconds(_decision_s(scenario, of_server)),
+        decision_busy_ns=nanoseconds(_decision_busy_s(scenario, of_server)),
+        weights=RewardWeights(**scenario.reward.model_dump()),
+        prior=accuracy.prior,
+        supervision=Supervision(**_in_ns(scenario.supervision)),
+    )
+    costs = ProfileCosts(
+        [tables[owners[server.name]] for server in servers],
+        [spec.knobs.batch_limit for spec in specs],
+        [spec.attachment for spec in specs],
+    )
+    return World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
+
+
+def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts) -> float:
+    """The rate at which every device would be busy all the time with full batches at full width.
+
+    An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
+    finds the largest rate that is really stable with a given router.
+    """
+    full = cluster.router.widths[-1]
+    keys = [WorkKey(s, full, IMAGE if s == 1 else full) for s in range(1, cluster.router.segments + 1)]
+    first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
+    return sum(1.0 / sum(costs.image_s(server, key) for key in keys) for server in first_on_device.values())
+
+
+def device_section(device: DeviceSpec) -> DeviceSection:
+    """A device as a scenario would name it."""
+    known = {name: getattr(device, name) for name in DeviceSection.model_fields if name != "vram_gb"}
+    return DeviceSection(**known, vram_gb=device.vram_bytes / GB)
+
+
+def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenario:
+    """`cluster.servers: auto` spelled out: a server for each device of this machine."""
+    if scenario.cluster.servers != "auto":
+        return scenario
+    sections = tuple(
+        ServerSection(
+            name=f"gpu{device.index}" if device.kind == "cuda" else f"cpu{number}",
+            device=device_section(device),
+        )
+        for number, device in enumerate(devices)
+    )
+    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"servers": sections})})
+
+
+def _in_ns(section: StrictModel, *but: str) -> dict[str, Any]:
+    """A section's settings (`but` some) as a core takes them: by the same names, but seconds as nanoseconds."""
+    given = {name: getattr(section, name) for name in type(section).model_fields if name not in but}
+    seconds = {name for name in given if name.endswith("_s")}
+    plain = {name: value for name, value in given.items() if name not in seconds}
+    return plain | {f"{name[:-2]}_ns": None if given[name] is None else nanoseconds(given[name]) for name in seconds}
+
+
+def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...], profiles: tuple[Profile, ...]) -> None:
+    first = profiles[0].model
+    for server, profile in zip(servers, profiles, strict=True):
+        if profile.model.hash != first.hash:
+            problem = (
+                f"the profile of {server.name!r} is of model {profile.model.name} ({profile.model.hash[:12]}), "
+                f"that of {servers[0].name!r} of {first.name} ({first.hash[:12]}); calibrate both with one model"
+            )
+            raise InputError(scenario.name, "cluster.servers", problem)
+
+
+def _tables(scenario: Scenario, name: str, profile: Profile, owners: Mapping[str, str]) -> DeviceTables:
+    sharing = [server for server in scenario.cluster.named_servers if owners[server.name] == name]
+    knobs = [scenario.cluster.greedy_of(server) for server in sharing]
+    limit = max(knob.batch_limit for knob in knobs)
+    return compile_tables(profile, limit, jitter=scenario.jitter, util_metric=knobs[0].util_metric)
+
+
+def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, owners: list[str]) -> GreedyKnobs:
+    given = scenario.cluster.greedy_of(server)
+    profile = tables.profile
+    shares = owners.count(server.shares_device_with or server.name)
+    cap_gb = given.vram_cap_gb
+    cap_bytes = profile.device.vram_bytes // shares if cap_gb is None else int(cap_gb * GB)
+    knobs = GreedyKnobs(
+        widths=profile.model.widths,
+        instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},
+        context_bytes=profile.memory.context_bytes,
+        vram_cap_bytes=cap_bytes,
+        padded_sizes=tables.padded_sizes,
+        **_in_ns(given, "vram_cap_gb", "util_metric", "preload"),
+    )
+    everything = knobs.context_bytes + sum(knobs.instance_bytes.values())
+    if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and everything > cap_bytes:
+        problem = "with `head_of_line: block` nothing is evicted, so without idle unloads full memory is a deadlock"
+        remedy = f"give idle_unload_s, or {everything / GB:.2f} GB to {server.name!r}"
+        raise InputError(scenario.name, "cluster.greedy.idle_unload_s", f"{problem}; {remedy}")
+    return replace(knobs, preload=_preload(scenario, server, given, knobs))
+
+
+def _preload(
+    scenario: Scenario, server: ServerSection, given: GreedySection, knobs: GreedyKnobs
+) -> tuple[tuple[int, float], ...]:
+    if isinstance(given.preload, str):
+        wanted = tuple(sorted(knobs.instance_bytes)) if given.preload == "all" else ()
+    else:
+        wanted = given.preload
+    needed = knobs.context_bytes + sum(knobs.instance_bytes[spec] for spec in wanted)
+    if needed > knobs.vram_cap_bytes:
+        problem = f"needs {needed / GB:.2f} GB, the cap of {server.name!r} is {knobs.vram_cap_bytes / GB:.2f} GB"
+        raise InputError(scenario.name, "cluster.greedy.preload", f"{problem}; preload less or raise vram_cap_gb")
+    return wanted
+
+
+def _attachment(server: ServerSection, profile: Profile) -> Attachment:
+    own = f"link:{server.name}"
+    given = server.link
+    if isinstance(given, LinkSection):
+        link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
+        return Attachment(given.medium or own, link)
+    if given == "measured":
+        assert profile.link is not None, "checked on reading, and calibration measures it"
+        return Attachment(own, profile.link)
+    return Attachment(given if given in SHARED_PRESETS else own, PRESETS[given])
+
+
+def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile: Profile) -> RouterConfig:
+    model, given = profile.model, scenario.router
+    holds = tuple(
+        tuple(tuple(server.knobs.can_hold((s, w)) for w in model.widths) for s in range(1, model.segments + 1))
+        for server in servers
+    )
+    for segment in range(1, model.segments + 1):
+        if not any(any(server[segment - 1]) for server in holds):
+            caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
+            problem = f"no server can hold segment {segment} at any width (caps: {caps}); raise vram_cap_gb"
+            raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
+    return RouterConfig(
+        segments=model.segments,
+        widths=model.widths,
+        holds=holds,
+        shed_expired=scenario.shed,
+        **_in_ns(given, "decision_s"),
+    )
+
+
+def _decision_busy_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
+    """Nothing beyond the decision itself where the scenario says how long that is, or no profile has measured it."""
+    if not isinstance(scenario.router.decision_s, str):
+        return 0.0
+    return max((profile.decision_busy_s or 0.0 for profile in profiles), default=0.0)
+
+
+def _decision_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
+    if not isinstance(scenario.router.decision_s, str):
+        return scenario.router.decision_s
+    measured = [profile.decision_s for profile in profiles if profile.decision_s is not None]
+    return max(measured, default=ASSUMED_DECISION_S)

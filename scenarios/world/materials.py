@@ -1,0 +1,143 @@
+"""What a scenario needs before it can be simulated: its servers named, their profiles, the network and its accuracy.
+
+A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This room knows
+where they lie and reads them; `scenarios.job` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hw.accuracy import load_accuracy
+from policies.errors import InputError
+from policies.vocabulary import Provenance
+from scenarios.files.reading import load_scenario, read_profile
+from scenarios.files.shipped import profile_file
+from scenarios.files.spec import Scenario
+from scenarios.world.build import build_world, with_local_servers
+from scenarios.world.world import Accuracy, World
+from sim.profile import Profile
+
+if TYPE_CHECKING:
+    from hw.networks import ModelFile, Network
+
+MODEL_FILE = "model.safetensors"
+ACCURACY_FILE = "accuracy.json"
+ROUTER_FILE = "router.safetensors"
+SCENARIO_FILE = "scenario.yaml"
+
+
+def default_folder(scenario: Scenario) -> Path:
+    """`runs/NAME`, where the user is."""
+    return Path("runs") / scenario.name
+
+
+def named(scenario: Scenario) -> Scenario:
+    """The scenario with `cluster.servers: auto` spelled out for this machine."""
+    if scenario.cluster.servers != "auto":
+        return scenario
+    from hw.device import local_devices  # opens torch, which a simulation does not need
+
+    return with_local_servers(scenario, local_devices())
+
+
+def model_path(scenario: Scenario, folder: Path) -> Path:
+    """Where the network is, or will be."""
+    return Path(scenario.model.checkpoint) if scenario.model.checkpoint else folder / MODEL_FILE
+
+
+def model_file(scenario: Scenario, folder: Path) -> ModelFile:
+    """The network's file, and which network the scenario says it is."""
+    from hw.networks import ModelFile  # opens torch, which a simulation does not need
+
+    return ModelFile(model_path(scenario, folder), network_of(scenario))
+
+
+def network_of(scenario: Scenario) -> Network | None:
+    """The network that the scenario names; raises `InputError` for a name that is none."""
+    from hw.networks import Network
+
+    given = scenario.model
+    return Network(given.network, given.options, scenario.name, "model.network") if given.network else None
+
+
+def profile_path(folder: Path, server: str) -> Path:
+    """Where a server's profile is, or will be."""
+    return folder / "profiles" / f"{server}.yaml"
+
+
+def calibrated_path(folder: Path, server: str) -> Path:
+    """A server's profile as calibration left it, before the overheads of serving were added."""
+    return folder / "calibration" / f"{server}.yaml"
+
+
+def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
+    """The scenario's accuracy file, else the one that its run made.
+
+    Raises:
+        InputError: there is none yet, or it is broken.
+    """
+    path = Path(scenario.model.accuracy) if scenario.model.accuracy else folder / ACCURACY_FILE
+    if not path.is_file():
+        problem = f"not evaluated yet (no {path.name} in {folder}); `slimsched run` or `slimsched model evaluate` does"
+        raise InputError(scenario.name, "model.accuracy", problem)
+    return Accuracy.of(load_accuracy(path))
+
+
+def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
+    """Each server's profile (one that shares a device has that server's).
+
+    Raises:
+        InputError: a server has not been calibrated yet, or its file is broken.
+    """
+    profiles: dict[str, Profile] = {}
+    for server in scenario.cluster.named_servers:
+        if server.shares_device_with is not None:
+            continue
+        path = profile_file(server.profile) if server.profile else profile_path(folder, server.name)
+        if not path.is_file():
+            problem = (
+                f"{server.name!r} is not calibrated yet (no {path.name} in {path.parent}); `slimsched run` does it"
+            )
+            raise InputError(scenario.name, "cluster.servers", problem)
+        profiles[server.name] = read_profile(path)
+    return profiles
+
+
+def make_world(scenario: Scenario, folder: Path) -> World:
+    """Everything together; raises `InputError` for what is missing or does not fit."""
+    scenario = named(scenario)
+    profiles = read_profiles(scenario, folder)
+    accuracy = read_accuracy(scenario, folder)
+    require_same_model(scenario, profiles, accuracy)
+    return build_world(scenario, profiles, accuracy)
+
+
+def load_world(path: Path, folder: Path | None = None) -> World:
+    """`make_world` from a scenario's file."""
+    scenario = load_scenario(path)
+    return make_world(scenario, folder or default_folder(scenario))
+
+
+def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> None:
+    """A profile must be of the network whose accuracy is used.
+
+    A `datasheet` profile was made for a network's shape, not for its weights: its widths and segments must fit. The
+    same holds for any profile beside the paper's table, which is of no weights either.
+
+    Raises:
+        InputError: it is of another one.
+    """
+    segments, widths = len(next(iter(accuracy.prior.top1))), sorted({w for row in accuracy.prior.top1 for w in row})
+    for name, profile in profiles.items():
+        model = profile.model
+        if (model.segments, sorted(model.widths)) != (segments, widths):
+            problem = f"the profile of {name!r} has {model.segments} segments at widths {sorted(model.widths)}; "
+            problem += f"the accuracy table has {segments} segments at widths {widths}; take those of one network"
+            raise InputError(scenario.name, "model", problem)
+        of_weights = profile.provenance != Provenance.DATASHEET and accuracy.evaluation is not None
+        if of_weights and accuracy.evaluation is not None and model.hash != accuracy.evaluation.hash:
+            problem = f"the profile of {name!r} is of another model ({model.name}, {model.hash[:12]}); calibrate again"
+            raise InputError(scenario.name, "cluster.servers", problem)

@@ -1,0 +1,41 @@
+"""A scenario's routers, as objects that decide; refused before the work where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from policies.errors import InputError
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.names import make_router
+from policies.rules.context import RouterContext
+from scenarios.files.router_names import TRAINED_ROUTER, read_router, router_file
+from scenarios.files.spec import Scenario
+
+
+def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]) -> None:
+    """Routers' files that the scenario names must be of its cluster.
+
+    Raises:
+        InputError: one is of another shape, or damaged.
+    """
+    servers = len(scenario.cluster.named_servers)
+    holds = (((True,) * len(widths),) * segments,) * servers
+    config = RouterConfig(segments, widths, holds, scenario.router.groups)
+    for router in (*scenario.compare.routers, *scenario.validate_.routers):
+        if (path := router_file(router)) is not None:
+            read_router(path).check(config, router)
+
+
+def make_named(
+    name: str, scenario: Scenario, context: RouterContext, devices: Sequence[str], trained: Path | None, key: str
+) -> RoutingPolicy:
+    """A fresh router by its name in a scenario; see `World.router`."""
+    if name == TRAINED_ROUTER:
+        if trained is None or not trained.is_file():
+            raise InputError(scenario.name, key, f"{name}: no trained router at hand; run `slimsched train` first")
+        spec = read_router(trained, deterministic=scenario.training.deterministic, devices=devices)
+        return spec.make(context, str(trained))
+    if (path := router_file(name)) is not None:  # it has its own mode
+        return read_router(path, devices=devices).make(context, name)
+    return make_router(name, context, scenario.name, key)

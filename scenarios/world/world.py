@@ -1,0 +1,227 @@
+"""A scenario as objects that simulation and executors are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
+from policies.chance import derived_seed, stream
+from policies.errors import InputError
+from policies.faults import Supervision
+from policies.interfaces import RoutingPolicy
+from policies.reward import AccuracyPrior
+from policies.rules.context import RouterContext
+from policies.vocabulary import Provenance
+from scenarios.files.spec import Scenario
+from scenarios.metrics.result import Simulator
+from scenarios.metrics.signatures import SignatureContext, context_of
+from scenarios.world.faults import faults_of
+from scenarios.world.routers import make_named
+from scenarios.world.workloads import Excerpt, Play, arrivals_ns
+from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
+from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.costs import ProfileCosts
+from sim.network import FREE, LINKS, Network
+from sim.profile import Profile
+from sim.tables import nanoseconds
+
+if TYPE_CHECKING:
+    from sim.compiled.simulation import CompiledSimulation
+
+ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
+DRAIN_LIMIT_S = 60.0
+MOST_IMAGES = 1e8
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What is known of the network's accuracy: the prior, and the images it got right where it was evaluated.
+
+    Without an evaluation the prior is the paper's table, and labels are drawn from it.
+    """
+
+    prior: AccuracyPrior
+    evaluation: Evaluation | None = None
+
+    @classmethod
+    def of(cls, table: AccuracyTable) -> Accuracy:
+        """From a table's file."""
+        return cls(AccuracyPrior(table.top1()), table if isinstance(table, Evaluation) else None)
+
+    @property
+    def provenance(self) -> AccuracyProvenance:
+        """Whether labels are those of a network, or drawn from the paper's table."""
+        return PAPER if self.evaluation is None else MEASURED
+
+    @property
+    def image_count(self) -> int:
+        """Test images that requests are drawn from."""
+        return len(self.evaluation.correct) if self.evaluation is not None else 1
+
+
+@dataclass(frozen=True)
+class World:
+    """A scenario with its numbers: ready to simulate, or to run on the hardware it was calibrated on.
+
+    Attributes:
+        profiles: one a server, in the cluster's order.
+        capacity_img_s: the cluster's estimated capacity, in which `load` is given.
+    """
+
+    scenario: Scenario
+    profiles: tuple[Profile, ...]
+    accuracy: Accuracy
+    cluster: ClusterSpec
+    costs: ProfileCosts
+    capacity_img_s: float
+
+    @property
+    def rate_img_s(self) -> float | None:
+        """The workload's mean rate (of a flash crowd: the rate outside it); None for a trace."""
+        return self.scenario.workload.base_img_s(self.capacity_img_s)
+
+    @property
+    def mean_rate_img_s(self) -> float | None:
+        """Images expected to arrive over the scenario's length, a second; None for a trace."""
+        rate_img_s = self.rate_img_s
+        return None if rate_img_s is None else rate_img_s * self.scenario.workload.mean_factor(self.scenario.duration_s)
+
+    @property
+    def provenance(self) -> Provenance:
+        """Of what rests on all the profiles: the weakest of any of their parts."""
+        parts = [(p.provenance, p.power.provenance, p.concurrency.provenance) for p in self.profiles]
+        return Provenance.weakest(*(provenance for part in parts for provenance in part))
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Each server's."""
+        return tuple(profile.device.name for profile in self.profiles)
+
+    @property
+    def signature_context(self) -> SignatureContext:
+        """What failures of a run are told by."""
+        return context_of(self.cluster, self.costs)
+
+    @property
+    def power_provenance(self) -> Provenance:
+        """Where the watts come from."""
+        return Provenance.weakest(*(profile.power.provenance for profile in self.profiles))
+
+    def arrivals_ns(
+        self, seed: int, horizon_s: float, scale: float = 1.0, excerpt: Excerpt | None = None
+    ) -> NDArray[np.int64]:
+        """Arrival times of one run, `scale` times the workload's rate; `excerpt`: see `run_spec`."""
+        rate_img_s, start_s = (self.rate_img_s or 0.0) * scale, self._start_s(seed, horizon_s, excerpt)
+        play = Play(rate_img_s, scale, horizon_s, start_s, excerpt is not None, stream(seed, "arrivals"))
+        return arrivals_ns(self.scenario.workload, play)
+
+    def _start_s(self, seed: int, horizon_s: float, excerpt: Excerpt | None) -> float:
+        return 0.0 if excerpt is None else excerpt.start_s(seed, self.scenario.duration_s, horizon_s)
+
+    def images(self, seed: int, count: int) -> NDArray[np.int64]:
+        """Which test image each request is."""
+        return stream(seed, "images").integers(self.accuracy.image_count, size=count)
+
+    def run_spec(
+        self,
+        seed: int,
+        *,
+        duration_s: float | None = None,
+        scale: float = 1.0,
+        detail: bool = True,
+        keep_log: bool = False,
+        end: str | None = None,
+        paces: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
+        excerpt: Excerpt | None = None,
+    ) -> RunSpec:
+        """One run of the scenario's workload; `paces`: see `RunSpec`.
+
+        With an `excerpt` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`, and
+        a run shorter than the scenario begins at a random time of that part of it, so that curves, crowds and faults
+        late in the scenario are met as well.
+        """
+        scenario = self.scenario
+        horizon_s = duration_s or scenario.duration_s
+        if (self.mean_rate_img_s or 0.0) * scale * horizon_s > MOST_IMAGES:
+            expected = (self.mean_rate_img_s or 0.0) * scale * horizon_s
+            problem = f"{expected:.3g} images in one run; allowed are {MOST_IMAGES:.0e}"
+            raise InputError(scenario.name, "workload", f"{problem}: shorten duration_s or lower the rate")
+        arrived_ns = self.arrivals_ns(seed, horizon_s, scale, excerpt)
+        if len(arrived_ns) == 0:
+            raise InputError(scenario.name, "workload", f"no image arrives within {horizon_s:g} s; raise the rate")
+        names, start_s = [server.name for server in self.cluster.servers], self._start_s(seed, horizon_s, excerpt)
+        return RunSpec(
+            arrivals_ns=arrived_ns,
+            horizon_ns=nanoseconds(horizon_s),
+            correctness=self._correctness(seed, len(arrived_ns)),
+            end="cut" if (end or scenario.end) == "cut" else "drain",
+            drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
+            deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
+            faults=faults_of(scenario, names, seed, start_s, horizon_s, len(arrived_ns)),
+            paces=paces or {},
+            seed=seed,
+            detail=detail,
+            keep_log=keep_log,
+        )
+
+    def _correctness(self, seed: int, count: int) -> Correctness:
+        evaluation = self.accuracy.evaluation
+        if evaluation is None:
+            return BernoulliCorrectness(self.accuracy.prior, derived_seed(seed, "correct"))
+        return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
+
+    def emulated_links(self, seed: int) -> Network | None:
+        """A network for real executors that stand closer together than the scenario says; None where none is needed.
+
+        What a server's own link was `measured` to take, its transfers take anyway: there it costs nothing.
+        """
+        links = [server.link for server in self.scenario.cluster.named_servers]
+        if all(link == "measured" for link in links):
+            return None
+        attachments = tuple(
+            replace(server.attachment, link=FREE) if link == "measured" else server.attachment
+            for server, link in zip(self.cluster.servers, links, strict=True)
+        )
+        return Network(attachments, derived_seed(seed, LINKS))
+
+    @property
+    def supervision(self) -> Supervision:
+        """How workers are watched and brought back, in both worlds."""
+        return self.cluster.supervision
+
+    def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:
+        """A simulation that is ready to start; on either engine it is the same one, bit for bit.
+
+        Raises:
+            UnsupportedScenario: the compiled engine can't do what the run asks for; the reference can.
+        """
+        if engine == "simpy":
+            return Simulation(self.cluster, run)
+        from sim.compiled.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
+
+        return CompiledSimulation(self.cluster, run)
+
+    @property
+    def context(self) -> RouterContext:
+        """What a router may be built from."""
+        return RouterContext(
+            config=self.cluster.router,
+            costs=self.costs,
+            prior=self.accuracy.prior,
+            power_limits_w=tuple(profile.power.cap_w for profile in self.profiles),
+            deadline_s=self.scenario.deadline_s,
+        )
+
+    def router(self, name: str, trained: Path | None = None, key: str = "router") -> RoutingPolicy:
+        """A fresh router by name; `ppo` is the file `trained`; see `scenarios.files.router_names` for the rest.
+
+        Raises:
+            InputError: unknown, not trained yet, or trained for another cluster.
+        """
+        return make_named(name, self.scenario, self.context, self.device_names, trained, key)
