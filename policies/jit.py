@@ -1,8 +1,9 @@
 """Compiled kernels: Numba's decorators with a cache that knows every source, and rows of raw memory to work on.
 
-A kernel is written as plain Python over *rows*: `k[a + WAKE_NS] += 1` on integers, `r[a + WORK_NS]` on reals. Compiled,
-a row is one pointer without bounds; with `SLIMSCHED_JIT=0` in the environment nothing is compiled, a row is a numpy
-array, and the same source runs (slowly, with bounds) in the interpreter, to be debugged and to be broken on purpose.
+A kernel is written as plain Python over records (`policies.compiled.record`) and *rows*: `request.retries += 1`,
+`ints(p)[at + n]`. Compiled, both are pointers without bounds; with `SLIMSCHED_JIT=0` in the environment nothing is
+compiled, they are views of the same memory, and the same source runs (slowly, with bounds) in the interpreter, to be
+debugged and to be broken on purpose.
 
 Numba keeps compiled code by the age of one file, and does not notice when a callee in another file has changed. So what
 a module compiles is kept in a folder whose name is a hash of the module and of all that it imports.
