@@ -3,25 +3,28 @@
 A row is one array of 8-byte numbers, and a record is a few of them in a line:
 
     class Move(Record):
-        ends_ns: int
-        source: int
+        end_ns = source = INT
 
     move = Move(block, p.moves_at, 2)     # the third of the moves that begin so many numbers after the block's first
-    move.ends_ns = now + 5                # compiled, this is one store
+    move.end_ns = now + 5                # compiled, this is one store
 
-A field is an `int`, a `float`, or another record, which then stands inside. A record is made from an array of numbers,
-from the address of its first number, or from another record, with how many numbers later it begins and, where several
-stand in a line, which of them it is. Nothing is copied: a record is a pointer, and it has no bounds in compiled code.
+A field is an INT, a REAL, or another record, which then stands inside (`times = Times.blank()`). Fields of one type may
+share a line. A record is made from an array of numbers, from the address of its first number, or from another record,
+with how many numbers later it begins and, where several stand in a line, which of them it is. Nothing is copied: a
+record is a pointer, and it has no bounds in compiled code.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.jit import IS_ON, python_view
+
+INT: int = 0
+REAL: float = 0.0
 
 
 class Record:
@@ -50,7 +53,8 @@ class Record:
             self.integers, self.floats = python_view(base, "q"), python_view(base, "d")
 
     def __init_subclass__(cls) -> None:
-        fields = [(name, kind) for name, kind in get_type_hints(cls).items() if name not in Record.__annotations__]
+        given = [(name, type(value)) for name, value in vars(cls).items() if not name.startswith("__")]
+        fields = [(name, kind) for name, kind in given if kind in (int, float) or issubclass(kind, Record)]
         cls.offsets, cls.size = {}, 0
         for name, kind in fields:
             setattr(cls, name, _property(cls.size, kind))

@@ -7,7 +7,8 @@ from policies.compiled.rows import seen_at
 from policies.compiled.rules import choose
 from policies.jit import Ints, entry, ints, kernel
 from sim.compiled.agenda import advance, decide
-from sim.compiled.layout import ASKED, NONE, Cluster, Parameters, Server
+from sim.compiled.codes import ASKED, NONE
+from sim.compiled.layout import Cluster, Parameters, Server
 from sim.compiled.observation import code_of
 from sim.compiled.rows import block_at, key_at, knobs_of, request_at, server_at
 

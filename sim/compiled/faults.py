@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from policies.jit import Ints, entry, ints, kernel
+from sim.compiled.codes import COME_UP, CRASH, HANG, NEVER, NONE, NOTICE_HANG, SQUEEZE, STRAGGLE, TAKE_OUT
 from sim.compiled.greedy import come_up, go_down
-from sim.compiled.layout import (
-    COME_UP,
-    CRASH,
-    HANG,
-    NEVER,
-    NONE,
-    NOTICE_HANG,
-    SQUEEZE,
-    STRAGGLE,
-    TAKE_OUT,
-    Cluster,
-    Parameters,
-    PlannedFault,
-    RestartRow,
-    Server,
-)
+from sim.compiled.layout import Cluster, Parameters, PlannedFault, RestartRow, Server
 from sim.compiled.physics import freeze, straggle
 from sim.compiled.router import fail_transfers
 from sim.compiled.rows import fault_at, reschedule, server_at

@@ -7,7 +7,8 @@ from math import log1p
 import numpy as np
 
 from policies.jit import Ints, Singles, entry, ints, kernel, reals
-from sim.compiled.layout import LOGS_TABULATED, Cluster, HeadSeen, Parameters, ServerSeen, WorkSeen
+from sim.compiled.codes import LOGS_TABULATED
+from sim.compiled.layout import Cluster, HeadSeen, Parameters, ServerSeen, WorkSeen
 from sim.compiled.rows import key_at, knobs_of, request_at, server_at
 
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size

@@ -14,11 +14,9 @@ import numpy.typing as npt
 from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
 from sim.cluster import ClusterSpec
+from sim.compiled.codes import LOGS_TABULATED, NEVER, NONE
 from sim.compiled.errors import UnsupportedScenario
 from sim.compiled.layout import (
-    LOGS_TABULATED,
-    NEVER,
-    NONE,
     ORDER_AT,
     BatchCost,
     Block,

@@ -13,9 +13,7 @@ from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeez
 from policies.vocabulary import NS_PER_S
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec
-from sim.compiled.errors import UnsupportedScenario
-from sim.compiled.faults import BEGINS, ENDS, plan_cluster_fault
-from sim.compiled.layout import (
+from sim.compiled.codes import (
     BLOCKS_FULL,
     COME_UP,
     CRASH,
@@ -30,6 +28,10 @@ from sim.compiled.layout import (
     SQUEEZE,
     STRAGGLE,
     TAKE_OUT,
+)
+from sim.compiled.errors import UnsupportedScenario
+from sim.compiled.faults import BEGINS, ENDS, plan_cluster_fault
+from sim.compiled.layout import (
     BatchRow,
     BlockRow,
     Cluster,

@@ -25,10 +25,7 @@ from policies.records import (
 from policies.reward import RewardTerms
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, Decide, HeadKey, ServerView, WorkKey
 from sim.cluster import ClusterSpec, RunSpec
-from sim.compiled.columns import request_columns
-from sim.compiled.decide import run_cluster
-from sim.compiled.errors import problem_of
-from sim.compiled.layout import (
+from sim.compiled.codes import (
     ASKED,
     COMPLETED,
     DEADLINE,
@@ -42,13 +39,11 @@ from sim.compiled.layout import (
     SERVER_LOST,
     TOO_LARGE,
     UNLABELLED,
-    Credit,
-    Device,
-    HeadSeen,
-    Server,
-    ServerSeen,
-    WorkSeen,
 )
+from sim.compiled.columns import request_columns
+from sim.compiled.decide import run_cluster
+from sim.compiled.errors import problem_of
+from sim.compiled.layout import Credit, Device, HeadSeen, Server, ServerSeen, WorkSeen
 from sim.compiled.observation import read_view
 from sim.compiled.program import program_of
 from sim.compiled.run import RunRow
