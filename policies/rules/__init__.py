@@ -13,5 +13,4 @@ plain, from left to right.
     placements, widths, groups
     slackfit, infaas, milp (and planning, which it solves)
     specs         a rule with its parameters: what a rule file holds
-    names         routers by name
 """
