@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,17 +35,30 @@ class Capacity:
     runs: int
 
 
+@dataclass(frozen=True)
+class Search:
+    """How a largest stable rate is looked for.
+
+    Attributes:
+        seeds: of the runs at each rate; with more than half of them it must be stable.
+        duration_s: of each run.
+        precision: of the rate, as a share of it.
+        own_workload: keep the scenario's arrivals and faults: then bursts of that length decide.
+    """
+
+    seeds: tuple[int, ...]
+    duration_s: float = 20.0
+    precision: float = 0.05
+    own_workload: bool = False
+    engine: Simulator = "simpy"
+
+
 def capacity(
     world: World,
     policy: Callable[[], RoutingPolicy],
-    *,
     router: str,
-    seeds: Sequence[int],
-    duration_s: float = 20.0,
-    precision: float = 0.05,
-    own_workload: bool = False,
+    search: Search,
     on_progress: Callable[[float, bool], None] | None = None,
-    engine: Simulator = "simpy",
 ) -> Capacity:
     """Bisect on stability (not on overload throughput, which falls as the rate rises).
 
@@ -53,13 +66,17 @@ def capacity(
     with more than half of the seeds: near its limit a router may fare well or badly by chance.
 
     A stable rate is one that can last, so it is searched with Poisson arrivals and no faults on the scenario's cluster,
-    whatever moves there. `own_workload` keeps the scenario's arrivals and faults: then bursts of that length decide.
+    whatever moves there, unless its own workload is asked for.
+
+    Args:
+        policy: makes a fresh router.
+        router: its name, and that of its random stream.
 
     Raises:
         InputError: the workload is a trace, which has no rate, and its own arrivals are asked for.
         WorkError: even a thousandth of the estimated capacity is not stable.
     """
-    world = world if own_workload else steady(world)
+    world, seeds = world if search.own_workload else steady(world), search.seeds
     if world.rate_img_s is None:
         problem = "a trace has no rate to search; take poisson, or name another workload"
         raise InputError(world.scenario.name, "workload.kind", problem)
@@ -70,7 +87,7 @@ def capacity(
         steady_runs = 0
         for tried, seed in enumerate(seeds, start=1):
             scale = rate_img_s / given_img_s
-            steady_runs += _backlog_is_steady(world, policy(), scale, seed, duration_s, router, engine)
+            steady_runs += _backlog_is_steady(world, policy(), scale, seed, router, search)
             runs += 1
             if steady_runs >= needed or steady_runs + len(seeds) - tried < needed:
                 break  # the others can't change it
@@ -81,12 +98,12 @@ def capacity(
     low, high = 0.0, world.capacity_img_s
     while is_stable(high):
         low, high = high, high * 2
-    while high - low > precision * high:
+    while high - low > search.precision * high:
         middle = (low + high) / 2
         low, high = (middle, high) if is_stable(middle) else (low, middle)
         if high < 1e-3 * world.capacity_img_s:
             raise WorkError(f"{router}: no stable rate above {high:.3g} images/s")
-    return Capacity(router, world.scenario.workload.kind, tuple(seeds), low, high, runs)
+    return Capacity(router, world.scenario.workload.kind, seeds, low, high, runs)
 
 
 def steady(world: World) -> World:
@@ -96,10 +113,10 @@ def steady(world: World) -> World:
 
 
 def _backlog_is_steady(
-    world: World, policy: RoutingPolicy, scale: float, seed: int, duration_s: float, router: str, engine: Simulator
+    world: World, policy: RoutingPolicy, scale: float, seed: int, router: str, search: Search
 ) -> bool:
-    run = world.run_spec(seed, duration_s=duration_s, scale=scale, detail=False, end="cut")
-    simulation = world.simulation(run, engine)
+    run = world.run_spec(seed, duration_s=search.duration_s, scale=scale, detail=False, end="cut")
+    simulation = world.simulation(run, search.engine)
     simulation.finish(policy, stream(seed, f"router:{router}"))
     requests = simulation.columns().requests
     half_ns = run.horizon_ns // 2

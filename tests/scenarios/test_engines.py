@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from policies.ppo.spec import PolicySpec
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.gym import ID
-from scenarios.runs.capacity import capacity
+from scenarios.runs.capacity import Search, capacity
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.compiling import compiling_text, telling
 from scenarios.world.materials import make_world
@@ -126,10 +127,9 @@ def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.C
 def test_the_capacity_is_the_same(tmp_path: Path) -> None:
     """As many runs, between the same rates."""
     world = world_of(tmp_path)
-    settings: dict[str, Any] = {"router": "jsq", "seeds": (0,), "duration_s": 0.5, "precision": 0.3}
-    ours, theirs = (
-        capacity(world, lambda: world.router("jsq"), engine=engine, **settings) for engine in ("simpy", "compiled")
-    )
+    reference = Search((0,), duration_s=0.5, precision=0.3)
+    searches = (reference, replace(reference, engine="compiled"))
+    ours, theirs = (capacity(world, lambda: world.router("jsq"), "jsq", search) for search in searches)
     assert ours == theirs
     assert ours.runs > 1
 
