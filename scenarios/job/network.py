@@ -62,16 +62,17 @@ def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bo
     knobs = training_knobs(scenario)
     work = folder / "training" / f"model-{fingerprint[:12]}"
     work.parent.mkdir(parents=True, exist_ok=True)
+    data = load_dataset(scenario.model.dataset)
     with own_code(network), Progress("train the network", None, unit="step", quiet=quiet) as progress:
         model = train(
             network,
-            load_dataset(scenario.model.dataset),
+            data,
             knobs,
             checkpoint=work.with_suffix(".safetensors"),
             tensorboard=work,
             on_step=progress.set,
         )
-    metadata = {"dataset": scenario.model.dataset, "training": training_text(knobs)}
+    metadata = {"dataset": data.name, "training": training_text(knobs)}
     save_model(folder / MODEL_FILE, model, network.label, metadata)
     return [folder / MODEL_FILE]
 

@@ -16,7 +16,7 @@ from typing import Any
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
 from hw.accuracy import PaperTable, load_accuracy
 from hw.conformance import require_conformance
-from hw.datasets import load_dataset
+from hw.datasets import dataset_label, load_dataset
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.telemetry import available_devices
@@ -34,7 +34,7 @@ from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario, ServerSection
 from scenarios.job.network import blamed_on, evaluate_model, own_code, train_model, training_knobs
 from scenarios.job.router import train_router
-from scenarios.job.validation import validate_world
+from scenarios.job.validation import load_measured, validate_world
 from scenarios.learn.train import require_compiled, score_router
 from scenarios.metrics.comparison import Bounds, Comparison, compare_results
 from scenarios.metrics.fidelity import Validation
@@ -168,7 +168,7 @@ class ScenarioRun:
         if table.hash != metadata["hash"]:
             problem = f"{given.accuracy} is of the network {table.hash}, the checkpoint is {metadata['hash']}"
             raise InputError(self.scenario.name, key, f"{problem}; leave it out, or name the one that belongs to it")
-        load_dataset(table.dataset)  # a missing folder shows now, not after the calibration
+        load_measured(self.scenario, table)  # a missing folder shows now, not after the calibration
 
     def make_model(self) -> None:
         """Train the network, unless the scenario brings one."""
@@ -179,7 +179,7 @@ class ScenarioRun:
         if network.is_own:
             require_conformance(network)  # a broken rule shows now, not after hours
         knobs = training_knobs(self.scenario)
-        fingerprint = inputs_hash(network.label, network.code_hash(), given.dataset, knobs.of_the_result())
+        fingerprint = inputs_hash(network.label, network.code_hash(), self._dataset_label(), knobs.of_the_result())
 
         def work() -> Sequence[Path]:
             with blamed_on(self.scenario):
@@ -190,6 +190,10 @@ class ScenarioRun:
     def _code_hash(self) -> str:
         network = network_of(self.scenario)
         return network.code_hash() if network is not None else ""
+
+    def _dataset_label(self) -> str:
+        with blamed_on(self.scenario):
+            return dataset_label(self.scenario.model.dataset)
 
     def make_accuracy(self) -> None:
         """Every width tuple on every test image."""
@@ -203,7 +207,7 @@ class ScenarioRun:
         network = network_of(self.scenario)
         if network is not None and network.is_own:
             require_conformance(network)
-        fingerprint = inputs_hash(ACCURACY_SCHEMA, self.scenario.model.dataset, self.model.path, self._code_hash())
+        fingerprint = inputs_hash(ACCURACY_SCHEMA, self._dataset_label(), self.model.path, self._code_hash())
         if self.scenario.model.accuracy is None:
             self.folder.run_stage("accuracy", fingerprint, work, self._say)
 
@@ -274,9 +278,9 @@ class ScenarioRun:
             for source, path in zip(sources, paths, strict=True):
                 write_text(path, source.read_text(encoding="utf-8"))
             world = make_world(self.scenario, self.folder.path)
-            overheads = measure_serving(
-                world, self.model, load_dataset(self.scenario.model.dataset), self.scenario.seed
-            )
+            with blamed_on(self.scenario):
+                images = load_dataset(self.scenario.model.dataset)
+            overheads = measure_serving(world, self.model, images, self.scenario.seed)
             names = [server.name for server in self.scenario.cluster.named_servers]
             for server, path in zip(servers, paths, strict=True):
                 profile = with_overheads(read_profile(path), overheads, names.index(server.name))

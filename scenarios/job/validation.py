@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hw.datasets import Dataset, load_dataset
+from hw.accuracy import Evaluation
+from hw.datasets import Dataset, is_image_folder, load_dataset
 from hw.networks import ModelFile
 from policies.errors import InputError
 from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.run import validate_runs
 from scenarios.files.documents import read_json, write_json
+from scenarios.files.spec import Scenario
+from scenarios.job.network import blamed_on
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import load_point, write_run
@@ -34,7 +37,10 @@ def validate_world(
 
     Finished runs are kept in `partial` as well; those that are there already are not made again.
     """
-    data: Dataset = load_dataset(load_evaluation_dataset(world))
+    evaluation = world.accuracy.evaluation
+    if evaluation is None:
+        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
+    data = load_measured(world.scenario, evaluation)
     runs: list[ValidationRun] = read_json(partial) if partial.is_file() else []
     total = round(plan.duration_s * plan.hardware_runs)
     with Progress("real executors", total, unit="second", quiet=quiet) as progress:
@@ -60,9 +66,18 @@ def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
     write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=made.job.repeat if is_repeated else None)
 
 
-def load_evaluation_dataset(world: World) -> str:
-    """The data set that the accuracy was measured on: the images that requests are drawn from."""
-    evaluation = world.accuracy.evaluation
-    if evaluation is None:
-        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
-    return evaluation.dataset
+def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:
+    """The data set that an accuracy was measured on: the images that requests are drawn from.
+
+    Raises:
+        InputError: it is not there, or is a folder that has changed since.
+    """
+    with blamed_on(scenario):
+        given = scenario.model.dataset
+        if not is_image_folder(given):
+            return load_dataset(evaluation.dataset)
+        found = load_dataset(given)
+        if found.name != evaluation.dataset:
+            problem = f"the accuracy was measured on {evaluation.dataset}, this is {found.name}; evaluate again"
+            raise InputError("model", "dataset", problem)
+        return found
