@@ -14,9 +14,7 @@ from hw.networks import ModelFile, Network
 from policies.errors import InputError
 from scenarios.executors.checking import (
     announced_check,
-    check_document,
     check_world,
-    format_check,
     meaningful,
     open_loop,
     other_programs,
@@ -30,6 +28,7 @@ from scenarios.executors.devices import chosen_devices
 from scenarios.executors.preflight import stamp_warnings
 from scenarios.files.documents import json_text, write_text
 from scenarios.files.reading import read_profile
+from scenarios.show.check import check_document, format_check
 from scenarios.show.profile import described
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_file, writable_folder
@@ -42,12 +41,12 @@ def profile_show(arguments: Namespace) -> int:
     profile = read_profile(arguments.profile)
     parts = [described(profile)]
     if arguments.plot is not None:
-        from scenarios.show.page import profile_page
+        from scenarios.show.profile_page import profile_page
 
         write_text(arguments.plot, profile_page(profile))
         parts.append(f"plotted: {arguments.plot}")
     if arguments.figures is not None:
-        parts += [f"figure: {path}" for path in write_figures(profile, arguments.figures)]
+        parts += [f"figure: {path}" for path in write_charts(profile, arguments.figures)]
     return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
 
 
@@ -84,23 +83,22 @@ def profile_schema(arguments: Namespace) -> int:
     return Output(arguments).result(json_text(schema).rstrip(), schema)
 
 
-def write_figures(profile: Profile, folder: Path) -> list[Path]:
+def write_charts(profile: Profile, folder: Path) -> list[Path]:
     """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
-    from policies.files import atomic_path
-    from scenarios.show import charts as figures
+    from scenarios.show import profile_charts as charts
+    from scenarios.show.charts import save
     from scenarios.show.profile_curves import latency_bands, under_load
 
     loaded = under_load(profile)
     drawn = {
-        "latency": figures.latency_curves(profile, latency_bands(profile)),
-        "figure1": figures.utilization_by_batch(profile),
-        "figure2": figures.energy_by_utilization(profile, loaded),
-        "figure3": figures.latency_by_utilization(profile, loaded),
+        "latency": charts.latency_curves(profile, latency_bands(profile)),
+        "figure1": charts.utilization_by_batch(profile),
+        "figure2": charts.energy_by_utilization(profile, loaded),
+        "figure3": charts.latency_by_utilization(profile, loaded),
     }
     paths = [folder / f"{name}.png" for name in drawn]
     for path, figure in zip(paths, drawn.values(), strict=True):
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(figures.to_png(figure))
+        save(figure, path)
     return paths
 
 
@@ -144,7 +142,7 @@ def devices(arguments: Namespace) -> int:
 
 def calibrate(arguments: Namespace) -> int:
     """Measure local devices; each gets a profile."""
-    from calibrate import model_costs
+    from calibrate import Calibration, model_costs
     from scenarios.executors.calibrate import calibrate_device
     from scenarios.executors.checking import SERVING_S, with_serving
     from scenarios.show.profile import spoilt
@@ -160,20 +158,19 @@ def calibrate(arguments: Namespace) -> int:
     warnings = []
     for (asked, name, device), path in zip(chosen, written, strict=True):
         with _naming(asked):
-            profile = calibrate_device(
+            wanted = Calibration(
                 file,
                 device,
-                peer=device,
                 budget_s=measuring_s,
-                reserved_s=arguments.budget - measuring_s,
                 batch_limit=arguments.batch_limit,
                 log_path=arguments.out / f"{name}.jsonl",
                 seed=arguments.seed,
+                peer=device,
                 name=name,
-                quiet=output.quiet,
-                say=output.remark,
                 allow_busy=arguments.allow_busy,
             )
+            reserved_s = arguments.budget - measuring_s
+            profile = calibrate_device(wanted, quiet=output.quiet, say=output.remark, reserved_s=reserved_s)
         write_text(path, profile.to_yaml())
         output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
         write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())

@@ -17,9 +17,9 @@ from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
 from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
-from sim.compiled.simulation import RunRow
 
 MOST_THREADS = 2
 

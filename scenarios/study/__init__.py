@@ -12,7 +12,7 @@ module         does
 `sources`      which of our sources decide a stored result
 `findings`     what was found, as plain data, and the judgement: does the learned router beat its best rival?
 `page`         the same as Markdown; a pure function
-`pictures`     the same as two figures
+`pictures`     the same as two charts
 `tune_all`     Tide and its rivals tuned on every main scenario
 `ablation`     what each ingredient of Tide is worth
 `paper_table`  the paper's accuracies, completed

@@ -10,6 +10,7 @@ from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
 from scenarios.files.router_names import made_by
 from scenarios.runs.parallel import core_count
+from scenarios.show import charts
 from scenarios.study import pictures
 from scenarios.study.cases import Case, experiments, read_case, scenario_files
 from scenarios.study.findings import Found, Made, Notes, Row, judge
@@ -88,7 +89,7 @@ def found_in(case: Case, out: Path, fluid: Fluid) -> Found:
 
 
 def notes_of(cases: Sequence[Case], found: Sequence[Found], target: Path) -> Notes:
-    """What stands beside the figures; the pictures are drawn here."""
+    """What stands beside the tables; the pictures are drawn here."""
     from hw.telemetry import cpu_name
 
     ablation, remarks = target.parent / ABLATION, target.parent / REMARKS
@@ -120,9 +121,9 @@ def _pictures(found: Sequence[Found], folder: Path) -> dict[str, str]:
     verdicts = [judge(each) for each in main]
     drawn: dict[str, str] = {}
     if any(verdict.versus is not None for verdict in verdicts):
-        pictures.save(pictures.gains_figure(verdicts), folder / "images" / "results-gains.svg")
+        charts.save(pictures.gains_chart(verdicts), folder / "images" / "results-gains.svg")
         drawn[pictures.GAINS] = "images/results-gains.svg"
     if main:
-        pictures.save(pictures.fronts_figure(main), folder / "images" / "results-fronts.svg")
+        charts.save(pictures.fronts_chart(main), folder / "images" / "results-fronts.svg")
         drawn[pictures.FRONTS] = "images/results-fronts.svg"
     return drawn

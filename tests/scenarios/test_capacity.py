@@ -97,7 +97,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (found["seeds"], found["workload"], found["engine"]) == ([3, 4], "poisson", "simpy")
     assert "(poisson arrivals, 0.2 s, seeds 3, 4)" in streams.err
     assert main(["capacity", path, "--precision", "0"]) == 2
-    assert "allowed are 0.001 to 0.5" in capsys.readouterr().err
+    assert "must be a number from 0.001 to 0.5" in capsys.readouterr().err
     assert main(["capacity", path, "--workload", "onw"]) == 2
     assert "did you mean 'own'" in capsys.readouterr().err
     assert main(["capacity", path, "--seed", "1", "--seed", "1"]) == 2

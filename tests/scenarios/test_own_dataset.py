@@ -15,7 +15,7 @@ from hw.datasets import dataset_label
 from policies.errors import InputError
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
-from scenarios.job.validation import load_measured
+from scenarios.job.network import load_measured
 
 SCENARIO = """
 schema: slimsched.scenario/1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from scenarios.study import runs
 from scenarios.study.__main__ import main
 from scenarios.study.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
 from scenarios.study.findings import Found, Notes, Row, covered, judge, losses, replica_checks
-from scenarios.study.page import results_page
-from scenarios.study.results import make_results
+from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table
+from scenarios.study.results import found_in, make_results, notes_of
 from scenarios.study.sources import imported, sources_hash
 from scenarios.study.tune_all import KINDS, tune_all, tunings
 from scenarios.world.materials import load_world
@@ -52,40 +53,85 @@ def write_case(folder: Path, name: str = "main-tiny") -> Path:
 # ------------------------------------------------------------------------------------------------------ the whole way
 
 
-def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rows, gaps to the bound, the verdict, made_by; then a changed file and a changed scenario run again, alone."""
-    path = write_case(tmp_path)
-    page = tmp_path / "docs" / "results.md"
-    again: dict[str, Any] = {"folder": tmp_path, "out": tmp_path / "runs", "page": page, "jobs": 1, "quiet": True}
-    assert make_results(**again) == (page, 10)
-    text = page.read_text()
-    for row in ("| **tide** |", "| ladder |", "| ladder, not tuned |", "| random |"):
-        assert text.count(f"\n{row}") == 1, row
-    assert "A tiny load. [main-tiny.yaml]" in text
-    assert text.count("\nTide against `") + text.count("\nCan't be judged: ") == 1, "one verdict"
-    for kind in ("slackfit", "infaas", "milp", "fixed"):
-        assert f"{kind}: no `routers/main-tiny/{kind}.rule.yaml` (`make routers`)" in text
-    assert "seeds: `compare.seeds` has 2, 10 are asked for" in text
-    assert "| 61 s |" in text
-    assert "| 1,234 |" in text
-    assert "python -m scenarios.study ablation" in text
-    assert str(tmp_path) not in text, "no path of a machine"
-    assert [picture.name for picture in (tmp_path / "docs/images").glob("*.svg")]
+@dataclass(frozen=True)
+class Made:
+    """Results of a tiny scenario: its folder, what was found, and the page."""
 
-    assert make_results(**again) == (page, 0)
-    assert page.read_text() == text
+    folder: Path
+    found: Found
+    notes: Notes
+    text: str
 
-    write_rule(tmp_path / "data/routers/main-tiny/ladder.rule.yaml", RULE.model_copy(update={"thresholds": (3.0,)}))
-    assert make_results(**again)[1] == 2
-    path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
-    assert make_results(**again)[1] == 10
 
-    assert (
-        main(["results", "--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), "--seeds", "1", "--quiet"]) == 0
+def remake(folder: Path) -> int:
+    """The page of a folder's scenarios; returns how many runs had to be made."""
+    page, made = make_results(folder=folder, out=folder / "runs", page=folder / "docs/results.md", jobs=1, quiet=True)
+    assert page == folder / "docs/results.md"
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("results")
+    case = read_case(write_case(folder))
+    assert remake(folder) == 10, "five routers and two seeds"
+    (fluid,) = runs.fluid_of([case], folder / "runs", 1, quiet=True).values()
+    one, page = found_in(case, folder / "runs", fluid), folder / "docs/results.md"
+    return Made(folder, one, notes_of([case], [one], page), page.read_text())
+
+
+def test_every_router_has_one_row_with_its_gaps_to_the_bound(made: Made) -> None:
+    table = routers_table(made.found)
+    rows = {row[0]: dict(zip((column.head for column in table.columns), row, strict=True)) for row in table.rows}
+    assert len(rows) == len(table.rows) == 5
+    assert rows.keys() >= {"**tide**", "ladder", "ladder, not tuned", "random"}
+    assert all(
+        row[bound].startswith("+") for row in rows.values() for bound in ("energy over bound", "latency over bound")
     )
-    assert capsys.readouterr().out == f"0 runs made; {tmp_path / 'runs' / 'results.md'}\n"
+    assert {row["lost"] for row in rows.values()} == {"0"}
+
+
+def test_what_is_missing_is_named_and_hides_nothing(made: Made) -> None:
+    """The files that are to be tuned, the seeds; and there is one verdict all the same."""
+    files = [f"{kind}: no `routers/main-tiny/{kind}.rule.yaml` (`make routers`)" for kind in
+             ("slackfit", "infaas", "milp", "fixed")]  # fmt: skip
+    assert set(made.found.missing) >= {*files, "seeds: `compare.seeds` has 2, 10 are asked for"}
+    assert all(each in made.text for each in made.found.missing)
+    assert len(summary_table([made.found], {"main-tiny": judge(made.found)}).rows) == 1
+
+
+def test_each_routers_file_says_how_it_was_made(made: Made) -> None:
+    rows = {row[1].partition("]")[0]: row for row in making_table(made.notes.made).rows}
+    assert rows.keys() == {"[tide", "[ladder"}
+    assert (rows["[tide"][4], rows["[tide"][-1]) == ("61 s", "`tuned so`")
+    assert (rows["[ladder"][2], rows["[ladder"][4]) == ("1,234", "-")
+
+
+def test_the_page_is_of_no_machine_and_has_its_pictures(made: Made) -> None:
+    """No path of this one; the scenario's own remark, what is not made yet, and charts that lie beside the page."""
+    assert str(made.folder) not in made.text
+    assert "A tiny load. [main-tiny.yaml]" in made.text
+    assert "python -m scenarios.study ablation" in made.text
+    assert made.notes.pictures
+    assert all((made.folder / "docs" / path).is_file() for path in made.notes.pictures.values())
+
+
+def test_nothing_runs_twice_and_what_has_changed_runs_alone(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One file of a router: its two runs; the scenario: all of them. The command takes up the same runs."""
+    folder = tmp_path / "again"
+    shutil.copytree(made.folder, folder)
+    assert remake(folder) == 0
+    assert (folder / "docs/results.md").read_text() == made.text
+    write_rule(folder / "data/routers/main-tiny/ladder.rule.yaml", RULE.model_copy(update={"thresholds": (3.0,)}))
+    assert remake(folder) == 2
+    path = folder / "main-tiny.yaml"
+    path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
+    assert remake(folder) == 10
+    flags = ["--scenarios", str(folder), "--out", str(folder / "runs"), "--seeds", "1", "--quiet"]
+    assert main(["results", *flags]) == 0
+    assert capsys.readouterr().out == f"0 runs made; {folder / 'runs' / 'results.md'}\n"
 
 
 def test_a_bound_is_never_beaten_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +144,7 @@ def test_a_bound_is_never_beaten_and_stored(tmp_path: Path, monkeypatch: pytest.
         point, row = runs.point_of(results), Row(label, "", tuple(results))
         assert point is not None
         assert (row.mean_s or 0.0) > fluid.latency_s[point]
-        assert (row.figure("energy_per_image_j", "dynamic")["mean"] or 0.0) > fluid.energy_j[point]
+        assert (row.metric("energy_dynamic_j")["mean"] or 0.0) > fluid.energy_j[point]
         assert all(result["servers"] == [] for result in results)
     assert fluid.oracle is not None
     assert 0.8 < fluid.oracle <= 0.9 + 1e-9
@@ -397,34 +443,59 @@ def test_the_replica_is_held_against_the_paper() -> None:
 # ----------------------------------------------------------------------------------------------------------- the page
 
 
-def test_the_page_counts_wins_and_names_losses() -> None:
-    """By kind of load; the ablation, a replica and remarks are on it where they are known."""
-    cases = [
+ABLATION = {"command": "this", "rows": [
+    {"switch": "no tail", "scenario": "main-a", "accuracy": 0.75, "mean_ms": 9.0, "p99_ms": 30.0,
+     "change_pct": {"mean": 4.0, "ci95": 1.0}, "seeds": [1, 2]},
+    {"switch": "no race", "scenario": "main-a", "problem": "no floor"},
+]}  # fmt: skip
+
+
+def four_cases() -> list[Found]:
+    """Won and lost under load that moves, won under stationary load, and a replica."""
+    return [
         replace(found(tide(8), row("ladder", 10)), name="main-a"),
         replace(found(tide(9.9), row("ladder", 10)), name="main-b"),
         replace(found(tide(10), row("ladder", 10), is_moving=False), name="main-c", missing=("milp: no file",)),
         replace(found(row("random", 9000), row("ppo-heavy", 300), is_paper=True), name="paper", seeds=(0, 1, 5)),
     ]
-    ablation = {"command": "this", "rows": [
-        {"switch": "no tail", "scenario": "main-a", "accuracy": 0.75, "mean_ms": 9.0, "p99_ms": 30.0,
-         "change_pct": {"mean": 4.0, "ci95": 1.0}, "seeds": [1, 2]},
-        {"switch": "no race", "scenario": "main-a", "problem": "no floor"},
-    ]}  # fmt: skip
-    text = results_page(
-        cases, Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet", ablation, remarks="## Why\n\nSo.")
-    )
-    assert "in 1 of 2 scenarios** Tide has what is asked for: at least 10 %" in text
-    assert "in 1 of 1 scenarios** Tide has what is asked for: a mean latency at most 3 %" in text
-    assert "- [main-b](#main-b): mean latency -1.0 %, asked for is -10 % or less." in text
-    assert "- main-c: milp: no file." in text
-    assert "| no tail | main-a | 75.00 | 9.00 | 30.0 | +4.0 ± 1.0 | 2 |" in text
-    assert "failed: no floor" in text
-    assert "paper, Table IV" in text
-    assert "seeds 0-1, 5" in text
-    assert "in 0 of 1 scenarios** Tide is at most 15 % above the fluid bound; the least is +50 %." in text
-    assert "## Why\n\nSo." in text
-    assert text == results_page(cases, Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet", ablation,
-                                             remarks="## Why\n\nSo."))  # fmt: skip
+
+
+def test_the_summary_has_a_row_a_scenario() -> None:
+    """Tide less its best rival, and whether what is asked for holds."""
+    main_cases = four_cases()[:3]
+    table = summary_table(main_cases, {each.name: judge(each) for each in main_cases})
+    rows = [dict(zip((column.head for column in table.columns), row, strict=True)) for row in table.rows]
+    told = [(row["load"], row["best rival"], row["mean latency"], row["holds"]) for row in rows]
+    assert told == [
+        ("moving", "ladder", "-20.0 ± 0.0 %", "**yes**"),
+        ("moving", "ladder", "-1.0 ± 0.0 %", "no"),
+        ("stationary", "ladder", "+0.0 ± 0.0 %", "**yes**"),
+    ]
+    assert [row["Tide's energy over bound"] for row in rows] == ["+50 %"] * 3
+
+
+def test_an_ablation_that_failed_says_why() -> None:
+    assert ablation_table(ABLATION).rows == [
+        ["no tail", "main-a", "75.00", "9.00", "30.0", "+4.0 +-1.0", "2"],
+        ["no race", "main-a", "failed: no floor", "-", "-", "-", "-"],
+    ]
+
+
+def test_the_page_counts_wins_and_names_losses() -> None:
+    """By kind of load, with what is missing, and what people wrote; the same findings give the same page."""
+    notes = replace(NOTES, ablation=ABLATION, remarks="## Why\n\nSo.")
+    text = results_page(four_cases(), notes)
+    lines = text.splitlines()
+    for line in (
+        "- **Moving load: in 1 of 2 scenarios** Tide has what is asked for: at least 10 % lower mean latency and no "
+        "higher p99.",
+        "- **Stationary load: in 1 of 1 scenarios** Tide has what is asked for: a mean latency at most 3 % higher.",
+        "- [main-b](#main-b): mean latency -1.0 %, asked for is -10 % or less.",
+        "- main-c: milp: no file.",
+        "## Why",
+    ):
+        assert line in lines
+    assert text == results_page(four_cases(), notes)
 
 
 # --------------------------------------------------------------------------------------------------------- the routers
