@@ -21,12 +21,12 @@ JOBS ?= 2
 BESIDE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 test: install  ## every test that this machine can run, but the mutants of `make parity`; JOBS processes, see tests/conftest.py
-	$(BIN)/python -m pytest $(BESIDE) -m "not mutants"
+	$(BIN)/python -m pytest $(BESIDE) -m "not mutants and not release"
 
 SEEDS ?= 0:10000
 
-parity: install  ## every rule broken on purpose; then both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
-	$(BIN)/python -m pytest -m mutants
+parity: install  ## every rule broken on purpose, what only a release needs (docs/tests.md); then both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
+	$(BIN)/python -m pytest -m "mutants or release"
 	$(BIN)/python -m tests.parity --seeds $(SEEDS)
 
 lint: install  ## style, types, and the layers of docs/architecture.md

@@ -14,7 +14,7 @@ import numpy as np
 from policies import strict
 from policies.errors import InputError, WorkError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.own import is_own, own_class
+from policies.own import code_hash, is_own, own_class
 from policies.registry import KINDS, RULES, RouterKind
 from policies.rules.context import RouterContext
 from policies.rules.placements import PLACEMENT_NAMES
@@ -114,11 +114,21 @@ class OwnRouter:
         try:
             router: RoutingPolicy = own_class(self.name)(context)
         except Exception as error:
-            raise InputError(source, key, f"could not be made: {type(error).__name__}: {error}") from error
+            raise self._unmakeable(source, key, error) from error
         if not callable(getattr(router, "choose", None)):
             raise InputError(source, key, "has no method choose(view, rng) -> Choice")
         is_ours = type(router).__module__.startswith("policies.")  # it makes one that is known to choose well
         return router if is_ours else CheckedRouter(self.name, router, context.config)
+
+    def code_hash(self, source: str = "router", key: str = "") -> str:
+        """Of the file that the class stands in; raises `InputError` where it can't be imported."""
+        try:
+            return code_hash(own_class(self.name))
+        except Exception as error:
+            raise self._unmakeable(source, key, error) from error
+
+    def _unmakeable(self, source: str, key: str, error: Exception) -> InputError:
+        return InputError(source, key, f"could not be made: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,10 @@ def own_class(name: str) -> Any:
 
 def code_hash(found: Any) -> str:
     """Of the file that a class stands in, without its comments; empty where it stands in none."""
-    source = inspect.getsourcefile(found)
+    try:
+        source = inspect.getsourcefile(found)
+    except TypeError:  # built in
+        source = None
     if source is None:
         return ""
     tree = ast.dump(ast.parse(Path(source).read_text(encoding="utf-8")))

@@ -7,6 +7,7 @@ functions that the simulator replays. The type knows its own consistency; `sim.t
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -303,14 +304,23 @@ class Profile(StrictModel):
     @classmethod
     def from_yaml(cls, text: str, source: str) -> Profile:
         """Read a profile; raises `InputError` naming `source` and the key where it is not one."""
-        profile = strict.parse(cls, text, source)
-        if profile.provenance != Provenance.DATASHEET and not profile.errors:
-            raise InputError(source, "errors", "a profile that was not derived from a datasheet must state its errors")
-        return profile
+        try:
+            return _read(text)
+        except InputError as error:
+            raise InputError(source, error.key, error.problem) from None
 
     def to_yaml(self) -> str:
         """The text that `from_yaml` reads back as this profile."""
         return strict.to_yaml(self)
+
+
+@lru_cache(maxsize=64)
+def _read(text: str) -> Profile:
+    """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
+    profile = strict.parse(Profile, text, "")
+    if profile.provenance != Provenance.DATASHEET and not profile.errors:
+        raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
+    return profile
 
 
 def _require_exactly(wanted: Set[tuple[float, ...]], found: Sequence[tuple[float, ...]], where: str, of: str) -> None:

@@ -118,6 +118,25 @@ def compile_tables(
     Raises:
         InputError: the limit is beyond what the profile covers, or it lacks the utilization that is asked for.
     """
+    return _compiled(_Same(profile), batch_limit, jitter, util_metric)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A profile as the very object: its text was read once, and to compare all its numbers takes time."""
+
+    profile: Profile
+
+    def __hash__(self) -> int:
+        return id(self.profile)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.profile is other.profile
+
+
+@lru_cache(maxsize=64)
+def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetric) -> DeviceTables:
+    profile = same.profile
     if batch_limit > profile.batch_limit:
         raise InputError(
             f"profile {profile.name}",

@@ -28,23 +28,24 @@ def usual_interrupts() -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------- beside each other: xdist
 
+BESIDE = "PYTEST_XDIST_WORKER" in os.environ
+NICENESS = 10
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts real workers goes first, one after another; the rest file by file, so that fixtures are made once."""
-    if config.pluginmanager.hasplugin("xdist"):
-        items.sort(key=_may_wait)
+    if BESIDE:
+        items.sort(key=_measures_nothing)
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0] if _may_wait(item) else "workers"))
+            file = item.nodeid.split("::")[0]
+            item.add_marker(pytest.mark.xdist_group(file if _measures_nothing(item) else "workers"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Beside real workers, whose time is measured, a process of tests that measure nothing stands back."""
-    if "PYTEST_XDIST_WORKER" in os.environ and _may_wait(item) and os.nice(0) < _NICE:
-        os.nice(_NICE)
+    """A process of tests that measure nothing stands back behind the workers of the other one."""
+    if BESIDE and _measures_nothing(item) and os.nice(0) < NICENESS:
+        os.nice(NICENESS)
 
 
-_NICE = 10
-
-
-def _may_wait(item: pytest.Item) -> bool:
+def _measures_nothing(item: pytest.Item) -> bool:
     return item.get_closest_marker("workers") is None

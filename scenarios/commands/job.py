@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from policies.errors import InputError
 from scenarios.commands.shared import (
     compiling_told,
+    described_job,
     job_in,
     opened,
     require_trained,
@@ -31,13 +32,13 @@ SHOWN = 400  # characters of an event or of a step's commands
 
 def run(arguments: Namespace) -> int:
     """Everything, end to end."""
-    from scenarios.job.run import ScenarioRun
+    from scenarios.job.run import carry_out
 
     output = Output(arguments)
     scenario, folder = opened(arguments)
-    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    job = job_in(scenario, folder, output)
     with compiling_told(output, (*scenario.compare.routers, *scenario.validate_.routers)):
-        outcome = job.carry_out()
+        outcome = carry_out(job)
     texts = [format_comparison(outcome.comparison)]
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
@@ -47,6 +48,8 @@ def run(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train the PPO router."""
+    from scenarios.job.router import make_router
+
     output = Output(arguments)
     scenario, folder = opened(arguments)
     if arguments.decisions is not None:
@@ -57,10 +60,10 @@ def train(arguments: Namespace) -> int:
         scenario = scenario.model_copy(update={"training": training})
     if arguments.seed is not None:
         scenario = scenario.model_copy(update={"seed": arguments.seed})
-    job, world = job_in(scenario, folder, output)
+    job, world = described_job(scenario, folder, output)
     tell_overload(output, world)
     with compiling_told(output, (TRAINED_ROUTER,), arguments.engine):
-        score = job.make_router(world, arguments.engine)
+        score = make_router(job, world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
     return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
 
@@ -88,13 +91,15 @@ def tune(arguments: Namespace) -> int:
 
 def validate(arguments: Namespace) -> int:
     """Simulation against real executors."""
+    from scenarios.job import validation as stage
+
     output = Output(arguments)
     scenario, folder = opened(arguments)
     scenario = with_routers(scenario, "validate_", arguments)
     require_trained(scenario.validate_.routers, folder)
-    job, world = job_in(scenario, folder, output)
+    job, world = described_job(scenario, folder, output)
     with compiling_told(output, scenario.validate_.routers):
-        validation = job.validate(world)
+        validation = stage.validate(job, world)
     return output.result(format_validation(validation), validation)
 
 

@@ -142,7 +142,7 @@ def devices(arguments: Namespace) -> int:
 
 def calibrate(arguments: Namespace) -> int:
     """Measure local devices; each gets a profile."""
-    from calibrate import model_costs
+    from calibrate import Calibration, model_costs
     from scenarios.executors.calibrate import calibrate_device
     from scenarios.executors.checking import SERVING_S, with_serving
     from scenarios.show.profile import spoilt
@@ -158,20 +158,19 @@ def calibrate(arguments: Namespace) -> int:
     warnings = []
     for (asked, name, device), path in zip(chosen, written, strict=True):
         with _naming(asked):
-            profile = calibrate_device(
+            wanted = Calibration(
                 file,
                 device,
-                peer=device,
                 budget_s=measuring_s,
-                reserved_s=arguments.budget - measuring_s,
                 batch_limit=arguments.batch_limit,
                 log_path=arguments.out / f"{name}.jsonl",
                 seed=arguments.seed,
+                peer=device,
                 name=name,
-                quiet=output.quiet,
-                say=output.remark,
                 allow_busy=arguments.allow_busy,
             )
+            reserved_s = arguments.budget - measuring_s
+            profile = calibrate_device(wanted, quiet=output.quiet, say=output.remark, reserved_s=reserved_s)
         write_text(path, profile.to_yaml())
         output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
         write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())

@@ -17,7 +17,7 @@ from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_folder
 
 if TYPE_CHECKING:
-    from scenarios.job.run import ScenarioRun
+    from scenarios.job.job import Job
     from scenarios.world.world import World
 
 
@@ -36,13 +36,20 @@ def world_in(scenario: Scenario, folder: Path) -> World:
     return make_world(scenario, folder)
 
 
-def job_in(scenario: Scenario, folder: Path, output: Output) -> tuple[ScenarioRun, World]:
-    """The run whose stages a command does singly, and its world."""
-    from scenarios.job.run import ScenarioRun
+def job_in(scenario: Scenario, folder: Path, output: Output) -> Job:
+    """The job of a scenario in its run folder."""
+    from scenarios.job.job import Job
+
+    return Job(scenario, folder, say=output.remark, quiet=output.quiet)
+
+
+def described_job(scenario: Scenario, folder: Path, output: Output) -> tuple[Job, World]:
+    """The job whose stages a command does singly, written into its folder; and its world."""
+    from scenarios.job.run import describe
 
     world = world_in(scenario, folder)
-    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
-    job.describe()
+    job = job_in(scenario, folder, output)
+    describe(job)
     return job, world
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scenarios.commands.shared import (
     compiling_told,
-    job_in,
+    described_job,
     opened,
     require_trained,
     require_unique,
@@ -54,6 +54,7 @@ def simulate(arguments: Namespace) -> int:
 def compare(arguments: Namespace) -> int:
     """Routers x seeds in simulation."""
     from scenarios.files.router_names import display_name
+    from scenarios.job import comparison as stage
     from scenarios.runs.simulate import default_jobs
     from scenarios.show.comparison import format_all
 
@@ -61,13 +62,14 @@ def compare(arguments: Namespace) -> int:
     scenario, folder = opened(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
-    job, world = job_in(scenario, folder, output)
+    job, world = described_job(scenario, folder, output)
     tell_overload(output, world)
     given = scenario.compare
     runs = len(given.routers) * len(given.seeds)
     jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
     with compiling_told(output, given.routers, arguments.engine):
-        comparison = job.compare(
+        comparison = stage.compare(
+            job,
             world,
             arguments.engine,
             jobs=jobs,

@@ -37,7 +37,7 @@ from scenarios.executors.announce import span
 from scenarios.executors.devices import device_spec
 from scenarios.executors.pace import mean_pace, observed_paces
 from scenarios.executors.preflight import require_device
-from scenarios.executors.run import SATURATED_IMAGES, real_cluster, run_on_hardware
+from scenarios.executors.run import SATURATED_IMAGES, RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving import is_served, measure_serving, with_overheads
 from scenarios.files.spec import (
     ClusterSection,
@@ -259,10 +259,11 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
     with real_cluster(world, file) as cluster:
         for index in range(RUNS):
             run_seed = derived_seed(seed, f"check:{index}")
-            real, record = run_on_hardware(
-                world, cluster, dataset, world.router(ROUTER), ROUTER, run_seed,
-                duration_s=duration_s, warmup_s=warmup_s, image_limit=SATURATED_IMAGES, keep_log=False,
+            wanted = RealRun(
+                ROUTER, world.router(ROUTER), run_seed, duration_s, warmup_s,
+                image_limit=SATURATED_IMAGES, keep_log=False,
             )  # fmt: skip
+            real, record = run_on_hardware(world, cluster, dataset, wanted)
             paces = observed_paces(record, world.cluster.devices, [0])
             simulated = simulate_figures(
                 world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s, paces=paces

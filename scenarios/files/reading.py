@@ -11,6 +11,7 @@ from pathlib import Path
 
 from policies import strict
 from policies.errors import InputError, nearest
+from policies.own import is_own
 from scenarios.files.documents import read_text
 from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import check_router
@@ -80,8 +81,7 @@ def _check_network(scenario: Scenario, source: str) -> None:
     name = scenario.model.network
     if name is None or name in NETWORKS:
         return
-    module, colon, own = name.partition(":")
-    if not (colon and own.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+    if not is_own(name):
         problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
         raise InputError(source, "model.network", problem)
 

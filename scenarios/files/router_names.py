@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from policies import strict
 from policies.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.names import parse_router_name, rule_from_dict
+from policies.names import OwnRouter, parse_router_name, rule_from_dict
 from policies.registry import KINDS
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
@@ -55,6 +55,12 @@ def without_ending(name: str) -> str:
 def display_name(router: str) -> str:
     """A router's name in results: of a file no folder and no ending, so that no path of a machine is in a result."""
     return without_ending(Path(router).name) if is_router_file(router) else router
+
+
+def code_of(name: str, source: str) -> str:
+    """Of a user's class: its code; empty for other routers. Raises `InputError` where it can't be imported."""
+    spec = None if name == TRAINED_ROUTER or is_router_file(name) else parse_router_name(name, source)
+    return spec.code_hash(source, name) if isinstance(spec, OwnRouter) else ""
 
 
 def needs_training(routers: Sequence[str]) -> bool:

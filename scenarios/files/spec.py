@@ -264,12 +264,22 @@ class RouterSection(StrictModel):
         return groups
 
 
-class _Workload(StrictModel):
+class WorkloadSection(StrictModel):
+    """What every workload can say of itself."""
+
     def require_files(self) -> None:
         """What it names must hold what it plays; raises `InputError`."""
 
+    def base_img_s(self, capacity_img_s: float) -> float | None:
+        """Its rate on a cluster of some capacity; None where it has none of its own."""
+        return None
 
-class _Rated(_Workload):
+    def mean_factor(self, duration_s: float) -> float:
+        """Mean rate over a run, in times of that rate."""
+        return 1.0
+
+
+class _Rated(WorkloadSection):
     rate_img_s: Positive | None = Field(None, description="mean arrivals a second")
     load: Positive | None = Field(
         None, description="instead of the rate: this share of the cluster's estimated capacity"
@@ -280,6 +290,10 @@ class _Rated(_Workload):
         if (self.rate_img_s is None) == (self.load is None):
             raise ValueError("give one of rate_img_s (images a second) and load (share of the capacity)")
         return self
+
+    def base_img_s(self, capacity_img_s: float) -> float | None:
+        """As given, or its share of the capacity."""
+        return self.rate_img_s if self.load is None else self.load * capacity_img_s
 
 
 class PoissonWorkload(_Rated):
@@ -362,7 +376,7 @@ class FlashWorkload(_Rated):
         return 1 + (self.factor - 1) * full_s / duration_s
 
 
-class TraceWorkload(_Workload):
+class TraceWorkload(WorkloadSection):
     """Arrivals from a CSV file with a header line."""
 
     kind: Literal["trace"] = Field(description="")

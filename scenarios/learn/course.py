@@ -13,12 +13,13 @@ from policies.interfaces import RoutingPolicy
 from policies.plan_of import plan_of
 from policies.rules.specs import POINT
 from scenarios.learn.knobs import TuningKnobs
+from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
 from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
-from sim.compiled.simulation import RunRow
 
 MOST_THREADS = 2
 
@@ -47,14 +48,13 @@ class Course:
             scale=scale,
             detail=False,
             end="cut",
-            tuning=True,
-            part=(part, self.knobs.episodes),
+            excerpt=Excerpt(part, self.knobs.episodes),
         )
 
     def full(self, number: int) -> RunSpec:
         """A run of full length, for levelling."""
         seed = derived_seed(self.knobs.seed, f"tune:level:{number}")
-        return self.world.run_spec(seed, detail=False, end="cut", tuning=True)
+        return self.world.run_spec(seed, detail=False, end="cut", excerpt=Excerpt())
 
     def measure(self, tries: Sequence[tuple[RoutingPolicy, RunSpec]]) -> list[RunScore]:
         """Each router on its run; a router serves one run."""

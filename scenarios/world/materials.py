@@ -1,7 +1,7 @@
 """What a scenario needs before it can be simulated: its servers named, their profiles, the network and its accuracy.
 
 A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This room knows
-where they lie and reads them; `scenarios.job.run` makes them.
+where they lie and reads them; `scenarios.job` makes them.
 """
 
 from __future__ import annotations

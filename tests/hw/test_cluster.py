@@ -18,7 +18,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hw.cluster import HardwareCluster, HardwareRun, Progress, _devices, own_cores
+from hw.cluster import HardwareCluster, HardwareRun, Progress, devices_of, own_cores
 from hw.device import DeviceSpec
 from hw.messages import Load, ToWorker
 from hw.networks import ModelFile, save_model
@@ -152,6 +152,7 @@ def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
     samples = [step.event for step in record.log if isinstance(step.event, TelemetrySampled)]
     assert len(record.telemetry) == len(samples) >= 2 * 5
     assert all(0 <= point.utilization <= 1 and point.power_w > 0 for point in record.telemetry)
+    assert [point.queue_length for point in record.telemetry] == [sample.queue_length for sample in samples]
     seconds = record.ended_ns / NS_PER_S
     for server, totals in zip(record.servers, record.devices, strict=True):
         assert 0 < server.busy_s <= seconds
@@ -176,13 +177,13 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
 def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: SlimResNet) -> None:
     """Every copy is released when it has moved on or is labelled: the workers' stores are empty at the end."""
     _carry_out(cluster, _run(model, 0.3))
-    assert [slot.worker.reset() for slot in cluster._slots] == [0, 0]
+    assert [slot.worker.reset() for slot in cluster.slots] == [0, 0]
 
 
 def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> None:
     """A server killed in mid-run: the router hears of it, the others finish everything, the record says so."""
     with HardwareCluster(ModelFile(path), _servers(), sensor_period_s=0.05) as running:
-        victim = running._slots[1].worker.pid
+        victim = running.slots[1].worker.pid
         # it hangs first, so that transfers from it and to it are certainly under way when it dies
         timers = [
             threading.Timer(at_s, os.kill, (victim, s)) for at_s, s in ((0.3, signal.SIGSTOP), (0.5, signal.SIGKILL))
@@ -290,7 +291,7 @@ def test_a_counter_that_calibration_distrusts_is_not_integrated(monkeypatch: pyt
     board = FakeBoard(TURING, counter_factor=1.5)
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board)))
     server = HardwareServer("gpu", DeviceSpec(kind="cuda"), knobs(), 1.0, 2.0, trusts_counter=trusted)
-    (gpu,) = _devices([server], [cast(WorkerSlot, None)])  # a GPU's sensor asks for no process
+    (gpu,) = devices_of([server], [cast(WorkerSlot, None)])  # a GPU's sensor asks for no process
     board.load = 1.0
     board.advance(2.0)
     gpu.start()

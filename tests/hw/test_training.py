@@ -286,6 +286,7 @@ def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_digits_recipe_reaches_its_mark(digits: Dataset) -> None:
     """The recipe gets more than 97 % at full width, and wider networks know more."""
     top1 = evaluate(train(Network("digits"), digits, recipe("digits", "digits")), digits).top1()

@@ -26,7 +26,7 @@ from scenarios.executors import preflight
 from scenarios.executors.devices import device_spec
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
-from scenarios.job import run
+from scenarios.job import comparison, network, profiles, run, validation
 from tests import worlds
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
@@ -60,7 +60,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append("validate")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "validate_world", note)
+    monkeypatch.setattr(validation, "validate_world", note)
     monkeypatch.setattr(preflight, "memory_bytes", lambda device: 8_000_000_000)
     return names
 
@@ -177,8 +177,8 @@ def test_a_tuned_tide_is_a_router_file_too(
         begun.append("work")
         raise KeyboardInterrupt
 
-    for stage in ("train_model", "calibrate_device"):
-        monkeypatch.setattr(run, stage, note)
+    monkeypatch.setattr(network, "train_model", note)
+    monkeypatch.setattr(profiles, "calibrate_device", note)
     text = calibrated_here(SCENARIO).replace("[random]", "[random, tide.safetensors]")
     monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
     path = tide_file(tmp_path / "tide.safetensors")
@@ -241,8 +241,8 @@ def test_a_run_refuses_before_it_trains_or_measures(
         begun.append("work")
         raise KeyboardInterrupt
 
-    for stage in ("train_model", "calibrate_device"):
-        monkeypatch.setattr(run, stage, note)
+    monkeypatch.setattr(network, "train_model", note)
+    monkeypatch.setattr(profiles, "calibrate_device", note)
     router_file(tmp_path / "other.safetensors", servers=3)
     (tmp_path / "t.csv").write_text("time_s\n0.5\n")
     text = calibrated_here(SCENARIO).replace("routers: [random],", "routers: [random], loads: [0.5],")
@@ -271,8 +271,8 @@ def test_a_cap_below_a_gpus_context_is_refused_before_any_work(
         begun.append("work")
         raise KeyboardInterrupt
 
-    for stage in ("train_model", "calibrate_device"):
-        monkeypatch.setattr(run, stage, note)
+    monkeypatch.setattr(network, "train_model", note)
+    monkeypatch.setattr(profiles, "calibrate_device", note)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(preflight, "context_bytes", lambda device: 600_000_000 if device.kind == "cuda" else 0)
@@ -306,9 +306,9 @@ def test_a_run_refuses_a_profile_of_another_network_before_it_serves(
     tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as profiles are there: neither is a router compared nor an executor started."""
-    monkeypatch.setattr(run, "simulate_all", lambda *_, **__: begun.append("compare"))
+    monkeypatch.setattr(comparison, "simulate_all", lambda *_, **__: begun.append("compare"))
     paper = "slimresnet18-paper.accuracy.json"
-    monkeypatch.setattr(run.ScenarioRun, "require_accuracy", lambda self: None)
+    monkeypatch.setattr(run, "require_accuracy", lambda job: None)
     assert validate(tmp_path, "slimresnet-tiny.accuracy.json", paper, model_hash="0123456789abcdef", verb="run") == 2
     assert "calibrate again" in capsys.readouterr().err
     assert begun == []
