@@ -39,10 +39,10 @@ profiles: install  ## the shipped datasheet profiles again, after a change of th
 	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
 
 results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted
-	$(BIN)/python -m scenarios.study
+	$(BIN)/python -m scenarios.study results
 
 routers: install  ## tunes the routers that results need and that have no file yet; FORCE=1 all of them again (hours)
-	$(BIN)/python -m scenarios.study.tune_all $(if $(FORCE),--force)
+	$(BIN)/python -m scenarios.study tune $(if $(FORCE),--force)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

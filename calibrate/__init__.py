@@ -1,14 +1,17 @@
 """Measures devices through `hw` and fits the simulator's own formulas to what it saw."""
 
+from calibrate.calibration import Calibration
 from calibrate.check import CheckedFigure
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.datasheet import GPUS, find_gpu, synthesize
 from calibrate.measure import Progress
-from calibrate.session import calibrate, check_profile, model_costs
+from calibrate.session import Listener, calibrate, check_profile, model_costs
 
 __all__ = [
     "GPUS",
+    "Calibration",
     "CheckedFigure",
+    "Listener",
     "ModelCosts",
     "Progress",
     "calibrate",

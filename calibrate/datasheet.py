@@ -62,20 +62,36 @@ class Gpu:
     """What is published of a GPU.
 
     Attributes:
-        peak_flop_s: FP32.
+        tflop_s: FP32, at its peak.
+        gb_s, gb: bandwidth of its memory and its size, in 10^9 bytes.
         architecture: by NVIDIA's name, which decides how its power sensor lags (`hw.telemetry`).
         memory: its kind, which decides what a context that does nothing draws.
     """
 
     name: str
     multiprocessors: int
-    peak_flop_s: float
-    bandwidth_bytes_s: float
-    vram_bytes: int
+    tflop_s: float
+    gb_s: float
+    gb: int
     tdp_w: float
     idle_w: float
     architecture: str
     memory: MemoryKind
+
+    @property
+    def peak_flop_s(self) -> float:
+        """FP32."""
+        return self.tflop_s * 1e12
+
+    @property
+    def bandwidth_bytes_s(self) -> float:
+        """Of its memory."""
+        return self.gb_s * 1e9
+
+    @property
+    def vram_bytes(self) -> int:
+        """Its memory."""
+        return self.gb * 10**9
 
     @property
     def context_idle_w(self) -> float:
@@ -89,32 +105,18 @@ class Gpu:
         return gpu_sensor(timing, timing.period_s, instant=True)
 
 
-def _gpu(
-    name: str,
-    sms: int,
-    tflop_s: float,
-    gb_s: float,
-    gb: int,
-    tdp_w: float,
-    idle_w: float,
-    architecture: str,
-    memory: MemoryKind,
-) -> Gpu:
-    return Gpu(name, sms, tflop_s * 1e12, gb_s * 1e9, gb * 10**9, tdp_w, idle_w, architecture, memory)
-
-
 _TABLE = (
-    _gpu("GTX 980 Ti", 22, 6.06, 336, 6, 250, 10, "Maxwell", "GDDR"),
-    _gpu("RTX 2080 Ti", 68, 13.45, 616, 11, 250, 15, "Turing", "GDDR"),
-    _gpu("T4", 40, 8.1, 320, 16, 70, 10, "Turing", "GDDR"),
-    _gpu("V100 SXM2", 80, 15.7, 900, 16, 300, 53.5, "Volta", "HBM"),
-    _gpu("A10", 72, 31.2, 600, 24, 150, 17, "Ampere", "GDDR"),
-    _gpu("A100 SXM", 108, 19.5, 2039, 80, 400, 56, "Ampere", "HBM"),
-    _gpu("L4", 58, 30.3, 300, 24, 72, 16, "Ada", "GDDR"),
-    _gpu("RTX 3090", 82, 35.6, 936, 24, 350, 30, "Ampere", "GDDR"),
-    _gpu("RTX 4090", 128, 82.6, 1008, 24, 450, 30, "Ada", "GDDR"),
-    _gpu("H100 SXM", 132, 67, 3350, 80, 700, 70, "Hopper", "HBM"),
-    _gpu("H200", 132, 67, 4800, 141, 700, 77, "Hopper", "HBM"),
+    Gpu("GTX 980 Ti", 22, 6.06, 336, 6, 250, 10, "Maxwell", "GDDR"),
+    Gpu("RTX 2080 Ti", 68, 13.45, 616, 11, 250, 15, "Turing", "GDDR"),
+    Gpu("T4", 40, 8.1, 320, 16, 70, 10, "Turing", "GDDR"),
+    Gpu("V100 SXM2", 80, 15.7, 900, 16, 300, 53.5, "Volta", "HBM"),
+    Gpu("A10", 72, 31.2, 600, 24, 150, 17, "Ampere", "GDDR"),
+    Gpu("A100 SXM", 108, 19.5, 2039, 80, 400, 56, "Ampere", "HBM"),
+    Gpu("L4", 58, 30.3, 300, 24, 72, 16, "Ada", "GDDR"),
+    Gpu("RTX 3090", 82, 35.6, 936, 24, 350, 30, "Ampere", "GDDR"),
+    Gpu("RTX 4090", 128, 82.6, 1008, 24, 450, 30, "Ada", "GDDR"),
+    Gpu("H100 SXM", 132, 67, 3350, 80, 700, 70, "Hopper", "HBM"),
+    Gpu("H200", 132, 67, 4800, 141, 700, 77, "Hopper", "HBM"),
 )
 GPUS: dict[str, Gpu] = {re.sub(r" SXM.*", "", gpu.name).lower().replace(" ", "-"): gpu for gpu in _TABLE}
 

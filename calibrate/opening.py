@@ -15,6 +15,7 @@ from typing import Protocol
 import psutil
 
 from calibrate.bandwidth import bandwidth_beside
+from calibrate.calibration import Calibration
 from calibrate.fit import DeviceFacts
 from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
 from calibrate.meter import Meter, SelfTest, Trust, Watch, Watched, past_rise, self_test, watch
@@ -56,39 +57,27 @@ class Opened:
 
 
 @contextmanager
-def opened(
-    file: ModelFile,
-    device: DeviceSpec,
-    peer: DeviceSpec | None,
-    batch_limit: int,
-    sensor_period_s: float,
-    idle_s: float,
-    load: Point,
-    *,
-    sibling: bool = False,
-    allow_busy: bool = False,
-) -> Iterator[Opened]:
-    """A device ready to be measured.
+def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
+    """A device ready to be measured, with a second process on it.
 
     Args:
         idle_s: how long each idle power is looked at.
         load: what keeps the device busy for the sensor's self-test.
-        sibling: start a second process on the device.
-        allow_busy: go on although other programs use much of the device.
 
     Raises:
         InputError: no such device, or others use it.
         WorkError: the device or a process failed.
     """
+    device = wanted.device
     sensor = open_sensor(device, ())
     found = probe(device, sensor)
     meter = meter_of(device, found, sensor)
     others = interference(device, sensor)
-    require_quiet(meter.device, others, allow_busy)
+    require_quiet(meter.device, others, wanted.allow_busy)
     bare = _idle_looks(meter, found, idle_s)
     with (
         bandwidth_beside(device) as bandwidth,
-        bench_of(file, device, peer, batch_limit, sibling) as bench,
+        bench_of(wanted.file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench,
     ):
         bandwidth_bytes_s = bandwidth()
         context = _idle_looks(bench.meter, found, idle_s, settle_s=bench.meter.rise_s)
@@ -103,7 +92,7 @@ def opened(
             power=power_model(
                 device, found, _idle_w(device, meter, found, bare), _idle_w(device, bench.meter, found, context)
             ),
-            sensor=sensor_model(device, sensor_period_s, sensor),
+            sensor=sensor_model(device, wanted.sensor_period_s, sensor),
             context_bytes=bench.worker.wait_until_ready().context_bytes,
         )
         notable = (f"{others}: the figures may be theirs too",) if others.notable else ()

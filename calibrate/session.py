@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - a budget is real time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 
+from calibrate.calibration import Calibration
 from calibrate.check import CheckedFigure, check, has_across
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.fit import fit
@@ -18,7 +19,6 @@ from calibrate.stamps import OF_A_GPU, require_model
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from policies.chance import stream
-from policies.errors import InputError
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
 
@@ -29,76 +29,54 @@ IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
 IDLE_S = (0.5, 30.0)  # at least and at most
 
 
-def calibrate(
-    file: ModelFile,
-    device: DeviceSpec,
-    *,
-    budget_s: float,
-    batch_limit: int,
-    log_path: Path,
-    seed: int = 0,
-    peer: DeviceSpec | None = None,
-    sensor_period_s: float = 0.1,
-    name: str = "",
-    allow_busy: bool = False,
-    on_warning: Callable[[str], None] = lambda _: None,
-    on_plan: Callable[[Plan], None] = lambda _: None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
-) -> Profile:
-    """Measure a device running a model, and fit the simulator's model of it.
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told what a calibration does.
 
-    Args:
-        file: the slimmable network.
-        budget_s: wall time; a small one leaves things out and says so (`Profile.omitted`), never a key.
-        batch_limit: the largest batch measured; the simulator refuses larger ones.
-        log_path: finished measurements; an interrupted calibration goes on from there.
-        seed: of the order and of the held-out points.
-        peer: a second device of this host: moving activations to it gives `Profile.link`; None leaves it out.
-        sensor_period_s: how often serving reads the device's sensor.
-        name: of the profile; made from the device and the model by default.
-        allow_busy: measure although other programs use the device.
+    Attributes:
         on_warning: told of others on the device and of sensors that are not to be trusted, before anything is measured.
         on_plan: called once, before anything is measured but for a first hasty look.
         on_progress: called before each step.
+    """
+
+    on_warning: Callable[[str], None] = lambda _: None
+    on_plan: Callable[[Plan], None] = lambda _: None
+    on_progress: Callable[[Progress], None] = lambda _: None
+
+
+def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
+    """Measure a device running a model, and fit the simulator's model of it.
 
     Raises:
-        InputError: the model is no model, the budget or the limit makes no sense, or the log is of something else.
+        InputError: the model is no model, or the log is of something else.
         WorkError: the device failed.
     """
-    _require(budget_s, batch_limit)
+    told = listener or Listener()
     begin_ns = time.monotonic_ns()
-    costs = model_costs(file)
+    budget_s, batch_limit, device = wanted.budget_s, wanted.batch_limit, wanted.device
+    costs = model_costs(wanted.file)
     keys = sorted(costs.keys)
     with (
-        opened(
-            file,
-            device,
-            peer,
-            batch_limit,
-            sensor_period_s,
-            idle_look_s(budget_s),
-            Point(*keys[-1], batch_limit),
-            sibling=True,
-            allow_busy=allow_busy,
-        ) as ready,
-        Log(log_path, _stamp(ready.found, costs, device, batch_limit, seed)) as log,
+        opened(wanted, idle_look_s(budget_s), Point(*keys[-1], batch_limit)) as ready,
+        Log(wanted.log_path, log_stamp(ready.found, costs, wanted)) as log,
     ):
         for warning in ready.warnings:
-            on_warning(warning)
+            told.on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
         planned_s = max(0.0, budget_s - start_s(device.kind, budget_s, metered=ready.found.metered))
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
-        extras = Extras(power=ready.found.metered, peer=peer is not None, sibling=True, rise_s=ready.bench.meter.rise_s)
-        rng = stream(seed, "calibration")
+        has_peer, rise_s = wanted.peer is not None, ready.bench.meter.rise_s
+        extras = Extras(power=ready.found.metered, peer=has_peer, sibling=True, rise_s=rise_s)
+        rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
-        on_plan(plan)
+        told.on_plan(plan)
         measured = measure(
-            ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, on_progress, seen.pace
+            ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, told.on_progress, seen.pace
         )
         facts = ready.facts
-    omitted = (*plan.omitted, *measured.omitted, *(() if peer else ("the link between servers of this host",)))
-    profile_name = name or f"{device.kind}-{costs.info.name}"
-    return fit(measured.measurements, costs, facts, profile_name, omitted, seen.pace)
+    omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
+    name = wanted.name or f"{device.kind}-{costs.info.name}"
+    return fit(measured.measurements, costs, facts, name, omitted, seen.pace)
 
 
 def check_profile(
@@ -142,21 +120,16 @@ def model_costs(file: ModelFile) -> ModelCosts:
     return costs_of(model, metadata.get("network") or file.path.stem, metadata["hash"])
 
 
-def _require(budget_s: float, batch_limit: int) -> None:
-    if not budget_s > 0:
-        raise InputError("calibrate", "budget", f"must be more than 0 s, found {budget_s:g}; 45s to 15m is usual")
-    if batch_limit < 1:
-        raise InputError("calibrate", "batch_limit", f"must be at least 1, found {batch_limit}")
-
-
-def _stamp(found: Probe, costs: ModelCosts, device: DeviceSpec, batch_limit: int, seed: int) -> dict[str, str]:
+def log_stamp(found: Probe, costs: ModelCosts, wanted: Calibration) -> dict[str, str]:
     """What must agree for a log to be continued; of a GPU also what may be updated between two sittings."""
     stamps = found.info.stamps
     return {
         "device": found.info.name,
         **{name: stamps[name] for name in OF_A_GPU if name in stamps},
         "model": costs.info.hash,
-        "batch_limit": str(batch_limit),
-        "seed": str(seed),  # another one holds out and draws other points: what one fit saw, another would be judged by
-        **{f"execution.{key}": value for key, value in device.execution().items()},
+        "batch_limit": str(wanted.batch_limit),
+        "seed": str(
+            wanted.seed
+        ),  # another one holds out and draws other points: what one fit saw, another would be judged by
+        **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
     }

@@ -1,6 +1,6 @@
 """Does slimming pay on a device? Times every segment and the whole network at every uniform width, beside their rivals.
 
-What is timed is what serves: instances as `hw.executor.Weights` makes them, and `hw.executor.serve` from single
+What is timed is what serves: instances as `hw.instances.Instances` makes them, and `hw.instances.serve` from single
 activations on. Whatever is compared runs in turns (A B C A B C ...), so that a device that drifts slows all of it, and
 ratios are taken within a round. It judges no figure and prints none.
 """
@@ -22,7 +22,7 @@ from torchvision.models.resnet import BasicBlock
 
 from hw.activations import Row, gather, in_format, rows_of
 from hw.device import DeviceSpec
-from hw.executor import Weights, open_device, serve
+from hw.instances import Instances, open_device, serve
 from hw.slimmable import SegmentInstance, SlimmableModel, slice_weights
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import cpu_name
@@ -309,7 +309,7 @@ class Stand:
         self.plain = PlainStack(model.config) if type(model) is SlimResNet else None  # a subclass may differ
         if self.plain is not None:
             self.plain.eval().to(place, device.torch_dtype).to(memory_format=device.memory_format)
-        weights = Weights(model, Path(), device, place)
+        weights = Instances(model, Path(), device, place)
         self._instances = {(s, w): weights.make(s, w) for s in self.segments for w in self.widths}
 
     @property

@@ -21,8 +21,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.files import atomic_path
 from policies.errors import InputError, nearest
+from policies.files import atomic_path
 
 SCHEMA: Final = "slimsched.accuracy/2"
 KEYS: Final = ("schema", "provenance", "model", "dataset", "images", "tuples", "top1", "correct")

@@ -8,9 +8,8 @@ import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hw.executor import Lane, seconds_since, serve
+from hw.instances import Instances, Lane, seconds_since, serve
 from hw.messages import (
     Benchmark,
     BenchmarkPoint,
@@ -21,35 +20,32 @@ from hw.messages import (
 )
 from hw.pace import Reference
 
-if TYPE_CHECKING:
-    from hw.executor import Executor
-
 _WARM_PASSES_TOGETHER = 3
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
 
 
-def warm(executor: Executor, batches: Sequence[int]) -> None:
+def warm(instances: Instances, batches: Sequence[int]) -> None:
     """Run every work key once at each batch size, so that kernels are chosen before anything is timed."""
 
     def job() -> None:
-        for segment, width, previous in executor.spec.work_keys():
+        for segment, width, previous in instances.model.spec.work_keys():
             for batch in batches:
                 point = BenchmarkPoint(segment, width, previous, batch)
-                with contextlib.closing(_passes(executor, point)) as passes:
+                with contextlib.closing(_passes(instances, point)) as passes:
                     next(passes)
 
-    _in_lanes(executor, [job])
+    _in_lanes(instances, [job])
 
 
-def alone(executor: Executor, message: Benchmark) -> BenchmarkResult:
+def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
     """A point by itself: each pass timed."""
     samples_ns: list[int] = []
     references_ns: list[int] = []
     clocks: list[tuple[int, int, int]] = []
-    reference = _reference(executor)
+    reference = _reference(instances)
 
     def job() -> None:
-        with contextlib.closing(_passes(executor, message.point)) as passes:
+        with contextlib.closing(_passes(instances, message.point)) as passes:
             for _ in range(message.warmup):
                 next(passes)
             references_ns.extend(reference.cpu_ns() for _ in range(2) if reference)
@@ -64,7 +60,7 @@ def alone(executor: Executor, message: Benchmark) -> BenchmarkResult:
                     references_ns.append(reference.cpu_ns())
             clocks.append(_clocks())
 
-    _in_lanes(executor, [job])
+    _in_lanes(instances, [job])
     wall_ns, cpu_ns, waited_ns = (after - before for before, after in zip(*clocks, strict=True))
     around_ns = [max(pair) for pair in itertools.pairwise(references_ns[1:])]  # the first one finds a cold cache
     return BenchmarkResult(
@@ -76,8 +72,8 @@ def alone(executor: Executor, message: Benchmark) -> BenchmarkResult:
     )
 
 
-def _reference(executor: Executor) -> Reference | None:
-    return Reference() if executor.place.type == "cpu" else None
+def _reference(instances: Instances) -> Reference | None:
+    return Reference() if instances.place.type == "cpu" else None
 
 
 def _clocks() -> tuple[int, int, int]:
@@ -94,16 +90,16 @@ def _waited_ns() -> int:
     return waited_ns
 
 
-def together(executor: Executor, message: BenchmarkTogether) -> TogetherResult:
+def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult:
     """Points at the same time, each in an instance and a thread of its own: how many passes each finished."""
     results: dict[int, ConcurrentResult] = {}
     cpu_ns: list[int] = []
     barrier = threading.Barrier(len(message.points), action=lambda: cpu_ns.append(time.process_time_ns()))
 
     def job(index: int, point: BenchmarkPoint) -> None:
-        reference = _reference(executor)
+        reference = _reference(instances)
         try:
-            with contextlib.closing(_passes(executor, point)) as passes:
+            with contextlib.closing(_passes(instances, point)) as passes:
                 for _ in range(_WARM_PASSES_TOGETHER):
                     next(passes)
                 barrier.wait()
@@ -120,28 +116,28 @@ def together(executor: Executor, message: BenchmarkTogether) -> TogetherResult:
             barrier.abort()
             raise
 
-    _in_lanes(executor, [lambda i=i, p=p: job(i, p) for i, p in enumerate(message.points)])  # type: ignore[misc]
+    _in_lanes(instances, [lambda i=i, p=p: job(i, p) for i, p in enumerate(message.points)])  # type: ignore[misc]
     used_s = (time.process_time_ns() - cpu_ns[0]) / 1e9
     return TogetherResult(tuple(results[index] for index in range(len(message.points))), used_s)
 
 
-def _passes(executor: Executor, point: BenchmarkPoint) -> Generator[None]:
+def _passes(instances: Instances, point: BenchmarkPoint) -> Generator[None]:
     """Forward passes of a point without end, each as `Run` does it, label reading included."""
-    instance = executor.weights.make(point.segment, point.width)
-    memory_format = executor.device.memory_format
+    instance = instances.make(point.segment, point.width)
+    memory_format = instances.device.memory_format
     try:
-        inputs = executor.inputs(point.segment, point.previous_width, point.batch)
+        inputs = instances.inputs(point.segment, point.previous_width, point.batch)
         while True:
             y = serve(instance, inputs, point.width, point.previous_width, point.batch, memory_format)
-            if point.segment == executor.spec.segments:
+            if point.segment == instances.model.spec.segments:
                 y.isfinite().all(dim=1).tolist()
                 y.argmax(dim=1).tolist()
             yield
     finally:
-        executor.weights.free(instance)
+        instances.free(instance)
 
 
-def _in_lanes(executor: Executor, jobs: Sequence[Callable[[], None]]) -> None:
+def _in_lanes(instances: Instances, jobs: Sequence[Callable[[], None]]) -> None:
     """Run jobs at the same time, a lane each; raises the first one's error."""
     errors: list[Exception] = []
 
@@ -154,7 +150,7 @@ def _in_lanes(executor: Executor, jobs: Sequence[Callable[[], None]]) -> None:
 
         return run
 
-    lanes = [Lane(executor.device, executor.place) for _ in jobs]
+    lanes = [Lane(instances.device, instances.place) for _ in jobs]
     for lane, job in zip(lanes, jobs, strict=True):
         lane.submit(guarded(job))
     for lane in lanes:

@@ -20,11 +20,9 @@ class LateLedger:
         """See `Ledger`."""
         self._steps.append(lambda: self.ledger.observe_router(event, commands, now_ns))
 
-    def observe_server(
-        self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int, queue_length: int
-    ) -> None:
+    def observe_server(self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int) -> None:
         """See `Ledger`."""
-        self._steps.append(lambda: self.ledger.observe_server(server, event, commands, now_ns, queue_length))
+        self._steps.append(lambda: self.ledger.observe_server(server, event, commands, now_ns))
 
     def catch_up(self) -> None:
         """Tell the ledger all of it."""

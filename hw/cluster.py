@@ -128,6 +128,10 @@ class HardwareCluster:
         supervision: how workers are watched and brought back.
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
 
+    Attributes:
+        slots, arenas: of each server, while the workers are up; `devices`: the physical ones.
+        transfer_ids: over all runs: late answers of an earlier one are known as such.
+
     Raises:
         InputError: the model cannot be read, or a server's knobs do not fit it.
         WorkError: a worker could not start.
@@ -153,10 +157,10 @@ class HardwareCluster:
         self.largest_block = largest_block
         self._warm_batches = tuple(warm_batches)
         self._stack = contextlib.ExitStack()
-        self._transfer_ids = itertools.count()  # over all runs: late answers of an earlier one are known as such
-        self._arenas: list[Arena] = []
-        self._slots: list[WorkerSlot] = []
-        self._devices: list[_Device] = []
+        self.transfer_ids = itertools.count()
+        self.arenas: list[Arena] = []
+        self.slots: list[WorkerSlot] = []
+        self.devices: list[_Device] = []
         for server in self.servers:
             if server.knobs.widths != self.spec.widths:
                 found, known = list(server.knobs.widths), list(self.spec.widths)
@@ -165,21 +169,21 @@ class HardwareCluster:
     def __enter__(self) -> HardwareCluster:
         with contextlib.ExitStack() as stack:
             size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
-            self._arenas = [stack.enter_context(contextlib.closing(Arena(size_bytes))) for _ in self.servers]
+            self.arenas = [stack.enter_context(contextlib.closing(Arena(size_bytes))) for _ in self.servers]
             for index, server in enumerate(self.servers):
                 spec = WorkerSpec(server.name, server.device, self.file)
-                slot = WorkerSlot(spec, self._arenas, index, self._warm_batches)
+                slot = WorkerSlot(spec, self.arenas, index, self._warm_batches)
                 stack.callback(slot.close)
-                self._slots.append(slot)
-            for slot in self._slots:
+                self.slots.append(slot)
+            for slot in self.slots:
                 slot.make_ready()
-            self._devices = _devices(self.servers, self._slots)
+            self.devices = devices_of(self.servers, self.slots)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self._arenas, self._slots, self._devices = [], [], []
+        self.arenas, self.slots, self.devices = [], [], []
 
     def _largest_input_bytes(self) -> int:
         shapes = [self.spec.input_shape]
@@ -188,7 +192,7 @@ class HardwareCluster:
 
     def telemetry(self) -> dict[str, dict[str, str]]:
         """For each device by name: where each of its sensor's fields comes from."""
-        return {device.name: device.describe() for device in self._devices}
+        return {device.name: device.describe() for device in self.devices}
 
     def run(
         self,
@@ -205,9 +209,9 @@ class HardwareCluster:
         Raises:
             WorkError: a worker could not be made ready before the run, or a preload did not come to an end.
         """
-        assert self._slots, "enter the cluster first"
+        assert self.slots, "enter the cluster first"
         self._require_fit(run, router_config)
-        for slot in self._slots:
+        for slot in self.slots:
             slot.make_ready()
         ledger = Ledger(len(self.servers), self.spec.segments, weights, prior, keep_log=run.keep_log)
         return _Run(self, run, router_config, ledger, policy, rng, on_progress).carry_out()
@@ -284,7 +288,7 @@ class _Device:
         return sum(used() for used in self._vram.values())
 
 
-def _devices(servers: Sequence[HardwareServer], slots: Sequence[WorkerSlot]) -> list[_Device]:
+def devices_of(servers: Sequence[HardwareServer], slots: Sequence[WorkerSlot]) -> list[_Device]:
     """One for each physical device, in order of its first server."""
     members: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for index, server in enumerate(servers):
@@ -372,7 +376,7 @@ class _Run:
         self._policy = policy
         self._rng = rng
         self._on_progress = on_progress
-        self._devices = cluster._devices
+        self._devices = cluster.devices
         self._period_ns = cluster.sensor_period_ns
         self._clock = RunClock()
         self._events: deque[RouterEvent] = deque()
@@ -392,12 +396,12 @@ class _Run:
                 self._clock, self._books, self._events.append,
             )
             for index, (spec, slot, arena) in enumerate(
-                zip(cluster.servers, cluster._slots, cluster._arenas, strict=True)
+                zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
             )
         ]  # fmt: skip
         self._transfers = Transfers(
             self._servers, self._images(run), cluster.model.activation_shape, run.links, self._clock.now_ns,
-            self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster._transfer_ids,
+            self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
         )  # fmt: skip
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)
 

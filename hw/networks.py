@@ -6,12 +6,8 @@ code: what runs is chosen by whoever names the network, and a file of a user's c
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib
-import inspect
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hw.files import atomic_path
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from policies.errors import InputError, nearest
+from policies.files import atomic_path
+from policies.own import OWN_CLASS, code_hash, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
-OWN_CLASS = "module:Class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +52,7 @@ class Network:
     @property
     def is_own(self) -> bool:
         """Whether a user's class is named."""
-        module, colon, name = self.name.partition(":")
-        return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+        return is_own(self.name)
 
     @property
     def label(self) -> str:
@@ -78,17 +73,12 @@ class Network:
         """Of the file that a user's class stands in: what was made with other code is made anew; empty for ours."""
         if not self.is_own:
             return ""
-        source = inspect.getsourcefile(self._own_class())
-        if source is None:
-            return ""
-        tree = ast.dump(ast.parse(Path(source).read_text(encoding="utf-8")))  # a comment changes nothing
-        return hashlib.sha256(tree.encode()).hexdigest()[:16]
+        return code_hash(self._own_class())
 
     def _own_class(self) -> type[SlimmableModel]:
         """What the name stands for; nothing but a network's class is ever called."""
-        module, _, name = self.name.partition(":")
         try:
-            found = getattr(_import(module), name)
+            found = own_class(self.name)
         except Exception as error:
             raise self._unmakeable(error) from error
         if not (isinstance(found, type) and issubclass(found, SlimmableModel)):
@@ -98,14 +88,6 @@ class Network:
     def _unmakeable(self, error: Exception) -> InputError:
         problem = f"{self.name!r} could not be made: {type(error).__name__}: {error}"
         return InputError(self.source, self.key, problem)
-
-
-def _import(module: str) -> Any:
-    """From where Python looks, else from the folder the user is in (an installed command does not look there)."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    return importlib.import_module(module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ class RealServer:
         """Hand an event to the scheduler and carry out what it answers."""
         now_ns = self._clock.now_ns()
         commands = self.scheduler.handle(event, now_ns)
-        self._books.observe_server(self.index, event, commands, now_ns, self.waiting)
+        self._books.observe_server(self.index, event, commands, now_ns)
         for command in commands:
             self._carry_out(command)
 
@@ -360,11 +360,11 @@ class RealServer:
         """
         if self._watch.is_silent(self._clock.now_ns()):
             return
-        now_ns, vram_bytes = self._clock.now_ns(), self.vram_used_bytes
+        now_ns, vram_bytes, queue_length = self._clock.now_ns(), self.vram_used_bytes, self.waiting
         utilization, power_w = reading.utilization or 0.0, reading.power_w or 0.0
-        self.deliver(TelemetrySampled(self.epoch, now_ns, now_ns, utilization, power_w, vram_bytes))
+        self.deliver(TelemetrySampled(self.epoch, now_ns, now_ns, utilization, power_w, vram_bytes, queue_length))
         self._tell_router(
-            ServerReport(self.index, self.epoch, now_ns, now_ns, self.waiting, utilization, power_w, vram_bytes)
+            ServerReport(self.index, self.epoch, now_ns, now_ns, queue_length, utilization, power_w, vram_bytes)
         )
 
     def straggle(self, factor: float) -> None:

@@ -170,7 +170,7 @@ class Worker:
         """What the process said of itself when it was up."""
         if self._ready is None:
             try:
-                self._ready = self._expect(Ready, timeout_s)
+                self._ready = self.expect(Ready, timeout_s)
             except BaseException:
                 self.close()
                 raise
@@ -239,18 +239,18 @@ class Worker:
     ) -> LoadTiming:
         """Load an instance and wait for it; see `hw.messages.Load`."""
         self.send(Load(instance, segment, width, from_disk, probe_batch))
-        answer = self._expect(Loaded)
+        answer = self.expect(Loaded)
         return LoadTiming(answer.load_s, answer.vram_bytes)
 
     def unload(self, instance: int) -> float:
         """Unload an instance; returns the seconds that it took."""
         self.send(Unload(instance))
-        return self._expect(Unloaded).unload_s
+        return self.expect(Unloaded).unload_s
 
     def warm(self, batches: Sequence[int]) -> None:
         """Run every legal key once at each batch size."""
         self.send(Warm(self.next_number(), tuple(batches)))
-        self._expect(Done)
+        self.expect(Done)
         self.is_warm = True
 
     def next_number(self) -> int:
@@ -277,7 +277,7 @@ class Worker:
         With a pause before each the thread wakes up for every pass, with the caches that others left it: as it serves.
         """
         self.send(Benchmark(point, warmup, repeats, min_s, pause_s))
-        return self._expect(BenchmarkResult)
+        return self.expect(BenchmarkResult)
 
     def benchmark_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> TogetherResult:
         """Loop points at the same time, each in its own instance and thread."""
@@ -290,7 +290,7 @@ class Worker:
 
     def finish_together(self) -> TogetherResult:
         """The second half."""
-        return self._expect(TogetherResult)
+        return self.expect(TogetherResult)
 
     def put(self, requests: tuple[int, ...], tensors: Tensor, channels_last: bool = False) -> None:
         """Give it activations, (n, ...) float32 on the host, at the start of its arena."""
@@ -315,13 +315,14 @@ class Worker:
             time.sleep(pause_s)
             begin_ns = time.monotonic_ns()
             self.send(run)
-            forward_s = self._expect(Finished).forward_s
+            forward_s = self.expect(Finished).forward_s
             found.append((time.monotonic_ns() - begin_ns) / 1e9 - forward_s)
         self.unload(_SYNCHRONOUS)
         self.send(Release(requests))
         return tuple(found[warmup:])
 
-    def _expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+    def expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+        """The next answer, which must be of a kind; raises `WorkError` for any other."""
         answer = self.receive(timeout_s)
         if isinstance(answer, kind):
             return answer
@@ -420,7 +421,7 @@ def transfer_round(
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
         source.send(Move(_SYNCHRONOUS, destination.own, 0, request))
-        moved = source._expect(Moved)
+        moved = source.expect(Moved)
         destination.send(Take(request, 0, moved.shape, moved.dtype, moved.channels_last))
         found.append((time.monotonic_ns() - begin_ns) / 1e9)
     for worker in (source, destination):

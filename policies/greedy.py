@@ -1,8 +1,8 @@
 """Algorithm 1: one server's greedy scheduler, as a core without I/O. Events and the time go in, commands come out.
 
 It batches what the router sent, picks the instance that fits best, loads and unloads instances. It knows no clock,
-no device and no tensor: the simulator and the hardware drive this same class. `paper.md`'s readings are followed
-where the algorithm is silent; the comments say so.
+no device and no tensor: the simulator and the hardware drive this same class. Where the algorithm is silent, the
+readings of `docs/paper-map.md` are followed. States, events and invariants: `docs/theory-of-operation.md`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ class GreedyKnobs:
         utilization_block: U_blk as a share; no load while the latest sample is at or above it.
         idle_unload_ns: t_idle; None never unloads.
         scale_trigger: Q_th, queued requests of one key above which another instance may load.
-        scale_cap: N_new, loads for one key until its queue empties.
+        scale_cap: N_new; a key for which so many loads were ordered since its queue was last empty is not scaled up.
+            Every load for the key counts; only those of scaling up are refused.
         head_of_line: `skip` tries the next key when the head's can't be served; `block` is the literal algorithm.
         skip_limit_ns: once a blocked key has waited so long, nothing overtakes it.
         served_width: a batch runs at the requested width, or at its instance's own.
         padded_sizes: the batch sizes the device is given (`padding: grid`), ascending; empty for no padding.
-        preload: (segment, width) instances to load when the server comes up.
+        preload: (segment, width) instances to load when the server comes up, at the start of a run and after a death;
+            they count for no key.
         load_retries: after so many failures in a row (loads that failed, batches that memory was lacking for), what
             waits for that instance is rejected.
         load_backoff_ns: the wait before the second try; it doubles with each.
@@ -394,7 +396,7 @@ class GreedyScheduler:
                 return
 
     def _scale_up(self, now_ns: int, commands: list[ServerCommand]) -> None:
-        """More instances for long queues: one more while the queue is above Q_th and the counter below N_new."""
+        """More instances for long queues: one more while the queue is above Q_th and its loads are below N_new."""
         for key in self._queue.by_age():
             while (
                 self._queue.length(key) > self.knobs.scale_trigger

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numba
 import numpy as np
@@ -188,17 +188,27 @@ Ints = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 
+
+def python_view(row: npt.NDArray[Any] | int, kind: Literal["q", "d", "B"]) -> Any:
+    """An array's numbers, or those that begin at an address, as numbers of Python; `kind` as in `struct`."""
+    if not isinstance(row, np.ndarray):  # how long it is can't be known there
+        return memoryview((ctypes.c_uint8 * (1 << 35)).from_address(int(row))).cast("B").cast(kind)
+    return row.reshape(-1).view(np.uint8).data.cast(kind)
+
+
 if IS_ON:
 
     def _pointer_to(number: types.Type) -> Any:
-        """An intrinsic: array of numbers of this size -> pointer to its first one, read as `number`."""
+        """An intrinsic: array of numbers of this size, or a record -> pointer to its first one, read as `number`."""
 
         def row(typing_context: Any, array: Any) -> Any:
             pointer = types.CPointer(number)
 
             def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                fields = context.make_array(signature.args[0])(context, builder, arguments[0])
-                return builder.bitcast(fields.data, context.get_value_type(pointer))
+                first = arguments[0]
+                if isinstance(array, types.Array):
+                    first = context.make_array(signature.args[0])(context, builder, first).data
+                return builder.bitcast(first, context.get_value_type(pointer))
 
             return pointer(array), generate
 
@@ -224,15 +234,14 @@ if IS_ON:
     reals_at = _pointer_at(types.float64)
     bytes_at = _pointer_at(types.uint8)
 else:
-    _MOST = 1 << 32  # numbers behind an address: how many is not known there
 
-    def ints(array: npt.NDArray[Any]) -> Ints:
-        """The row itself."""
-        return array.view(np.int64)
+    def ints(row: Any) -> Ints:
+        """The numbers of an array, or those of a record and all that follows it, as int64."""
+        return cast(Ints, row.view_as("q") if hasattr(row, "view_as") else python_view(row, "q"))
 
-    def reals(array: npt.NDArray[Any]) -> Reals:
+    def reals(row: Any) -> Reals:
         """The same memory, read as float64."""
-        return array.view(np.float64)
+        return cast(Reals, row.view_as("d") if hasattr(row, "view_as") else python_view(row, "d"))
 
     def singles(array: npt.NDArray[Any]) -> Singles:
         """A row of float32, whatever the array's shape."""
@@ -240,12 +249,12 @@ else:
 
     def ints_at(address: int) -> Ints:
         """A row of int64 that begins at this address."""
-        return np.ctypeslib.as_array((ctypes.c_int64 * _MOST).from_address(int(address)))
+        return cast(Ints, python_view(address, "q"))
 
     def reals_at(address: int) -> Reals:
         """A row of float64 that begins at this address."""
-        return np.ctypeslib.as_array((ctypes.c_double * _MOST).from_address(int(address)))
+        return cast(Reals, python_view(address, "d"))
 
     def bytes_at(address: int) -> npt.NDArray[np.uint8]:
         """A row of bytes that begins at this address."""
-        return np.ctypeslib.as_array((ctypes.c_uint8 * _MOST).from_address(int(address)))
+        return cast(npt.NDArray[np.uint8], python_view(address, "B"))

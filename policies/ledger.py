@@ -402,17 +402,15 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------------- the servers' steps
 
-    def observe_server(
-        self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int, queue_length: int
-    ) -> None:
-        """One step of a server's scheduler; `queue_length` counts what waits and runs there after it."""
+    def observe_server(self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int) -> None:
+        """One step of a server's scheduler."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, f"server:{server}", event, tuple(commands)))
         note = self._of_server.get(type(event))
         if note is not None:
             note(server, event, now_ns)
         elif self._detail and isinstance(event, TelemetrySampled):
-            self._note_reading(server, event, queue_length)
+            self._note_reading(server, event)
         for command in commands:
             note = self._of_server.get(type(command))
             if note is not None:
@@ -427,10 +425,10 @@ class Ledger:
         began_ns, _ = self._loads.get(instance, (now_ns, now_ns))
         self._loads[instance] = (began_ns, now_ns)
 
-    def _note_reading(self, server: int, event: TelemetrySampled, queue_length: int) -> None:
+    def _note_reading(self, server: int, event: TelemetrySampled) -> None:
         self.telemetry.append(
             TelemetryPoint(
-                server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, queue_length
+                server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, event.queue_length
             )
         )
 

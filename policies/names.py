@@ -1,135 +1,167 @@
-"""Routers by name: `kind[:numbers][@placement]`, or a user's own as `module:Class`."""
+"""Routers by name: `kind[:numbers][@placement]`, or a user's own as `module:Class`; rules also as plain data.
+
+The kinds stand in `policies.registry`. What a name, or a file, stands for is a `RouterSpec`: it makes routers.
+"""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, cast
 
-from policies.errors import InputError, nearest
-from policies.interfaces import RoutingPolicy
-from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.groups import RandomGroup
-from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement
-from policies.rules.specs import FixedRule, InfaasRule, LadderRule, MilpRule, RuleSpec, SlackFitRule
-from policies.rules.widths import RandomWidth
+import numpy as np
 
-ROUTER_NAMES: Final[tuple[str, ...]] = (*PLACEMENT_NAMES, "ladder", "slackfit", "infaas", "milp", "tide")
-_WITH_PLACEMENT: Final = ("fixed", "ladder", "slackfit", "infaas")
-_WITH_NUMBERS: Final = ("fixed", "ladder")
+from policies import strict
+from policies.errors import InputError, WorkError, nearest
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.own import code_hash, is_own, own_class
+from policies.registry import KINDS, RULES, RouterKind
+from policies.rules.context import RouterContext
+from policies.rules.placements import PLACEMENT_NAMES
+from policies.rules.specs import SCHEMA, FixedRule, RouterSpec, RuleSpec
+from policies.vocabulary import Choice, ClusterView
 
-
-@dataclass(frozen=True, slots=True)
-class PaperRandom:
-    """The paper's baseline: a valid server, a held width and a group, each uniform."""
-
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
-        """A fresh router for a cluster."""
-        return ComposedRouter(RandomPlacement(), RandomWidth(context.config.widths), RandomGroup(context.config.groups))
+ROUTER_NAMES: Final = tuple(
+    dict.fromkeys((*PLACEMENT_NAMES, *(kind.name for kind in KINDS.values() if not kind.needs_numbers)))
+)
 
 
-@dataclass(frozen=True, slots=True)
-class UntunedTide:
-    """Tide with the numbers that its tuning begins with."""
-
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """A fresh router for a cluster."""
-        from policies.tide.knobs import start
-        from policies.tide.router import TideRouter  # it needs numba, which rules must not wait for
-
-        return TideRouter(start(context.config.segments, len(context.config.widths)), context)
+# -------------------------------------------------------------------------------------------------------- by name
 
 
-@dataclass(frozen=True, slots=True)
-class OwnClass:
-    """A user's class: imported when a router is made, and called with the context."""
-
-    module: str
-    name: str
-
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """A fresh router; whatever goes wrong inside the class while it is made is the user's to know."""
-        try:
-            router: RoutingPolicy = getattr(importlib.import_module(self.module), self.name)(context)
-        except Exception as error:
-            raise InputError(source, key, f"could not be made: {type(error).__name__}: {error}") from error
-        if not callable(getattr(router, "choose", None)):
-            raise InputError(source, key, "has no method choose(view, rng) -> Choice")
-        return router
-
-
-def parse_router_name(
-    name: str, source: str = "router", key: str = ""
-) -> RuleSpec | PaperRandom | UntunedTide | OwnClass:
+def parse_router_name(name: str, source: str = "router", key: str = "") -> RouterSpec:
     """What a name stands for; raises `InputError` (naming `source` and `key`) where it is none.
 
     A user's class is not imported here, and a width tuple is not held against a cluster: `make` does that.
     """
     rule, has_placement, placement = name.partition("@")
-    kind, _, argument = rule.partition(":")
-    if has_placement and (kind not in _WITH_PLACEMENT or placement not in PLACEMENT_NAMES):
-        problem = f"{name!r}: a placement is named after `@` of {', '.join(_WITH_PLACEMENT)}"
-        raise InputError(source, key, f"{problem}; {nearest(placement, PLACEMENT_NAMES)}")
-    if kind in _WITH_NUMBERS and (argument or kind == "fixed"):
-        return _with_numbers(name, kind, argument, placement or "sticky", source, key)
-    if rule in ROUTER_NAMES:
-        return _without_numbers(rule, placement or "sticky")
-    if all(part.isidentifier() for part in kind.split(".")) and argument.isidentifier() and kind not in ROUTER_NAMES:
-        return OwnClass(kind, argument)
+    kind_name, _, argument = rule.partition(":")
+    kind = KINDS.get(kind_name)
+    if has_placement and not (kind is not None and kind.is_placed and placement in PLACEMENT_NAMES):
+        placed = ", ".join(sorted(each.name for each in KINDS.values() if each.is_placed))
+        problem = f"{name!r}: a placement is named after `@` of {placed}; {nearest(placement, PLACEMENT_NAMES)}"
+        raise InputError(source, key, problem)
+    given = {"placement": placement} if has_placement else {}
+    if kind is not None and kind.numbers and (argument or kind.needs_numbers):
+        return _with_numbers(name, kind, argument, given, source, key)
+    if rule in KINDS:
+        return cast(RouterSpec, KINDS[rule].load()(**given))
+    if rule in PLACEMENT_NAMES:
+        return FixedRule(placement=rule)
+    if is_own(rule) and kind_name not in ROUTER_NAMES:
+        return OwnRouter(rule)
     known = nearest(name, (*ROUTER_NAMES, "fixed:w1,w2,..."))
     remedy = "or `module:Class`, a rule file (*.rule.yaml), or a file that `slimsched train` wrote"
     raise InputError(source, key, f"unknown router {name!r}; {known}, {remedy}")
 
 
-def _without_numbers(kind: str, placement: str) -> RuleSpec | PaperRandom | UntunedTide:
-    match kind:
-        case "random":
-            return PaperRandom()
-        case "ladder":
-            return LadderRule(placement=placement)
-        case "slackfit":
-            return SlackFitRule(placement=placement)
-        case "infaas":
-            return InfaasRule(placement=placement)
-        case "milp":
-            return MilpRule()
-        case "tide":
-            return UntunedTide()
-        case _:
-            return FixedRule(placement=kind)
-
-
-def _with_numbers(name: str, kind: str, argument: str, placement: str, source: str, key: str) -> RuleSpec:
+def _with_numbers(
+    name: str, kind: RouterKind, argument: str, given: Mapping[str, Any], source: str, key: str
+) -> RuleSpec:
     try:
-        numbers = tuple(float(number) for number in argument.split(","))
+        numbers = [float(number) for number in argument.split(",")]
     except ValueError:
         raise InputError(source, key, f"{name!r}: numbers with commas between them follow the colon") from None
-    if kind == "fixed":
-        return FixedRule(placement=placement, tuple_=numbers)
-    if list(numbers) != sorted(set(numbers)) or numbers[0] < 0:
-        raise InputError(source, key, f"{name!r}: thresholds are requests per server, ascending, from 0")
-    return LadderRule(placement=placement, thresholds=numbers)
+    try:
+        spec: RuleSpec = strict.validate(kind.load(), {**given, kind.numbers: numbers}, source)
+    except InputError as error:
+        raise InputError(source, key, f"{name!r}: {kind.numbers}: {error.problem}") from None
+    return spec
 
 
 def make_router(name: str, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-    """A fresh router by its name; raises `InputError` (naming `source` and `key`) for one that can't be made.
-
-    ======================  =========================================================================================
-    name                    router
-    ======================  =========================================================================================
-    `random`                valid server, held width and group, each uniform: the paper's baseline
-    a placement             any other of `PLACEMENT_NAMES`: every segment at full width
-    `fixed:w1,...,wS`       that width tuple, placed by `sticky`; `fixed:...@jsq` names another placement
-    `ladder`                tuples by load (`Ladder`); `ladder:8,32` names thresholds, `ladder@jsq` a placement
-    `slackfit`              width and group by slack (`SlackFit`); `slackfit@jsq` names a placement
-    `infaas`                each server's tuple by its load (`Variants`); `infaas@jsq` names a placement
-    `milp`                  tuples and shares by a programme that is solved every two seconds (`Milp`)
-    `tide`                  widths at a price that follows the load (`TideRouter`), not tuned for the cluster
-    `module:Class`          a user's own: imported, and called with the context
-    ======================  =========================================================================================
-    """
+    """A fresh router by its name; raises `InputError` (naming `source` and `key`) for one that can't be made."""
     parsed = parse_router_name(name, source, key)
     try:
         return parsed.make(context, source, key)
     except InputError as error:
         raise InputError(source, key, f"{name!r}: {error.problem}") from error.__cause__
+
+
+# -------------------------------------------------------------------------------------------------- as plain data
+
+
+def rule_from_dict(raw: Mapping[str, Any], source: str = "rule") -> RuleSpec:
+    """A rule from plain data, as its file holds it.
+
+    Raises:
+        InputError: naming `source`, the key, what was found and what is allowed.
+    """
+    kind = str(raw.get("kind"))
+    if raw.get("schema") != SCHEMA:
+        raise InputError(source, "schema", f"found {raw.get('schema')!r}; allowed is {SCHEMA!r}")
+    if kind not in RULES:
+        raise InputError(source, "kind", f"unknown {kind!r}; {nearest(kind, RULES)}")
+    given = {key: value for key, value in raw.items() if key not in ("schema", "kind")}
+    spec: RuleSpec = strict.validate(KINDS[kind].load(), given, source)
+    return spec
+
+
+# ------------------------------------------------------------------------------------------------ a user's own class
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRouter:
+    """A user's class, `module:Class`: imported when a router is made, and called with the context."""
+
+    name: str
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Nothing is known of it yet."""
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """A fresh router; whatever goes wrong inside the class while it is made is the user's to know."""
+        try:
+            router: RoutingPolicy = own_class(self.name)(context)
+        except Exception as error:
+            raise self._unmakeable(source, key, error) from error
+        if not callable(getattr(router, "choose", None)):
+            raise InputError(source, key, "has no method choose(view, rng) -> Choice")
+        is_ours = type(router).__module__.startswith("policies.")  # it makes one that is known to choose well
+        return router if is_ours else CheckedRouter(self.name, router, context.config)
+
+    def code_hash(self, source: str = "router", key: str = "") -> str:
+        """Of the file that the class stands in; raises `InputError` where it can't be imported."""
+        try:
+            return code_hash(own_class(self.name))
+        except Exception as error:
+            raise self._unmakeable(source, key, error) from error
+
+    def _unmakeable(self, source: str, key: str, error: Exception) -> InputError:
+        return InputError(source, key, f"could not be made: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRouter:
+    """A user's router; what it chooses is checked before a core sees it."""
+
+    name: str
+    router: RoutingPolicy
+    config: RouterConfig
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """The router's choice; raises `WorkError` where that is none, or where the router fails."""
+        try:
+            choice = self.router.choose(view, rng)
+        except Exception as error:
+            raise WorkError(f"{self.name}: choose: {type(error).__name__}: {error}") from error
+        problem = problem_with(choice, view, self.config.widths)
+        if problem is not None:
+            raise WorkError(f"{self.name}: choose returned {choice!r}; {problem}")
+        return choice
+
+
+def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:
+    """What is wrong with a choice for a view, and what is allowed; None where it can be carried out."""
+    if not isinstance(choice, Choice):
+        return "allowed is a policies.vocabulary.Choice(server, width, group)"
+    if type(choice.server) is not int or type(choice.width) is not float or type(choice.group) is not int:
+        found = ", ".join(type(part).__name__ for part in (choice.server, choice.width, choice.group))
+        return f"allowed are Python's int, float and int for server, width and group, not {found}"
+    valid = [index for index, server in enumerate(view.servers) if server.valid]
+    if choice.server not in valid:
+        return f"allowed servers are those that are valid now: {', '.join(map(str, valid))}"
+    held = [width for width, is_held in zip(widths, view.servers[choice.server].widths, strict=True) if is_held]
+    if choice.width not in held:
+        return f"allowed widths on server {choice.server} are {', '.join(map(str, held))}"
+    return None if choice.group >= 1 else "allowed groups are whole numbers from 1"

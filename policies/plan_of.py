@@ -13,9 +13,33 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
-from policies.compiled.layout import *
+from policies.compiled.layout import (
+    AT_RANDOM,
+    BY_SERVER,
+    DEFICIT,
+    FIXED,
+    IDLE,
+    INFAAS,
+    LADDER,
+    LEAST_WORK,
+    NONE,
+    RANDOM_GROUP,
+    RANDOM_WIDTH,
+    ROUND_ROBIN,
+    SHORTEST,
+    SHORTEST_BY_SPEED,
+    SHORTEST_DELAY,
+    SLACKFIT,
+    TWO,
+    TWO_BY_SPEED,
+    WEIGHTED,
+    Plan,
+    Variant,
+    VariantSteps,
+    WidthRule,
+)
 from policies.compiled.milp import MilpMemory, Replan
-from policies.compiled.plan import Plan, Table, cost_table
+from policies.compiled.plan import PlanRow, Table, cost_table
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
 from policies.rules import groups, infaas, milp, placements, slackfit, widths
@@ -75,7 +99,7 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> Planned | None:
 
 def _tide(policy: TideRouter, config: RouterConfig) -> Planned | None:
     """It decides by a plan in Python, too: that plan goes on."""
-    return Planned(policy._row) if policy._context.config == config else None
+    return Planned(policy.row) if policy.context.config == config else None
 
 
 # Of a placement: its number, and how many numbers it draws at most.
@@ -98,9 +122,9 @@ class _Writer:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._plan = Plan(config, None)
+        self._plan = PlanRow(config, None)
         self._head = self._plan.head
-        self._head[PLAN_MOST_DRAWS] = 0
+        self._head.most_draws = 0
         self._tables: list[Table] = []
         self._keep: list[Callable[[Ints], None]] = []
 
@@ -108,11 +132,11 @@ class _Writer:
 
     def composed(self, router: ComposedRouter) -> Planned:
         """A placement, a width rule and a group rule."""
-        self._head[PLAN_WIDTH_RULE : PLAN_WIDTH_RULE + WIDTHS_SIZE] = self._widths(router.width, 1)
+        self._head.width_rule.numbers[:] = self._widths(router.width, 1)
         self._place(router.placement, router.width)
         if type(router.group) is groups.RandomGroup:
-            self._head[PLAN_GROUP_RULE] = RANDOM_GROUP
-            self._head[PLAN_MOST_DRAWS] += 1
+            self._head.group_rule = RANDOM_GROUP
+            self._head.most_draws += 1
         else:
             self._require(type(router.group) is groups.LargestGroup)
         self._choose_from(cast(groups.LargestGroup, router.group).groups)
@@ -124,8 +148,8 @@ class _Writer:
         self._place(router.placement)
         self._choose_from(router.groups)
         self._ask_for(router.costs, "image", "batch", "transfer")
-        self._head[PLAN_WIDTH_RULE], self._head[PLAN_SHARE_NS] = SLACKFIT, self._whole(router.share_ns)
-        self._head[PLAN_SCRATCH_AT] = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
+        self._head.width_rule.rule, self._head.share_ns = SLACKFIT, self._whole(router.share_ns)
+        self._head.scratch_at = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
         return self._finished()
 
     def milp(self, router: milp.Milp) -> Planned:
@@ -133,10 +157,10 @@ class _Writer:
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.capacity_img_s) == servers)
         self._choose_from(router.groups)
-        self._head[PLAN_WIDTH_RULE], self._head[PLAN_PLACEMENT], self._head[PLAN_STAYS] = BY_SERVER, DEFICIT, 1
-        self._head[PLAN_RUNGS_AT] = self._plan.add([0] * (servers * segments))
-        self._head[PLAN_SHARES_AT] = self._plan.add(np.zeros(servers))
-        self._head[PLAN_PLACED_AT] = self._plan.add([0] * servers)
+        self._head.width_rule.rule, self._head.placement, self._head.stays = BY_SERVER, DEFICIT, 1
+        self._head.width_rule.rungs_at = self._plan.add([0] * (servers * segments))
+        self._head.shares_at = self._plan.add(np.zeros(servers))
+        self._head.placed_at = self._plan.add([0] * servers)
         for number in (router.since_ns, router.period_ns, router.arrived, *router.placed):
             self._whole(number)
         memory = MilpMemory(router, self._config, [self._codes(each) for each in router.tuples])
@@ -160,13 +184,13 @@ class _Writer:
     def _place(self, placement: object, width: object = None) -> None:
         """`width` is the router's own rule, with the record of which a placement shares what it remembers."""
         while type(placement) is placements.Sticky:
-            placement, self._head[PLAN_STAYS] = placement.elsewhere, 1
-        self._head[PLAN_PLACEMENT], draws = self._known(_PLACEMENTS.get(type(placement)))
-        self._head[PLAN_MOST_DRAWS] += draws
+            placement, self._head.stays = placement.elsewhere, 1
+        self._head.placement, draws = self._known(_PLACEMENTS.get(type(placement)))
+        self._head.most_draws += draws
         match placement:
             case placements.WeightedRandom() | placements.ShortestQueueBySpeed() | placements.PowerOfTwoBySpeed():
                 self._require(len(placement.speeds_img_s) == self._config.servers)
-                self._head[PLAN_SPEEDS_AT] = self._plan.add(np.array(placement.speeds_img_s, np.float64))
+                self._head.speeds_at = self._plan.add(np.array(placement.speeds_img_s, np.float64))
             case placements.RoundRobin():
                 self._take_turns(placement)
             case placements.LeastWork():
@@ -176,10 +200,10 @@ class _Writer:
                 self._expect(placement.width, width)
 
     def _take_turns(self, placement: placements.RoundRobin) -> None:
-        self._head[PLAN_TURN] = max(self._whole(placement.last), NONE)
+        self._head.turn = max(self._whole(placement.last), NONE)
 
         def keep(row: Ints) -> None:
-            placement.last = int(row[PLAN_TURN])
+            placement.last = Plan(row).turn
 
         self._keep.append(keep)
 
@@ -187,30 +211,30 @@ class _Writer:
         """The widths that a placement reckons with: it asks for every server's."""
         servers = self._config.servers
         if rule is not routers:
-            self._head[PLAN_DELAY_AT] = self._plan.add(self._widths(rule, servers))
-        elif self._head[PLAN_WIDTH_RULE] == RANDOM_WIDTH:
-            self._head[PLAN_MOST_DRAWS] += servers
+            self._head.delay_at = self._plan.add(self._widths(rule, servers))
+        elif self._head.width_rule.rule == RANDOM_WIDTH:
+            self._head.most_draws += servers
 
     def _widths(self, rule: object, asked: int) -> Ints:
         """A record of widths, which are asked for so often in a decision."""
         self._require(getattr(rule, "widths", None) == self._config.widths)
-        record = np.zeros(WIDTHS_SIZE, np.int64)
+        record = WidthRule.blank()
         match rule:
             case widths.RandomWidth() if type(rule) is widths.RandomWidth:
-                record[WIDTHS_RULE] = RANDOM_WIDTH
-                self._head[PLAN_MOST_DRAWS] += asked
+                record.rule = RANDOM_WIDTH
+                self._head.most_draws += asked
             case widths.FixedWidths() if type(rule) is widths.FixedWidths:
-                record[WIDTHS_RULE], record[WIDTHS_TUPLE_AT] = FIXED, self._plan.add(self._codes(rule.tuple_))
+                record.rule, record.tuple_at = FIXED, self._plan.add(self._codes(rule.tuple_))
             case widths.Ladder() if type(rule) is widths.Ladder:
                 self._require(len(rule.rungs) > len(rule.thresholds))
-                record[WIDTHS_RULE], record[WIDTHS_RUNG_COUNT] = LADDER, len(rule.thresholds) + 1
-                record[WIDTHS_RUNGS_AT] = self._plan.add([self._codes(rung) for rung in rule.rungs])
-                record[WIDTHS_THRESHOLDS_AT] = self._plan.add(np.array(rule.thresholds, np.float64))
+                record.rule, record.rung_count = LADDER, len(rule.thresholds) + 1
+                record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
+                record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
             case infaas.Variants() if type(rule) is infaas.Variants:
-                record[WIDTHS_RULE], record[WIDTHS_VARIANTS_AT] = INFAAS, self._variants(rule)
+                record.rule, record.variants_at = INFAAS, self._variants(rule)
             case _:
                 raise _NotCompiled
-        return record
+        return record.numbers
 
     def _variants(self, rule: infaas.Variants) -> int:
         self._ask_for(rule.costs, "image")
@@ -221,11 +245,11 @@ class _Writer:
             tuples_at = self._plan.add([self._codes(variant) for variant in variants])
             numbers += [len(variants), level, since_ns, tuples_at]
         at = self._plan.add([self._whole(number) for number in numbers])
-        first, end = at + VARIANTS_SERVERS, at + len(numbers)
+        first, end = at + VariantSteps.size, at + len(numbers)
 
         def keep(row: Ints) -> None:
-            rule.levels[:] = row[first + VARIANT_LEVEL : end : VARIANT_SIZE].tolist()
-            rule.since_ns[:] = row[first + VARIANT_SINCE_NS : end : VARIANT_SIZE].tolist()
+            found = row[first:end].view(Variant.dtype)
+            rule.levels[:], rule.since_ns[:] = found["level"].tolist(), found["since_ns"].tolist()
 
         self._keep.append(keep)
         return at

@@ -100,7 +100,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
 
 
 class TelemetryPoint(msgspec.Struct, frozen=True):
-    """One reading of one server's sensor."""
+    """One reading of one server's sensor; `queue_length` counts what waited or ran there when it was sampled."""
 
     server: int
     sampled_ns: int

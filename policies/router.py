@@ -4,7 +4,7 @@ Events and the time go in, commands come out. When somebody waits and a server c
 once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`, with a
 snapshot of the cluster and the candidate block frozen). The answer (`Decided`) sends up to the chosen number of the
 candidates. One decision is under way at a time. A request is, at any moment, in exactly one place: the FIFO, a block,
-or done; its segment is one more than the widths it has.
+or done; its segment is one more than the widths it has. States, events and invariants: `docs/theory-of-operation.md`.
 """
 
 from __future__ import annotations

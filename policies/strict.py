@@ -24,6 +24,12 @@ class StrictModel(BaseModel):
 
 
 Document = TypeVar("Document", bound=StrictModel)
+_FORMS = {"<word>": "a word", "<number>": "a number", "<parts>": "a list or a section"}
+
+
+def form(value: Any) -> str:
+    """The tag of the form in which a key was given, for a `Discriminator` between them."""
+    return "<word>" if isinstance(value, str) else "<number>" if isinstance(value, int | float) else "<parts>"
 
 
 if TYPE_CHECKING:
@@ -106,6 +112,9 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
         return InputError(source, ".".join([*parts, unknown]), f"unknown key; {nearest(unknown, known)}{more}")
     if first["type"] == "union_tag_invalid":
         tag, known = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
+        if known <= _FORMS.keys():
+            allowed = " or ".join(_FORMS[each] for each in sorted(known, reverse=True))
+            return InputError(source, ".".join(parts), f"allowed is {allowed} (found {first['input']!r:.80}){more}")
         key = ".".join([*parts, first["ctx"]["discriminator"].strip("'")])
         return InputError(source, key, f"unknown {tag!r}; {nearest(tag, known)}{more}")
     if first["type"] == "union_tag_not_found":

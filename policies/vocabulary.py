@@ -304,7 +304,10 @@ class BatchFailed(msgspec.Struct, frozen=True):
 
 
 class TelemetrySampled(msgspec.Struct, frozen=True):
-    """The server's own sensor: an average over its window, received after its lag (`util_metric` says which one)."""
+    """The server's own sensor: an average over its window, received after its lag (`util_metric` says which one).
+
+    `queue_length` counts the requests that waited or ran when it was sampled; logs of former versions lack it.
+    """
 
     epoch: int
     sampled_ns: int
@@ -312,6 +315,7 @@ class TelemetrySampled(msgspec.Struct, frozen=True):
     utilization: float
     power_w: float
     vram_used_bytes: int
+    queue_length: int = 0
 
 
 class TimerFired(msgspec.Struct, frozen=True):

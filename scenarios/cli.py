@@ -3,110 +3,57 @@
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from hw import ENVIRONMENT
-from policies.errors import InputError, nearest
+from policies.registry import TUNED
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
+from scenarios.terminal.flags import (
+    Parser,
+    duration_s,
+    json_file,
+    new_file_here,
+    new_folder,
+    new_folder_here,
+    one_of,
+    options,
+    path,
+    picture,
+    positive,
+    precision,
+    share,
+    whole,
+)
 
 ENGINES = ("simpy", "compiled")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
-_INVALID_CHOICE = re.compile(r"argument ([^:]*): invalid choice: '(.*)' \(choose from (.*)\)")
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that accepts no abbreviations and raises `InputError` instead of ending the process."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def error(self, message: str) -> NoReturn:
-        """Name the nearest word for one that is not known."""
-        match = _INVALID_CHOICE.fullmatch(message)
-        if match:
-            choices = [choice.strip("' ") for choice in match[3].split(",")]
-            message = f"{match[1]}: unknown {match[2]!r}; {nearest(match[2], choices)}"
-        raise InputError(self.prog, "", f"{message} (try {self.prog} --help)")
-
-
-def _duration_s(text: str) -> float:
-    from scenarios.files.spec import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _options(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object, such as {{"classes": 10}}')
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1")
-    return value
-
-
-def _precision(text: str) -> float:
-    value = _share(text)
-    if not 0.001 <= value <= 0.5:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed are 0.001 to 0.5")
-    return value
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text)
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
-    return int(text)
 
 
 # ----------------------------------------------------------------------------------------------------------- the flags
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON there; - for standard output")
+    parser.add_argument(
+        "--json", type=json_file, metavar="FILE", help="write the result as JSON there; - for standard output"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress, no remarks: results and errors only")
 
 
 def _scenario(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
-    parser.add_argument("--out", type=_path, metavar="DIR", help="the run folder; runs/NAME by default")
+    parser.add_argument("--out", type=new_folder, metavar="DIR", help="the run folder; runs/NAME by default")
 
 
 def _engine(parser: argparse.ArgumentParser) -> None:
     text = "simpy, the reference, by default; compiled gives the same, bit for bit, many times as fast"
-    parser.add_argument("--engine", choices=ENGINES, default="simpy", help=text)
+    parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="simpy", help=text)
 
 
 def _router(parser: argparse.ArgumentParser) -> None:
@@ -116,46 +63,42 @@ def _router(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_FILE",
         help="by name (docs/routers.md), a rule file, or a trained router's file",
     )
-    parser.add_argument("--seed", type=_whole, metavar="N", help="the scenario's by default")
+    parser.add_argument("--seed", type=whole, metavar="N", help="the scenario's by default")
 
 
 def _routers(parser: argparse.ArgumentParser) -> None:
     text = "instead of the scenario's; may be given several times"
     parser.add_argument("--router", action="append", metavar="NAME_OR_FILE", help=text)
-    parser.add_argument("--seed", type=_whole, action="append", metavar="N", help=text)
+    parser.add_argument("--seed", type=whole, action="append", metavar="N", help=text)
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     text = "runs beside each other, each in a process of its own; by default one a core, or one where work is little"
-    parser.add_argument("--jobs", type=_positive, metavar="N", help=text)
+    parser.add_argument("--jobs", type=positive, metavar="N", help=text)
     text = "differences to this router, seed by seed; to random by default, where it is compared"
     parser.add_argument("--against", metavar="ROUTER", help=text)
     text = "also draw accuracy against latency, its p99 and energy there (.png or .svg)"
-    parser.add_argument("--picture", type=_path, metavar="FILE", help=text)
+    parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
     parser.add_argument("--bound", action="store_true", help="set what no router can beat beside each: some seconds")
 
 
 def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--decisions", type=_positive, metavar="N", help="how many to train for; the scenario's by default"
+        "--decisions", type=positive, metavar="N", help="how many to train for; the scenario's by default"
     )
-    parser.add_argument("--seed", type=_whole, metavar="N", help="the scenario's by default")
+    parser.add_argument("--seed", type=whole, metavar="N", help="the scenario's by default")
     text = "the compiled engine by default; simpy: the reference, and training in torch"
-    parser.add_argument("--engine", choices=ENGINES, default="compiled", help=text)
+    parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="compiled", help=text)
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
-    parser.add_argument(
-        "--router", required=True, metavar="KIND", help="tide, or a rule: ladder, slackfit, infaas, milp, fixed"
-    )
-    parser.add_argument("--out", type=_path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
-    parser.add_argument(
-        "--floor", type=_share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default"
-    )
-    parser.add_argument("--decisions", type=_positive, metavar="N", help="of the search; the scenario's by default")
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the search and its runs (0)")
-    parser.add_argument("--start", type=_path, metavar="FILE", help="begin with what was tuned before, for tide")
+    parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
+    parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
+    parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
+    parser.add_argument("--decisions", type=positive, metavar="N", help="of the search; the scenario's by default")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the search and its runs (0)")
+    parser.add_argument("--start", type=path, metavar="FILE", help="begin with what was tuned before, for tide")
     text = "switch a group of Tide's numbers off; may be given several times (docs/tide.md)"
     parser.add_argument("--without", action="append", default=[], metavar="SWITCH", help=text)
 
@@ -164,21 +107,21 @@ def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
     told = f" ({default})" if default else "; needed for a file of an own class"
     parser.add_argument("--network", default=default, metavar="NAME", help=f"by name, or module:Class{told}")
     parser.add_argument(
-        "--options", type=_options, default={}, metavar="JSON", help="what an own network's class is called with"
+        "--options", type=options, default={}, metavar="JSON", help="what an own network's class is called with"
     )
 
 
 def _named_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", help="by name, or module:Class")
     parser.add_argument(
-        "--options", type=_options, default={}, metavar="JSON", help="what an own network's class is called with"
+        "--options", type=options, default={}, metavar="JSON", help="what an own network's class is called with"
     )
 
 
 def _model_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu:1 ...; the first one here by default")
     parser.add_argument(
-        "--batch", type=_positive, action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
+        "--batch", type=positive, action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
     )
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too: a minute a batch size")
 
@@ -195,12 +138,10 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help=text + "the last core without oneDNN")
     text = "for each device, 5m by default: the start and all measuring, those of an interrupted calibration counted; "
     text += "12 s of it (at most a quarter) are for what serving costs. What is required is measured in any case"
-    parser.add_argument("--budget", type=_duration_s, default=300.0, metavar="TIME", help=text)
-    parser.add_argument("--batch-limit", type=_positive, default=32, metavar="N", help="largest batch measured (32)")
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the order and the held-out points")
-    parser.add_argument(
-        "--out", type=_path, default=Path("profiles"), metavar="DIR", help="for the profiles (profiles)"
-    )
+    parser.add_argument("--budget", type=duration_s, default=300.0, metavar="TIME", help=text)
+    parser.add_argument("--batch-limit", type=positive, default=32, metavar="N", help="largest batch measured (32)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the order and the held-out points")
+    parser.add_argument("--out", type=new_folder, default="profiles", metavar="DIR", help="for the profiles (profiles)")
     parser.add_argument("--allow-busy", action="store_true", help="measure although other programs use the device")
 
 
@@ -209,19 +150,19 @@ def _profile_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the network that it is of")
     _network(parser, None)
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; by default what the profile was measured on")
-    parser.add_argument("--points", type=_positive, default=24, metavar="N", help="batches measured alone (24)")
+    parser.add_argument("--points", type=positive, default=24, metavar="N", help="batches measured alone (24)")
     text = "for the open-loop runs together; 20s by default, 0 for none"
-    parser.add_argument("--seconds", type=_duration_s, default=20.0, metavar="TIME", help=text)
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="of the points, sets and arrivals")
+    parser.add_argument("--seconds", type=duration_s, default=20.0, metavar="TIME", help=text)
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the points, sets and arrivals")
 
 
 def _bound(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--accuracy", type=_share, metavar="SHARE", help="at least this mean accuracy, 0 to 1; any by default"
+        "--accuracy", type=share, metavar="SHARE", help="at least this mean accuracy, 0 to 1; any by default"
     )
 
     text = "for what an oracle could make of a load that moves: it carries each so long window by itself; 1s by default"
-    parser.add_argument("--window", type=_duration_s, default=1.0, metavar="TIME", help=text)
+    parser.add_argument("--window", type=duration_s, default=1.0, metavar="TIME", help=text)
 
 
 def _capacity(parser: argparse.ArgumentParser) -> None:
@@ -229,13 +170,13 @@ def _capacity(parser: argparse.ArgumentParser) -> None:
         "--router", default="random", metavar="NAME_OR_FILE", help="by name, or a trained router's file"
     )
     text = "the scenario's by default; may be given several times: then most of them must be stable"
-    parser.add_argument("--seed", type=_whole, action="append", metavar="N", help=text)
+    parser.add_argument("--seed", type=whole, action="append", metavar="N", help=text)
     text = "of each run, 20s by default; near its limit a router may take long to show that it fails"
-    parser.add_argument("--duration", type=_duration_s, default=20.0, metavar="TIME", help=text)
+    parser.add_argument("--duration", type=duration_s, default=20.0, metavar="TIME", help=text)
     text = "of the rate, as a share of it; 0.05 by default"
-    parser.add_argument("--precision", type=_precision, default=0.05, metavar="SHARE", help=text)
+    parser.add_argument("--precision", type=precision, default=0.05, metavar="SHARE", help=text)
     text = "poisson, without faults, by default: a rate that can last; own: the scenario's arrivals and faults"
-    parser.add_argument("--workload", choices=("poisson", "own"), default="poisson", help=text)
+    parser.add_argument("--workload", type=one_of("poisson", "own"), metavar="KIND", default="poisson", help=text)
 
 
 def _run_folder(parser: argparse.ArgumentParser) -> None:
@@ -244,22 +185,24 @@ def _run_folder(parser: argparse.ArgumentParser) -> None:
 
 def _picture(parser: argparse.ArgumentParser) -> None:
     text = "also write the latency distributions of both worlds there (.png or .svg)"
-    parser.add_argument("--picture", type=_path, metavar="FILE", help=text)
+    parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
 
 
 def _profile_show(parser: argparse.ArgumentParser) -> None:
     text = "a profile's file (YAML), or a shipped one by name, such as rtx-2080-ti"
     parser.add_argument("profile", type=Path, metavar="PROFILE", help=text)
-    parser.add_argument("--plot", type=_path, metavar="FILE.html", help="write its curves and Figures 1-3 there")
-    parser.add_argument("--figures", type=_path, metavar="DIR", help="write the same there, as PNG files")
+    parser.add_argument(
+        "--plot", type=new_file_here, metavar="FILE.html", help="write its curves and Figures 1-3 there"
+    )
+    parser.add_argument("--figures", type=new_folder_here, metavar="DIR", help="write the same there, as PNG files")
 
 
 def _profile_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gpu", nargs="?", metavar="GPU", help="such as rtx-2080-ti")
     parser.add_argument("--all", action="store_true", help="one of every GPU that is known, into the folder --out")
     _network(parser, "slimresnet18")
-    parser.add_argument("--batch-limit", type=_positive, default=128, metavar="N", help="largest batch (128)")
-    parser.add_argument("--out", type=_path, metavar="PATH", help="where to write; standard output by default")
+    parser.add_argument("--batch-limit", type=positive, default=128, metavar="N", help="largest batch (128)")
+    parser.add_argument("--out", type=path, metavar="PATH", help="where to write; standard output by default")
 
 
 # --------------------------------------------------------------------------------------------------------- the commands
@@ -267,7 +210,7 @@ def _profile_synth(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """One command: the module of `scenarios.commands` where a function bears its name, its help, and its flags."""
+    """One command: the module of `scenarios.commands` where a function bears its name, its help, and its"""
 
     room: str
     help: str
@@ -312,14 +255,14 @@ _GROUPS = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The whole command line."""
-    parser = _Parser(prog="slimsched", description="Schedules slimmable networks over a cluster of unequal devices.")
-    top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    parser = Parser(prog="slimsched", description="Schedules slimmable networks over a cluster of unequal devices.")
+    top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     groups = {}
     for name, text in _GROUPS.items():
         parent = top.add_parser(name, help=text, description=text)
-        groups[name] = parent.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+        groups[name] = parent.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=Parser)
     for name, known in COMMANDS.items():
         group_name, _, action = name.rpartition(" ")
         command = (groups[group_name] if group_name else top).add_parser(
@@ -331,15 +274,17 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments; raises `InputError` that names the nearest flag for an unknown one."""
-    arguments, unknown = build_parser().parse_known_args(argv)
-    if unknown:
-        flags = [
-            flag for action in arguments.parser._actions for flag in action.option_strings if flag.startswith("--")
-        ]
-        known = nearest(unknown[0], flags) if unknown[0].startswith("-") else "it takes no such argument"
-        raise InputError(arguments.parser.prog, "", f"unknown {unknown[0]!r}; {known}")
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; raises `InputError`, which names the nearest command or flag for one that is not known."""
+    parser = build_parser()
+    words = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)]
+    if words:
+        parser.require_word("COMMAND", words[0], {name.partition(" ")[0] for name in COMMANDS})
+    if words[1:] and words[0] in _GROUPS:
+        actions = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{words[0]} ")]
+        parser.require_word("ACTION", words[1], actions)
+    arguments, unknown = parser.parse_known_args(argv)
+    arguments.parser.require_none(unknown)
     return arguments
 
 
@@ -358,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         nonlocal command
-        arguments = parse(argv)
+        arguments = parse(sys.argv[1:] if argv is None else argv)
         command = arguments.command
         return handler_of(command)(arguments)
 

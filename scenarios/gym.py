@@ -64,8 +64,10 @@ def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float |
 
 
 def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:
+    from scenarios.world.workloads import Excerpt
+
     horizon_s = duration_s or world.scenario.training.horizon_s
-    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", tuning=True)
+    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", excerpt=Excerpt())
 
 
 if ID not in gymnasium.registry:

@@ -62,7 +62,8 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         config = self._simulation.cluster.router
         self._widths, self._groups = config.widths, config.groups
         self.observation_space = gymnasium.spaces.Box(0.0, 50.0, (observation.size,), np.float32)  # log1p, shares
-        self.action_space = gymnasium.spaces.MultiDiscrete([config.servers, len(self._widths), len(self._groups)])
+        self._choices = (config.servers, len(self._widths), len(self._groups))
+        self.action_space = gymnasium.spaces.MultiDiscrete(list(self._choices))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -73,7 +74,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         return self._observe(replaced=False)
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Decide, and run to the next decision."""
+        """Decide, and run to the next decision; raises `ValueError` for an action that is not in the space."""
         asked = self._simulation.pending
         if asked is None:
             raise gymnasium.error.ResetNeeded("the run has ended; call reset() first")
@@ -95,8 +96,19 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         info["server_mask"], info["width_mask"] = masks(asked.view)
         return self._observer.observe(asked.view), info
 
+    def _parts(self, action: Action) -> tuple[int, int, int]:
+        servers, widths, groups = self._choices
+        try:
+            server, width, group = (int(part) for part in action)
+        except (TypeError, ValueError):
+            server = width = group = -1
+        if not (0 <= server < servers and 0 <= width < widths and 0 <= group < groups):
+            allowed = f"(server, width index, group index), whole numbers from 0 and below {self._choices}"
+            raise ValueError(f"action {np.asarray(action).tolist()}: allowed are {allowed}")
+        return server, width, group
+
     def _legal(self, view: ClusterView, action: Action) -> tuple[Choice, bool]:
-        server, width, group = (int(part) for part in action)
+        server, width, group = self._parts(action)
         legal = server
         if not view.servers[server].valid:
             legal = next(index for index, state in enumerate(view.servers) if state.valid)

@@ -183,7 +183,7 @@ class SimulatedServer:
         """Hand an event to the scheduler and carry out what it answers."""
         now_ns = self._agenda.now_ns
         commands = self.scheduler.handle(event, now_ns)
-        self._ledger.observe_server(self.index, event, commands, now_ns, self.scheduler.requests)
+        self._ledger.observe_server(self.index, event, commands, now_ns)
         for command in commands:
             self._do[type(command)](command)
         self._arm_timer()
@@ -348,9 +348,9 @@ class SimulatedServer:
             return
         now_ns = self._agenda.now_ns
         power_w, utilization = self._sensor.read(now_ns)
-        used_bytes = self.scheduler.vram_used_bytes
+        used_bytes, requests = self.scheduler.vram_used_bytes, self.scheduler.requests
         received_ns = now_ns + self._tables.lag_ns
-        event = TelemetrySampled(self.epoch, now_ns, received_ns, utilization, power_w, used_bytes)
+        event = TelemetrySampled(self.epoch, now_ns, received_ns, utilization, power_w, used_bytes, requests)
         if received_ns == now_ns:
             self._report(event)
         else:
@@ -366,7 +366,7 @@ class SimulatedServer:
                 event.epoch,
                 event.sampled_ns,
                 event.received_ns,
-                self.scheduler.requests,
+                event.queue_length,
                 event.utilization,
                 event.power_w,
                 event.vram_used_bytes,

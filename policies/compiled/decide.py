@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from policies.compiled.layout import Plan, Sheet
 from policies.compiled.rules import choose
-from policies.jit import Ints, entry, ints, reals
+from policies.jit import Ints, entry
 
 
 @entry
 def choose_once(plan: Ints, sheet: Ints) -> None:
     """Decide about a sheet; the choice stands in the plan."""
-    choose(ints(plan), reals(plan), ints(sheet), reals(sheet))
+    choose(Plan(plan), Sheet(sheet))

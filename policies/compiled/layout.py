@@ -1,60 +1,196 @@
 """What stands where in a *sheet* (what a router sees) and in a *plan* (what it does, and what it remembers).
 
-Both are rows of 8-byte numbers that kernels see twice, as integers and as reals (`policies.jit`).
+Both are rows of 8-byte numbers that begin with the record of that name. A name on `_at` is where something begins in
+the plan itself, but for `uniforms_at`, an address.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from policies.compiled.record import Record
+
 NONE: Final = -1
 ANYWHERE: Final = -2  # `policies.vocabulary.ANYWHERE`
 
-# fmt: off
-# ---------------------------------------------------------------------------------------------- a sheet: what is seen
+# Placements.
 (
-    SEEN_NOW, SEEN_SEGMENT, SEEN_PREVIOUS, SEEN_LOCATION, SEEN_CANDIDATES, SEEN_ENTERED, SEEN_FIFO, SEEN_COMPLETED,
-    SEEN_SERVERS,                                                             # N records follow; segments from 0
-) = range(9)
-(
-    ITS_CODE, ITS_HOLDS, ITS_REQUESTS, ITS_BLOCKS, ITS_WORK_NS, ITS_UTILIZATION, ITS_POWER,
-    ITS_SIZE,                                                                 # bits of widths; + the last two
-) = range(8)
-
-# ------------------------------------------------------------------------------------------- a plan: what to do with it
-# A name on `_AT` is where something begins in the plan itself, but for PLAN_UNIFORMS_AT, an address.
-(
-    PLAN_SERVERS, PLAN_SEGMENTS, PLAN_WIDTHS, PLAN_KEYS, PLAN_MOST,           # MOST: the largest group there is
-    PLAN_GROUPS_AT, PLAN_GROUP_COUNT,                                         # those that the router may choose
-    PLAN_PLACEMENT, PLAN_STAYS, PLAN_GROUP_RULE,
-    PLAN_TURN, PLAN_DRAW, PLAN_DRAWS, PLAN_MOST_DRAWS, PLAN_UNIFORMS_AT,      # MOST_DRAWS: of one decision
-    PLAN_SPEEDS_AT,                                                           # + speeds
-    PLAN_IMAGE_NS_AT, PLAN_BATCH_NS_AT, PLAN_TRANSFER_NS_AT,                  # 0 where no rule asks for them
-    PLAN_SHARE_NS, PLAN_SCRATCH_AT,                                           # of SLACKFIT
-    PLAN_SHARES_AT, PLAN_PLACED_AT,                                           # of DEFICIT: + shares; counts
-    PLAN_KNOBS_AT, PLAN_MEMORY_AT,                                            # of TIDE: + both
-    PLAN_SERVER, PLAN_WIDTH, PLAN_GROUP,                                      # the choice
-    PLAN_WAKE_NS,                                                             # Python is needed at this time
-    PLAN_DELAY_AT,                                                            # the widths SHORTEST_DELAY expects
-    PLAN_WIDTH_RULE, PLAN_TUPLE_AT, PLAN_RUNGS_AT, PLAN_RUNG_COUNT, PLAN_THRESHOLDS_AT, PLAN_VARIANTS_AT,
-    PLAN_SIZE,
-) = range(37)
-
-# A record of widths: the router's is at PLAN_WIDTH_RULE; where PLAN_DELAY_AT points to another, it has the same form.
-(
-    WIDTHS_RULE, WIDTHS_TUPLE_AT, WIDTHS_RUNGS_AT, WIDTHS_RUNG_COUNT, WIDTHS_THRESHOLDS_AT, WIDTHS_VARIANTS_AT,
-    WIDTHS_SIZE,
-) = range(7)
-(
-    VARIANTS_WAITING_NS, VARIANTS_UP_NS, VARIANTS_DOWN_NS, VARIANTS_HOLD_NS,
-    VARIANTS_SERVERS,                                                         # N records follow
-) = range(5)
-VARIANT_COUNT, VARIANT_LEVEL, VARIANT_SINCE_NS, VARIANT_TUPLES_AT, VARIANT_SIZE = range(5)
-
-(
-    AT_RANDOM, WEIGHTED, ROUND_ROBIN, SHORTEST, SHORTEST_BY_SPEED, TWO, TWO_BY_SPEED, IDLE, LEAST_WORK, SHORTEST_DELAY,
+    AT_RANDOM,
+    WEIGHTED,
+    ROUND_ROBIN,
+    SHORTEST,
+    SHORTEST_BY_SPEED,
+    TWO,
+    TWO_BY_SPEED,
+    IDLE,
+    LEAST_WORK,
+    SHORTEST_DELAY,
     DEFICIT,
 ) = range(11)
-OUTSIDE, RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE = range(8)  # OUTSIDE: who runs it decides
+
+# Rules of widths; OUTSIDE: who runs the plan decides.
+OUTSIDE, RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE = range(8)
+
+# Rules of groups.
 LARGEST, RANDOM_GROUP = range(2)
-# fmt: on
+
+
+class Sheet(Record):
+    """What a router sees, for one decision; what it sees of each server follows."""
+
+    now_ns: int
+    segment: int
+    previous_width: int
+    location: int
+    candidates: int
+    entered_ns: int
+    fifo_length: int
+    completed: int
+
+
+class SeenServer(Record):
+    """What a router sees of a server. Of a set of widths, bit w stands for width w."""
+
+    code: int
+    holds: int
+    requests: int
+    blocks: int
+    work_ns: int
+    utilization: float
+    power_w: float
+
+
+class WidthRule(Record):
+    """Which width to choose: one of the rules below, and what it needs."""
+
+    rule: int
+    tuple_at: int
+    rungs_at: int
+    rung_count: int
+    thresholds_at: int
+    variants_at: int
+
+
+class Plan(Record):
+    """What a router does, and what it remembers."""
+
+    servers: int
+    segments: int
+    widths: int
+    keys: int
+    most: int
+    groups_at: int
+    group_count: int
+    placement: int
+    stays: int
+    group_rule: int
+    turn: int
+    draw: int
+    draws: int
+    most_draws: int
+    uniforms_at: int
+    speeds_at: int
+    image_ns_at: int
+    batch_ns_at: int
+    transfer_ns_at: int
+    share_ns: int
+    scratch_at: int
+    shares_at: int
+    placed_at: int
+    knobs_at: int
+    memory_at: int
+    server: int
+    width: int
+    group: int
+    wake_ns: int
+    delay_at: int
+    width_rule: WidthRule
+
+
+class VariantSteps(Record):
+    """INFaaS: when a server steps from one variant to another; its `Variant` for each server follows."""
+
+    waiting_ns: int
+    up_ns: int
+    down_ns: int
+    hold_ns: int
+
+
+class Variant(Record):
+    """A server's variants: how many, which it is now and since when, and their width tuples."""
+
+    count: int
+    level: int
+    since_ns: int
+    tuples_at: int
+
+
+class Latest(Record):
+    """SlackFit: the latest time that is known of each bucket: of the first one."""
+
+    of_first_ns: int
+
+
+class Price(Record):
+    """The weights of Tide's price (`policies.tide.knobs`)."""
+
+    level: float
+    queue_2: float
+    queue_16: float
+    queue_128: float
+    backlog_1ms: float
+    rising: float
+    risen: float
+    load: float
+    overload: float
+    load_now: float
+    waited_1ms: float
+
+
+class Knobs(Record):
+    """What Tide has learned, and tables that depend on the cluster."""
+
+    price: Price
+    transfer: float
+    batch: float
+    move_s: float
+    slowness: float
+    share: float
+    share_load: float
+    delay: float
+    hold: float
+    coming: float
+    worth_at: int
+    cost_at: int
+    capacity_at: int
+    tau_fast_s: float
+    tau_mid_s: float
+    tau_slow_s: float
+    tau_speed_s: float
+    waiting_s: float
+    guard_on_s: float
+    guard_off_s: float
+
+
+class Memory(Record):
+    """What Tide remembers; each server's follows, then the width that each gave each segment last."""
+
+    now_ns: int
+    arrived: int
+    fast_img_s: float
+    mid_img_s: float
+    slow_img_s: float
+    price: float
+    backlog_s: float
+    is_guarded: int
+    handovers: int
+    guarded: int
+
+
+class Remembered(Record):
+    """What Tide remembers of a server."""
+
+    work_s: float
+    busy_s: float
+    drained_s: float
+    coming: float

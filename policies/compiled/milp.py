@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from policies.compiled.layout import *
+from policies.compiled.layout import Plan, SeenServer, Sheet
 from policies.interfaces import RouterConfig
 from policies.jit import Ints
 from policies.rules.milp import Milp
@@ -28,12 +28,12 @@ class MilpMemory:
 
     def write(self, row: Ints) -> None:
         """Put what the router carries out, and has placed, into its plan."""
-        router, servers, reals = self._router, self._config.servers, row.view(np.float64)
-        widths, shares, placed = row[PLAN_RUNGS_AT], row[PLAN_SHARES_AT], row[PLAN_PLACED_AT]
-        row[widths : widths + servers * self._config.segments] = self._codes[list(router.plan.choice)].ravel()
-        reals[shares : shares + servers] = router.plan.shares
-        row[placed : placed + servers] = router.placed
-        row[PLAN_WAKE_NS] = router.since_ns + router.period_ns
+        router, servers, reals, plan = self._router, self._config.servers, row.view(np.float64), Plan(row)
+        widths_at = plan.width_rule.rungs_at
+        row[widths_at : widths_at + servers * self._config.segments] = self._codes[list(router.plan.choice)].ravel()
+        reals[plan.shares_at : plan.shares_at + servers] = router.plan.shares
+        row[plan.placed_at : plan.placed_at + servers] = router.placed
+        plan.wake_ns = router.since_ns + router.period_ns
 
     def replan(self, row: Ints, sheet: Ints) -> None:
         """The period is over: the router makes a new plan."""
@@ -42,34 +42,27 @@ class MilpMemory:
 
     def keep(self, row: Ints) -> None:
         """Put what was placed into the router."""
-        placed = row[PLAN_PLACED_AT]
-        self._router.placed = row[placed : placed + self._config.servers].tolist()
+        placed_at = Plan(row).placed_at
+        self._router.placed = row[placed_at : placed_at + self._config.servers].tolist()
 
 
 def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
     """What a sheet shows, as a view: without work by key and bytes of memory, which are not on it."""
-    found, reals = sheet.tolist(), sheet.view(np.float64)
-    segment = found[SEEN_SEGMENT] + 1
+    seen = Sheet(sheet)
     servers = tuple(
         ServerView(
-            valid=found[at + ITS_CODE] != 0,
-            widths=tuple(holds[segment - 1]),
-            outstanding_requests=found[at + ITS_REQUESTS],
-            outstanding_blocks=found[at + ITS_BLOCKS],
+            valid=code != 0,
+            widths=tuple(holds[seen.segment]),
+            outstanding_requests=requests,
+            outstanding_blocks=blocks,
             outstanding={},
-            utilization=float(reals[at + ITS_UTILIZATION]),
-            power_w=float(reals[at + ITS_POWER]),
+            utilization=utilization,
+            power_w=power_w,
             vram_used_bytes=0,
         )
-        for holds, at in zip(config.holds, range(SEEN_SERVERS, len(found), ITS_SIZE), strict=True)
+        for holds, (code, _, requests, blocks, _, utilization, power_w) in zip(
+            config.holds, sheet[Sheet.size :].view(SeenServer.dtype).tolist(), strict=True
+        )
     )
-    head = HeadKey(segment, (IMAGE, *config.widths)[found[SEEN_PREVIOUS]], found[SEEN_LOCATION])
-    return ClusterView(
-        found[SEEN_NOW],
-        head,
-        found[SEEN_CANDIDATES],
-        found[SEEN_ENTERED],
-        found[SEEN_FIFO],
-        found[SEEN_COMPLETED],
-        servers,
-    )
+    head = HeadKey(seen.segment + 1, (IMAGE, *config.widths)[seen.previous_width], seen.location)
+    return ClusterView(seen.now_ns, head, seen.candidates, seen.entered_ns, seen.fifo_length, seen.completed, servers)

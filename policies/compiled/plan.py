@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from policies.compiled.layout import *
+from policies.compiled.layout import NONE, Plan
 from policies.interfaces import CostModel, RouterConfig
 from policies.jit import Ints
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
@@ -19,31 +19,30 @@ MOST_KEPT: Final = 24  # tables
 Table = Literal["image", "batch", "transfer"]
 
 
-class Plan:
-    """A row that grows while it is written.
+class PlanRow:
+    """A plan that grows while it is written.
 
     Args:
         config: the router core's settings.
         costs: expected costs; None for a rule that asks for none.
 
     Attributes:
-        head: its first numbers, to be set by name (`layout`). As it comes, the groups are those of the settings, and
-            a decision may draw a number for each server and three more.
+        head: its beginning, to be set by name. As it comes, the groups are those of the settings, and a decision may
+            draw a number for each server and three more.
     """
 
     def __init__(self, config: RouterConfig, costs: CostModel | None) -> None:
         self.config, self.costs = config, costs
         self.keys = work_keys(config)
-        self._parts: list[npt.NDArray[np.int64]] = [np.zeros(PLAN_SIZE, np.int64)]
-        self._size = PLAN_SIZE
-        self.head = self._parts[0]
-        self.head[[PLAN_SERVERS, PLAN_SEGMENTS, PLAN_WIDTHS, PLAN_KEYS, PLAN_MOST]] = (
-            config.servers, config.segments, len(config.widths), len(self.keys), config.groups[-1],
-        )  # fmt: skip
+        self.head = Plan.blank()
+        self._parts: list[npt.NDArray[np.int64]] = [self.head.numbers]
+        self._size = Plan.size
+        head = self.head
+        head.servers, head.segments, head.widths = config.servers, config.segments, len(config.widths)
+        head.keys, head.most = len(self.keys), config.groups[-1]
         self.set_groups(config.groups)
-        self.head[[PLAN_TURN, PLAN_WAKE_NS, PLAN_DELAY_AT, PLAN_MOST_DRAWS]] = (
-            NONE, 1 << 62, PLAN_WIDTH_RULE, config.servers + 3,
-        )  # fmt: skip
+        head.turn, head.wake_ns, head.most_draws = NONE, 1 << 62, config.servers + 3
+        head.delay_at = Plan.offsets["width_rule"]
 
     def add(self, values: npt.ArrayLike) -> int:
         """Put integers, or reals, at the end; returns where."""
@@ -55,7 +54,7 @@ class Plan:
 
     def set_groups(self, groups: Sequence[int]) -> None:
         """The groups to choose from, ascending."""
-        self.head[PLAN_GROUPS_AT], self.head[PLAN_GROUP_COUNT] = self.add(groups), len(groups)
+        self.head.groups_at, self.head.group_count = self.add(groups), len(groups)
 
     def row(self) -> Ints:
         """The plan."""
@@ -65,14 +64,11 @@ class Plan:
         """Expected costs of the cluster, as tables of nanoseconds."""
         assert self.costs is not None, "this rule asks for costs"
         for name in tables:
-            self.head[_PLACES[name]] = self.add(cost_table(self.config, self.costs, name))
+            setattr(self.head, f"{name}_ns_at", self.add(cost_table(self.config, self.costs, name)))
 
     def code(self, widths: Sequence[float]) -> list[int]:
         """Widths by number."""
         return [self.config.widths.index(width) for width in widths]
-
-
-_PLACES: Final = {"image": PLAN_IMAGE_NS_AT, "batch": PLAN_BATCH_NS_AT, "transfer": PLAN_TRANSFER_NS_AT}
 
 
 def work_keys(config: RouterConfig) -> list[WorkKey]:

@@ -8,229 +8,205 @@ from __future__ import annotations
 
 from math import exp, log
 
-from policies.compiled.layout import *
-from policies.jit import Ints, Reals, kernel
+from policies.compiled.layout import ANYWHERE, NONE, Knobs, Memory, Plan, Remembered, Sheet
+from policies.compiled.rows import batch_ns, key_of, largest_group, seen_at, transfer_ns
+from policies.jit import ints, kernel, reals
 
-# fmt: off
-# Knobs: what is learned, then tables that depend on the cluster.
-FEATURES = 11
-(
-    T_WEIGHTS,                                                                  # FEATURES of them
-    T_TRANSFER, T_BATCH, T_MOVE_S, T_SLOWNESS, T_SHARE, T_SHARE_LOAD, T_DELAY, T_HOLD, T_COMING,
-    T_WORTH_AT, T_COST_AT, T_CAPACITY_AT, T_TAU_FAST, T_TAU_MID, T_TAU_SLOW, T_TAU_SPEED, T_WAITING_S,
-    T_GUARD_ON_S, T_GUARD_OFF_S,
-    T_SIZE,
-) = (0, *range(FEATURES, FEATURES + 20))
-# Memory.
-(
-    E_NOW, E_ARRIVED, E_FAST, E_MID, E_SLOW, E_PRICE, E_BACKLOG, E_IS_GUARDED, E_HANDOVERS, E_GUARDED,
-    E_SERVERS,                                                                  # N records follow, then N x S widths
-) = range(11)
-(
-    F_WORK, F_BUSY, F_DRAINED, F_COMING,
-    F_SIZE,
-) = range(5)
-# fmt: on
 _NS = 1e9
+_MEMORY = Memory.size
+_REMEMBERED = Remembered.size
 
 
 @kernel
-def _server(v: Ints, index: int) -> int:
-    return SEEN_SERVERS + index * ITS_SIZE
-
-
-@kernel
-def remember(g: Ints, h: Reals, v: Ints, m: int, t: int) -> None:
+def remember(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs) -> None:
     """Arrival rates over three times, and how fast each server really works off what it was sent."""
-    arrived = v[SEEN_COMPLETED] + v[SEEN_FIFO]
-    for index in range(g[PLAN_SERVERS]):
-        arrived += v[_server(v, index) + ITS_REQUESTS]
-    passed_s = (v[SEEN_NOW] - h[m + E_NOW]) / _NS
-    came = max(0.0, arrived - h[m + E_ARRIVED])
-    h[m + E_FAST] += (came - h[m + E_FAST] * passed_s) / (h[t + T_TAU_FAST] + passed_s)
-    h[m + E_MID] += (came - h[m + E_MID] * passed_s) / (h[t + T_TAU_MID] + passed_s)
-    h[m + E_SLOW] += (came - h[m + E_SLOW] * passed_s) / (h[t + T_TAU_SLOW] + passed_s)
-    keep = h[t + T_TAU_SPEED] / (h[t + T_TAU_SPEED] + passed_s)
-    for index in range(g[PLAN_SERVERS]):
-        e, work_s = m + E_SERVERS + index * F_SIZE, v[_server(v, index) + ITS_WORK_NS] / _NS
-        if h[e + F_WORK] > 0:
-            took_s = passed_s if work_s > 0 else min(passed_s, h[e + F_WORK])  # all done: perhaps long ago
-            h[e + F_BUSY] = (h[e + F_BUSY] + took_s) * keep
-            h[e + F_DRAINED] = (h[e + F_DRAINED] + max(0.0, h[e + F_WORK] - work_s)) * keep
-        h[e + F_WORK] = work_s
-        h[e + F_COMING] *= keep  # where some are lost on the way, none stays counted
-    h[m + E_NOW], h[m + E_ARRIVED] = v[SEEN_NOW], arrived
+    arrived = sheet.completed + sheet.fifo_length
+    for index in range(plan.servers):
+        arrived += seen_at(sheet, index).requests
+    passed_s = (sheet.now_ns - memory.now_ns) / _NS
+    came = max(0.0, arrived - memory.arrived)
+    memory.fast_img_s += (came - memory.fast_img_s * passed_s) / (knobs.tau_fast_s + passed_s)
+    memory.mid_img_s += (came - memory.mid_img_s * passed_s) / (knobs.tau_mid_s + passed_s)
+    memory.slow_img_s += (came - memory.slow_img_s * passed_s) / (knobs.tau_slow_s + passed_s)
+    keep = knobs.tau_speed_s / (knobs.tau_speed_s + passed_s)
+    for index in range(plan.servers):
+        its, work_s = remembered_of(memory, index), seen_at(sheet, index).work_ns / _NS
+        if its.work_s > 0:
+            took_s = passed_s if work_s > 0 else min(passed_s, its.work_s)  # all done: perhaps long ago
+            its.busy_s = (its.busy_s + took_s) * keep
+            its.drained_s = (its.drained_s + max(0.0, its.work_s - work_s)) * keep
+        its.work_s = work_s
+        its.coming *= keep  # where some are lost on the way, none stays counted
+    memory.now_ns, memory.arrived = sheet.now_ns, arrived
 
 
 @kernel
-def is_up(v: Ints, index: int) -> bool:
+def remembered_of(memory: Memory, index: int) -> Remembered:
+    """What is remembered of a server."""
+    return Remembered(memory, _MEMORY, index)
+
+
+@kernel
+def is_up(sheet: Sheet, index: int) -> bool:
     """As far as a router can see: a server that can't take a block and has none is out."""
-    s = _server(v, index)
-    return v[s + ITS_CODE] != 0 or v[s + ITS_BLOCKS] > 0
+    seen = seen_at(sheet, index)
+    return seen.code != 0 or seen.blocks > 0
 
 
 @kernel
-def slowness(h: Reals, m: int, index: int) -> float:
+def slowness(memory: Memory, index: int) -> float:
     """Time a server took for what was expected to take one unit of it, as far as is known."""
-    e = m + E_SERVERS + index * F_SIZE
-    if h[e + F_BUSY] < 1e-3:
+    its = remembered_of(memory, index)
+    if its.busy_s < 1e-3:
         return 1.0
-    return min(20.0, max(0.25, h[e + F_BUSY] / (h[e + F_DRAINED] + 1e-4)))
+    return min(20.0, max(0.25, its.busy_s / (its.drained_s + 1e-4)))
 
 
 @kernel
-def price(g: Ints, h: Reals, v: Ints, m: int, t: int) -> float:
+def price_of(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs) -> float:
     """The logarithm of what a GPU-second costs now, in accuracy."""
-    work_s, capacity, up, inside = 0.0, 0.0, 0, v[SEEN_FIFO]
-    for index in range(g[PLAN_SERVERS]):
-        work_s += v[_server(v, index) + ITS_WORK_NS] / _NS
-        inside += v[_server(v, index) + ITS_REQUESTS]
-        if is_up(v, index):
-            capacity += h[int(h[t + T_CAPACITY_AT]) + index]
+    work_s, capacity, up, inside = 0.0, 0.0, 0, sheet.fifo_length
+    for index in range(plan.servers):
+        work_s += seen_at(sheet, index).work_ns / _NS
+        inside += seen_at(sheet, index).requests
+        if is_up(sheet, index):
+            capacity += reals(plan)[knobs.capacity_at + index]
             up += 1
     up = max(up, 1)
-    backlog_s = (work_s + v[SEEN_FIFO] * h[t + T_WAITING_S]) / up
-    waited_s = (v[SEEN_NOW] - v[SEEN_ENTERED]) / _NS
-    fast, mid, slow = h[m + E_FAST] + 1.0, h[m + E_MID] + 1.0, h[m + E_SLOW] + 1.0
-    w, capacity, each = t + T_WEIGHTS, capacity + 1.0, inside / up
-    h[m + E_BACKLOG] = backlog_s
+    backlog_s = (work_s + sheet.fifo_length * knobs.waiting_s) / up
+    waited_s = (sheet.now_ns - sheet.entered_ns) / _NS
+    fast, mid, slow = memory.fast_img_s + 1.0, memory.mid_img_s + 1.0, memory.slow_img_s + 1.0
+    price, capacity, each = knobs.price, capacity + 1.0, inside / up
+    memory.backlog_s = backlog_s
     return (
-        h[w]
-        + h[w + 1] * log(1.0 + each / 2.0)
-        + h[w + 2] * log(1.0 + each / 16.0)
-        + h[w + 3] * log(1.0 + each / 128.0)
-        + h[w + 4] * log(1.0 + backlog_s / 1e-3)
-        + h[w + 5] * log(fast / mid)
-        + h[w + 6] * log(mid / slow)
-        + h[w + 7] * log(mid / capacity)
-        + h[w + 8] * max(0.0, mid / capacity - 1.0)
-        + h[w + 9] * (fast / capacity)
-        + h[w + 10] * log(1.0 + waited_s / 1e-3)
+        price.level
+        + price.queue_2 * log(1.0 + each / 2.0)
+        + price.queue_16 * log(1.0 + each / 16.0)
+        + price.queue_128 * log(1.0 + each / 128.0)
+        + price.backlog_1ms * log(1.0 + backlog_s / 1e-3)
+        + price.rising * log(fast / mid)
+        + price.risen * log(mid / slow)
+        + price.load * log(mid / capacity)
+        + price.overload * max(0.0, mid / capacity - 1.0)
+        + price.load_now * (fast / capacity)
+        + price.waited_1ms * log(1.0 + waited_s / 1e-3)
     )
 
 
 @kernel
-def last_width_at(g: Ints, v: Ints, m: int, server: int) -> int:
-    """Where it stands which width the head's segment was last given on that server."""
-    return m + E_SERVERS + g[PLAN_SERVERS] * F_SIZE + server * g[PLAN_SEGMENTS] + v[SEEN_SEGMENT]
+def last_width_at(plan: Plan, sheet: Sheet, server: int) -> int:
+    """Where in the memory it stands which width the head's segment was last given on that server."""
+    return _MEMORY + plan.servers * _REMEMBERED + server * plan.segments + sheet.segment
 
 
 @kernel
-def width_at(g: Ints, h: Reals, v: Ints, t: int, last_at: int, server: int, paid: float) -> int:
+def width_at(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs, server: int, paid: float) -> int:
     """The width there whose accuracy, less what its time costs, is the most; the narrowest of several."""
-    worth, holds = int(h[t + T_WORTH_AT]) + v[SEEN_SEGMENT] * g[PLAN_WIDTHS], v[_server(v, server) + ITS_HOLDS]
-    best, found, last = 0.0, NONE, int(h[last_at])
-    for width in range(g[PLAN_WIDTHS]):
+    worth, holds = knobs.worth_at + sheet.segment * plan.widths, seen_at(sheet, server).holds
+    best, found, last = 0.0, NONE, ints(memory)[last_width_at(plan, sheet, server)]
+    for width in range(plan.widths):
         if not holds >> width & 1:
             continue
-        key = key_at_width(g, v, width)
-        batch_ns = g[g[PLAN_BATCH_NS_AT] + (server * g[PLAN_KEYS] + key) * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]]
-        cost = h[int(h[t + T_COST_AT]) + server * g[PLAN_KEYS] + key] + h[t + T_DELAY] * batch_ns / _NS
-        value = h[worth + width] - paid * cost + h[t + T_HOLD] * (width == last)
+        key = key_of(plan, sheet, width)
+        its_ns = batch_ns(plan, server, key, sheet.candidates)
+        cost = reals(plan)[knobs.cost_at + server * plan.keys + key] + knobs.delay * its_ns / _NS
+        value = reals(plan)[worth + width] - paid * cost + knobs.hold * (width == last)
         if found == NONE or value > best:
             best, found = value, width
     return found
 
 
 @kernel
-def is_guarded(h: Reals, m: int, t: int) -> bool:
+def is_guarded(memory: Memory, knobs: Knobs) -> bool:
     """Whether the backlog is so long that only the fallback may decide: above one level, until below another."""
-    if h[m + E_IS_GUARDED] == 0.0 and h[m + E_BACKLOG] > h[t + T_GUARD_ON_S]:
-        h[m + E_IS_GUARDED] = 1.0
-        h[m + E_HANDOVERS] += 1.0
-    elif h[m + E_IS_GUARDED] == 1.0 and h[m + E_BACKLOG] < h[t + T_GUARD_OFF_S]:
-        h[m + E_IS_GUARDED] = 0.0
-    h[m + E_GUARDED] += h[m + E_IS_GUARDED]
-    return h[m + E_IS_GUARDED] == 1.0
+    if not memory.is_guarded and memory.backlog_s > knobs.guard_on_s:
+        memory.is_guarded = 1
+        memory.handovers += 1
+    elif memory.is_guarded and memory.backlog_s < knobs.guard_off_s:
+        memory.is_guarded = 0
+    memory.guarded += memory.is_guarded
+    return memory.is_guarded == 1
 
 
 @kernel
-def fall_back(g: Ints, v: Ints) -> None:
+def fall_back(plan: Plan, sheet: Sheet) -> None:
     """The narrowest width, least work first and then stay, as many as there are: nothing carries more."""
-    location, found = v[SEEN_LOCATION], NONE
-    for index in range(g[PLAN_SERVERS]):
-        s = _server(v, index)
-        if v[s + ITS_CODE] == 0:
+    location, found = sheet.location, NONE
+    for index in range(plan.servers):
+        seen = seen_at(sheet, index)
+        if seen.code == 0:
             continue
-        if found == NONE or v[s + ITS_WORK_NS] < v[_server(v, found) + ITS_WORK_NS]:
+        if found == NONE or seen.work_ns < seen_at(sheet, found).work_ns:
             found = index
-    if location >= 0 and v[_server(v, location) + ITS_CODE] != 0:
+    if location >= 0 and seen_at(sheet, location).code != 0:
         found = location
     width = 0
-    while not v[_server(v, found) + ITS_HOLDS] >> width & 1:
+    while not seen_at(sheet, found).holds >> width & 1:
         width += 1
-    g[PLAN_SERVER], g[PLAN_WIDTH] = found, width
-    g[PLAN_GROUP] = g[g[PLAN_GROUPS_AT] + g[PLAN_GROUP_COUNT] - 1]
+    plan.server, plan.width = found, width
+    plan.group = largest_group(plan)
 
 
 @kernel
-def score_of(g: Ints, h: Reals, v: Ints, m: int, t: int, index: int, key: int) -> float:
+def score_of(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs, index: int, key: int) -> float:
     """When the candidates would be done at a server, about: its work and theirs at its real pace, and the way there.
 
     Its work is also a share of what is to come back from images that have their place there.
     """
-    location, lines = v[SEEN_LOCATION], g[PLAN_SEGMENTS] * (g[PLAN_WIDTHS] + 1)
-    slow = 1.0 + h[t + T_SLOWNESS] * (slowness(h, m, index) - 1.0)
-    batch = g[g[PLAN_BATCH_NS_AT] + (index * g[PLAN_KEYS] + key) * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS
-    coming_s = h[m + E_SERVERS + index * F_SIZE + F_COMING] / h[int(h[t + T_CAPACITY_AT]) + index]
-    work_s = v[_server(v, index) + ITS_WORK_NS] / _NS + h[t + T_COMING] * coming_s
-    score = (work_s + h[t + T_BATCH] * batch) * slow
+    location = sheet.location
+    slow = 1.0 + knobs.slowness * (slowness(memory, index) - 1.0)
+    batch = batch_ns(plan, index, key, sheet.candidates) / _NS
+    coming_s = remembered_of(memory, index).coming / reals(plan)[knobs.capacity_at + index]
+    work_s = seen_at(sheet, index).work_ns / _NS + knobs.coming * coming_s
+    score = (work_s + knobs.batch * batch) * slow
     if location in (ANYWHERE, index):
         return score
-    line = v[SEEN_SEGMENT] * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
-    place = ((location + 1) * g[PLAN_SERVERS] + index) * lines + line
-    score += h[t + T_TRANSFER] * (g[g[PLAN_TRANSFER_NS_AT] + place * (g[PLAN_MOST] + 1) + v[SEEN_CANDIDATES]] / _NS)
-    return score + h[t + T_MOVE_S] if location >= 0 else score
+    score += knobs.transfer * (transfer_ns(plan, sheet, index) / _NS)
+    return score + knobs.move_s if location >= 0 else score
 
 
 @kernel
-def group_at(g: Ints, h: Reals, v: Ints, m: int, t: int) -> int:
+def group_at(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs) -> int:
     """The smallest group that holds the share of the candidates which the load asks for."""
-    share = h[t + T_SHARE] + h[t + T_SHARE_LOAD] * log(1.0 + h[m + E_BACKLOG] / 1e-3)
-    wanted = v[SEEN_CANDIDATES] * share
-    for n in range(g[PLAN_GROUP_COUNT] - 1):
-        if g[g[PLAN_GROUPS_AT] + n] >= wanted:
-            return g[g[PLAN_GROUPS_AT] + n]
-    return g[g[PLAN_GROUPS_AT] + g[PLAN_GROUP_COUNT] - 1]
+    share = knobs.share + knobs.share_load * log(1.0 + memory.backlog_s / 1e-3)
+    wanted = sheet.candidates * share
+    for n in range(plan.group_count - 1):
+        if ints(plan)[plan.groups_at + n] >= wanted:
+            return ints(plan)[plan.groups_at + n]
+    return largest_group(plan)
 
 
 @kernel
-def key_at_width(g: Ints, v: Ints, width: int) -> int:
-    """The work key of the head at this width."""
-    return (v[SEEN_SEGMENT] * g[PLAN_WIDTHS] + width) * (g[PLAN_WIDTHS] + 1) + v[SEEN_PREVIOUS]
-
-
-@kernel
-def note_sent(g: Ints, h: Reals, v: Ints, m: int) -> None:
+def note_sent(plan: Plan, sheet: Sheet, memory: Memory) -> None:
     """What was sent is work that will not be worked off before it is seen; and what it leaves to do has a place now."""
-    sent, servers = min(g[PLAN_GROUP], v[SEEN_CANDIDATES]), m + E_SERVERS
-    to_come = (g[PLAN_SEGMENTS] - 1 - v[SEEN_SEGMENT]) / g[PLAN_SEGMENTS]  # of an image's way, beyond this segment
-    if v[SEEN_LOCATION] >= 0:
-        left = servers + v[SEEN_LOCATION] * F_SIZE + F_COMING
-        h[left] = max(0.0, h[left] - sent * (to_come + 1.0 / g[PLAN_SEGMENTS]))
-    its, key = servers + g[PLAN_SERVER] * F_SIZE, key_at_width(g, v, g[PLAN_WIDTH])
-    h[its + F_COMING] += sent * to_come
-    h[its + F_WORK] += sent * g[g[PLAN_IMAGE_NS_AT] + g[PLAN_SERVER] * g[PLAN_KEYS] + key] / _NS
+    sent = min(plan.group, sheet.candidates)
+    to_come = (plan.segments - 1 - sheet.segment) / plan.segments  # of an image's way, beyond this segment
+    if sheet.location >= 0:
+        left = remembered_of(memory, sheet.location)
+        left.coming = max(0.0, left.coming - sent * (to_come + 1.0 / plan.segments))
+    its, key = remembered_of(memory, plan.server), key_of(plan, sheet, plan.width)
+    its.coming += sent * to_come
+    its.work_s += sent * ints(plan)[plan.image_ns_at + plan.server * plan.keys + key] / _NS
 
 
 @kernel
-def choose_by_tide(g: Ints, h: Reals, v: Ints) -> None:
+def choose_by_tide(plan: Plan, sheet: Sheet) -> None:
     """The server where the candidates are done first at the width that the price leaves them there; then the group."""
-    m, t = g[PLAN_MEMORY_AT], g[PLAN_KNOBS_AT]
-    remember(g, h, v, m, t)
-    level = price(g, h, v, m, t)
-    h[m + E_PRICE] = level
-    if is_guarded(h, m, t):
-        fall_back(g, v)
+    memory, knobs = Memory(plan, plan.memory_at), Knobs(plan, plan.knobs_at)
+    remember(plan, sheet, memory, knobs)
+    level = price_of(plan, sheet, memory, knobs)
+    memory.price = level
+    if is_guarded(memory, knobs):
+        fall_back(plan, sheet)
     else:
         paid, best, found, chosen = exp(level), 0.0, NONE, 0
-        for index in range(g[PLAN_SERVERS]):
-            if v[_server(v, index) + ITS_CODE] == 0:
+        for index in range(plan.servers):
+            if seen_at(sheet, index).code == 0:
                 continue
-            width = width_at(g, h, v, t, last_width_at(g, v, m, index), index, paid)
-            score = score_of(g, h, v, m, t, index, key_at_width(g, v, width))
+            width = width_at(plan, sheet, memory, knobs, index, paid)
+            score = score_of(plan, sheet, memory, knobs, index, key_of(plan, sheet, width))
             if found == NONE or score < best:
                 best, found, chosen = score, index, width
-        g[PLAN_SERVER], g[PLAN_WIDTH], g[PLAN_GROUP] = found, chosen, group_at(g, h, v, m, t)
-    h[last_width_at(g, v, m, g[PLAN_SERVER])] = g[PLAN_WIDTH]
-    note_sent(g, h, v, m)
+        plan.server, plan.width, plan.group = found, chosen, group_at(plan, sheet, memory, knobs)
+    ints(memory)[last_width_at(plan, sheet, plan.server)] = plan.width
+    note_sent(plan, sheet, memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from policies.errors import InputError
+from policies.files import atomic_path
 
 SCHEMA = "slimsched.router/1"
 POLICY = "policy."  # what the network's tensors begin with; a training checkpoint has the optimizer's beside them
@@ -25,10 +25,8 @@ def write(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping
     content = save(
         {name: np.array(value, order="C") for name, value in tensors.items()}, {**metadata, "schema": SCHEMA}
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def read(path: Path) -> tuple[Tensors, dict[str, str]]:

@@ -1,7 +1,7 @@
 """A rule with its parameters, as plain data: what a rule file (`*.rule.yaml`) holds, and what tuning searches over.
 
     schema: slimsched.rule/1
-    kind: ladder                    # fixed | ladder | slackfit | infaas | milp
+    kind: ladder                    # one of `policies.registry.RULES`
     placement: sticky               # by name; a `milp` places itself
     group: largest                  # or the most that a block may take
     rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
@@ -14,111 +14,128 @@ What a kind is told, and what is assumed where it isn't, stands at its class.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf
-from typing import Any, ClassVar, Final, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from policies.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
 from policies.rules.costs import default_target_s, efficient_tuples, full_widths, spread
-from policies.rules.groups import LargestGroup
+from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.infaas import make_variants
 from policies.rules.milp import make_milp
-from policies.rules.placements import PLACEMENT_NAMES, make_placement
+from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, make_placement
 from policies.rules.slackfit import SlackFit
-from policies.rules.widths import FixedWidths, Ladder
+from policies.rules.widths import FixedWidths, Ladder, RandomWidth
+from policies.strict import StrictModel, form
 from policies.vocabulary import NS_PER_S
 
 SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"
 LADDER_THRESHOLDS: Final[tuple[float, ...]] = (16.0, 32.0, 64.0, 128.0, 256.0)
+TUNED_RUNGS: Final = 8
+POINT: Final = 0.01  # of accuracy
 
-Widths = tuple[float, ...]
-Value = TypeVar("Value")
-Reader = Callable[[object], Any]  # raises ValueError that says what is allowed
+Reals = npt.NDArray[np.float64]
 
 
 # ------------------------------------------------------------------------------------------------------ plain values
 
 
-def _number(low: float, high: float = inf, *, above: bool = False) -> Reader:
-    """A number of [low, high], or of (low, high]; never infinite."""
-    allowed = f"numbers {'above' if above else 'from'} {low:g}" + ("" if high == inf else f" to {high:g}")
-
-    def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == inf:
-            raise ValueError(f"allowed are {allowed}")
-        if not (low < value if above else low <= value) or not value <= high:
-            raise ValueError(f"allowed are {allowed}")
-        return float(value)
-
-    return read
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if list(values) != sorted(set(values)):
+        raise ValueError(f"{list(values)}: allowed are requests per server, ascending, from 0")
+    return values
 
 
-def _many(read: Reader, what: str) -> Reader:
-    """A list of at least one."""
-
-    def read_all(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-            raise ValueError(f"allowed is a list of {what}")
-        return tuple(read(each) for each in value)
-
-    return read_all
-
-
-def _thresholds(value: object) -> Widths:
-    found: Widths = _many(_number(0), "requests per server")(value)
-    if list(found) != sorted(set(found)):
-        raise ValueError("allowed are requests per server, ascending, from 0")
-    return found
-
-
-def _placement(value: object) -> str:
-    if not isinstance(value, str) or value not in PLACEMENT_NAMES:
-        raise ValueError(nearest(str(value), PLACEMENT_NAMES))
+def _placement(value: object) -> object:
+    if value not in PLACEMENT_NAMES:
+        raise ValueError(f"no placement {value!r}; {nearest(str(value), PLACEMENT_NAMES)}")
     return value
 
 
-def _group(value: object) -> int | None:
-    if value == LARGEST:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"allowed are {LARGEST!r} and whole numbers from 1")
-    return value
-
-
-def _notes(value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError("allowed are keys and values")
-    return dict(value)
-
-
-_WIDTHS: Final = _many(_number(0, 1, above=True), "widths, one a segment")
+Above0 = Annotated[float, Field(gt=0)]
+From0 = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareAbove0 = Annotated[float, Field(gt=0, le=1)]
+Widths = Annotated[tuple[ShareAbove0, ...], Field(min_length=1)]  # one a segment
+Rungs = Annotated[tuple[Widths, ...], Field(min_length=1)]
+Thresholds = Annotated[tuple[From0, ...], Field(min_length=1), AfterValidator(_ascending)]
+PlacementName = Annotated[str, BeforeValidator(_placement)]
+Group = Annotated[
+    Annotated[Literal["largest"], Tag("<word>")] | Annotated[int, Field(ge=1), Tag("<number>")], Discriminator(form)
+]
 
 
 # ------------------------------------------------------------------------------------------------------------- rules
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleSpec(ABC):
+class RouterSpec(Protocol):
+    """A kind of router with its parameters: what every name and every file of a router stands for."""
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Whether it fits a cluster's network; raises `InputError` (naming `source` and `key`) if not."""
+        ...
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) where it doesn't fit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What tuning searches over: the numbers of one kind of router.
+
+    Attributes:
+        stream: names the search's random stream.
+        start, spread: (K,) where the search begins, and how far it looks.
+        accurate: (K,) a step along which accuracy rises, for latency.
+        spec: makes the router's parameters of such numbers.
+        starts: (K,) each, where it may begin: with the first, unless that blows up and another does not.
+        reach: how many such steps levelling may take.
+    """
+
+    stream: str
+    start: Reals
+    spread: Reals
+    accurate: Reals
+    spec: Callable[[Reals], RouterSpec]
+    starts: Sequence[Reals] = ()
+    reach: float = 6.0
+
+    def shifted(self, values: Reals, by: float) -> Reals:
+        """More accurate for `by` above 0."""
+        moved: Reals = values + by * self.accurate
+        return moved
+
+
+class RuleSpec(StrictModel, ABC):
     """A rule and its parameters; `make` gives a fresh router of it.
 
     Attributes:
-        group: the most that a block may take; None for the largest of the groups.
-        made_by: where the parameters come from; free, and no part of the rule.
+        group: the most that a block may take, or `largest`.
+        made_by: where the parameters come from; free, and no decision depends on it.
     """
 
     KIND: ClassVar[str]
-    READERS: ClassVar[Mapping[str, Reader]] = {"group": _group, "made_by": _notes}
 
-    group: int | None = None
-    made_by: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    group: Group = "largest"
+    made_by: dict[str, Any] = Field(default_factory=dict)
 
     @abstractmethod
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) where it doesn't fit."""
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space | None:
+        """What tuning searches over, to keep a mean accuracy of `floor`; None where there is little to choose from."""
+        return None
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Whether the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
@@ -126,56 +143,42 @@ class RuleSpec(ABC):
 
     def groups(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
         """The group sizes that it may use; raises `InputError` where there are none."""
-        found = tuple(size for size in config.groups if self.group is None or size <= self.group)
+        found = tuple(size for size in config.groups if self.group == "largest" or size <= self.group)
         if not found:
             raise InputError(source, key, f"group {self.group} is below the smallest that there is, {config.groups[0]}")
         return found
 
     def to_dict(self) -> dict[str, Any]:
         """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster."""
-        raw = {key: _plain(getattr(self, _ATTRIBUTES.get(key, key))) for key in self.READERS}
-        raw["group"] = raw["group"] or LARGEST
-        raw["made_by"] = raw.pop("made_by") or None  # at the end
-        return {"schema": SCHEMA, "kind": self.KIND, **{key: value for key, value in raw.items() if value is not None}}
+        dumped = self.model_dump(mode="json", by_alias=True)
+        made_by, group = dumped.pop("made_by"), dumped.pop("group")
+        placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
+        raw = {"schema": SCHEMA, "kind": self.KIND, **placement, "group": group, **dumped, "made_by": made_by or None}
+        return {key: value for key, value in raw.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlacedRule(RuleSpec):
     """A rule for widths on a placement, which is given by name."""
 
-    READERS: ClassVar[Mapping[str, Reader]] = {"placement": _placement, **RuleSpec.READERS}
-
-    placement: str = "sticky"
+    placement: PlacementName = "sticky"
 
     def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
         group = LargestGroup(self.groups(context.config, source, key))
         return ComposedRouter(make_placement(self.placement, context, width), width, group)
 
 
-_ATTRIBUTES: Final = {"tuple": "tuple_"}  # Python's own word
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists."""
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
-
-
-def _check_tuple(widths: Widths, config: RouterConfig, source: str, key: str) -> None:
+def _check_tuple(widths: tuple[float, ...], config: RouterConfig, source: str, key: str) -> None:
     if len(widths) != config.segments or not set(widths) <= set(config.widths):
         allowed = f"one of {', '.join(map(str, config.widths))} for each of {config.segments} segments"
         raise InputError(source, key, f"{list(widths)} does not fit the network: a width tuple needs {allowed}")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FixedRule(PlacedRule):
     """One width tuple for every request; full width where none is given."""
 
     KIND: ClassVar[str] = "fixed"
-    READERS: ClassVar[Mapping[str, Reader]] = {**PlacedRule.READERS, "tuple": _WIDTHS}
 
-    tuple_: Widths | None = None
+    tuple_: Widths | None = Field(None, alias="tuple")
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Also its tuple."""
@@ -190,7 +193,6 @@ class FixedRule(PlacedRule):
         return self._composed(context, FixedWidths(context.config.widths, wanted), source, key)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LadderRule(PlacedRule):
     """Width tuples by load (`widths.Ladder`).
 
@@ -201,18 +203,27 @@ class LadderRule(PlacedRule):
     """
 
     KIND: ClassVar[str] = "ladder"
-    READERS: ClassVar[Mapping[str, Reader]] = {
-        **PlacedRule.READERS,
-        "rungs": _many(_WIDTHS, "width tuples"),
-        "thresholds": _thresholds,
-    }
 
-    rungs: tuple[Widths, ...] | None = None
-    thresholds: tuple[float, ...] = LADDER_THRESHOLDS
+    rungs: Rungs | None = None
+    thresholds: Thresholds = LADDER_THRESHOLDS
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _one_more_rung(self) -> LadderRule:
         if self.rungs is not None and len(self.rungs) != len(self.thresholds) + 1:
             raise ValueError(f"{len(self.rungs)} rungs and {len(self.thresholds)} thresholds; rungs are one more")
+        return self
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """The gaps between its thresholds, in logarithms: all at so many times the load are as many steps."""
+        rungs = tuple(spread(efficient_tuples(context), TUNED_RUNGS))
+        gaps = len(rungs) - 1
+
+        def rule(values: Reals) -> LadderRule:
+            return cls(rungs=rungs, thresholds=tuple(np.cumsum(np.exp(values)).tolist()))
+
+        starts = [np.full(gaps, 2.5 + by) for by in (0.0, -1.0, -2.0, 1.0)]
+        return Space("LadderSpace", starts[0], np.full(gaps, 0.8), np.ones(gaps), rule, starts)
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Also its rungs."""
@@ -230,7 +241,6 @@ class LadderRule(PlacedRule):
         return self._composed(context, width, source, key)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SlackFitRule(PlacedRule):
     """Width and group by slack (`slackfit.SlackFit`).
 
@@ -239,9 +249,14 @@ class SlackFitRule(PlacedRule):
     """
 
     KIND: ClassVar[str] = "slackfit"
-    READERS: ClassVar[Mapping[str, Reader]] = {**PlacedRule.READERS, "target_s": _number(0, above=True)}
 
-    target_s: float | None = None
+    target_s: Above0 | None = None
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """The target's logarithm."""
+        first = np.array([log(default_target_s(context))])
+        return Space("SlackFitSpace", first, np.array([1.5]), np.ones(1), lambda x: cls(target_s=exp(x[0])))
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> SlackFit:
         """See `RuleSpec`."""
@@ -252,7 +267,6 @@ class SlackFitRule(PlacedRule):
         return SlackFit(placement, context.costs, config.widths, self.groups(config, source, key), share_ns)
 
 
-@dataclass(frozen=True, kw_only=True)
 class InfaasRule(PlacedRule):
     """Each server's variant by its load (`infaas.Variants`).
 
@@ -264,22 +278,34 @@ class InfaasRule(PlacedRule):
     """
 
     KIND: ClassVar[str] = "infaas"
-    READERS: ClassVar[Mapping[str, Reader]] = {
-        **PlacedRule.READERS,
-        "floor": _number(0, 1),
-        "target_s": _number(0, above=True),
-        "up": _number(0),
-        "down": _number(0, above=True),
-    }
 
-    floor: float = 0.0
-    target_s: float | None = None
-    up: float = 0.02
-    down: float = 0.1
+    floor: Share = 0.0
+    target_s: Above0 | None = None
+    up: From0 = 0.02
+    down: Above0 = 0.1
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _ordered(self) -> InfaasRule:
         if self.up >= self.down:
             raise ValueError(f"up ({self.up:g}) must be below down ({self.down:g})")
+        return self
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """Logarithms of `down`, of the target, and of up over down; the cheapest variant's accuracy, in points.
+
+        At the floor itself that accuracy is kept whatever comes.
+        """
+        accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
+        least, most = min(accuracies), max(accuracies)
+        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT])
+
+        def rule(values: Reals) -> InfaasRule:
+            down, kept = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
+            return cls(target_s=exp(values[1]), down=down, up=down * min(0.95, exp(values[2])), floor=kept)
+
+        starts = [np.append(start[:3], least / POINT), start]
+        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0]), np.array([1.0, 0.0, 0.0, 0.0]), rule, starts)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
@@ -291,7 +317,6 @@ class InfaasRule(PlacedRule):
         return self._composed(context, width, source, key)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MilpRule(RuleSpec):
     """Tuples and shares from a mixed integer programme, every period (`milp.Milp`). It places itself.
 
@@ -302,16 +327,20 @@ class MilpRule(RuleSpec):
     """
 
     KIND: ClassVar[str] = "milp"
-    READERS: ClassVar[Mapping[str, Reader]] = {
-        **RuleSpec.READERS,
-        "period_s": _number(0.01),
-        "headroom": _number(0, above=True),
-        "utilization": _number(0, 1, above=True),
-    }
 
-    period_s: float = 2.0
-    headroom: float = 1.2
-    utilization: float = 0.5
+    period_s: Annotated[float, Field(ge=0.01)] = 2.0
+    headroom: Above0 = 1.2
+    utilization: ShareAbove0 = 0.5
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """Logarithms of the headroom (less of it is more accurate) and of the period."""
+
+        def rule(values: Reals) -> MilpRule:
+            return cls(headroom=exp(values[0]), period_s=max(0.5, exp(values[1])))
+
+        first = np.array([log(1.2), log(1.0)])
+        return Space("MilpSpace", first, np.array([0.4, 0.8]), np.array([-1.0, 0.0]), rule)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`."""
@@ -322,34 +351,13 @@ class MilpRule(RuleSpec):
             raise InputError(source, key, str(error)) from None
 
 
-RULES: Final[Mapping[str, type[RuleSpec]]] = {
-    rule.KIND: rule for rule in (FixedRule, LadderRule, SlackFitRule, InfaasRule, MilpRule)
-}
+@dataclass(frozen=True, slots=True)
+class PaperRandom:
+    """The paper's baseline: a valid server, a held width and a group, each uniform. It has no parameters."""
 
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """It fits every cluster."""
 
-def rule_from_dict(raw: Mapping[str, Any], source: str = "rule") -> RuleSpec:
-    """A rule from plain data, as its file holds it.
-
-    Raises:
-        InputError: naming `source`, the key, what was found and what is allowed.
-    """
-    kind = str(raw.get("kind"))
-    if raw.get("schema") != SCHEMA:
-        raise InputError(source, "schema", f"found {raw.get('schema')!r}; allowed is {SCHEMA!r}")
-    if kind not in RULES:
-        raise InputError(source, "kind", f"unknown {kind!r}; {nearest(kind, RULES)}")
-    rule = RULES[kind]
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key in ("schema", "kind"):
-            continue
-        if key not in rule.READERS:
-            raise InputError(source, str(key), f"unknown key of a {kind} rule; {nearest(str(key), rule.READERS)}")
-        try:
-            values[_ATTRIBUTES.get(key, key)] = rule.READERS[key](value)
-        except ValueError as error:
-            raise InputError(source, key, f"found {value!r:.80}; {error}") from None
-    try:
-        return rule(**values)
-    except ValueError as error:
-        raise InputError(source, "", str(error)) from None
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+        """A fresh router for a cluster."""
+        return ComposedRouter(RandomPlacement(), RandomWidth(context.config.widths), RandomGroup(context.config.groups))

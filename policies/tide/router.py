@@ -11,20 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.compiled import tide
 from policies.compiled.decide import choose_once
-from policies.compiled.layout import (
-    PLAN_GROUP,
-    PLAN_KNOBS_AT,
-    PLAN_MEMORY_AT,
-    PLAN_SERVER,
-    PLAN_WIDTH,
-    PLAN_WIDTH_RULE,
-    TIDE,
-)
-from policies.compiled.plan import Plan, cost_tables
-from policies.compiled.sheet import Sheet
-from policies.errors import InputError
+from policies.compiled.layout import NONE, TIDE, Knobs, Memory, Plan, Remembered
+from policies.compiled.plan import PlanRow, cost_tables
+from policies.compiled.sheet import SheetWriter
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
@@ -58,68 +48,63 @@ class TideRouter:
         wanted = len(knobs(config.segments, len(config.widths)))
         if self.values.shape != (wanted,):
             raise ValueError(f"{self.values.shape} values; {wanted} are learned for this network")
-        self._context, self._guarded = context, guarded
-        self._row = self.plan()
-        self._reals = self._row.view(np.float64)
-        self._sheet = Sheet(config, context.costs)
+        self.context, self._guarded = context, guarded
+        self.row = self.plan()
+        self._plan = Plan(self.row)
+        self._sheet = SheetWriter(config, context.costs)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate block; nothing is drawn."""
-        choose_once(self._row, self._sheet.write(view))
-        widths = self._context.config.widths
-        return Choice(int(self._row[PLAN_SERVER]), widths[self._row[PLAN_WIDTH]], int(self._row[PLAN_GROUP]))
+        choose_once(self.row, self._sheet.write(view))
+        plan = self._plan
+        return Choice(plan.server, self.context.config.widths[plan.width], plan.group)
 
     @property
     def handovers(self) -> int:
         """How often the guard has handed over to the fallback rule."""
-        return int(self._reals[self._row[PLAN_MEMORY_AT] + tide.E_HANDOVERS])
+        return Memory(self._plan, self._plan.memory_at).handovers
 
     @property
     def guarded_decisions(self) -> int:
         """How many decisions the fallback rule has made."""
-        return int(self._reals[self._row[PLAN_MEMORY_AT] + tide.E_GUARDED])
+        return Memory(self._plan, self._plan.memory_at).guarded
 
     def plan(self) -> Ints:
         """A fresh plan for compiled code (`policies.compiled`)."""
-        config, x = self._context.config, self.values
+        config, x = self.context.config, self.values
         transfer, batch, move_ms, slowness, share, share_backlog, delay, hold, coming, own = x[PRICES:OTHERS].tolist()
-        plan = Plan(config, self._context.costs)
+        plan = PlanRow(config, self.context.costs)
         plan.add_costs()
         worth, cost, capacity, unit_s, waiting_s = self._tables(x[OTHERS:], min(max(own, 0.0), 1.0))
-        row = np.zeros(tide.T_SIZE)
-        row[:PRICES] = x[:PRICES]
-        row[tide.T_TRANSFER], row[tide.T_BATCH], row[tide.T_MOVE_S] = max(transfer, 0.0), max(batch, 0.0), move_ms / 1e3
-        row[tide.T_SLOWNESS], row[tide.T_SHARE], row[tide.T_SHARE_LOAD] = (
-            min(max(slowness, 0.0), 1.0),
-            share,
-            share_backlog,
-        )
-        row[tide.T_HOLD] = exp(min(hold, 10.0)) / 1e3
-        row[tide.T_COMING] = max(coming, 0.0)
-        row[tide.T_DELAY] = max(delay, 0.0) / unit_s
-        row[tide.T_WORTH_AT], row[tide.T_COST_AT], row[tide.T_CAPACITY_AT] = map(plan.add, (worth, cost, capacity))
-        row[[tide.T_TAU_FAST, tide.T_TAU_MID, tide.T_TAU_SLOW]] = RATES_S
-        row[tide.T_TAU_SPEED], row[tide.T_WAITING_S] = PACE_S, waiting_s
-        row[tide.T_GUARD_ON_S] = GUARD_ON_S if self._guarded else np.inf
-        row[tide.T_GUARD_OFF_S] = GUARD_OFF_S
-        plan.head[PLAN_WIDTH_RULE], plan.head[PLAN_KNOBS_AT] = TIDE, plan.add(row)
-        seen = np.zeros(tide.E_SERVERS + config.servers * tide.F_SIZE)
-        no_width = np.full(config.servers * config.segments, -1.0)
-        plan.head[PLAN_MEMORY_AT] = plan.add(np.concatenate([seen, no_width]))
+        its = Knobs.blank()
+        its.price.numbers[:] = x[:PRICES].view(np.int64)
+        its.transfer, its.batch, its.move_s = max(transfer, 0.0), max(batch, 0.0), move_ms / 1e3
+        its.slowness, its.share, its.share_load = min(max(slowness, 0.0), 1.0), share, share_backlog
+        its.hold = exp(min(hold, 10.0)) / 1e3
+        its.coming = max(coming, 0.0)
+        its.delay = max(delay, 0.0) / unit_s
+        its.worth_at, its.cost_at, its.capacity_at = map(plan.add, (worth, cost, capacity))
+        its.tau_fast_s, its.tau_mid_s, its.tau_slow_s = RATES_S
+        its.tau_speed_s, its.waiting_s = PACE_S, waiting_s
+        its.guard_on_s, its.guard_off_s = GUARD_ON_S if self._guarded else np.inf, GUARD_OFF_S
+        plan.head.width_rule.rule, plan.head.knobs_at = TIDE, plan.add(its.numbers)
+        seen = np.zeros(Memory.size + config.servers * Remembered.size, np.int64)
+        no_width = np.full(config.servers * config.segments, NONE, np.int64)
+        plan.head.memory_at = plan.add(np.concatenate([seen, no_width]))
         return plan.row()
 
     def _tables(self, stretch: Reals, own: float) -> tuple[Reals, Reals, Reals, float, float]:
         """Worth (S, W), cost (N, keys), capacity (N,) in images/s; a unit of cost, and what one waiting is, in s."""
-        config = self._context.config
+        config = self.context.config
         servers, segments, widths = config.servers, config.segments, len(config.widths)
-        image = cost_tables(config, self._context.costs)[0].reshape(servers, segments, widths, widths + 1) / _NS
+        image = cost_tables(config, self.context.costs)[0].reshape(servers, segments, widths, widths + 1) / _NS
         mean = image.mean(axis=0)
         full_s = _path_s(image, (widths - 1,) * segments)
         ahead = np.zeros((segments, widths))  # a wider output makes the next segment dearer
         ahead[:-1] = mean[1:, :, 1:].mean(axis=1) - mean[1:, :, 1:2].mean(axis=1)
         unit_s = full_s.mean()
         cost = (own * image + (1 - own) * mean + ahead[None, :, :, None]) / unit_s
-        steps = worth_of_steps(self._context) * np.exp(stretch.reshape(segments, widths - 1))
+        steps = worth_of_steps(self.context) * np.exp(stretch.reshape(segments, widths - 1))
         worth = np.hstack([np.zeros((segments, 1)), np.cumsum(steps, axis=1)])
         middle = tuple(min(widths - 1, s + s // 3) * (widths > 1) for s in range(segments))  # cheap ones, then full
         middle_s = _path_s(image, middle)
@@ -128,8 +113,8 @@ class TideRouter:
     # ------------------------------------------------------------------------------------------------------- files
 
     def save(self, path: Path, made_by: Mapping[str, Any]) -> None:
-        """Write it, atomically; `made_by` says how it came about."""
-        config = self._context.config
+        """Write it, atomically, for `TideSpec.read`; `made_by` says how it came about."""
+        config = self.context.config
         names = [knob.name for knob in knobs(config.segments, len(config.widths))]
         header = {
             "kind": KIND,
@@ -139,29 +124,6 @@ class TideRouter:
             "made_by": json.dumps(dict(made_by)),
         }
         checkpoint.write(path, {"tide.values": self.values}, header)
-
-    @classmethod
-    def load(cls, path: Path, context: RouterContext) -> TideRouter:
-        """Read one for a cluster; raises `InputError` where it was made for another network, or is damaged."""
-        tensors, header = checkpoint.read(path)
-        config = context.config
-        try:
-            found = (int(header["segments"]), tuple(json.loads(header["widths"])), json.loads(header["names"]))
-            values = tensors["tide.values"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
-        if found[:2] != (config.segments, config.widths):
-            problem = f"trained for {found[0]} segments at widths {list(found[1])}"
-            here = f"the scenario has {config.segments} at {list(config.widths)}"
-            raise InputError(str(path), "", f"{problem}; {here}. Train one for this network: slimsched tune")
-        names = [knob.name for knob in knobs(config.segments, len(config.widths))]
-        if found[2] != names:
-            differ = ", ".join(sorted(set(found[2]) ^ set(names))) or "their order"
-            problem = f"made by another version of Tide, whose knobs differ ({differ})"
-            raise InputError(str(path), "", f"{problem}. Tune it anew: slimsched tune")
-        if values.shape != (len(names),):
-            raise InputError(str(path), "tide.values", f"has the shape {values.shape}, not {(len(names),)}: damaged")
-        return cls(values, context)
 
 
 def worth_of_steps(context: RouterContext) -> Reals:

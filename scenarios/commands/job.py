@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time  # noqa: TID251 - how long tuning took
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from policies.errors import InputError
 from scenarios.commands.shared import (
     compiling_told,
+    described_job,
     job_in,
     opened,
     require_trained,
     tell_overload,
     with_routers,
-    world_in,
 )
-from scenarios.files.documents import write_text
-from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import TRAINED_ROUTER
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import LOG_FILE, read_cores, read_log
-from scenarios.show.words import format_comparison, format_score, format_validation
-from scenarios.terminal.output import Output, output_file, picture_file
+from scenarios.show.comparison import format_comparison
+from scenarios.show.result import format_score
+from scenarios.show.validation import format_validation
+from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:
     from policies.replay import Divergence
@@ -33,13 +32,13 @@ SHOWN = 400  # characters of an event or of a step's commands
 
 def run(arguments: Namespace) -> int:
     """Everything, end to end."""
-    from scenarios.job.run import ScenarioRun
+    from scenarios.job.run import carry_out
 
     output = Output(arguments)
     scenario, folder = opened(arguments)
-    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    job = job_in(scenario, folder, output)
     with compiling_told(output, (*scenario.compare.routers, *scenario.validate_.routers)):
-        outcome = job.carry_out()
+        outcome = carry_out(job)
     texts = [format_comparison(outcome.comparison)]
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
@@ -49,6 +48,8 @@ def run(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train the PPO router."""
+    from scenarios.job.router import make_router
+
     output = Output(arguments)
     scenario, folder = opened(arguments)
     if arguments.decisions is not None:
@@ -59,71 +60,46 @@ def train(arguments: Namespace) -> int:
         scenario = scenario.model_copy(update={"training": training})
     if arguments.seed is not None:
         scenario = scenario.model_copy(update={"seed": arguments.seed})
-    job, world = job_in(scenario, folder, output)
+    job, world = described_job(scenario, folder, output)
     tell_overload(output, world)
     with compiling_told(output, (TRAINED_ROUTER,), arguments.engine):
-        score = job.make_router(world, arguments.engine)
+        score = make_router(job, world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
     return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
 
 
 def tune(arguments: Namespace) -> int:
     """Tune a rule, or Tide, and write its file."""
-    from scenarios.learn.tune import FloorError, tune_world
-    from scenarios.learn.tuned_files import failure_path, knobs_of, read_start, save_tuned, tuned_path
-    from scenarios.terminal.progress import Progress
-    from scenarios.world.materials import default_folder
+    from scenarios.job.tuning import Tuning, tune_router, tuned_text
 
     output = Output(arguments)
-    path = output_file("--out", tuned_path(arguments.out, arguments.router))
-    scenario = load_scenario(arguments.scenario)
-    world = world_in(scenario, default_folder(scenario))
-    start = None if arguments.start is None else read_start(arguments.start, world, arguments.router)
-    knobs = knobs_of(world, arguments)
-    began_s = time.monotonic()
-    with (
-        compiling_told(output, (), "compiled"),
-        Progress("tune", knobs.decisions, unit="decision", quiet=output.quiet) as bar,
-    ):
-        done = 0
-
-        def tell(decisions: int, cost: float) -> None:
-            nonlocal done
-            bar.update(min(decisions, knobs.decisions) - done)
-            done = min(decisions, knobs.decisions)
-
-        try:
-            found = tune_world(world, arguments.router, knobs, start=start, on_progress=tell)
-        except FloorError as error:
-            asked = f"scenarios/{scenario.name}.yaml --router {arguments.router} --floor {knobs.floor:g}"
-            told = f"slimsched tune {asked} --decisions {knobs.decisions} --seed {knobs.seed}"
-            write_text(failure_path(path), f"{error} ({told})\n")
-            raise
-    document = save_tuned(
-        found,
-        world,
-        knobs,
-        path,
-        arguments.scenario,
-        start=None if arguments.start is None else str(arguments.start),
-        seconds=time.monotonic() - began_s,
+    wanted = Tuning(
+        scenario=arguments.scenario,
+        router=arguments.router,
+        out=arguments.out,
+        floor=arguments.floor,
+        decisions=arguments.decisions,
+        seed=arguments.seed,
+        start=arguments.start,
+        without=tuple(arguments.without),
     )
-    text = (
-        f"{found.kind}: {1000 * found.mean_s:.2f} ms (p99 {1000 * found.p99_s:.1f}) at {100 * found.accuracy:.3f} % "
-        f"on runs of tuning, {found.decisions + found.level_decisions:,} decisions\nrouter: {path}"
-    )
-    return output.result(text, document)
+    path = wanted.path
+    with compiling_told(output, (), "compiled"):
+        found, document = tune_router(wanted, quiet=output.quiet)
+    return output.result(f"{tuned_text(found)}\nrouter: {path}", document)
 
 
 def validate(arguments: Namespace) -> int:
     """Simulation against real executors."""
+    from scenarios.job import validation as stage
+
     output = Output(arguments)
     scenario, folder = opened(arguments)
     scenario = with_routers(scenario, "validate_", arguments)
     require_trained(scenario.validate_.routers, folder)
-    job, world = job_in(scenario, folder, output)
+    job, world = described_job(scenario, folder, output)
     with compiling_told(output, scenario.validate_.routers):
-        validation = job.validate(world)
+        validation = stage.validate(job, world)
     return output.result(format_validation(validation), validation)
 
 
@@ -170,6 +146,6 @@ def report(arguments: Namespace) -> int:
     from scenarios.show.page import build_report, save_picture
 
     path = build_report(arguments.run)
-    if (picture := picture_file(arguments)) is not None:
-        save_picture(arguments.run, picture)
+    if arguments.picture is not None:
+        save_picture(arguments.run, arguments.picture)
     return Output(arguments).result(f"report: {path}", {"report": str(path)})

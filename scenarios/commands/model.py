@@ -5,17 +5,17 @@ from __future__ import annotations
 from argparse import Namespace
 
 from policies.errors import InputError
-from scenarios.commands.shared import opened, require_unique
+from scenarios.commands.shared import job_in, opened, require_unique
 from scenarios.executors.devices import chosen_devices
 from scenarios.files.spec import Scenario
-from scenarios.show.words import table
+from scenarios.show.table import Table, columns, to_text
 from scenarios.terminal.output import Output
 from scenarios.world.materials import ACCURACY_FILE, read_accuracy
 
 
 def model_train(arguments: Namespace) -> int:
     """Train the scenario's network and evaluate it."""
-    from scenarios.job.run import ScenarioRun
+    from scenarios.job.network import make_accuracy, make_model
 
     output = Output(arguments)
     scenario, folder = opened(arguments)
@@ -24,13 +24,14 @@ def model_train(arguments: Namespace) -> int:
     if given.network is None or given.checkpoint is not None:
         found = "missing; it names the network to train" if given.network is None else "a checkpoint is named as well"
         raise InputError(str(arguments.scenario), "model.network", f"{found}; give network and no checkpoint")
-    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
-    job.make_model()
-    job.make_accuracy()
+    job = job_in(scenario, folder, output)
+    make_model(job)
+    make_accuracy(job)
     path = job.model.path
     uniform = {w: v for w, v in read_accuracy(scenario, folder).prior.top1.items() if len(set(w)) == 1}
     rows = [[f"{widths[0]:g}", f"{100 * value:.2f}"] for widths, value in uniform.items()]
-    text = f"{table(['uniform width', 'top-1 %'], rows)}\nmodel: {path}\naccuracy: {folder / ACCURACY_FILE}"
+    notes = [f"model: {path}", f"accuracy: {folder / ACCURACY_FILE}"]
+    text = to_text([Table(columns("uniform width", "top-1 %"), rows, notes=notes)])
     document = [{"widths": list(widths), "top1": value} for widths, value in uniform.items()]
     return output.result(text, {"model": str(path), "accuracy": str(folder / ACCURACY_FILE), "uniform": document})
 
@@ -42,20 +43,20 @@ def _without_table(scenario: Scenario) -> Scenario:
 
 def model_evaluate(arguments: Namespace) -> int:
     """Every width tuple on every test image."""
-    from scenarios.job.run import ScenarioRun
+    from scenarios.job.network import make_accuracy
 
     output = Output(arguments)
     scenario, folder = opened(arguments)
     scenario = _without_table(scenario)
-    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
+    job = job_in(scenario, folder, output)
     if not job.model.path.is_file():
         remedy = "name the file that you mean" if scenario.model.checkpoint else "`slimsched model train` makes it"
         raise InputError(str(arguments.scenario), "model", f"no {job.model.path} yet; {remedy}")
-    job.make_accuracy()
+    make_accuracy(job)
     top1 = read_accuracy(scenario, folder).prior.top1
     rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
     document = [{"widths": list(widths), "top1": value} for widths, value in top1.items()]
-    text = f"{table(['widths', 'top-1 %'], rows)}\naccuracy: {folder / ACCURACY_FILE}"
+    text = to_text([Table(columns("widths", "top-1 %"), rows, notes=[f"accuracy: {folder / ACCURACY_FILE}"])])
     return output.result(text, {"schema": "slimsched.top1/1", "tuples": document})
 
 

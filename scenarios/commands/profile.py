@@ -14,9 +14,7 @@ from hw.networks import ModelFile, Network
 from policies.errors import InputError
 from scenarios.executors.checking import (
     announced_check,
-    check_document,
     check_world,
-    format_check,
     meaningful,
     open_loop,
     other_programs,
@@ -30,8 +28,10 @@ from scenarios.executors.devices import chosen_devices
 from scenarios.executors.preflight import stamp_warnings
 from scenarios.files.documents import json_text, write_text
 from scenarios.files.reading import read_profile
+from scenarios.show.check import check_document, format_check
 from scenarios.show.profile import described
-from scenarios.terminal.output import Output, output_file, writable_folder
+from scenarios.terminal.output import Output
+from scenarios.terminal.places import writable_file, writable_folder
 from sim.profile import Profile
 
 
@@ -41,15 +41,12 @@ def profile_show(arguments: Namespace) -> int:
     profile = read_profile(arguments.profile)
     parts = [described(profile)]
     if arguments.plot is not None:
-        from scenarios.show.page import profile_page
+        from scenarios.show.profile_page import profile_page
 
-        write_text(_in_a_folder("--plot", output_file("--plot", arguments.plot)), profile_page(profile))
+        write_text(arguments.plot, profile_page(profile))
         parts.append(f"plotted: {arguments.plot}")
     if arguments.figures is not None:
-        parts += [
-            f"figure: {path}"
-            for path in write_figures(profile, _folder("--figures", _in_a_folder("--figures", arguments.figures)))
-        ]
+        parts += [f"figure: {path}" for path in write_charts(profile, arguments.figures)]
     return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
 
 
@@ -57,18 +54,18 @@ def profile_synth(arguments: Namespace) -> int:
     """A profile from published figures, or one of every GPU."""
     from calibrate.costs import costs_of
     from calibrate.datasheet import GPUS, synthesize
-    from hw.networks import Network
 
     output = Output(arguments)
     if arguments.all == (arguments.gpu is not None):
         raise InputError("profile synth", "", f"name a GPU or give --all; GPUs: {', '.join(GPUS)}")
     if arguments.all and arguments.out is None:
         raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
+    if arguments.out is not None:
+        (writable_folder if arguments.all else writable_file)(arguments.out)
     network = Network(arguments.network, arguments.options, "--network", "")
     costs = costs_of(network.build(), network.label, network.label)
     if arguments.all:
-        folder = _folder("--out", arguments.out)
-        paths = [folder / f"{key}.yaml" for key in GPUS]
+        paths = [arguments.out / f"{key}.yaml" for key in GPUS]
         for key, path in zip(GPUS, paths, strict=True):
             write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
         return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
@@ -76,7 +73,7 @@ def profile_synth(arguments: Namespace) -> int:
     document = profile.model_dump(mode="json", by_alias=True)
     if arguments.out is None:
         return output.result(profile.to_yaml().rstrip(), document)
-    write_text(output_file("--out", arguments.out), profile.to_yaml())
+    write_text(arguments.out, profile.to_yaml())
     return output.result(f"profile: {arguments.out}", document)
 
 
@@ -86,45 +83,27 @@ def profile_schema(arguments: Namespace) -> int:
     return Output(arguments).result(json_text(schema).rstrip(), schema)
 
 
-def _in_a_folder(flag: str, path: Path) -> Path:
-    """A place in a folder that is there; a mistyped path makes no folders."""
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise InputError(flag, "", f"{path}: there is no folder {path.parent}; make it, or name one that exists")
-    return path
-
-
-def _folder(flag: str, path: Path) -> Path:
-    if path.exists() and not path.is_dir():
-        raise InputError(flag, "", f"{path}: this is a file; name a folder")
-    return writable_folder(flag, path)
-
-
-def write_figures(profile: Profile, folder: Path) -> list[Path]:
+def write_charts(profile: Profile, folder: Path) -> list[Path]:
     """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
-    from hw.files import atomic_path
-    from scenarios.show import charts as figures
+    from scenarios.show import profile_charts as charts
+    from scenarios.show.charts import save
     from scenarios.show.profile_curves import latency_bands, under_load
 
     loaded = under_load(profile)
     drawn = {
-        "latency": figures.latency_curves(profile, latency_bands(profile)),
-        "figure1": figures.utilization_by_batch(profile),
-        "figure2": figures.energy_by_utilization(profile, loaded),
-        "figure3": figures.latency_by_utilization(profile, loaded),
+        "latency": charts.latency_curves(profile, latency_bands(profile)),
+        "figure1": charts.utilization_by_batch(profile),
+        "figure2": charts.energy_by_utilization(profile, loaded),
+        "figure3": charts.latency_by_utilization(profile, loaded),
     }
     paths = [folder / f"{name}.png" for name in drawn]
     for path, figure in zip(paths, drawn.values(), strict=True):
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(figures.to_png(figure))
+        save(figure, path)
     return paths
 
 
 def profile_check(arguments: Namespace) -> int:
     """Exit code 0 where the profile still holds, 1 where it does not or where nothing could be judged."""
-    from scenarios.executors.devices import chosen_devices
-    from scenarios.terminal.output import Output
-
     output = Output(arguments)
     profile = read_profile(arguments.profile)
     source, named = str(arguments.profile), arguments.network
@@ -163,8 +142,7 @@ def devices(arguments: Namespace) -> int:
 
 def calibrate(arguments: Namespace) -> int:
     """Measure local devices; each gets a profile."""
-    from calibrate import model_costs
-    from hw.networks import ModelFile, Network
+    from calibrate import Calibration, model_costs
     from scenarios.executors.calibrate import calibrate_device
     from scenarios.executors.checking import SERVING_S, with_serving
     from scenarios.show.profile import spoilt
@@ -175,25 +153,24 @@ def calibrate(arguments: Namespace) -> int:
     file = ModelFile(arguments.model, network)
     chosen = [(asked, asked.replace(":", ""), device) for asked, device in chosen_devices(arguments.device)]
     model_costs(file)  # what is no model, or an --out that can't be written, shows before anything is measured
-    written = [output_file("--out", writable_folder("--out", arguments.out) / f"{name}.yaml") for _, name, _ in chosen]
+    written = [writable_file(arguments.out / f"{name}.yaml") for _, name, _ in chosen]
     measuring_s = max(arguments.budget - SERVING_S, 0.75 * arguments.budget)
     warnings = []
     for (asked, name, device), path in zip(chosen, written, strict=True):
         with _naming(asked):
-            profile = calibrate_device(
+            wanted = Calibration(
                 file,
                 device,
-                peer=device,
                 budget_s=measuring_s,
-                reserved_s=arguments.budget - measuring_s,
                 batch_limit=arguments.batch_limit,
                 log_path=arguments.out / f"{name}.jsonl",
                 seed=arguments.seed,
+                peer=device,
                 name=name,
-                quiet=output.quiet,
-                say=output.remark,
                 allow_busy=arguments.allow_busy,
             )
+            reserved_s = arguments.budget - measuring_s
+            profile = calibrate_device(wanted, quiet=output.quiet, say=output.remark, reserved_s=reserved_s)
         write_text(path, profile.to_yaml())
         output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
         write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
 from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import ROUTER_SUFFIX, TRAINED_ROUTER, check_router, is_router_file
+from scenarios.files.router_names import TRAINED_ROUTER, check_router, is_learned, is_router_file, needs_training
 from scenarios.files.spec import Scenario, unique
 from scenarios.terminal.output import Output
+from scenarios.terminal.places import writable_folder
 
 if TYPE_CHECKING:
-    from scenarios.job.run import ScenarioRun
+    from scenarios.job.job import Job
     from scenarios.world.world import World
 
 
@@ -25,10 +26,7 @@ def opened(arguments: Namespace) -> tuple[Scenario, Path]:
     from scenarios.world.materials import default_folder
 
     scenario = load_scenario(arguments.scenario)
-    folder: Path = arguments.out or default_folder(scenario)
-    if folder.exists() and not folder.is_dir():
-        raise InputError("--out", "", f"{folder}: this is a file; name a run folder")
-    return scenario, folder
+    return scenario, writable_folder(arguments.out or default_folder(scenario))
 
 
 def world_in(scenario: Scenario, folder: Path) -> World:
@@ -38,13 +36,20 @@ def world_in(scenario: Scenario, folder: Path) -> World:
     return make_world(scenario, folder)
 
 
-def job_in(scenario: Scenario, folder: Path, output: Output) -> tuple[ScenarioRun, World]:
-    """The run whose stages a command does singly, and its world."""
-    from scenarios.job.run import ScenarioRun
+def job_in(scenario: Scenario, folder: Path, output: Output) -> Job:
+    """The job of a scenario in its run folder."""
+    from scenarios.job.job import Job
+
+    return Job(scenario, folder, say=output.remark, quiet=output.quiet)
+
+
+def described_job(scenario: Scenario, folder: Path, output: Output) -> tuple[Job, World]:
+    """The job whose stages a command does singly, written into its folder; and its world."""
+    from scenarios.job.run import describe
 
     world = world_in(scenario, folder)
-    job = ScenarioRun(scenario, folder, say=output.remark, quiet=output.quiet)
-    job.describe()
+    job = job_in(scenario, folder, output)
+    describe(job)
     return job, world
 
 
@@ -58,8 +63,7 @@ def tell_overload(output: Output, world: World) -> None:
 
 def compiling_told(output: Output, routers: Sequence[str], engine: str = "simpy") -> AbstractContextManager[None]:
     """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
-    is_trained = any(name == TRAINED_ROUTER or name.endswith(ROUTER_SUFFIX) for name in routers)
-    if engine == "simpy" and not is_trained:
+    if engine == "simpy" and not any(map(is_learned, routers)):
         return contextlib.nullcontext()
     from scenarios.terminal.compiling import telling
 
@@ -96,7 +100,7 @@ def trained_in(folder: Path) -> Path:
 
 def require_trained(routers: Sequence[str], folder: Path) -> None:
     """Raises `InputError` where a trained router is asked for and none is there."""
-    if TRAINED_ROUTER in routers and not trained_in(folder).is_file():
+    if needs_training(routers) and not trained_in(folder).is_file():
         raise InputError(
             str(folder), "", f"no router is trained yet for {TRAINED_ROUTER!r}; run `slimsched train` first"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scenarios.commands.shared import (
     compiling_told,
-    job_in,
+    described_job,
     opened,
     require_trained,
     require_unique,
@@ -20,8 +20,9 @@ from scenarios.commands.shared import (
 from scenarios.files.router_names import check_router
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import write_run
-from scenarios.show.words import format_result, number
-from scenarios.terminal.output import Output, picture_file
+from scenarios.show.numbers import number
+from scenarios.show.result import format_result
+from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import Bounds, Comparison
@@ -53,31 +54,32 @@ def simulate(arguments: Namespace) -> int:
 def compare(arguments: Namespace) -> int:
     """Routers x seeds in simulation."""
     from scenarios.files.router_names import display_name
+    from scenarios.job import comparison as stage
     from scenarios.runs.simulate import default_jobs
     from scenarios.show.comparison import format_all
 
     output = Output(arguments)
-    picture = picture_file(arguments)
     scenario, folder = opened(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
-    job, world = job_in(scenario, folder, output)
+    job, world = described_job(scenario, folder, output)
     tell_overload(output, world)
     given = scenario.compare
     runs = len(given.routers) * len(given.seeds)
     jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
     with compiling_told(output, given.routers, arguments.engine):
-        comparison = job.compare(
+        comparison = stage.compare(
+            job,
             world,
             arguments.engine,
             jobs=jobs,
             against=None if arguments.against is None else display_name(arguments.against),
             bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
         )
-    if picture is not None:
-        from scenarios.show.trade_offs import save_trade_offs
+    if arguments.picture is not None:
+        from scenarios.show import charts
 
-        save_trade_offs(comparison, picture)
+        charts.save(charts.trade_off_chart(comparison), arguments.picture)
     return output.result(format_all(comparison), comparison)
 
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Real executors: the devices that servers stand for, calibration, what must fit, runs on hardware, validation."""

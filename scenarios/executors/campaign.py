@@ -13,7 +13,7 @@ from policies.errors import InputError, WorkError
 from policies.records import RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.pace import Changes, mean_pace
-from scenarios.files.spec import Scenario, TraceWorkload, ValidateSection
+from scenarios.files.spec import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
     GROWTH_OF_SATURATION,
     Kind,
@@ -126,7 +126,7 @@ def require_plan(scenario: Scenario, given: ValidateSection) -> tuple[float, flo
     Raises:
         InputError: a trace is to be run at given loads, or nothing would be left to count.
     """
-    if (given.loads or given.saturate) and isinstance(scenario.workload, TraceWorkload):
+    if (given.loads or given.saturate) and scenario.workload.base_img_s(1.0) is None:
         key = "validate.loads" if given.loads else "validate.saturate"
         problem = "a trace has no rate to set; leave it out, or take another workload (poisson, mmpp ...)"
         raise InputError(scenario.name, key, problem)

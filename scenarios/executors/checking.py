@@ -7,10 +7,9 @@ arrivals are simulated from the profile. There are several such runs, each with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +18,6 @@ from calibrate.check import (
     CheckedFigure,
     Pair,
     estimated_s,
-    holds,
-    is_judged,
-    is_promising,
     numbers_of,
     repeatability_pct,
 )
@@ -41,7 +37,7 @@ from scenarios.executors.announce import span
 from scenarios.executors.devices import device_spec
 from scenarios.executors.pace import mean_pace, observed_paces
 from scenarios.executors.preflight import require_device
-from scenarios.executors.run import SATURATED_IMAGES, real_cluster, run_on_hardware
+from scenarios.executors.run import SATURATED_IMAGES, RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving import is_served, measure_serving, with_overheads
 from scenarios.files.spec import (
     ClusterSection,
@@ -52,18 +48,17 @@ from scenarios.files.spec import (
     Scenario,
     ServerSection,
 )
+from scenarios.metrics.catalogue import CHECKED
 from scenarios.metrics.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import UNMETERED
 from scenarios.runs.capacity import capacity
 from scenarios.runs.simulate import simulate_figures
-from scenarios.show.words import number, table
 from scenarios.terminal.progress import Progress
 from scenarios.world.build import build_world, device_section
 from scenarios.world.world import Accuracy, World
 from sim.profile import Profile
 
-SCHEMA = "slimsched.check/1"
 ROUTER = "random"
 SERVER = "checked"
 SHARE = 0.5  # of the largest stable rate
@@ -75,19 +70,10 @@ SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
 FOREIGN = "it is lent to others and comes back; points are compared at full pace, runs at the pace they had"
-NOTHING = "nothing could be measured"
 MEANS_NOTHING_PCT = 50.0  # allowed: to hold says nothing
-RULE = "a figure drifts only where its whole 95 % interval lies beyond what is allowed"
 MODELLED = "power is modelled: nothing measures it"
 
-_FIGURES: dict[str, tuple[Callable[[Result], float | None], float, str, str]] = {
-    "mean latency": (lambda result: result["latency_s"]["mean"], PROMISED_PCT["latency_mean"], "slower", "faster"),
-    "p99 latency": (lambda result: result["latency_s"]["p99"], PROMISED_PCT["latency_p99"], "slower", "faster"),
-    "throughput": (lambda result: result["throughput_img_s"], PROMISED_THROUGHPUT_PCT, "more", "less"),
-    "energy per image": (
-        lambda result: result["energy_per_image_j"]["total"], PROMISED_PCT["energy_per_image"], "more", "less",
-    ),
-}  # fmt: skip
+_PROMISED_PCT = {**PROMISED_PCT, "throughput": PROMISED_THROUGHPUT_PCT}
 
 
 def profile_device(profile: Profile, source: str) -> DeviceSpec:
@@ -273,10 +259,11 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
     with real_cluster(world, file) as cluster:
         for index in range(RUNS):
             run_seed = derived_seed(seed, f"check:{index}")
-            real, record = run_on_hardware(
-                world, cluster, dataset, world.router(ROUTER), ROUTER, run_seed,
-                duration_s=duration_s, warmup_s=warmup_s, image_limit=SATURATED_IMAGES, keep_log=False,
+            wanted = RealRun(
+                ROUTER, world.router(ROUTER), run_seed, duration_s, warmup_s,
+                image_limit=SATURATED_IMAGES, keep_log=False,
             )  # fmt: skip
+            real, record = run_on_hardware(world, cluster, dataset, wanted)
             paces = observed_paces(record, world.cluster.devices, [0])
             simulated = simulate_figures(
                 world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s, paces=paces
@@ -287,15 +274,17 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
 def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedFigure]:
     """Latencies, throughput and energy of runs; and the device's pace, where the profile has one."""
     figures = []
-    for name, (value_of, promised_pct, more, less) in _FIGURES.items():
-        values = [(value_of(run.simulated), value_of(run.real)) for run in runs]
+    for measure in CHECKED:
+        name, is_latency = measure.title, measure.unit == "ms"
+        values = [(measure.of(run.simulated), measure.of(run.real)) for run in runs]
         pairs = tuple(
             Pair(f"run {index}", (simulated,), (real,))
             for index, (simulated, real) in enumerate(values, start=1)
             if simulated and real
         )
-        repeatability = repeatability_pct(profile) if "latency" in name else 0.0
-        allowed = Allowed.by(promised_pct, repeatability_pct=repeatability)
+        repeatability = repeatability_pct(profile) if is_latency else 0.0
+        allowed = Allowed.by(_PROMISED_PCT[measure.stem], repeatability_pct=repeatability)
+        more, less = ("slower", "faster") if is_latency else ("more", "less")
         figures.append(CheckedFigure(name, pairs, allowed, more, less, _not_judged(profile, name)))
     usual = 1.0 if profile.pace is None else profile.pace.mean_factor
     paces = tuple(Pair(f"run {i}", (usual,), (run.pace,)) for i, run in enumerate(runs, start=1) if run.pace)
@@ -316,92 +305,3 @@ def _any_images(file: ModelFile) -> Dataset:
     image = np.random.default_rng(0).standard_normal((1, *spec.input_shape), dtype=np.float32)
     label = np.zeros(1, dtype=np.int64)
     return Dataset("noise", image, label, image, label, spec.classes)
-
-
-# --------------------------------------------------------------------------------------------------------- the report
-
-
-def format_check(profile: Profile, figures: Sequence[CheckedFigure]) -> str:
-    """A row a figure; then what has drifted, in words, and what to do."""
-    head = ["figure", "measured", "error %", "largest %", "bias %", "95 % of it", "allowed %", "bias", "verdict"]
-    rows = [_row(figure) for figure in figures if figure.pairs]
-    notes = [f"{figure.figure} is not judged: {figure.not_judged}" for figure in figures if figure.not_judged]
-    notes += [f"{figure.figure}: {NOTHING}" for figure in figures if not figure.pairs]
-    notes += [
-        f"{figure.figure}: the profile states so large errors itself that only larger ones count; calibrate longer, or "
-        "on a quieter machine"
-        for figure in figures
-        if not is_promising(figure) and not figure.not_judged
-    ]
-    notes.append(RULE)
-    notes.append("errors are medians, in per cent of what is measured now; bias above 0: the profile says more")
-    if holds(figures):
-        last = [f"the profile {profile.name} holds"]
-    elif not is_judged(figures):
-        reasons = "; ".join(f"{figure.figure}: {figure.not_judged or NOTHING}" for figure in figures)
-        last = [f"nothing could be judged, so the profile {profile.name} may hold or not ({reasons or NOTHING})"]
-    else:
-        last = [_found(figure) for figure in figures if figure.finding]
-        last.append(f"the profile {profile.name} no longer holds; `slimsched calibrate` makes a new one")
-    return "\n".join([table(head, rows), *notes, *last])
-
-
-def _found(figure: CheckedFigure) -> str:
-    """What has drifted, and that it is the table's bias: a profile that says three times as much is 67 % off one way
-    and 200 % the other."""
-    if not figure.is_biased:
-        return figure.finding
-    told = f"it says {1 + figure.bias_pct / 100:.2f} times what is measured now"
-    return f"{figure.finding} ({told}, a bias of {figure.bias_pct:+.1f} %)"
-
-
-def _row(figure: CheckedFigure) -> list[str]:
-    low, high = figure.bias_interval_pct
-    return [
-        figure.figure,
-        str(len(figure.pairs)),
-        number(figure.median_abs_pct, 1),
-        number(figure.max_abs_pct, 1),
-        number(figure.bias_pct, 1, signed=True),
-        f"{low:+.1f} to {high:+.1f}",
-        number(figure.allowed.size_pct, 1),
-        number(figure.allowed.bias_pct, 1),
-        figure.verdict,
-    ]
-
-
-def check_document(profile: Profile, warnings: Sequence[str], figures: Sequence[CheckedFigure]) -> dict[str, Any]:
-    """`slimsched.check/1`: errors in per cent, predicted and measured values in the figure's own unit."""
-    return {
-        "schema": SCHEMA,
-        "profile": profile.name,
-        "device": profile.device.name,
-        "holds": holds(figures),
-        "judged": is_judged(figures),
-        "warnings": list(warnings),
-        "figures": [_figure_document(figure) for figure in figures],
-    }
-
-
-def _figure_document(figure: CheckedFigure) -> dict[str, Any]:
-    errors = {}
-    if figure.pairs:
-        errors = {
-            "median_abs_pct": figure.median_abs_pct,
-            "mean_abs_pct": figure.mean_abs_pct,
-            "max_abs_pct": figure.max_abs_pct,
-            "bias_pct": figure.bias_pct,
-            "bias_interval_pct": list(figure.bias_interval_pct),
-            "size_interval_pct": list(figure.size_interval_pct),
-        }
-    return {
-        "figure": figure.figure,
-        "verdict": figure.verdict,
-        "not_judged": figure.not_judged,
-        "finding": figure.finding,
-        "looks": figure.looks,
-        "allowed_size_pct": figure.allowed.size_pct,
-        "allowed_bias_pct": figure.allowed.bias_pct,
-        **errors,
-        "pairs": [asdict(pair) for pair in figure.pairs],
-    }

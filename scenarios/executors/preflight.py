@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -10,7 +11,9 @@ import torch
 
 from calibrate.stamps import differences, stamps_here, stamps_of
 from hw.device import DeviceSpec
+from hw.instances import context_bytes
 from hw.networks import ModelFile
+from hw.slimmable import SlimmableModel
 from hw.telemetry import usable_cores
 from policies.errors import InputError
 from policies.vocabulary import Provenance
@@ -73,6 +76,35 @@ def require_possible(scenario: Scenario) -> None:
     require_distinct_names(scenario.validate_.routers)
     named = {s.name: scenario.cluster.greedy_of(s).vram_cap_gb for s in scenario.cluster.named_servers}
     _require_memory(scenario, {name: int(cap_gb * GB) for name, cap_gb in named.items() if cap_gb is not None})
+
+
+def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
+    """A cap must hold at least a worker's context and the weights to preload: known before anything is calibrated.
+
+    Where a profile is there, the world is made with its own figures, workspaces included (`scenarios.world`).
+
+    Raises:
+        InputError: a cap does not.
+    """
+    contexts: dict[DeviceSpec, int] = {}
+    for index, section in enumerate(scenario.cluster.named_servers):
+        given = scenario.cluster.greedy_of(section)
+        if given.vram_cap_gb is None or section.profile is not None:
+            continue
+        device = device_of(section, scenario.cluster.named_servers)
+        if device not in contexts:
+            contexts[device] = context_bytes(device)
+        everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
+        preload = {"all": everything, "none": ()}[given.preload] if isinstance(given.preload, str) else given.preload
+        loaded = (each for each in everything if each in preload)
+        weights_bytes = sum(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in loaded)
+        if contexts[device] + weights_bytes > given.vram_cap_gb * GB:
+            parts = (
+                f"{contexts[device] / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to preload"
+            )
+            problem = f"{given.vram_cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
+            key = f"cluster.servers.{index}.greedy.vram_cap_gb"
+            raise InputError(scenario.name, key, f"{problem}; raise it, or leave it out")
 
 
 def require_ready(world: World, model: ModelFile, routers: Sequence[str], trained: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time  # noqa: TID251 - wall time of a real run
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from calibrate.meter import Trust
@@ -22,8 +22,8 @@ from scenarios.executors.devices import device_of
 from scenarios.executors.pace import Changes, observed_paces
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
-from scenarios.metrics.result import Result
-from scenarios.metrics.summary import summarise
+from scenarios.metrics.result import Result, RunLabel, Window, summarise
+from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.world import World
 
@@ -67,31 +67,40 @@ def without_faults(world: World) -> World:
     return replace(world, scenario=world.scenario.model_copy(update={"faults": ()}))
 
 
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """One run in real time, with the arrivals, images, faults and random stream that the simulation has at this seed.
+
+    Attributes:
+        router: its name in the result, and of its random stream.
+        scale: multiplies the workload's rate.
+        end: the scenario's unless it is given.
+        image_limit: beyond so many requests the same images come again (a saturated run's would not fit into memory).
+    """
+
+    router: str
+    policy: RoutingPolicy
+    seed: int
+    duration_s: float
+    warmup_s: float
+    scale: float = 1.0
+    end: str | None = None
+    image_limit: int | None = None
+    emulate_links: bool = True
+    keep_log: bool = True
+
+
 def run_on_hardware(
     world: World,
     cluster: HardwareCluster,
     dataset: Dataset,
-    policy: RoutingPolicy,
-    router: str,
-    seed: int,
-    *,
-    duration_s: float,
-    warmup_s: float,
-    scale: float = 1.0,
-    end: str | None = None,
-    image_limit: int | None = None,
-    emulate_links: bool = True,
-    keep_log: bool = True,
+    wanted: RealRun,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> tuple[Result, RunRecord]:
-    """One run in real time, with the arrivals, images, faults and random stream that the simulation has at this seed.
-
-    `scale` multiplies the workload's rate, `end` is the scenario's unless it is given, and beyond `image_limit`
-    requests the same images come again (a saturated run's would not fit into memory).
-    """
-    scenario = world.scenario
-    planned = world.run_spec(seed, duration_s=duration_s, scale=scale, end=end)
-    images = world.images(seed, len(planned.arrivals_ns))[:image_limit]
+    """Carry out one run on executors that are there."""
+    scenario, seed = world.scenario, wanted.seed
+    planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
+    images = world.images(seed, len(planned.arrivals_ns))[: wanted.image_limit]
     run = HardwareRun(
         arrivals_ns=planned.arrivals_ns,
         images=dataset.test_images[images],
@@ -100,31 +109,27 @@ def run_on_hardware(
         end=planned.end,
         deadline_ns=planned.deadline_ns,
         drain_limit_ns=planned.drain_limit_ns,
-        keep_log=keep_log,
+        keep_log=wanted.keep_log,
         faults=planned.faults,
-        links=world.emulated_links(seed) if emulate_links else None,
+        links=world.emulated_links(seed) if wanted.emulate_links else None,
     )
     began_ns = time.monotonic_ns()
-    rng = stream(seed, f"router:{router}")
+    rng = stream(seed, f"router:{wanted.router}")
     spec = world.cluster
-    record = cluster.run(run, spec.router, spec.weights, spec.prior, policy, rng, on_progress)
-    result = summarise(
-        record,
+    record = cluster.run(run, spec.router, spec.weights, spec.prior, wanted.policy, rng, on_progress)
+    wall_s = (time.monotonic_ns() - began_ns) / 1e9
+    label = RunLabel(
         scenario=scenario.name,
-        router=router,
+        router=wanted.router,
         seed=seed,
         mode="hardware",
         engine="torch",
         provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
         accuracy_provenance=MEASURED,
-        warmup_s=warmup_s,
-        horizon_s=duration_s,
-        deadline_s=scenario.deadline_s,
-        wall_s=(time.monotonic_ns() - began_ns) / 1e9,
-        prior=world.accuracy.prior,
-        context=world.signature_context,
     )
-    return result, record
+    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s)
+    result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
+    return diagnosed(result, world.signature_context), record
 
 
 def validate_runs(
@@ -167,20 +172,17 @@ def validate_runs(
     with real_cluster(world, model) as cluster:
 
         def serve(job: Job) -> Ran:
-            return run_on_hardware(
-                world_of(job),
-                cluster,
-                dataset,
-                world.router(files[job.router], trained),
+            wanted = RealRun(
                 job.router,
+                world.router(files[job.router], trained),
                 job.seed,
-                duration_s=plan.duration_s,
-                warmup_s=plan.warmup_s,
+                plan.duration_s,
+                plan.warmup_s,
                 scale=job.scale,
                 end=_end_of(job),
                 image_limit=SATURATED_IMAGES if job.kind == "saturated" else None,
-                on_progress=on_progress,
             )
+            return run_on_hardware(world_of(job), cluster, dataset, wanted, on_progress)
 
         yield from Campaign(plan, simulate, serve, finished, paces_of).carry_out()
 

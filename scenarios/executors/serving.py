@@ -28,7 +28,7 @@ from policies.chance import derived_seed
 from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.pace import mean_pace, observed_paces
-from scenarios.executors.run import real_cluster, run_on_hardware, without_faults
+from scenarios.executors.run import RealRun, real_cluster, run_on_hardware, without_faults
 from scenarios.world.world import World
 from sim.costs import input_bytes
 from sim.profile import Profile
@@ -57,10 +57,11 @@ def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int)
     if (loads := world.scenario.validate_.loads) and world.rate_img_s:
         scale = min(loads) * world.capacity_img_s / world.rate_img_s  # caches are colder the longer a core sleeps
     with real_cluster(world, model) as cluster:
-        _, record = run_on_hardware(
-            world, cluster, dataset, world.router("random"), "random", derived_seed(seed, "serving"),
-            duration_s=RUN_S, warmup_s=WARMUP_S, scale=scale, emulate_links=False, keep_log=False,
+        wanted = RealRun(
+            "random", world.router("random"), derived_seed(seed, "serving"), RUN_S, WARMUP_S, scale,
+            emulate_links=False, keep_log=False,
         )  # fmt: skip
+        _, record = run_on_hardware(world, cluster, dataset, wanted)
     cluster_spec = world.cluster
     return overheads_of(record, cluster_spec.devices, [server.device for server in cluster_spec.servers])
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hw.files import atomic_path
 from policies.errors import InputError, nearest
+from policies.files import atomic_path
 
 
 def write_text(path: Path, text: str) -> None:

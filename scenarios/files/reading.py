@@ -6,32 +6,26 @@ It reads and checks; it builds nothing from what it read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from policies import strict
 from policies.errors import InputError, nearest
-from policies.strict import StrictModel
+from policies.own import is_own
 from scenarios.files.documents import read_text
-from scenarios.files.router_names import check_router, is_router_file
-from scenarios.files.series import read_rates, read_trace
+from scenarios.files.named_files import with_paths
+from scenarios.files.router_names import check_router
+from scenarios.files.shipped import moved, profile_file
 from scenarios.files.spec import (
     NETWORKS,
     GreedySection,
     MomentFault,
-    RatesWorkload,
     Scenario,
     ServerSection,
     SpanFault,
-    TraceWorkload,
 )
 from sim.network import PRESETS
 from sim.profile import Profile
-
-SHIPPED = Path(__file__).parents[1] / "data"  # what comes with the project: models, profiles, routers, traces
-SHIPPED_PROFILES = SHIPPED / "profiles"
-Section = TypeVar("Section", bound=StrictModel)
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -44,7 +38,7 @@ def load_scenario(path: Path | str) -> Scenario:
     source = str(path)
     folder = path.parent.absolute()
     parsed = strict.parse(Scenario, read_text(path), source)
-    scenario = _with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
+    scenario = with_paths(parsed, lambda text: str(moved(folder / Path(text).expanduser())))
     if scenario.model.accuracy is not None:
         read_text(Path(scenario.model.accuracy), source, "model.accuracy")
     _check_network(scenario, source)
@@ -52,11 +46,8 @@ def load_scenario(path: Path | str) -> Scenario:
     _check_profiles(scenario, source)
     check_faults(scenario, source)
     _check_routers(scenario, source)
-    _check_workload(scenario)
+    scenario.workload.require_files()
     return scenario
-
-
-CALIBRATED = Path("profiles")  # where `slimsched calibrate` writes by default
 
 
 def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
@@ -76,72 +67,13 @@ def read_profile(path: Path, source: str | None = None, key: str = "") -> Profil
     return Profile.from_yaml(text, str(path))
 
 
-def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
-    """The file of a profile; a bare word that is no file is the name of a shipped one.
-
-    Raises:
-        InputError: a bare word that no shipped profile has.
-    """
-    path = Path(named)
-    if not is_shipped_name(str(path)) or path.exists():
-        return path
-    shipped = {file.stem: file for file in SHIPPED_PROFILES.glob("*.yaml")}
-    if path.name.lower() not in shipped:
-        calibrated = CALIBRATED / f"{path.name}.yaml"
-        hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
-        problem = f"no such file, and no shipped profile has this name; {hint}{nearest(path.name.lower(), shipped)}"
-        raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
-    return shipped[path.name.lower()]
-
-
-def is_shipped_name(text: str) -> bool:
-    """Whether it is a bare word, without folder and ending: no file of the user's, but a profile's name."""
-    return Path(text).name == text and not Path(text).suffix
-
-
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
 def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
     """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
     start = folder.absolute()
-    return _with_paths(scenario, lambda text: os.path.relpath(text, start))
-
-
-def _with_paths(scenario: Scenario, rename: Callable[[str], str]) -> Scenario:
-    """Every path renamed; `update` names only what was given, so that `to_yaml` goes on leaving out defaults."""
-
-    def given(section: Section, *keys: str) -> Section:
-        update = {key: rename(getattr(section, key)) for key in keys if getattr(section, key) is not None}
-        return section.model_copy(update=update)
-
-    servers = (
-        tuple(
-            server if is_shipped_name(server.profile or "") else given(server, "profile")
-            for server in scenario.cluster.named_servers
-        )
-        or "auto"
-    )
-    workload = scenario.workload
-    if isinstance(workload, TraceWorkload | RatesWorkload):
-        workload = given(workload, *(key for key in ("file", "tuning_file") if key in type(workload).model_fields))
-    return scenario.model_copy(
-        update={
-            "model": given(scenario.model, "checkpoint", "accuracy"),
-            "cluster": scenario.cluster.model_copy(update={"servers": servers}),
-            "workload": workload,
-            **_router_paths(scenario, rename),
-        }
-    )
-
-
-def _router_paths(scenario: Scenario, rename: Callable[[str], str]) -> dict[str, StrictModel]:
-    changed: dict[str, StrictModel] = {}
-    for field, section in (("compare", scenario.compare), ("validate_", scenario.validate_)):
-        if "routers" in section.model_fields_set:
-            routers = tuple(rename(name) if is_router_file(name) else name for name in section.routers)
-            changed[field] = section.model_copy(update={"routers": routers})
-    return changed
+    return with_paths(scenario, lambda text: os.path.relpath(text, start))
 
 
 def _check_network(scenario: Scenario, source: str) -> None:
@@ -149,8 +81,7 @@ def _check_network(scenario: Scenario, source: str) -> None:
     name = scenario.model.network
     if name is None or name in NETWORKS:
         return
-    module, colon, own = name.partition(":")
-    if not (colon and own.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+    if not is_own(name):
         problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
         raise InputError(source, "model.network", problem)
 
@@ -232,16 +163,6 @@ def check_fault_server(name: str, names: Sequence[str], source: str, index: int)
     """Whether the cluster has the server of the fault with this index; raises `InputError`."""
     if name not in names:
         raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
-
-
-def _check_workload(scenario: Scenario) -> None:
-    """The files it names can be read."""
-    match scenario.workload:
-        case TraceWorkload(file=file, time_column=column):
-            read_trace(Path(file), column)
-        case RatesWorkload(file=file, tuning_file=tuning_file, column=column):
-            for each in filter(None, (file, tuning_file)):
-                read_rates(Path(each), column)
 
 
 def _check_routers(scenario: Scenario, source: str) -> None:

@@ -1,39 +1,89 @@
-"""What a router may be called: a rule by name, a class of one's own, or a file; what endings mean, what files hold."""
+"""What can a router be? A kind by name, a user's class, or a file: what endings mean, what files hold, what trains.
+
+Names and kinds are those of `policies.registry`; here are the files: rules as text, learned routers as numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from policies import strict
 from policies.errors import InputError
-from policies.names import parse_router_name
-from policies.rules.specs import RuleSpec, rule_from_dict
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.names import OwnRouter, parse_router_name, rule_from_dict
+from policies.registry import KINDS
+from policies.rules.context import RouterContext
+from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.documents import read_text, write_text
 
+if TYPE_CHECKING:
+    from policies.ppo.router import PPORouter
 
-def write_rule(path: Path, rule: RuleSpec) -> None:
-    """A rule's file (`*.rule.yaml`), which `scenarios.files.router_names.read_rule` reads."""
-    write_text(path, strict.dump(rule.to_dict()))
+TRAINED_ROUTER: Final = "ppo"  # in a scenario: the router that this run trains; in a file of numbers: what PPO learned
+ROUTER_SUFFIX: Final = ".safetensors"
+RULE_SUFFIX: Final = ".rule.yaml"
+_SUFFIXES: Final = (ROUTER_SUFFIX, RULE_SUFFIX)
 
 
-TRAINED_ROUTER = "ppo"  # in a scenario: the router that this run trains
-ROUTER_SUFFIX = ".safetensors"
-RULE_SUFFIX = ".rule.yaml"
+# ------------------------------------------------------------------------------------------------------------- names
 
 
 def is_router_file(name: str) -> bool:
-    """Whether a router's name is that of a file: a trained one, or a rule."""
-    return name.endswith((ROUTER_SUFFIX, RULE_SUFFIX))
+    """Whether a router's name is that of a file: a learned one, or a rule."""
+    return name.endswith(_SUFFIXES)
 
 
-def read_rule(path: Path, source: str | None = None, key: str = "") -> RuleSpec:
-    """A rule from its file (`*.rule.yaml`).
+def router_file(name: str) -> Path | None:
+    """The file that a router's name stands for; None for a rule by name, or a class."""
+    return Path(name) if is_router_file(name) else None
 
-    Raises:
-        InputError: it is missing or broken, or a key or value in it is none of a rule.
-    """
-    return rule_from_dict(strict.mapping(read_text(path, source, key), str(path)), str(path))
+
+def ending_of(kind: str) -> str:
+    """What the file of a tuned router of this kind ends with."""
+    return RULE_SUFFIX if KINDS[kind].is_rule else ROUTER_SUFFIX
+
+
+def without_ending(name: str) -> str:
+    """A router file's name without what says that it is one; another text as it is."""
+    return name.removesuffix(next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), ""))
+
+
+def display_name(router: str) -> str:
+    """A router's name in results: of a file no folder and no ending, so that no path of a machine is in a result."""
+    return without_ending(Path(router).name) if is_router_file(router) else router
+
+
+def code_of(name: str, source: str) -> str:
+    """Of a user's class: its code; empty for other routers. Raises `InputError` where it can't be imported."""
+    spec = None if name == TRAINED_ROUTER or is_router_file(name) else parse_router_name(name, source)
+    return spec.code_hash(source, name) if isinstance(spec, OwnRouter) else ""
+
+
+def needs_training(routers: Sequence[str]) -> bool:
+    """Whether one of them is the router that the run trains."""
+    return TRAINED_ROUTER in routers
+
+
+def is_learned(name: str) -> bool:
+    """Whether it decides by learned numbers, in compiled code: PPO or Tide, by name or from a file."""
+    kind = KINDS.get(name)
+    stored = kind is not None and kind.is_tuned and not kind.is_rule
+    return stored or name == TRAINED_ROUTER or name.endswith(ROUTER_SUFFIX)
+
+
+def require_distinct_names(routers: Sequence[str]) -> None:
+    """Raises `InputError` where two routers would be one row of a table."""
+    names: dict[str, str] = {}
+    for router in routers:
+        other = names.setdefault(display_name(router), router)
+        if other != router:
+            raise InputError(
+                "routers", "", f"{other} and {router} would both be called {display_name(router)!r}; rename one file"
+            )
 
 
 def check_router(name: str, source: str, key: str = "") -> None:
@@ -53,20 +103,77 @@ def check_router(name: str, source: str, key: str = "") -> None:
         raise InputError(source, key, f"{error.problem}, or `ppo`: the router that the run trains") from None
 
 
-def require_distinct_names(routers: Sequence[str]) -> None:
-    """Raises `InputError` where two routers would be one row of a table."""
-    names: dict[str, str] = {}
-    for router in routers:
-        other = names.setdefault(display_name(router), router)
-        if other != router:
-            raise InputError(
-                "routers", "", f"{other} and {router} would both be called {display_name(router)!r}; rename one file"
-            )
+# ------------------------------------------------------------------------------------------------------------- files
 
 
-def display_name(router: str) -> str:
-    """A router's name in results: of a file no folder and no ending, so that no path of a machine is in a result."""
-    for suffix in (ROUTER_SUFFIX, RULE_SUFFIX):
-        if router.endswith(suffix):
-            return Path(router).name.removesuffix(suffix)
-    return router
+@dataclass(frozen=True, slots=True)
+class TrainedSpec:
+    """What PPO has learned, in a file.
+
+    Attributes:
+        deterministic: overrides the mode that is stored.
+        devices: the names of the cluster's devices, where they are known, for messages.
+    """
+
+    path: Path
+    deterministic: bool | None = None
+    devices: Sequence[str] = ()
+
+    def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
+        """Whether it was trained for such a cluster, and is whole; raises `InputError` if not."""
+        self._load(config)
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """The router; raises `InputError` as `check` does."""
+        return self._load(context.config)
+
+    def _load(self, config: RouterConfig) -> PPORouter:
+        from policies.ppo.router import PPORouter  # rules must not wait for what reads files of weights
+
+        return PPORouter.load(self.path, config, deterministic=self.deterministic, devices=self.devices)
+
+
+def read_router(path: Path, *, deterministic: bool | None = None, devices: Sequence[str] = ()) -> RouterSpec:
+    """What a router's file holds: a rule, Tide's numbers, or what PPO has learned (then see `TrainedSpec`).
+
+    Raises:
+        InputError: it is missing, damaged, or of another version.
+    """
+    if path.name.endswith(RULE_SUFFIX):
+        return read_rule(path)
+    from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
+
+    kind = checkpoint.kind_of(path)
+    if kind == TRAINED_ROUTER:
+        return TrainedSpec(path, deterministic, devices)
+    if kind not in KINDS or KINDS[kind].is_rule:
+        raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router")
+    spec: RouterSpec = KINDS[kind].load().read(path)
+    return spec
+
+
+def write_rule(path: Path, rule: RuleSpec) -> None:
+    """A rule's file (`*.rule.yaml`), which `read_rule` reads."""
+    write_text(path, strict.dump(rule.to_dict()))
+
+
+def read_rule(path: Path, source: str | None = None, key: str = "") -> RuleSpec:
+    """A rule from its file (`*.rule.yaml`).
+
+    Raises:
+        InputError: it is missing or broken, or a key or value in it is none of a rule.
+    """
+    return rule_from_dict(strict.mapping(read_text(path, source, key), str(path)), str(path))
+
+
+def made_by(path: Path) -> Mapping[str, Any]:
+    """How a router's file came about, as it says itself; empty where it says nothing."""
+    if path.name.endswith(RULE_SUFFIX):
+        return read_rule(path).made_by
+    from policies.ppo import checkpoint
+
+    try:
+        found = json.loads(checkpoint.read(path)[1].get("made_by", "{}"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -8,6 +8,7 @@ that. The number of segments, the widths and the number of servers come from the
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
@@ -15,8 +16,12 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from policies.faults import Supervision
 from policies.interfaces import GROUPS
-from policies.strict import StrictModel
+from policies.strict import StrictModel, form
 from policies.vocabulary import NS_PER_S
+from scenarios.files.named_files import FileName
+from scenarios.files.router_names import is_router_file, router_file
+from scenarios.files.series import read_rates, read_trace
+from scenarios.files.shipped import is_shipped_name, profile_file
 from sim.profile import Count, Loss, NonNegative, Positive, Share
 
 SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
@@ -38,15 +43,13 @@ def _seconds(value: Any) -> Any:
     return parse_duration(value) if isinstance(value, str) else value
 
 
-def _form(value: Any) -> str:
-    """Which form of a key was given: a word, a number, or a list or section."""
-    return "<word>" if isinstance(value, str) else "<number>" if isinstance(value, int | float) else "<parts>"
-
-
 LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
 SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
 Whole = Annotated[int, Field(ge=0)]
+FilePath = Annotated[str, FileName()]
+ProfileName = Annotated[str, FileName(lambda text: not is_shipped_name(text), profile_file)]
+RouterName = Annotated[str, FileName(is_router_file, router_file)]
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -100,10 +103,10 @@ class ModelSection(StrictModel):
     options: dict[str, Any] = Field(default_factory=dict, description="what an own network's class is called with")
     dataset: Literal["digits", "cifar100"] = Field("digits", description="the images it is trained and tested on")
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
-    checkpoint: str | None = Field(
+    checkpoint: FilePath | None = Field(
         None, description="a trained network's file (safetensors); of an own class, `network` must name it as well"
     )
-    accuracy: str | None = Field(
+    accuracy: FilePath | None = Field(
         None, description="a file of accuracy by width tuple; made from the network where there is one"
     )
 
@@ -163,7 +166,7 @@ class GreedySection(StrictModel):
 
     batch_limit: Count = Field(32, description="B_max, requests a batch; the profile must cover it")
     vram_cap_gb: Positive | None = Field(
-        None, description="M_max, in GB of 10^9 bytes; null for all of the device's memory"
+        None, description="M_max, in GB of 10^9 bytes, a GPU's context included; null for all of the device's memory"
     )
     utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at or above it")
     util_metric: Literal["nvml", "sm"] = Field(
@@ -171,7 +174,11 @@ class GreedySection(StrictModel):
     )
     idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
     scale_trigger: Whole = Field(64, description="Q_th: queued requests of one key above which one more may load")
-    scale_cap: Whole = Field(2, description="N_new: loads for one key until its queue empties")
+    scale_cap: Whole = Field(
+        2,
+        description="N_new: no scaling up for a key that so many loads have been ordered for since its queue was last "
+        "empty; a key that no free instance can serve gets its load all the same",
+    )
     head_of_line: Literal["skip", "block"] = Field(
         "skip", description="try the next key when the oldest can't be served, or wait (the literal algorithm)"
     )
@@ -181,8 +188,13 @@ class GreedySection(StrictModel):
     )
     preload: Annotated[
         Annotated[Literal["all", "none"], Tag("<word>")] | Annotated[tuple[InstanceName, ...], Tag("<parts>")],
-        Discriminator(_form),
-    ] = Field("none", description="instances to load before the run: `all`, `none`, or pairs of segment and width")
+        Discriminator(form),
+    ] = Field(
+        "none",
+        description="instances to load as soon as the server comes up: `all`, `none`, or pairs of segment and width; "
+        "in simulation they are ready after their load times, at the start counted from t = 0; the clock of a real run "
+        "starts when the first ones are loaded",
+    )
 
 
 class ServerSection(StrictModel):
@@ -192,11 +204,11 @@ class ServerSection(StrictModel):
         description="unique in the cluster; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
     )
     device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
-    profile: str | None = Field(
+    profile: ProfileName | None = Field(
         None, description="a file, or a shipped profile's name; null: the local device is calibrated"
     )
     link: Annotated[
-        Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(_form)
+        Annotated[LinkName, Tag("<word>")] | Annotated[LinkSection, Tag("<parts>")], Discriminator(form)
     ] = Field(
         "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
     )
@@ -212,7 +224,7 @@ class ClusterSection(StrictModel):
     servers: Annotated[
         Annotated[Literal["auto"], Tag("<word>")]
         | Annotated[tuple[ServerSection, ...], Field(min_length=1), Tag("<parts>")],
-        Discriminator(_form),
+        Discriminator(form),
     ] = Field(description="the servers, or `auto`: one for each device found on this machine")
     greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
 
@@ -241,7 +253,7 @@ class RouterSection(StrictModel):
     max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
     decision_s: Annotated[
         Annotated[Literal["measured"], Tag("<word>")] | Annotated[float, Field(ge=0, le=60), Tag("<number>")],
-        Discriminator(_form),
+        Discriminator(form),
     ] = Field("measured", description="simulated time of one decision; `measured` takes the profile's")
 
     @field_validator("groups")
@@ -252,7 +264,22 @@ class RouterSection(StrictModel):
         return groups
 
 
-class _Rated(StrictModel):
+class WorkloadSection(StrictModel):
+    """What every workload can say of itself."""
+
+    def require_files(self) -> None:
+        """What it names must hold what it plays; raises `InputError`."""
+
+    def base_img_s(self, capacity_img_s: float) -> float | None:
+        """Its rate on a cluster of some capacity; None where it has none of its own."""
+        return None
+
+    def mean_factor(self, duration_s: float) -> float:
+        """Mean rate over a run, in times of that rate."""
+        return 1.0
+
+
+class _Rated(WorkloadSection):
     rate_img_s: Positive | None = Field(None, description="mean arrivals a second")
     load: Positive | None = Field(
         None, description="instead of the rate: this share of the cluster's estimated capacity"
@@ -263,6 +290,10 @@ class _Rated(StrictModel):
         if (self.rate_img_s is None) == (self.load is None):
             raise ValueError("give one of rate_img_s (images a second) and load (share of the capacity)")
         return self
+
+    def base_img_s(self, capacity_img_s: float) -> float | None:
+        """As given, or its share of the capacity."""
+        return self.rate_img_s if self.load is None else self.load * capacity_img_s
 
 
 class PoissonWorkload(_Rated):
@@ -310,12 +341,17 @@ class RatesWorkload(_Rated):
     """Poisson arrivals whose rate follows a recorded curve, which is played again when it ends."""
 
     kind: Literal["rates"] = Field(description="")
-    file: str = Field(description="a CSV file with a header line; its rows are equally long steps of the curve")
+    file: FilePath = Field(description="a CSV file with a header line; its rows are equally long steps of the curve")
     column: str = Field("count", description="its column of counts or rates, in any unit: only their ratios count")
-    tuning_file: str | None = Field(
+    tuning_file: FilePath | None = Field(
         None, description="the curve that training and tuning see instead, so that a report's is new; null: the same"
     )
     period_s: Seconds = Field(60.0, description="time in which the whole curve is played once")
+
+    def require_files(self) -> None:
+        """Both curves."""
+        for file in filter(None, (self.file, self.tuning_file)):
+            read_rates(Path(file), self.column)
 
 
 class FlashWorkload(_Rated):
@@ -340,13 +376,17 @@ class FlashWorkload(_Rated):
         return 1 + (self.factor - 1) * full_s / duration_s
 
 
-class TraceWorkload(StrictModel):
+class TraceWorkload(WorkloadSection):
     """Arrivals from a CSV file with a header line."""
 
     kind: Literal["trace"] = Field(description="")
-    file: str = Field(description="the CSV file")
+    file: FilePath = Field(description="the CSV file")
     time_column: str = Field("time_s", description="its column of arrival times: seconds, or ISO 8601 dates")
     factor: Positive = Field(1.0, description="how many times faster than recorded")
+
+    def require_files(self) -> None:
+        """Its arrivals."""
+        read_trace(Path(self.file), self.time_column)
 
 
 Workload = Annotated[
@@ -536,7 +576,7 @@ class TuningSection(StrictModel):
     levels: Count = Field(3, description="full-length runs on which the floor is set at the end")
 
 
-Routers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(unique)]
+Routers = Annotated[tuple[RouterName, ...], Field(min_length=1), AfterValidator(unique)]
 Seeds = Annotated[tuple[Whole, ...], Field(min_length=1), AfterValidator(unique)]
 
 

@@ -1,23 +1,85 @@
-"""The stages that train the scenario's network and fill its accuracy table."""
+"""The stages `model` and `accuracy`: the scenario's network is trained, and its accuracy table filled."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hw.accuracy import save_accuracy
+from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
+from hw.accuracy import PaperTable, load_accuracy, save_accuracy
+from hw.conformance import require_conformance
 from hw.datasets import load_dataset, require_fit
 from hw.device import require_torch_device
 from hw.evaluation import evaluate
 from hw.networks import ModelFile, Network, save_model
 from hw.training import TrainingKnobs, recipe, train
 from policies.errors import InputError, WorkError
+from scenarios.files.documents import inputs_hash
 from scenarios.files.spec import Scenario
+from scenarios.job.job import Job
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE, network_of
+
+
+def require_accuracy(job: Job) -> None:
+    """An accuracy table that the scenario brings must be of the network that it runs; before anything is measured.
+
+    Raises:
+        InputError: it is not, or the images that it was measured on can't be opened.
+    """
+    given = job.scenario.model
+    if given.accuracy is None:
+        return
+    table, key = load_accuracy(Path(given.accuracy)), "model.accuracy"
+    if isinstance(table, PaperTable):
+        problem = "is no measurement of the network that this scenario runs; leave one of the two out"
+        raise InputError(job.scenario.name, key, f"{given.accuracy} {problem}")
+    if given.checkpoint is None:
+        problem = f"{given.accuracy} can't be of a network that is yet to be trained; leave it out"
+        raise InputError(job.scenario.name, key, problem)
+    _, metadata = job.model.load()
+    if table.hash != metadata["hash"]:
+        problem = f"{given.accuracy} is of the network {table.hash}, the checkpoint is {metadata['hash']}"
+        raise InputError(job.scenario.name, key, f"{problem}; leave it out, or name the one that belongs to it")
+    load_dataset(table.dataset)  # a missing folder shows now, not after the calibration
+
+
+def make_model(job: Job) -> None:
+    """Train the network, unless the scenario brings one."""
+    given, network = job.scenario.model, job.network
+    if given.checkpoint is not None or network is None:
+        job.model.load()  # refuses what is no model, before anything else runs
+        return
+    if network.is_own:
+        require_conformance(network)  # a broken rule shows now, not after hours
+    knobs = training_knobs(job.scenario)
+    fingerprint = inputs_hash(network.label, network.code_hash(), given.dataset, knobs.of_the_result())
+
+    def work() -> Sequence[Path]:
+        with blamed_on(job.scenario):
+            return train_model(job.scenario, job.folder.path, fingerprint, quiet=job.quiet)
+
+    job.stage("model", fingerprint, work)
+
+
+def make_accuracy(job: Job) -> None:
+    """Every width tuple on every test image."""
+
+    def work() -> Sequence[Path]:
+        given = job.scenario.model
+        device = given.training.device
+        with blamed_on(job.scenario):
+            return [evaluate_model(job.model, given.dataset, job.folder.path, device=device, quiet=job.quiet)]
+
+    network = job.network
+    if network is not None and network.is_own:
+        require_conformance(network)
+    fingerprint = inputs_hash(ACCURACY_SCHEMA, job.scenario.model.dataset, job.model.path, job.code_hash)
+    if job.scenario.model.accuracy is None:
+        job.stage("accuracy", fingerprint, work)
 
 
 def training_knobs(scenario: Scenario) -> TrainingKnobs:

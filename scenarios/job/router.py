@@ -1,16 +1,74 @@
-"""The stage that trains the router."""
+"""The stage `train`: the PPO router, trained in simulation and scored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from policies.ppo.router import PPORouter
 from scenarios.files.documents import read_json, write_json
-from scenarios.learn.train import train_world
-from scenarios.metrics.result import Simulator
+from scenarios.job.job import Job
+from scenarios.learn.train import require_compiled, score_router, train_world
+from scenarios.metrics.result import Score, Simulator
+from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
+from sim.compiled import UnsupportedScenario
+
+ENGINE_WORDS: dict[Simulator, str] = {
+    "compiled": "the compiled engine (`slimsched train --engine simpy` trains on the reference)",
+    "simpy": "the reference, SimPy and torch",
+}
+
+
+def make_router(job: Job, world: World, engine: Simulator | None) -> Score:
+    """Train PPO in simulation, and score it on the reference.
+
+    Args:
+        engine: None takes a router that is there already, or trains on the compiled engine; where that can't, on
+            the reference, and says so.
+
+    Raises:
+        UnsupportedScenario: the engine was asked for, and can't.
+    """
+    seed, target = job.scenario.seed, job.folder / "score.json"
+    if engine == "compiled":
+        require_compiled(world)
+    if engine is None and job.folder.stage("train", _training_hash(job, "simpy")).is_done:
+        chosen: Simulator = "simpy"
+    else:
+        chosen = engine or able_engine(job, world)
+    fingerprint = _training_hash(job, chosen)
+
+    def work() -> Sequence[Path]:
+        job.say(f"train: on {ENGINE_WORDS[chosen]}")
+        folder = job.folder / "training" / fingerprint[:12]
+        router, scalars = train_router(world, folder, seed=seed, quiet=job.quiet, engine=chosen)
+        score = score_router(world, router, seed, chosen)
+        router.save(job.trained)
+        write_json(job.folder / "training.json", scalars)
+        write_json(target, score)
+        if engine is None:  # who asked for one tells the score as the result
+            job.say(f"train: {format_score(score)}")
+        return [job.trained, job.folder / "training.json", target]
+
+    job.stage("train", fingerprint, work)
+    document: Score = read_json(target)
+    return document
+
+
+def _training_hash(job: Job, engine: Simulator) -> str:
+    return job.world_hash(job.scenario.training.model_dump(mode="json"), engine)
+
+
+def able_engine(job: Job, world: World) -> Simulator:
+    """The compiled engine, or the reference where that can't, which is said."""
+    try:
+        require_compiled(world)
+    except UnsupportedScenario as error:
+        job.say(f"train: the compiled engine can't do {error.feature}")
+        return "simpy"
+    return "compiled"
 
 
 def train_router(

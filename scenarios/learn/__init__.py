@@ -1,1 +1,1 @@
-"""TODO."""
+"""How routers are trained and tuned. It needs the simulator alone."""

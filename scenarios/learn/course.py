@@ -11,13 +11,15 @@ import numpy as np
 from policies.chance import derived_seed, stream
 from policies.interfaces import RoutingPolicy
 from policies.plan_of import plan_of
-from scenarios.learn.spaces import POINT, TuningKnobs
+from policies.rules.specs import POINT
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
 from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
-from sim.compiled.simulation import RunRow
 
 MOST_THREADS = 2
 
@@ -33,7 +35,7 @@ class Course:
         self.world, self.knobs, self.decisions = world, knobs, 0
         self._program, self._workers = program_of(world.cluster), workers
         self._priors = tuple_priors(self._program)
-        self._context = world.context
+        self.context = world.context
 
     def excerpt(self, name: str, part: int) -> RunSpec:
         """A run of the search, from one part of the scenario; its name gives its seed."""
@@ -46,14 +48,13 @@ class Course:
             scale=scale,
             detail=False,
             end="cut",
-            tuning=True,
-            part=(part, self.knobs.episodes),
+            excerpt=Excerpt(part, self.knobs.episodes),
         )
 
     def full(self, number: int) -> RunSpec:
         """A run of full length, for levelling."""
         seed = derived_seed(self.knobs.seed, f"tune:level:{number}")
-        return self.world.run_spec(seed, detail=False, end="cut", tuning=True)
+        return self.world.run_spec(seed, detail=False, end="cut", excerpt=Excerpt())
 
     def measure(self, tries: Sequence[tuple[RoutingPolicy, RunSpec]]) -> list[RunScore]:
         """Each router on its run; a router serves one run."""
@@ -62,7 +63,7 @@ class Course:
         return scores
 
     def _one(self, router: RoutingPolicy, spec: RunSpec) -> RunScore:
-        planned = plan_of(router, self._context.config)
+        planned = plan_of(router, self.context.config)
         assert planned is not None, "every kind that is tuned has a compiled form"
         run = RunRow(self._program, spec)
         run_to_end(run, planned.row, stream(spec.seed, "router:tuned"), planned.replan)

@@ -26,6 +26,7 @@ from policies.reward import RewardTerms
 from policies.vocabulary import Choice, Decide
 from scenarios.metrics.result import Score, Simulator
 from scenarios.runs.simulate import run_simulation
+from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.cluster import RunSpec, Simulation
 
@@ -41,7 +42,7 @@ def episode(world: World, seed: int) -> RunSpec:
     """
     training = world.scenario.training
     scale = float(stream(seed, "load").uniform(*training.load_range))
-    return world.run_spec(seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", tuning=True)
+    return world.run_spec(seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", excerpt=Excerpt())
 
 
 class SimulatedEpisodes:

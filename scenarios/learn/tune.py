@@ -18,12 +18,12 @@ import numpy as np
 
 from policies.chance import stream
 from policies.errors import InputError, WorkError, nearest
-from policies.interfaces import RoutingPolicy
+from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
-from policies.rules.specs import FixedRule, LadderRule, RuleSpec
+from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, Space
 from scenarios.learn.course import MOST_THREADS, Course, latency_cost, shortfall
+from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
-from scenarios.learn.spaces import KINDS, POINT, SPACES, Space, TuningKnobs
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 from sim.compiled.scoring import RunScore
@@ -43,11 +43,10 @@ class Tuned:
     """What tuning found.
 
     Attributes:
-        kind: a name of `KINDS`.
+        kind: one of `policies.registry.TUNED`.
         origin: what was levelled: one of `ORIGINS`.
         values: the numbers searched over.
-        router: makes a fresh router.
-        spec: the rule, for its file; None for Tide.
+        spec: what makes such routers, and goes into its file.
         decisions: simulated in the search; `level_decisions` in setting the floor.
         accuracy, mean_s, p99_s: means over the full-length runs of tuning.
         history: best objective after each generation, with the decisions simulated until then.
@@ -56,8 +55,7 @@ class Tuned:
     kind: str
     origin: str
     values: Reals
-    router: Callable[[], RoutingPolicy]
-    spec: RuleSpec | None
+    spec: RouterSpec
     decisions: int
     level_decisions: int
     accuracy: float
@@ -95,17 +93,17 @@ def tune_world(
         InputError: unknown kind; a floor that no width tuple reaches.
         FloorError: the floor can't be kept on this scenario by this kind.
     """
-    if kind not in KINDS:
-        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, KINDS)}")
+    if kind not in TUNED:
+        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
     best = max(world.accuracy.prior.top1.values())
     if knobs.floor > best:
         problem = f"{knobs.floor:g} is above the most accurate width tuple; possible is up to {best:.4f}"
         raise InputError(world.scenario.name, "--floor", problem)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
         course = Course(world, knobs, workers)
-        if kind == "fixed":
+        space: Space | None = KINDS[kind].load().space(world.context, knobs.floor, knobs.without)
+        if space is None:
             return _best_tuple(course)
-        space = SPACES[kind](world.context, knobs)
         found, history = _search(space, course, start, on_progress)
         searched = course.decisions
         levelled = _levelled(kind, space, course, found)
@@ -121,7 +119,7 @@ def _search(
     search = CrossEntropy(
         first,
         space.spread * (1.0 if start is None else 0.5),
-        stream(knobs.seed, f"tune:{type(space).__name__}"),
+        stream(knobs.seed, f"tune:{space.stream}"),
         SearchKnobs(population=knobs.population, elite=knobs.elite),
     )
     price = FloorMultiplier((0.1, 0.05, 0.05), start=_PRICE)
@@ -144,9 +142,9 @@ def _search(
 
 def _first(space: Space, course: Course) -> Reals:
     """Where the search begins; finding that comes on top of the budget."""
-    starts = np.array(space.starts())
-    if len(starts) == 1:
+    if not space.starts:
         return space.start
+    starts = np.array(space.starts)
     costs, _ = _generation(space, course, starts, -1, _PRICE, race=False)
     best: Reals = starts[int(np.argmin(costs)) if costs[0] > costs.min() + _BLOWN_UP else 0]
     return best
@@ -166,7 +164,9 @@ def _generation(
         return specs[episode, own]
 
     specs: dict[tuple[int, str], RunSpec] = {}
-    scores = [[each] for each in course.measure([(space.router(x), runs(n, 0)) for n, x in enumerate(candidates)])]
+    kinds = [space.spec(candidate) for candidate in candidates]
+    first = course.measure([(kind.make(course.context), runs(n, 0)) for n, kind in enumerate(kinds)])
+    scores = [[each] for each in first]
 
     def cost(found: Sequence[RunScore]) -> float:
         lacking = shortfall(found, knobs.floor)
@@ -178,7 +178,7 @@ def _generation(
         kept = sorted(np.argsort(early, kind="stable")[: max(1, len(candidates) // 2)].tolist())
     more = [(n, episode) for n in kept for episode in range(1, knobs.episodes)]
     if more:
-        found = course.measure([(space.router(candidates[n]), runs(n, episode)) for n, episode in more])
+        found = course.measure([(kinds[n].make(course.context), runs(n, episode)) for n, episode in more])
         for (n, _), each in zip(more, found, strict=True):
             scores[n].append(each)
     costs = np.full(len(candidates), inf)
@@ -195,7 +195,8 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
 
     def measure(values: Reals) -> list[RunScore]:
         nonlocal most
-        scores = course.measure([(space.router(values), spec) for spec in specs])
+        made = space.spec(values)
+        scores = course.measure([(made.make(course.context), spec) for spec in specs])
         most = max(most, knobs.floor - shortfall(scores, knobs.floor) * POINT)
         return scores
 
@@ -211,8 +212,7 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
         kind=kind,
         origin=origin,
         values=values,
-        router=lambda: space.router(values),
-        spec=space.rule(values),
+        spec=space.spec(values),
         decisions=before,
         level_decisions=course.decisions - before,
         accuracy=knobs.floor - shortfall(scores, knobs.floor) * POINT,
@@ -259,7 +259,7 @@ def _best_tuple(course: Course) -> Tuned:
     specs = [course.full(number) for number in range(knobs.levels)]
     best: tuple[float, FixedRule, list[RunScore]] | None = None
     for widths in able:
-        rule = FixedRule(tuple_=widths)
+        rule = FixedRule(tuple=widths)
         scores = course.measure([(rule.make(context), spec) for spec in specs])
         cost = latency_cost(scores, knobs)
         if best is None or cost < best[0]:
@@ -270,7 +270,6 @@ def _best_tuple(course: Course) -> Tuned:
         kind="fixed",
         origin="the quickest",
         values=np.array(rule.tuple_),
-        router=lambda: rule.make(context),
         spec=rule,
         decisions=course.decisions,
         level_decisions=0,

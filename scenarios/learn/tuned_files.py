@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from policies.errors import InputError, nearest
+from policies.registry import TUNED
+from policies.rules.specs import RuleSpec
 from policies.tide import knobs as tide_knobs
 from policies.tide.router import TideRouter
-from scenarios.files.router_names import ROUTER_SUFFIX, RULE_SUFFIX, write_rule
+from policies.tide.spec import TideSpec
+from scenarios.files.router_names import ending_of, without_ending, write_rule
+from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import Reals
-from scenarios.learn.spaces import KINDS, TuningKnobs
 from scenarios.learn.tune import Tuned, natural_floor
 from scenarios.world.world import World
 
@@ -50,9 +53,9 @@ def tuned_path(out: Path | None, kind: str) -> Path:
     Raises:
         InputError: nothing of that kind is tuned; the file could not be read back.
     """
-    if kind not in KINDS:
-        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, KINDS)}")
-    ending = ROUTER_SUFFIX if kind == tide_knobs.KIND else RULE_SUFFIX
+    if kind not in TUNED:
+        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
+    ending = ending_of(kind)
     path = out or Path(f"{kind}{ending}")
     if not path.name.endswith(ending):
         raise InputError("--out", "", f"{path}: the file of a tuned {kind} ends with {ending}")
@@ -61,15 +64,17 @@ def tuned_path(out: Path | None, kind: str) -> Path:
 
 def failure_path(path: Path) -> Path:
     """Beside where a router would lie: why there is none."""
-    ending = next((each for each in (ROUTER_SUFFIX, RULE_SUFFIX) if path.name.endswith(each)), path.suffix)
-    return path.with_name(path.name.removesuffix(ending) + FAILURE_SUFFIX)
+    return path.with_name(without_ending(path.name) + FAILURE_SUFFIX)
 
 
 def read_start(path: Path, world: World, kind: str) -> Reals:
     """The numbers of a Tide that was trained before."""
     if kind != tide_knobs.KIND:
         raise InputError("--start", "", "only tide can begin with a file")
-    return TideRouter.load(path, world.context).values
+    spec = TideSpec.read(path)
+    spec.check(world.cluster.router, str(path))
+    assert spec.values is not None, "a file has some"
+    return spec.values
 
 
 def save_tuned(
@@ -98,10 +103,10 @@ def save_tuned(
         "latency_p99_s": round(found.p99_s, 6),
     }
     failure_path(path).unlink(missing_ok=True)
-    if found.spec is None:
-        router = found.router()
+    if isinstance(found.spec, RuleSpec):
+        write_rule(path, found.spec.model_copy(update={"made_by": made_by}))
+    else:
+        router = found.spec.make(world.context)
         assert isinstance(router, TideRouter)
         router.save(path, made_by)
-    else:
-        write_rule(path, replace(found.spec, made_by=made_by))
     return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **made_by}

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What is measured of a run, what it is called, and how runs are compared. Numbers only."""

@@ -14,40 +14,15 @@ import numpy as np
 from hw.accuracy import MEASURED, PAPER, AccuracyProvenance
 from policies.errors import InputError, nearest
 from policies.vocabulary import Provenance
+from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.metrics.result import Engine, Result
 from scenarios.metrics.signatures import tally
 from scenarios.metrics.statistics import change_pct, estimate, paired_difference
 
 BASELINE = "random"
-_FIGURES = (
-    "images",
-    "accuracy",
-    "latency_s",
-    "energy_j",
-    "energy_per_image_j",
-    "gpu_var",
-    "throughput_img_s",
-    "extrapolated_share",
-    "goodput_img_s",
-    "censored",
-    "decisions",
-    "expected_accuracy",
-    "moves_per_image",
-)
-MEASURES: dict[str, tuple[str, ...]] = {
-    "accuracy": ("accuracy",),
-    "expected_accuracy": ("expected_accuracy",),
-    "latency_mean_s": ("latency_s", "mean"),
-    "latency_p99_s": ("latency_s", "p99"),
-    "energy_j": ("energy_j", "mean"),
-    "energy_per_image_j": ("energy_per_image_j", "total"),
-    "energy_dynamic_j": ("energy_per_image_j", "dynamic"),
-    "throughput_img_s": ("throughput_img_s",),
-}
-"""What pairs, worst cases and fronts are of: where it lies in a result."""
-GAINS = ("accuracy", "expected_accuracy", "throughput_img_s")  # of these more is better
-COSTS = ("latency_mean_s", "latency_p99_s", "energy_dynamic_j")  # that fronts are drawn of
+_AVERAGED = tuple(dict.fromkeys(measure.keys[0] for measure in MEASURES.values() if measure.is_averaged))
+_LATENCY, _ENERGY = MEASURES["latency_mean_s"], MEASURES["energy_j"]  # whose changes against the baseline a row has
 ACCURACY_DIGITS = 9  # sums of the same priors differ beyond them
 
 
@@ -87,7 +62,7 @@ class Hypervolume(TypedDict):
 
 
 class Comparison(TypedDict):
-    """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's figures as estimates, and the changes.
+    """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
 
     A stored one may be older than the last four keys.
     """
@@ -120,7 +95,7 @@ def compare_results(
 
     Args:
         against: the router of the paired differences; the baseline by default, where it is among the results.
-        bounds: by cost (see `COSTS`), points (accuracy, least cost that any router can have).
+        bounds: by cost (a name of `COSTS`), points (accuracy, least cost that any router can have).
         references: by cost, from where hypervolume is counted; by default the worst of the routers on both axes.
 
     Raises:
@@ -155,32 +130,23 @@ def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
 
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
     row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
-    for name in _FIGURES:
-        row[name] = _fold([run.get(name) for run in runs])
+    for key in _AVERAGED:
+        row[key] = _fold([run.get(key) for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
-    latency = [change_pct(run["latency_s"]["mean"], other["latency_s"]["mean"]) for run, other in paired]
-    energy = [change_pct(run["energy_j"]["mean"], other["energy_j"]["mean"]) for run, other in paired]
-    row["latency_change_pct"], row["energy_change_pct"] = estimate(latency), estimate(energy)
+    for key, measure in (("latency_change_pct", _LATENCY), ("energy_change_pct", _ENERGY)):
+        row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
     row["signatures"] = tally(run.get("signatures") for run in runs)
     return row
 
 
 def _fold(values: Sequence[Any]) -> Any:
-    """The same figure of several runs, leaf by leaf."""
+    """The same numbers of several runs, leaf by leaf."""
     if isinstance(values[0], Mapping):
         return {key: _fold([value[key] for value in values]) for key in values[0]}
     return estimate(values)
 
 
 # ---------------------------------------------------------------------------------------------------- pairs and worst
-
-
-def measure(result: Mapping[str, Any], name: str) -> Any:
-    """A result's value of one of `MEASURES` (of a comparison's row: its estimate); None where it has none."""
-    value: Any = result
-    for key in MEASURES[name]:
-        value = value.get(key) if value is not None else None
-    return value
 
 
 def _paired(by_router: Mapping[str, Sequence[Result]], against: str) -> Paired:
@@ -191,9 +157,9 @@ def _paired(by_router: Mapping[str, Sequence[Result]], against: str) -> Paired:
     for router, runs in by_router.items():
         common = [run for run in runs if run["seed"] in others]
         row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in common]}
-        for name in MEASURES:
-            values = [measure(run, name) for run in common]
-            row[name] = paired_difference(values, [measure(others[run["seed"]], name) for run in common])
+        for measure in PAIRED:
+            values = [measure.of(run) for run in common]
+            row[measure.name] = paired_difference(values, [measure.of(others[run["seed"]]) for run in common])
         rows.append(row)
     return Paired(against=against, rows=rows)
 
@@ -201,31 +167,32 @@ def _paired(by_router: Mapping[str, Sequence[Result]], against: str) -> Paired:
 def _worst(router: str, runs: Sequence[Result]) -> dict[str, Any]:
     """The worst seed of each measure; null where a seed has no value."""
     row: dict[str, Any] = {"router": router}
-    for name in MEASURES:
-        values = [measure(run, name) for run in runs]
-        row[name] = None if None in values else (min if name in GAINS else max)(values)
+    for measure in PAIRED:
+        values = [measure.of(run) for run in runs]
+        row[measure.name] = None if None in values else (min if measure.better == "higher" else max)(values)
     return row
 
 
 # ---------------------------------------------------------------------------------------------------------- trade-offs
 
 
-def accuracy_measure(rows: Sequence[Mapping[str, Any]]) -> str:
+def accuracy_measure(rows: Sequence[Mapping[str, Any]]) -> Measure:
     """What trade-offs have on their accuracy axis: without the chance of labels, where all routers have that."""
-    return "accuracy" if any(_mean(row, "expected_accuracy") is None for row in rows) else "expected_accuracy"
+    labels, expected = MEASURES["accuracy"], MEASURES["expected_accuracy"]
+    return labels if any(_mean(row, expected) is None for row in rows) else expected
 
 
-def _mean(row: Mapping[str, Any], name: str) -> float | None:
-    found = measure(row, name)
+def _mean(row: Mapping[str, Any], measure: Measure) -> float | None:
+    found = measure.of(row)
     return None if found is None else found["mean"]
 
 
 def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
-    """By cost, the routers that have both figures."""
+    """By cost, the routers that have both numbers."""
     axis, points = accuracy_measure(rows), {}
-    for name in COSTS:
-        found = [(row["router"], _mean(row, axis), _mean(row, name)) for row in rows]
-        points[name] = [
+    for measure in COSTS:
+        found = [(row["router"], _mean(row, axis), _mean(row, measure)) for row in rows]
+        points[measure.name] = [
             Point(router, round(accuracy, ACCURACY_DIGITS), cost)
             for router, accuracy, cost in found
             if accuracy is not None and cost is not None
@@ -236,7 +203,7 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
 def _pareto(rows: Sequence[Mapping[str, Any]], points: Mapping[str, Sequence[Point]], bounds: Bounds) -> Pareto:
     curves = {name: sorted(bounds.get(name, ())) for name in points}
     return Pareto(
-        accuracy=accuracy_measure(rows),
+        accuracy=accuracy_measure(rows).name,
         fronts={name: _front_rows(of, curves[name]) for name, of in points.items()},
         bounds={name: curve for name, curve in curves.items() if curve},
     )

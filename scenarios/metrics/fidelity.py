@@ -5,15 +5,15 @@ It computes from finished results alone; how they came about is `scenarios.execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import sqrt
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict, Unpack
 
 import numpy as np
 
 from policies.vocabulary import Provenance
+from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
 
@@ -27,18 +27,8 @@ PROMISED_TAU = 0.9
 REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
 
-_FIGURES: dict[str, Callable[[Result], float | None]] = {
-    "latency_mean": lambda result: result["latency_s"]["mean"],
-    "latency_p50": lambda result: result["latency_s"]["p50"],
-    "latency_p95": lambda result: result["latency_s"]["p95"],
-    "latency_p99": lambda result: result["latency_s"]["p99"],
-    "throughput": lambda result: result["throughput_img_s"],
-    "accuracy": lambda result: result["accuracy"],
-    "energy_per_image": lambda result: result["energy_per_image_j"]["total"],
-    "energy": lambda result: result["energy_j"]["mean"],
-}
-FIGURES = tuple(_FIGURES)
-ENERGIES = ("energy_per_image", "energy")
+_LATENCY = MEASURES["latency_mean_s"]
+_ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
 
 
 class Worlds(TypedDict):
@@ -48,8 +38,8 @@ class Worlds(TypedDict):
     hardware: float
 
 
-class ValidationRun(TypedDict):
-    """One hardware run and its simulated twin, as `validate` leaves them.
+class Part(TypedDict, total=False):
+    """What one hardware run is of a validation.
 
     `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `scale` is
     told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `pace` is
@@ -58,20 +48,25 @@ class ValidationRun(TypedDict):
     """
 
     kind: Kind
-    router: str
     load: float | None
     rate_img_s: float | None
-    seed: int
     repeat: int
-    simulated: Result
-    hardware: Result
     backlog_growth: Worlds | None
     scale: float | None
-    pace: NotRequired[float | None]
+    pace: float | None
+
+
+class ValidationRun(Part):
+    """One hardware run and its simulated twin, as `validate` leaves them."""
+
+    router: str
+    seed: int
+    simulated: Result
+    hardware: Result
 
 
 class Pair(TypedDict):
-    """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where the figure means nothing."""
+    """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where they mean nothing."""
 
     router: str
     seed: int
@@ -92,7 +87,7 @@ class Stages(TypedDict):
 
 
 class Row(TypedDict):
-    """One router at one load, over all seeds and repeats; its parts are by figure.
+    """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
     """
@@ -169,32 +164,21 @@ class Validation(TypedDict):
     ranking: list[Ranking]
 
 
-def validation_run(
-    simulated: Result,
-    hardware: Result,
-    *,
-    kind: Kind = "pair",
-    load: float | None = None,
-    rate_img_s: float | None = None,
-    repeat: int = 0,
-    backlog_growth: Worlds | None = None,
-    scale: float | None = None,
-    pace: float | None = None,
-) -> ValidationRun:
-    """The two results of one router and seed."""
+def validation_run(simulated: Result, hardware: Result, **part: Unpack[Part]) -> ValidationRun:
+    """The two results of one router and seed; a pair that is its only repeat, where `part` does not say otherwise."""
     assert simulated["router"] == hardware["router"], "both are of one router"
     return ValidationRun(
-        kind=kind,
+        kind=part.get("kind", "pair"),
         router=simulated["router"],
-        load=load,
-        rate_img_s=rate_img_s,
+        load=part.get("load"),
+        rate_img_s=part.get("rate_img_s"),
         seed=simulated["seed"],
-        repeat=repeat,
+        repeat=part.get("repeat", 0),
         simulated=simulated,
         hardware=hardware,
-        backlog_growth=backlog_growth,
-        scale=scale,
-        pace=pace,
+        backlog_growth=part.get("backlog_growth"),
+        scale=part.get("scale"),
+        pace=part.get("pace"),
     )
 
 
@@ -226,7 +210,7 @@ def reference_img_s(saturated: Iterable[ValidationRun]) -> float:
 
 
 def middle_load(loads: Iterable[float | None]) -> float | None:
-    """The one that figures show: the middle of those that were run, the lower one of two."""
+    """The one that charts show: the middle of those that were run, the lower one of two."""
     known = sorted({load for load in loads if load is not None})
     return known[(len(known) - 1) // 2] if known else None
 
@@ -252,38 +236,35 @@ def _pair(run: ValidationRun, power: Provenance) -> Pair:
         repeat=run["repeat"],
         simulated=run["simulated"],
         hardware=run["hardware"],
-        error_pct={name: _error_pct(run, name, power) for name in FIGURES},
-        not_applicable=dict.fromkeys(ENERGIES, reason) if power in UNMETERED else {},
+        error_pct={measure.stem: _error_pct(run, measure, power) for measure in VALIDATED},
+        not_applicable=dict.fromkeys(_ENERGIES, reason) if power in UNMETERED else {},
     )
 
 
-def _error_pct(run: ValidationRun, name: str, power: Provenance) -> float | None:
-    if name in ENERGIES and power in UNMETERED:
+def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float | None:
+    if measure.stem in _ENERGIES and power in UNMETERED:
         return None
-    figure = _FIGURES[name]
-    return change_pct(figure(run["simulated"]), figure(run["hardware"]))
+    return change_pct(measure.of(run["simulated"]), measure.of(run["hardware"]))
 
 
 def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
     first, seeds = runs[0], list(dict.fromkeys(run["seed"] for run in runs))
     repeats = len({run["repeat"] for run in runs})
-    errors = {name: _estimate_of(runs, partial(_error_pct, name=name, power=power)) for name in FIGURES}
-    noise = {name: _repeatability_pct(runs, _FIGURES[name]) for name in FIGURES}
-    targets = {name: _target_pct(name, first["load"], noise[name], repeats) for name in FIGURES}
+    errors = {m.stem: _estimate_of(runs, [_error_pct(run, m, power) for run in runs]) for m in VALIDATED}
+    noise = {measure.stem: _repeatability_pct(runs, measure) for measure in VALIDATED}
+    targets = {name: _target_pct(name, first["load"], noise[name], repeats) for name in noise}
     return Row(
         router=first["router"],
         load=first["load"],
         rate_img_s=first["rate_img_s"],
         seeds=seeds,
         repeats=repeats,
-        simulated={
-            name: estimate([figure(run["simulated"]) for run in runs])["mean"] for name, figure in _FIGURES.items()
-        },
-        hardware={name: _estimate_of(runs, partial(_on_hardware, figure=figure)) for name, figure in _FIGURES.items()},
+        simulated={m.stem: estimate([m.of(run["simulated"]) for run in runs])["mean"] for m in VALIDATED},
+        hardware={m.stem: _estimate_of(runs, [m.of(run["hardware"]) for run in runs]) for m in VALIDATED},
         error_pct=errors,
         repeatability_pct=noise,
         target_pct=targets,
-        met={name: _is_met(errors[name]["mean"], targets[name]) for name in FIGURES},
+        met={name: _is_met(errors[name]["mean"], targets[name]) for name in targets},
         pace=estimate([run.get("pace") for run in runs]),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
@@ -292,15 +273,12 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
     )
 
 
-def _on_hardware(run: ValidationRun, figure: Callable[[Result], float | None]) -> float | None:
-    return figure(run["hardware"])
-
-
-def _estimate_of(runs: Sequence[ValidationRun], value: Callable[[ValidationRun], float | None]) -> Estimate:
-    """Repeats of one trace are not independent: over seeds, each the mean of its repeats; of one seed, over repeats."""
+def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> Estimate:
+    """Of a value a run. Repeats of one trace are not independent: over seeds, each the mean of its repeats; of one
+    seed, over repeats."""
     by_seed: dict[int, list[float | None]] = {}
-    for run in runs:
-        by_seed.setdefault(run["seed"], []).append(value(run))
+    for run, value in zip(runs, values, strict=True):
+        by_seed.setdefault(run["seed"], []).append(value)
     if len(by_seed) == 1:
         return estimate(*by_seed.values())
     return estimate([estimate(values)["mean"] for values in by_seed.values()])
@@ -322,11 +300,11 @@ def _is_met(error_pct: float | None, target_pct: float | None) -> bool | None:
     return None if error_pct is None or target_pct is None else abs(error_pct) <= target_pct
 
 
-def _repeatability_pct(runs: Sequence[ValidationRun], figure: Callable[[Result], float | None]) -> float | None:
+def _repeatability_pct(runs: Sequence[ValidationRun], measure: Measure) -> float | None:
     """Relative standard deviation of the hardware over repeats of one trace, pooled over seeds; null for one repeat."""
     by_seed: dict[int, list[float]] = {}
     for run in runs:
-        value = figure(run["hardware"])
+        value = measure.of(run["hardware"])
         if value is None:
             return None
         by_seed.setdefault(run["seed"], []).append(value)
@@ -442,6 +420,6 @@ def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> flo
         return None if one_s is None or other_s is None else one_s - other_s
 
     shared = [run for run in runs if run["router"] == first and (second, run["seed"], run["repeat"]) in latency_s]
-    found = _estimate_of(shared, difference_s) if shared else Estimate(mean=None, ci95=None)
+    found = _estimate_of(shared, [difference_s(run) for run in shared]) if shared else Estimate(mean=None, ci95=None)
     mean_s, half_s = found["mean"], found["ci95"]
     return mean_s if mean_s is not None and half_s is not None and abs(mean_s) > half_s else None

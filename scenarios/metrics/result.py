@@ -1,14 +1,34 @@
-"""A run's record turned into its figures: what each number means is decided here, and explained in `docs/figures.md`.
+"""A run's record turned into its result: the keys of a result, and how each number is computed.
 
 Statistics are over the requests that arrived between the end of the warm-up and the end of the arrivals; counts and
-energies are over the whole run. It knows neither world: a simulated and a real record are read the same way.
+energies are over the whole run. It knows neither world: a simulated and a real record are read the same way. What each
+number means, and how it is shown, stands in `scenarios.metrics.catalogue`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, fsum
 from typing import Literal, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hw.accuracy import AccuracyProvenance
+from policies.records import (
+    COMPLETED,
+    FAILED,
+    IN_FLIGHT,
+    STAGES,
+    DeviceTotals,
+    RequestColumns,
+    RunColumns,
+    RunRecord,
+    ServerTotals,
+)
+from policies.reward import AccuracyPrior
+from policies.vocabulary import NS_PER_S, Provenance
 
 Mode = Literal["simulation", "hardware"]
 Simulator = Literal["simpy", "compiled"]
@@ -31,7 +51,7 @@ class Spread(TypedDict):
     std: float | None
 
 
-class LatencyFigures(Spread):
+class LatencyMetrics(Spread):
     """Seconds; percentiles by nearest rank."""
 
     p50: float | None
@@ -49,7 +69,7 @@ class EnergyPerImage(TypedDict):
     idle: float | None
 
 
-class ServerFigures(TypedDict):
+class ServerMetrics(TypedDict):
     """One server over the whole run; its utilization and power are its device's."""
 
     name: str
@@ -98,7 +118,7 @@ class Result(TypedDict):
     accuracy_provenance: AccuracyProvenance
     images: Images
     accuracy: float | None
-    latency_s: LatencyFigures
+    latency_s: LatencyMetrics
     energy_j: Spread
     energy_per_image_j: EnergyPerImage
     gpu_var: Spread
@@ -109,7 +129,7 @@ class Result(TypedDict):
     goodput_img_s: float | None
     decisions: int
     wall_s: float
-    servers: list[ServerFigures]
+    servers: list[ServerMetrics]
     arrival_lag_s: ArrivalLag | None
     restarts: list[Restart]
     failures: dict[str, int]
@@ -153,10 +173,208 @@ class Signature(TypedDict):
         name: which failure.
         figure: what was found, in the unit that `reason` says.
         threshold: beyond which (below which, for accuracy collapse and reward hacking) it is a sign.
-        reason: a sentence with the figure.
+        reason: a sentence with the number.
     """
 
     name: SignatureName
     figure: float
     threshold: float
     reason: str
+
+
+# --------------------------------------------------------------------------------------------------- how it is computed
+
+
+@dataclass(frozen=True, slots=True)
+class RunLabel:
+    """What ran, and where its numbers come from."""
+
+    scenario: str
+    router: str
+    seed: int
+    mode: Mode
+    engine: Engine
+    provenance: Provenance
+    accuracy_provenance: AccuracyProvenance
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`."""
+
+    warmup_s: float
+    horizon_s: float
+    deadline_s: float | None = None
+
+    @property
+    def ns(self) -> tuple[int, int]:
+        """From when to when requests arrived that count, both included."""
+        begin_ns, end_ns = round(self.warmup_s * NS_PER_S), round(self.horizon_s * NS_PER_S)
+        assert begin_ns < end_ns, "the warm-up must end before the arrivals do"
+        return begin_ns, end_ns
+
+
+def summarise(
+    run: RunRecord | RunColumns, label: RunLabel, window: Window, *, wall_s: float, prior: AccuracyPrior | None = None
+) -> Result:
+    """The numbers of a run; without the network's `prior` no `expected_accuracy` is known.
+
+    Nobody has looked for failures yet: `scenarios.metrics.signatures.diagnosed` does.
+    """
+    if isinstance(run, RunRecord):
+        run = RunColumns.of(run)
+    window_ns, requests = window.ns, run.requests
+    counted = (window_ns[0] <= requests.arrived_ns) & (requests.arrived_ns <= window_ns[1])
+    done = counted & (requests.status == COMPLETED)
+    latencies_s = _latencies_s(requests)
+    duration_s = run.ended_ns / NS_PER_S
+    images = _images(requests)
+    in_time = None if window.deadline_s is None else _rate_img_s(requests, latencies_s, window_ns, window.deadline_s)
+    return Result(
+        schema="slimsched.result/1",
+        scenario=label.scenario,
+        router=label.router,
+        seed=label.seed,
+        mode=label.mode,
+        engine=label.engine,
+        provenance=str(label.provenance),
+        accuracy_provenance=label.accuracy_provenance,
+        images=images,
+        accuracy=_ratio(_count(requests.correct & done), _count(done)),
+        latency_s=_latency(latencies_s[done]),
+        energy_j=_spread(requests.energy_j[done]),
+        energy_per_image_j=_energy_per_image(run.devices, duration_s, images["completed"]),
+        gpu_var=_spread(run.gpu_var),
+        throughput_img_s=_rate_img_s(requests, latencies_s, window_ns, None),
+        duration_s=duration_s,
+        warmup_s=window.warmup_s,
+        censored=_count(counted & (requests.status == IN_FLIGHT)),
+        goodput_img_s=in_time,
+        decisions=run.decisions,
+        wall_s=wall_s,
+        servers=[_server(server, run.devices[server.device], duration_s) for server in run.servers],
+        arrival_lag_s=_arrival_lag(run.arrival_lags_ns),
+        restarts=[
+            Restart(server=run.servers[server].name, down_s=down_ns / NS_PER_S, up_s=up_ns / NS_PER_S)
+            for server, down_ns, up_ns in run.restarts_ns
+        ],
+        failures=_failures(requests),
+        stages_s=_stages_s(requests, done),
+        extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
+        expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
+        moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
+        signatures=None,
+    )
+
+
+def _count(chosen: NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(chosen))
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
+    """Over all arrivals of the run; null in simulation, where nothing is late."""
+    if not lags_ns:
+        return None
+    ascending = sorted(lag_ns / NS_PER_S for lag_ns in lags_ns)
+    return ArrivalLag(mean=float(np.mean(ascending)), p99=percentile(ascending, 0.99), max=ascending[-1])
+
+
+def _failures(requests: RequestColumns) -> dict[str, int]:
+    """Failed requests by reason, in the order in which reasons first occurred."""
+    codes = requests.reason[requests.status == FAILED]
+    found, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    return {requests.reasons[found[at]]: int(counts[at]) for at in np.argsort(first)}
+
+
+def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, float] | None:
+    """Mean time a request spent in each stage; they add up to the mean latency. Null where a run kept no detail."""
+    if requests.stages_ns is None or not done.any():
+        return None
+    stages_ns = np.ascontiguousarray(requests.stages_ns[done], np.float64)  # how sums are rounded depends on the layout
+    return dict(zip(STAGES, (np.mean(stages_ns, axis=0) / NS_PER_S).tolist(), strict=True))
+
+
+def _expected_accuracy(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
+    """The prior's mean over the width tuples that ran: accuracy without the chance of labels."""
+    width = requests.width[done]
+    if not len(width):
+        return None
+    codes = width @ len(requests.widths) ** np.arange(width.shape[1])  # a number for each tuple
+    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    priors = [prior(tuple(requests.widths[place] for place in width[at])) for at in first]
+    return fsum(count * top1 for count, top1 in zip(counts.tolist(), priors, strict=True)) / len(width)
+
+
+def _latencies_s(requests: RequestColumns) -> NDArray[np.float64]:
+    """From the arrival at the router to the end of the last segment, for every request."""
+    return np.asarray((requests.finished_ns - requests.arrived_ns) / NS_PER_S, np.float64)
+
+
+def percentile(ascending: Sequence[float] | NDArray[np.float64], share: float) -> float:
+    """The nearest-rank percentile: the smallest value that at least this share of all values do not exceed."""
+    return float(ascending[max(0, ceil(share * len(ascending)) - 1)])
+
+
+def _images(requests: RequestColumns) -> Images:
+    in_order = np.sort(requests.request)
+    assert (in_order[1:] != in_order[:-1]).all(), "a request has two records"
+    completed, in_flight, failed = np.bincount(requests.status, minlength=3).tolist()
+    return Images(arrived=len(in_order), completed=completed, in_flight=in_flight, failed=failed)
+
+
+def _spread(values: NDArray[np.float64]) -> Spread:
+    if not len(values):
+        return Spread(mean=None, std=None)
+    return Spread(mean=float(np.mean(values)), std=float(np.std(values)))
+
+
+def _latency(latencies_s: NDArray[np.float64]) -> LatencyMetrics:
+    spread, ascending = _spread(latencies_s), np.sort(latencies_s)
+    if not len(ascending):
+        return LatencyMetrics(**spread, p50=None, p95=None, p99=None, max=None)
+    p50, p95, p99 = (percentile(ascending, share) for share in (0.50, 0.95, 0.99))
+    return LatencyMetrics(**spread, p50=p50, p95=p95, p99=p99, max=float(ascending[-1]))
+
+
+def _energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
+    if not completed:
+        return EnergyPerImage(total=None, dynamic=None, base=None, idle=None)
+    total_j = sum(device.energy_j for device in devices)
+    idle_j = sum(device.bare_idle_w for device in devices) * duration_s
+    base_j = sum(device.context_idle_w - device.bare_idle_w for device in devices) * duration_s
+    return EnergyPerImage(
+        total=total_j / completed,
+        dynamic=(total_j - base_j - idle_j) / completed,
+        base=base_j / completed,
+        idle=idle_j / completed,
+    )
+
+
+def _rate_img_s(
+    requests: RequestColumns, latencies_s: NDArray[np.float64], window_ns: tuple[int, int], deadline_s: float | None
+) -> float:
+    """Completions a second within the window; with a deadline, only those that kept it."""
+    start_ns, end_ns = window_ns
+    is_within = (start_ns <= requests.finished_ns) & (requests.finished_ns <= end_ns)
+    chosen = (requests.status == COMPLETED) & is_within
+    if deadline_s is not None:
+        chosen &= latencies_s <= deadline_s
+    return _count(chosen) * NS_PER_S / (end_ns - start_ns)
+
+
+def _server(server: ServerTotals, device: DeviceTotals, duration_s: float) -> ServerMetrics:
+    return ServerMetrics(
+        name=server.name,
+        utilization=server.busy_s / duration_s if duration_s else 0.0,
+        mean_power_w=device.energy_j / duration_s if duration_s else 0.0,
+        images=server.images,
+        batches=server.batches,
+        mean_batch=server.images / server.batches if server.batches else 0.0,
+        loads=server.loads,
+        unloads=server.unloads,
+        vram_peak_bytes=server.vram_peak_bytes,
+    )

@@ -1,8 +1,8 @@
-"""Signs that a router fails in one of the ways the paper names: pure functions of a run's figures.
+"""Signs that a router fails in one of the ways the paper names: pure functions of a run's numbers.
 
 The paper warns of reward hacking, VRAM exhaustion and accuracy collapse; collapse onto one server is ours. A signature
-says that a run looks like it, with the figure and the threshold that it passed, never why: a rule that always takes the
-narrowest widths shows accuracy collapse, too. `docs/figures.md` justifies the thresholds.
+says that a run looks like it, with the number and the threshold that it passed, never why: a rule that always takes the
+narrowest widths shows accuracy collapse, too. `docs/metrics.md` justifies the thresholds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scenarios.metrics.result import Signature
 
 if TYPE_CHECKING:
     from policies.interfaces import CostModel
-    from scenarios.metrics.result import Result, ServerFigures
+    from scenarios.metrics.result import Result, ServerMetrics
     from sim.cluster import ClusterSpec
 
 
@@ -55,7 +55,7 @@ class ServerContext:
 
 @dataclass(frozen=True, slots=True)
 class SignatureContext:
-    """What the figures are held against.
+    """What the numbers are held against.
 
     Attributes:
         segments: S.
@@ -71,7 +71,7 @@ class SignatureContext:
 
 
 def context_of(cluster: ClusterSpec, costs: CostModel) -> SignatureContext:
-    """What the figures of a cluster's runs are held against."""
+    """What the numbers of a cluster's runs are held against."""
     config, prior = cluster.router, cluster.prior
     on_device = [sum(other.device == server.device for other in cluster.servers) for server in cluster.servers]
     speeds = [1 / _image_s(cluster, costs, server) / sharing for server, sharing in enumerate(on_device)]
@@ -111,6 +111,11 @@ def signatures(result: Result, context: SignatureContext, reference: Result | No
         _one_server_collapse(result, context, reference),
     )
     return tuple(signature for signature in found if signature is not None)
+
+
+def diagnosed(result: Result, context: SignatureContext) -> Result:
+    """The same result with the failures that it shows by itself."""
+    return {**result, "signatures": list(signatures(result, context))}
 
 
 def against_reference(results: Sequence[Result], context: SignatureContext, reference: str = REFERENCE) -> list[Result]:
@@ -163,7 +168,7 @@ def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | N
         reason = f"{refused} of {arrived} images failed for want of device memory"
         return Signature(name="VRAM exhaustion", figure=refused / arrived, threshold=REFUSED, reason=reason)
     pairs = zip(result["servers"], context.servers, strict=True)
-    full = [figures for figures, server in pairs if _was_full(figures, server)]
+    full = [found for found, server in pairs if _was_full(found, server)]
     if not full:
         return None
     where = f"memory of {', '.join(server['name'] for server in full)} was full"
@@ -186,10 +191,10 @@ def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | N
     return Signature(name="VRAM exhaustion", figure=waits, threshold=MEMORY_WAITS, reason=reason)
 
 
-def _was_full(figures: ServerFigures, server: ServerContext) -> bool:
+def _was_full(found: ServerMetrics, server: ServerContext) -> bool:
     """Not every instance has room, and at some time the largest would have been refused."""
     is_tight = server.one_of_each_bytes > server.cap_bytes
-    return is_tight and figures["vram_peak_bytes"] + server.largest_bytes > server.cap_bytes
+    return is_tight and found["vram_peak_bytes"] + server.largest_bytes > server.cap_bytes
 
 
 def _accuracy_collapse(result: Result, context: SignatureContext) -> Signature | None:
@@ -244,7 +249,7 @@ def _suffering(result: Result, reference: Result | None) -> str | None:
     return None
 
 
-def _shares(servers: Sequence[ServerFigures]) -> list[float]:
+def _shares(servers: Sequence[ServerMetrics]) -> list[float]:
     """Each server's share of the segment passes; none where nothing ran."""
     passes = sum(server["images"] for server in servers)
     return [server["images"] / passes for server in servers] if passes else []

@@ -22,7 +22,7 @@ class Estimate(TypedDict):
 
 
 class PairedDifference(TypedDict):
-    """Over the seeds of both, a router's figure less the other's: absolutely, and in percent of the other's.
+    """Over the seeds of both, a router's number less the other's: absolutely, and in percent of the other's.
 
     `differs`: whether the interval leaves 0 out; null where there is none.
     """
@@ -49,7 +49,7 @@ def change_pct(value: float | None, reference: float | None) -> float | None:
 
 
 def paired_difference(values: Sequence[float | None], others: Sequence[float | None]) -> PairedDifference:
-    """Of two figures seed by seed: the interval is the paired t-test's."""
+    """Of two numbers seed by seed: the interval is the paired t-test's."""
     pairs = list(zip(values, others, strict=True))
     difference = estimate([None if one is None or other is None else one - other for one, other in pairs])
     mean, half_width = difference["mean"], difference["ci95"]

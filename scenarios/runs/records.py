@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from hw.files import atomic_path
 from policies.codec import from_jsonable, to_jsonable
 from policies.errors import InputError
+from policies.files import atomic_path
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.records import LoggedStep, RunRecord

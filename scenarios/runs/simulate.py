@@ -12,10 +12,8 @@ from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.files.router_names import display_name, require_distinct_names
-from scenarios.metrics.comparison import Comparison, compare_results
-from scenarios.metrics.result import Result, Simulator
-from scenarios.metrics.signatures import against_reference
-from scenarios.metrics.summary import summarise
+from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
+from scenarios.metrics.signatures import against_reference, diagnosed
 from scenarios.runs.parallel import core_count, each
 from scenarios.world.world import World
 
@@ -84,8 +82,9 @@ def _simulate(
     began_ns = time.monotonic_ns()
     simulation = world.simulation(run, engine)
     simulation.finish(policy, stream(seed, f"router:{router}"))
-    result = summarise(
-        simulation.columns(),
+    columns = simulation.columns()
+    wall_s = (time.monotonic_ns() - began_ns) / 1e9
+    label = RunLabel(
         scenario=scenario.name,
         router=router,
         seed=seed,
@@ -93,14 +92,12 @@ def _simulate(
         engine=engine,
         provenance=world.provenance,
         accuracy_provenance=world.accuracy.provenance,
-        warmup_s=scenario.warmup_s if warmup_s is None else warmup_s,
-        horizon_s=duration_s or scenario.duration_s,
-        deadline_s=scenario.deadline_s,
-        wall_s=(time.monotonic_ns() - began_ns) / 1e9,
-        prior=world.accuracy.prior,
-        context=world.signature_context,
     )
-    return result, simulation
+    window = Window(
+        scenario.warmup_s if warmup_s is None else warmup_s, duration_s or scenario.duration_s, scenario.deadline_s
+    )
+    result = summarise(columns, label, window, wall_s=wall_s, prior=world.accuracy.prior)
+    return diagnosed(result, world.signature_context), simulation
 
 
 def simulate_world(
@@ -108,25 +105,6 @@ def simulate_world(
 ) -> Result:
     """One run of the scenario with one router."""
     return simulate_figures(world, world.router(router, trained), display_name(router), seed, engine=engine)
-
-
-def compare_world(
-    world: World,
-    routers: Sequence[str],
-    seeds: Sequence[int],
-    *,
-    trained: Path | None = None,
-    finished: Sequence[Result] = (),
-    on_result: Callable[[Result], None] | None = None,
-    engine: Simulator = "simpy",
-    jobs: int = 1,
-) -> Comparison:
-    """Every router with every seed, side by side; see `simulate_all`."""
-    return compare_results(
-        simulate_all(
-            world, routers, seeds, trained=trained, finished=finished, on_result=on_result, engine=engine, jobs=jobs
-        )
-    )
 
 
 def simulate_all(

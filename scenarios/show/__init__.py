@@ -1,1 +1,1 @@
-"""TODO."""
+"""Results as people see them: tables, charts, pages."""

@@ -1,106 +1,142 @@
-"""A comparison's other tables as plain text: pairs, trade-offs, and the paper's layout with its numbers beside ours."""
+"""A comparison's tables: the routers, pairs, trade-offs, and the paper's layout with its numbers beside ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import floor, log10
 from typing import Any
 
-from scenarios.metrics.comparison import COSTS, Comparison
+from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
+from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.statistics import PairedDifference
+from scenarios.show.numbers import NONE, PLUS_MINUS, change, number, places, plural, shown
 from scenarios.show.paper import PaperRow, is_replica, paper_row
-from scenarios.show.words import NONE, change, format_comparison, number, table
+from scenarios.show.table import Column, Table, column, columns, to_text
+from scenarios.show.words import extrapolated, provenance, signature_lines
+from scenarios.terminal.screen import screen_width
 
-COST_NAMES = {"latency_mean_s": "mean latency", "latency_p99_s": "p99 latency", "energy_dynamic_j": "attributed energy"}
-_SHORT = {"latency_mean_s": "mean", "latency_p99_s": "p99", "energy_dynamic_j": "energy"}
+MOST_PLACES = 6  # of a difference, after the point
+
+
+def format_comparison(comparison: Comparison) -> str:
+    """The table of the routers alone."""
+    return to_text([comparison_table(comparison)], screen_width())
 
 
 def format_all(comparison: Comparison) -> str:
     """Every table that there is something to say in, the comparison's own first."""
-    parts = [format_comparison(comparison)]
+    return to_text(comparison_tables(comparison), screen_width())
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """The paper's layout for its replicas, pairs where there are several seeds, trade-offs of several routers."""
+    tables = [comparison_table(comparison)]
     if is_replica(comparison["scenario"]):
-        parts.append(format_paper(comparison))
+        tables.append(paper_table(comparison))
     paired = comparison["paired"]
     if paired is not None and len(paired["rows"]) > 1 and any(len(row["seeds"]) > 1 for row in paired["rows"]):
-        parts.append(format_paired(comparison))
-    if len(comparison["rows"]) > 1:
-        parts.append(format_trade_offs(comparison))
-    return "\n\n".join(part for part in parts if part)
+        tables.append(paired_table(comparison))
+    return [*tables, trade_off_table(comparison)] if len(comparison["rows"]) > 1 else tables
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """The paper's table: one row a router, mean +- 95 % half-width over seeds."""
+    baseline = comparison["baseline"]
+    head = [Column("router"), *(column(measure, provenance=_origin(measure, comparison)) for measure in COMPARED)]
+    rows = [
+        [
+            row["router"],
+            *(shown(measure, measure.of(row)) for measure in COMPARED),
+            *(change(row[key]) for key in ("latency_change_pct", "energy_change_pct")),
+        ]
+        for row in comparison["rows"]
+    ]
+    seeds = plural(max(len(row["seeds"]) for row in comparison["rows"]), "seed")
+    note = f"Mean and 95 % interval over {seeds}. E is the paper's: mean power x latency. Energy is of all devices, "
+    note += "shared among the completed images. Imbalance is the variance of utilization over servers."
+    note += f" Changes are against {baseline!r}, seed by seed." if baseline else " No baseline, so no changes."
+    largest = max((row.get("extrapolated_share") or {"mean": 0.0})["mean"] or 0.0 for row in comparison["rows"])
+    beware = [f"Beware: up to {extrapolated(largest)}"] if largest > 0 else []
+    signs = [f"Signature of a failure: {line}." for line in signature_lines(comparison)]
+    title = f"{comparison['scenario']} ({provenance(comparison)})"
+    return Table([*head, *columns("latency change", "E change")], rows, title, [note], [*beware, *signs], baseline)
+
+
+def _origin(measure: Measure, comparison: Comparison) -> str:
+    return str(comparison.get("accuracy_provenance" if measure.keys[0] == "accuracy" else "provenance", ""))
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
 
+_DIFFERENCES = tuple(MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "energy_per_image_j"))
 
-def format_paired(comparison: Comparison) -> str:
-    """Seed by seed against one router: the differences, and in percent of its figures; `*` where they are no chance."""
-    paired = comparison["paired"]
-    if paired is None:
-        return ""
-    head = ["router", "latency ms", "%", "p99 ms", "%", "J/image", "%", "accuracy points"]
+
+def paired_table(comparison: Comparison) -> Table:
+    """Seed by seed against one router: the differences, and in percent of its numbers; `*` where they are no chance."""
+    paired, accuracy = comparison["paired"], MEASURES["accuracy"]
+    assert paired is not None, "there is a router that the others are set against"
+    head = [Column("router")]
+    for measure in _DIFFERENCES:
+        head += [column(measure), Column("change")]
     rows = []
     for row in paired["rows"]:
-        if row["router"] == paired["against"]:
-            continue
-        cells = [row["router"]]
-        for name, scale in (("latency_mean_s", 1000.0), ("latency_p99_s", 1000.0), ("energy_per_image_j", 1.0)):
-            cells += [_difference(row[name], scale), change(row[name]["percent"])]
-        rows.append([*cells, _difference(row["accuracy"], 100.0)])
+        if row["router"] != paired["against"]:
+            cells = [row["router"]]
+            for measure in _DIFFERENCES:
+                cells += [_difference(row[measure.name], measure.scale), change(row[measure.name]["percent"])]
+            rows.append([*cells, _difference(row[accuracy.name], accuracy.scale)])
     note = "Mean and 95 % interval of the differences between runs of the same seed; * where the interval leaves 0 out."
-    return f"differences to {paired['against']!r}\n{table(head, rows)}\n{note}"
+    head.append(Column("accuracy", "points", meaning=accuracy.meaning))
+    return Table(head, rows, f"differences to {paired['against']!r}", [note])
 
 
 def _difference(found: PairedDifference, scale: float) -> str:
-    """With as many digits as the interval deserves."""
+    """With as many digits as the interval deserves: two of it that count."""
     mean, half_width = found["difference"]["mean"], found["difference"]["ci95"]
     if mean is None:
         return NONE
-    digits = _digits(half_width * scale if half_width else mean * scale)
-    text = number(mean * scale, digits, signed=True)
+    deciding = half_width * scale if half_width else mean * scale
+    digits = min(MOST_PLACES, places(deciding, 2)) if deciding else 2
+    text = number(mean, digits, scale, signed=True)
     if half_width is None:
         return text
-    return f"{text} +-{number(half_width * scale, digits)}{'*' if found['differs'] else ' '}"
-
-
-def _digits(value: float) -> int:
-    """After the point, so that two digits of the value count; at most six, and two of nothing."""
-    return min(6, max(0, 1 - floor(log10(abs(value))))) if value else 2
+    return f"{text}{PLUS_MINUS}{number(half_width, digits, scale)}{'*' if found['differs'] else ' '}"
 
 
 # ---------------------------------------------------------------------------------------------------------- trade-offs
 
 
-def format_trade_offs(comparison: Comparison) -> str:
+def trade_off_table(comparison: Comparison) -> Table:
     """Which routers no other beats at accuracy and a cost, how far from the bound they are, and their worst seeds."""
     pareto, worst = comparison["pareto"], {row["router"]: row for row in comparison["worst"]}
-    found = {cost: {row["router"]: row for row in rows} for cost, rows in pareto["fronts"].items()}
-    bounded = [cost for cost in COSTS if pareto["bounds"].get(cost)]
-    head = ["router", "accuracy %", "mean ms", "p99 ms", "attributed J/image", "on the front of"]
-    head += [f"{_SHORT[cost]} over bound" for cost in bounded] + ["worst: accuracy %", "mean ms", "p99 ms", "J/image"]
+    found = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
+    bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]
+    axis = MEASURES[pareto["accuracy"]]
+    head = [Column("router"), column(axis, "accuracy"), *map(column, COSTS), Column("on the front of", is_text=True)]
+    head += [Column(f"{cost.head} over bound") for cost in bounded]
+    head += [column(axis, "worst accuracy"), *(column(cost, f"worst {cost.head}") for cost in COSTS)]
     rows = []
     for router in (row["router"] for row in comparison["rows"]):
-        places = {cost: of[router] for cost, of in found.items() if router in of}
-        accuracy = next((row["accuracy"] for row in places.values()), None)
-        fronts = [_SHORT[cost] for cost in COSTS if cost in places and places[cost]["on_front"]]
+        places_of = {cost: of[router] for cost, of in found.items() if router in of}
+        accuracy = next((row["accuracy"] for row in places_of.values()), None)
+        fronts = [cost.head for cost, place in places_of.items() if place["on_front"]]
         rows.append(
             [
                 router,
-                _scaled(accuracy, 2, 100),
-                *(_cost(cost, places[cost]["cost"] if cost in places else None) for cost in COSTS),
+                shown(axis, accuracy),
+                *(shown(cost, places_of[cost]["cost"] if cost in places_of else None) for cost in COSTS),
                 ", ".join(fronts) or NONE,
-                *(_gap(places.get(cost)) for cost in bounded),
-                _scaled(worst[router][pareto["accuracy"]], 2, 100),
-                *(_cost(cost, worst[router][cost]) for cost in COSTS),
+                *(_gap(places_of.get(cost)) for cost in bounded),
+                *(shown(measure, worst[router][measure.name]) for measure in (axis, *COSTS)),
             ]
         )
-    axis = "accuracy expected of the widths that ran" if pareto["accuracy"] == "expected_accuracy" else "accuracy"
-    lines = [f"trade-offs: {axis} against costs", table(head, rows)]
-    lines += [_covered(comparison)] if comparison["hypervolume"] else []
-    return "\n".join(lines)
+    expected = "accuracy expected of the widths that ran" if axis.name == "expected_accuracy" else "accuracy"
+    notes = [_covered(comparison)] if comparison["hypervolume"] else []
+    return Table(head, rows, f"trade-offs: {expected} against costs", notes)
 
 
 def _covered(comparison: Comparison) -> str:
     shares = [
-        f"{COST_NAMES[cost]} {number(of['share'], 3)}"
+        f"{MEASURES[cost].title} {number(of['share'], 3)}"
         for cost, of in comparison["hypervolume"].items()
         if of["share"] is not None
     ]
@@ -110,26 +146,18 @@ def _covered(comparison: Comparison) -> str:
 
 
 def _gap(row: Mapping[str, Any] | None) -> str:
-    return NONE if row is None or row["gap_pct"] is None else f"{row['gap_pct']:+.0f} %"
-
-
-def _scaled(value: float | None, digits: int, scale: float) -> str:
-    return NONE if value is None else number(value * scale, digits)
-
-
-def _cost(name: str, value: float | None) -> str:
-    if value is None:
-        return NONE
-    return number(value * 1000, 2) if name.endswith("_s") else f"{value:.3g}"
+    return NONE if row is None or row["gap_pct"] is None else f"{number(row['gap_pct'], 0, signed=True)} %"
 
 
 # ----------------------------------------------------------------------------------------------------- the paper's own
 
-_PAPER_HEAD = ("router", "accuracy %", "latency s (std)", "energy J (std)", "GPU var (std)", "images",
-               "latency vs random", "energy vs random")  # fmt: skip
+_PAPER_COLUMNS = (
+    *(Column("router"), Column("accuracy", "%"), Column("latency", "s (std)"), Column("energy", "J (std)")),
+    *(Column("GPU var", "(std)"), Column("images"), Column("latency vs random"), Column("energy vs random")),
+)
 
 
-def format_paper(comparison: Comparison) -> str:
+def paper_table(comparison: Comparison) -> Table:
     """The layout of Tables III to V; under each router that the paper has, what the paper reports."""
     rows: list[Sequence[str]] = []
     for row in comparison["rows"]:
@@ -138,39 +166,28 @@ def format_paper(comparison: Comparison) -> str:
         if paper is not None:
             rows.append(_paper_cells(paper))
     note = "Means over seeds; (std) is over a run's images, of GPU var over its readings. Changes are seed by seed."
-    return f"the paper's tables\n{table(_PAPER_HEAD, rows)}\n{note}"
+    return Table(_PAPER_COLUMNS, rows, "the paper's tables", [note])
 
 
 def _our_cells(row: Mapping[str, Any]) -> list[str]:
-    return [
-        row["router"],
-        _scaled(row["accuracy"]["mean"], 2, 100),
-        _with_std(row["latency_s"], 3),
-        _with_std(row["energy_j"], 2),
-        _with_std(row["gpu_var"], 4),
-        number(row["images"]["completed"]["mean"], 0),
-        _percent(row["latency_change_pct"]["mean"]),
-        _percent(row["energy_change_pct"]["mean"]),
-    ]
+    def spread(key: str, digits: int) -> str:
+        return _with_std(row[key]["mean"]["mean"], row[key]["std"]["mean"], digits)
+
+    cells = [row["router"], number(row["accuracy"]["mean"], 2, 100), spread("latency_s", 3), spread("energy_j", 2)]
+    cells += [spread("gpu_var", 4), number(row["images"]["completed"]["mean"], 0)]
+    return [*cells, _percent(row["latency_change_pct"]["mean"]), _percent(row["energy_change_pct"]["mean"])]
 
 
 def _paper_cells(paper: PaperRow) -> list[str]:
-    return [
-        f"  paper, Table {paper.table}",
-        f"{paper.accuracy_pct:.2f}",
-        f"{paper.latency_s:.3f} ({paper.latency_std_s:.3f})",
-        f"{paper.energy_j:.2f} ({paper.energy_std_j:.2f})",
-        f"{paper.gpu_var:.4f} ({paper.gpu_var_std:.4f})",
-        f"{paper.images}",
-        _percent(paper.latency_change_pct),
-        _percent(paper.energy_change_pct),
-    ]
+    cells = [f"  paper, Table {paper.table}", number(paper.accuracy_pct, 2)]
+    cells += [_with_std(paper.latency_s, paper.latency_std_s, 3), _with_std(paper.energy_j, paper.energy_std_j, 2)]
+    cells += [_with_std(paper.gpu_var, paper.gpu_var_std, 4), number(paper.images, 0)]
+    return [*cells, _percent(paper.latency_change_pct), _percent(paper.energy_change_pct)]
 
 
-def _with_std(spread: Mapping[str, Any], digits: int) -> str:
-    mean, std = spread["mean"]["mean"], spread["std"]["mean"]
-    return NONE if mean is None else f"{mean:.{digits}f} ({number(std, digits)})"
+def _with_std(mean: float | None, std: float | None, digits: int) -> str:
+    return NONE if mean is None else f"{number(mean, digits)} ({number(std, digits)})"
 
 
 def _percent(value: float | None) -> str:
-    return NONE if value is None else f"{value:+.2f} %"
+    return NONE if value is None else f"{number(value, 2, signed=True)} %"

@@ -1,4 +1,4 @@
-"""What `slimsched profile` shows and makes: a profile in words and figures, and those of published GPUs.
+"""What `slimsched profile show` says of a profile.
 
 The profiles that ship with the project lie in `scenarios/data/profiles`, one a GPU of `calibrate.datasheet`'s table.
 """
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from textwrap import fill
 
 from policies.vocabulary import Provenance
-from scenarios.show.words import number, table
+from scenarios.show.numbers import PLUS_MINUS, number
+from scenarios.show.table import Column, Table, columns, to_text
 from sim.profile import Profile
 
 SCREEN = 110  # characters of a line
@@ -22,9 +23,6 @@ PROMISES_NOTHING = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------------ in words
-
-
 def described(profile: Profile) -> str:
     """All that a profile says of itself, but for its curves."""
     lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}"]
@@ -32,20 +30,14 @@ def described(profile: Profile) -> str:
         lines.append(fill(text, SCREEN, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15))
     if profile.provenance == Provenance.DATASHEET:
         lines += ["", fill(f"{PROMISES_NOTHING}.", SCREEN)]
-    if profile.errors:
-        lines += ["", table(ERROR_HEAD, error_rows(profile))]
-    if profile.ranges:
-        lines += ["", table(RANGE_HEAD, range_rows(profile))]
-    return "\n".join(lines)
+    tables = [table for table in (error_table(profile), range_table(profile)) if table.rows]
+    return to_text(["\n".join(lines), *tables])
 
 
-ERROR_HEAD = ("error of", "kind", "median %", "mean %", "largest %", "points")
-RANGE_HEAD = ("holds for", "quantity", "from", "to")
-
-
-def error_rows(profile: Profile) -> list[list[str]]:
-    """Under `ERROR_HEAD`."""
-    return [
+def error_table(profile: Profile) -> Table:
+    """How far each quantity of the profile may be off."""
+    percents = (Column(head, "%") for head in ("median", "mean", "largest"))
+    rows = [
         [
             error.figure,
             error.kind,
@@ -54,11 +46,13 @@ def error_rows(profile: Profile) -> list[list[str]]:
         ]
         for error in profile.errors
     ]
+    return Table([Column("error of"), Column("kind", is_text=True), *percents, Column("points")], rows)
 
 
-def range_rows(profile: Profile) -> list[list[str]]:
-    """Under `RANGE_HEAD`: beyond it a figure is extrapolated."""
-    return [[found.figure, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
+def range_table(profile: Profile) -> Table:
+    """Where errors hold; beyond that everything is extrapolated."""
+    rows = [[found.figure, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
+    return Table([Column("holds for"), Column("quantity", is_text=True), *columns("from", "to")], rows)
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -107,7 +101,7 @@ def _size(count_bytes: float) -> str:
 
 
 def _with_interval(value: float, half_width: float | None) -> str:
-    return f"{value:.3f}" if half_width is None else f"{value:.3f} +-{half_width:.3f}"
+    return number(value, 3) + ("" if half_width is None else f"{PLUS_MINUS}{number(half_width, 3)}")
 
 
 def _overheads(profile: Profile) -> str:
@@ -117,6 +111,3 @@ def _overheads(profile: Profile) -> str:
     if profile.decision_s is not None:
         parts.append(f"a routing decision {profile.decision_s * 1e6:.0f} us")
     return ", ".join(parts)
-
-
-# ---------------------------------------------------------------------------------------------------------- in figures

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibrate.slimming import COMPILED, GRAPH, ONE_PIECE, PACKED, PLAIN, SERVED, VIEWS, Point, Rival, Slimming, Spread
-from scenarios.show.words import NONE, number, table
+from scenarios.show.numbers import NONE, number
+from scenarios.show.table import Column, Table, columns, to_text
+from scenarios.terminal.screen import screen_width
 
 _RIVALS = (PLAIN, ONE_PIECE, COMPILED, GRAPH)
 _NOTES = f"""\
@@ -20,24 +22,24 @@ def format_slimming(found: Slimming) -> str:
     execution = ", ".join(f"{key} {value}" for key, value in found.execution.items())
     network = [point for point in found.points if point.segment is None]
     segments = [point for point in found.points if point.segment is not None]
-    parts = [
+    parts: list[Table | str] = [
         f"{found.network} on {found.device} ({execution})",
-        f"The whole network\n{_points_table(network)}",
-        f"Full width: served, and how many times as long as each rival it takes\n{_rivals_table(found)}",
-        f"Segments\n{_points_table(segments)}",
+        points_table("The whole network", network),
+        rivals_table(found),
+        points_table("Segments", segments),
         "\n".join([_NOTES, *(f"{NONE} {name}: {why}" for name, why in found.absent.items())]),
     ]
-    return "\n\n".join(parts)
+    return to_text(parts, screen_width())
 
 
-def _points_table(points: Sequence[Point]) -> str:
+def points_table(title: str, points: Sequence[Point]) -> Table:
+    """A row a batch size and width: what is ideal, what is served, and other ways to run that width."""
     ways = list(dict.fromkeys(way for point in points for way in point.timings if way != SERVED))
-    of_segments = any(point.segment is not None for point in points)
-    head = ["batch", "width", "ideal", f"{SERVED} ms", "/full", "", "saved", *(f"{way}/full" for way in ways), "rounds"]
+    head = columns("batch", "width", "ideal", f"{SERVED} ms", "/full", "", "saved", *(f"{way}/full" for way in ways))
     rows = [_point_row(point, ways) for point in points]
-    if of_segments:
-        head, rows = ["segment", *head], [[str(point.segment), *row] for point, row in zip(points, rows, strict=True)]
-    return table(head, rows)
+    if any(point.segment is not None for point in points):
+        head, rows = [Column("segment"), *head], [[str(p.segment), *row] for p, row in zip(points, rows, strict=True)]
+    return Table([*head, Column("rounds")], rows, title)
 
 
 def _point_row(point: Point, ways: Sequence[str]) -> list[str]:
@@ -49,16 +51,16 @@ def _point_row(point: Point, ways: Sequence[str]) -> list[str]:
     return [*row, _quartiles(served.ratio), saved, *others, str(point.rounds)]
 
 
-def _rivals_table(found: Slimming) -> str:
+def rivals_table(found: Slimming) -> Table:
+    """The full width as it is served, and how many times as long as each rival that takes."""
     names = [name for name in _RIVALS if any(name in full.rivals for full in found.full_width)]
-    head = ["batch", f"{SERVED} ms"]
-    for name in names:
-        head += [f"{name} ms", f"{SERVED}/", ""]
+    head = columns("batch", f"{SERVED} ms", *(text for name in names for text in (f"{name} ms", f"{SERVED}/", "")))
     rows = []
     for full in found.full_width:
         cells = [cell for name in names for cell in _rival_cells(full.rivals.get(name))]
-        rows.append([str(full.batch), number(1000 * full.latency_s, 3), *cells, str(full.rounds)])
-    return table([*head, "rounds"], rows)
+        rows.append([str(full.batch), number(full.latency_s, 3, 1000), *cells, str(full.rounds)])
+    title = "Full width: served, and how many times as long as each rival it takes"
+    return Table([*head, Column("rounds")], rows, title)
 
 
 def _rival_cells(rival: Rival | None) -> list[str]:

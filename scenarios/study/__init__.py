@@ -1,14 +1,20 @@
 """The project's results: every main scenario and the paper's, all routers, at least ten seeds, and the page about them.
 
-`python -m scenarios.study` (`make results`) runs what is not stored yet and writes `docs/results.md`.
+`python -m scenarios.study results` (`make results`) runs what is not stored yet and writes `docs/results.md`; `tune`,
+`ablation` and `paper-table` make what it is made of.
 
 =============  =====================================================================================================
 module         does
 =============  =====================================================================================================
 `cases`        which scenarios, which routers in each, and what is missing
+`results`      composes the others: from scenario files to the page
 `runs`         runs what is not stored yet, in processes beside each other; the fluid bound beside it
+`sources`      which of our sources decide a stored result
 `findings`     what was found, as plain data, and the judgement: does the learned router beat its best rival?
 `page`         the same as Markdown; a pure function
-`pictures`     the same as two figures
+`pictures`     the same as two charts
+`tune_all`     Tide and its rivals tuned on every main scenario
+`ablation`     what each ingredient of Tide is worth
+`paper_table`  the paper's accuracies, completed
 =============  =====================================================================================================
 """

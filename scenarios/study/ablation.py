@@ -1,15 +1,13 @@
 """What each ingredient of Tide is worth: tuned without it, with the same budget, and run on seeds that no tuning saw.
 
-    python -m scenarios.study.ablation scenarios/main-mmpp-10g.yaml --decisions 40000000 --json docs/ablation.json
+    python -m scenarios.study ablation scenarios/main-mmpp-10g.yaml --decisions 40000000 --json docs/ablation.json
 
 Rows are told as they come, and kept: an interrupted run goes on with the next one.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,10 +19,9 @@ from policies.errors import InputError, WorkError
 from policies.tide.knobs import KIND as TIDE
 from scenarios.files.documents import read_json, write_json
 from scenarios.learn.course import MOST_THREADS, Course
-from scenarios.learn.spaces import TuningKnobs
+from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import Tuned, tune_world
 from scenarios.metrics.statistics import estimate
-from scenarios.terminal.exits import exit_code
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -59,7 +56,9 @@ def held_out(world: World, found: Tuned, knobs: TuningKnobs) -> list[RunScore]:
     with ThreadPoolExecutor(MOST_THREADS) as workers:
         course = Course(world, knobs, workers)
         seeds = world.scenario.compare.seeds
-        return course.measure([(found.router(), world.run_spec(seed, detail=False, end="cut")) for seed in seeds])
+        return course.measure(
+            [(found.spec.make(world.context), world.run_spec(seed, detail=False, end="cut")) for seed in seeds]
+        )
 
 
 def row_of(world: World, name: str, kind: str, knobs: TuningKnobs, first: dict[str, Any] | None) -> dict[str, Any]:
@@ -123,36 +122,21 @@ def make_rows(world: World, base: TuningKnobs, path: Path, command: str) -> None
         sys.stderr.write(f"{name}: {told}\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Every row that is not there yet; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m scenarios.study.ablation", description=__doc__)
-    parser.add_argument("scenario", type=Path)
-    parser.add_argument("--decisions", type=int, default=40_000_000, help="of each row's search")
-    parser.add_argument("--seed", type=int, default=0, help="of the search and its runs")
-    parser.add_argument("--json", type=Path, default=Path("docs/ablation.json"))
-    given = parser.parse_args(argv)
+def make_table(scenario: Path, decisions: int, seed: int, path: Path) -> None:
+    """Every row of a scenario that is not there yet.
 
-    def work() -> int:
-        for flag, least in (("decisions", 1), ("seed", 0)):
-            if (value := getattr(given, flag)) < least:
-                raise InputError(f"--{flag}", "", f"{value}; allowed are whole numbers from {least}")
-        world = load_world(given.scenario)
-        tuning = world.scenario.tuning
-        if tuning.floor is None:
-            raise InputError(str(given.scenario), "tuning.floor", "missing; every row is tuned to keep it")
-        base = TuningKnobs(
-            floor=tuning.floor, decisions=given.decisions, seed=given.seed,
-            episodes=tuning.episodes, episode_s=tuning.episode_s, levels=tuning.levels,
-        )  # fmt: skip
-        seeded = f" --seed {given.seed}" if given.seed else ""
-        command = (
-            f"python -m scenarios.study.ablation {given.scenario.as_posix()} --decisions {given.decisions}{seeded}"
-        )
-        make_rows(world, base, given.json, command)
-        return 0
-
-    return exit_code("ablation", work)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Raises:
+        InputError: the scenario has no floor, or what is there is of another command.
+        WorkError: the first row can't be made.
+    """
+    world = load_world(scenario)
+    tuning = world.scenario.tuning
+    if tuning.floor is None:
+        raise InputError(str(scenario), "tuning.floor", "missing; every row is tuned to keep it")
+    base = TuningKnobs(
+        floor=tuning.floor, decisions=decisions, seed=seed,
+        episodes=tuning.episodes, episode_s=tuning.episode_s, levels=tuning.levels,
+    )  # fmt: skip
+    seeded = f" --seed {seed}" if seed else ""
+    command = f"python -m scenarios.study ablation {scenario.as_posix()} --decisions {decisions}{seeded}"
+    make_rows(world, base, path, command)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from policies.errors import InputError, nearest
-from policies.ppo import checkpoint
-from policies.rules.specs import FixedRule
+from policies.registry import RULES
+from policies.rules.placements import PLACEMENT_NAMES
+from policies.rules.specs import LARGEST, FixedRule
+from policies.tide.knobs import KIND as TIDE
 from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import ROUTER_SUFFIX, RULE_SUFFIX, display_name, read_rule
+from scenarios.files.router_names import ROUTER_SUFFIX, display_name, ending_of, made_by, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.learn.tuned_files import failure_path
 from scenarios.show.paper import is_replica
@@ -20,12 +22,7 @@ from scenarios.world.materials import default_folder, make_world
 from scenarios.world.world import World
 
 ROUTERS: Final = Path("data") / "routers"  # from the scenarios' folder on
-TIDE: Final = "tide"
-RULES: Final = ("ladder", "slackfit", "infaas", "milp", "fixed")  # that `slimsched tune` tunes, beside Tide
-PLACEMENTS: Final = (
-    "weighted-random", "round-robin", "jsq", "jsq-speed", "power-of-two-speed", "jiq", "least-work", "shortest-delay",
-    "sticky",
-)  # fmt: skip
+PLACEMENTS: Final = tuple(name for name in PLACEMENT_NAMES if name not in ("random", "power-of-two"))  # no new facts
 PPO_KINDS: Final = ("heavy", "relaxed", "latency")  # the paper's two weightings, and its ablation
 BASELINE: Final = "random"
 FEWEST_SEEDS: Final = 10
@@ -179,7 +176,7 @@ def _placed(fixed: Path) -> Iterator[Contender]:
         raise InputError(str(fixed), "tuple", "missing; the placements run it")
     widths = ",".join(f"{width:g}" for width in rule.tuple_)
     for placement in PLACEMENTS:
-        if placement != rule.placement or rule.group is not None:
+        if placement != rule.placement or rule.group != LARGEST:
             yield Contender(placement, PLACED, f"fixed:{widths}@{placement}")
 
 
@@ -210,24 +207,12 @@ def paper_router(routers: Path, scenario: str, kind: str) -> Path | None:
 
 def tuned_file(folder: Path, kind: str) -> Path:
     """Where a scenario's tuned router lies."""
-    return folder / f"{kind}{ROUTER_SUFFIX if kind == TIDE else RULE_SUFFIX}"
+    return folder / f"{kind}{ending_of(kind)}"
 
 
 def failure_file(folder: Path, kind: str) -> Path:
     """Where it lies why a router could not be tuned for a scenario: it can't keep the floor."""
     return failure_path(tuned_file(folder, kind))
-
-
-def made_by(file: Path) -> Mapping[str, Any]:
-    """How a router's file came about, as it says itself; empty where it says nothing."""
-    if file.name.endswith(RULE_SUFFIX):
-        return read_rule(file).made_by
-    header = checkpoint.read(file)[1]
-    try:
-        found = json.loads(header.get("made_by", "{}"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _shown(file: Path) -> str:

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from policies.tide.knobs import KIND as TIDE
+from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.pareto import Point, hypervolume
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import Estimate, estimate, paired_difference
 from scenarios.show import paper
-from scenarios.study.cases import PLACED, PLAIN, TIDE, TUNED
+from scenarios.study.cases import PLACED, PLAIN, TUNED
 
 EQUAL: Final = 0.05 / 100  # of accuracy: a rival that is less accurate by more is no rival
 MOVING_GAIN_PCT: Final = 10.0  # lower mean latency that is asked for where the load moves
@@ -42,12 +44,12 @@ class Row:
     @property
     def accuracy(self) -> float | None:
         """Mean expected accuracy."""
-        return self.figure("expected_accuracy")["mean"]
+        return self.metric("expected_accuracy")["mean"]
 
     @property
     def mean_s(self) -> float | None:
         """Mean latency."""
-        return self.figure("latency_s", "mean")["mean"]
+        return self.metric("latency_mean_s")["mean"]
 
     @property
     def lost(self) -> float:
@@ -55,22 +57,14 @@ class Row:
         arrived = sum(result["images"]["arrived"] for result in self.results)
         return sum(lost_images(result) for result in self.results) / arrived
 
-    def figure(self, *keys: str) -> Estimate:
-        """A figure of the results over seeds."""
-        return estimate([value_of(result, *keys) for result in self.results])
+    def metric(self, name: str) -> Estimate:
+        """One of `MEASURES` over seeds."""
+        return estimate([MEASURES[name].of(result) for result in self.results])
 
-    def worst(self, *keys: str) -> float | None:
+    def highest(self, name: str) -> float | None:
         """The highest of the seeds; None where one has none."""
-        values = [value_of(result, *keys) for result in self.results]
-        return None if None in values else max(value for value in values if value is not None)
-
-
-def value_of(result: Result, *keys: str) -> float | None:
-    """A figure of one result."""
-    value: Any = result
-    for key in keys:
-        value = value[key]
-    return None if value is None else float(value)
+        values = [MEASURES[name].of(result) for result in self.results]
+        return None if None in values else max(values)
 
 
 def is_of(row: Row, router: str) -> bool:
@@ -153,8 +147,8 @@ def compare_pair(one: Row, other: Row) -> Versus:
     others = {result["seed"]: result for result in other.results}
     pairs = [(result, others[result["seed"]]) for result in one.results if result["seed"] in others]
 
-    def percent(*keys: str) -> Estimate:
-        values = [(value_of(result, *keys), value_of(against, *keys)) for result, against in pairs]
+    def percent(name: str) -> Estimate:
+        values = [(MEASURES[name].of(result), MEASURES[name].of(against)) for result, against in pairs]
         return paired_difference(*zip(*values, strict=True))["percent"]
 
     assert one.accuracy is not None, "it completed something"
@@ -163,10 +157,10 @@ def compare_pair(one: Row, other: Row) -> Versus:
         router=one.label,
         rival=other.label,
         points=100 * (one.accuracy - other.accuracy),
-        mean=percent("latency_s", "mean"),
-        p99=percent("latency_s", "p99"),
-        std=percent("latency_s", "std"),
-        energy=percent("energy_per_image_j", "dynamic"),
+        mean=percent("latency_mean_s"),
+        p99=percent("latency_p99_s"),
+        std=percent("latency_std_s"),
+        energy=percent("energy_dynamic_j"),
         lost_more=one.lost > other.lost + LOST,
     )
 
@@ -325,35 +319,28 @@ def replica_checks(found: Found) -> list[Check]:
     random, heavy, relaxed, sticky = (rows.get(label) for label in ("random", HEAVY, RELAXED, NARROWEST))
     checks: list[Check] = []
     if heavy is not None and random is not None:
-        checks.append(_change_check(heavy, random, ("latency_s", "mean"), paper.HEAVY.latency_change_pct))
-        checks.append(_change_check(heavy, random, ("energy_j", "mean"), paper.HEAVY.energy_change_pct))
+        checks.append(_change_check(heavy, random, "latency_mean_s", paper.HEAVY.latency_change_pct))
+        checks.append(_change_check(heavy, random, "energy_j", paper.HEAVY.energy_change_pct))
     if heavy is not None and sticky is not None:
-        checks.append(_change_check(heavy, sticky, ("latency_s", "mean"), CLOSE_PCT))
+        checks.append(_change_check(heavy, sticky, "latency_mean_s", CLOSE_PCT))
     if relaxed is not None and random is not None:
-        least, accuracy = paper.RELAXED.accuracy_pct, relaxed.figure("accuracy")["mean"]
+        least, accuracy = paper.RELAXED.accuracy_pct, relaxed.metric("accuracy")["mean"]
         is_enough = None if accuracy is None else 100 * accuracy >= least
         shown = "none" if accuracy is None else f"{100 * accuracy:.2f} %"
         checks.append(Check(f"{RELAXED}: accuracy", f"at least {least:.2f} %", shown, is_enough))
-        for figure in ("latency_s", "energy_j"):
-            checks.append(_change_check(relaxed, random, (figure, "mean"), RELAXED_CUT_PCT))
-            checks.append(_change_check(relaxed, random, (figure, "std"), 0.0))
+        for mean, std in (("latency_mean_s", "latency_std_s"), ("energy_j", "energy_std_j")):
+            checks.append(_change_check(relaxed, random, mean, RELAXED_CUT_PCT))
+            checks.append(_change_check(relaxed, random, std, 0.0))
     return checks
 
 
-_NAMES: Final = {
-    "latency_s": "latency",
-    "energy_j": "energy (the paper's E)",
-    "mean": "mean",
-    "std": "standard deviation of",
-}
-
-
-def _change_check(row: Row, other: Row, keys: tuple[str, str], most_pct: float | None) -> Check:
-    others = {result["seed"]: value_of(result, *keys) for result in other.results}
+def _change_check(row: Row, other: Row, name: str, most_pct: float | None) -> Check:
+    measure = MEASURES[name]
+    others = {result["seed"]: measure.of(result) for result in other.results}
     common = [result for result in row.results if result["seed"] in others]
-    values = [value_of(result, *keys) for result in common]
+    values = [measure.of(result) for result in common]
     change = paired_difference(values, [others[result["seed"]] for result in common])["percent"]["mean"]
-    what = f"{row.label}: {_NAMES[keys[1]]} {_NAMES[keys[0]]} against {other.label}"
+    what = f"{row.label}: {measure.title} against {other.label}"
     assert most_pct is not None, "the paper tells it"
     asked = f"at most {most_pct:+.2f} %"
     return Check(
@@ -376,7 +363,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Notes:
-    """What the page says beside the scenarios' figures.
+    """What the page says beside the scenarios' tables.
 
     Attributes:
         machine: what runs were computed on; `versions`: of what computed them.

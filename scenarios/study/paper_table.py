@@ -15,7 +15,7 @@ Why nothing simpler:
 - No additive model (a base, and a gain for every segment and width) can be exact. Each table has every segment at every
   width once, so the two would have the same mean; they have 73.66 % and 73.39 %.
 
-`python -m scenarios.study.paper_table` prints the file that stands in `scenarios/data/models/`.
+`python -m scenarios.study paper-table` prints the file that stands in `scenarios/data/models/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from hw.accuracy import PaperTable, Widths, accuracy_text
-from scenarios.files.reading import SHIPPED
+from scenarios.files.shipped import SHIPPED
 
 WIDTHS: Final = (0.25, 0.50, 0.75, 1.00)
 SEGMENTS: Final = 4
@@ -112,5 +112,6 @@ def _product(at: dict[int, Matrix]) -> Matrix:
     return found
 
 
-if __name__ == "__main__":
-    print(accuracy_text(paper_table()), end="")
+def text() -> str:
+    """The file as it is printed."""
+    return accuracy_text(paper_table())

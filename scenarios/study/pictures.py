@@ -1,20 +1,18 @@
-"""The results in two figures. It reads no file and decides nothing but how things look."""
+"""The results in two charts. It reads no file and decides nothing but how things look."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hw.files import atomic_path
+from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.pareto import Point, pareto_front
-from scenarios.show.charts import COLORS, STYLE
-from scenarios.study.cases import GROUPS, PLACED, TIDE
+from scenarios.show.charts import COLORS, canvas
+from scenarios.study.cases import GROUPS, PLACED
 from scenarios.study.findings import MOVING_GAIN_PCT, STATIONARY_LOSS_PCT, Found, Verdict
 
 GAINS = "Tide against its best rival"
@@ -25,12 +23,10 @@ _LOOKS = {group: (color, marker) for group, color, marker in zip(GROUPS, (COLORS
                                                                   "*os^", strict=True)}  # fmt: skip
 
 
-def gains_figure(verdicts: Sequence[Verdict]) -> Figure:
+def gains_chart(verdicts: Sequence[Verdict]) -> Figure:
     """Each judged scenario's change of mean latency and p99, with intervals; shaded is what is asked for."""
     shown = [verdict for verdict in verdicts if verdict.versus is not None][::-1]
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.4, 0.9 + 0.32 * len(shown)), layout="constrained")
-        axes = figure.subplots()
+    with canvas(7.4, 0.9 + 0.32 * len(shown)) as (figure, axes):
         lowest = -100.0
         for place, verdict in enumerate(shown):
             assert verdict.versus is not None
@@ -60,13 +56,11 @@ def gains_figure(verdicts: Sequence[Verdict]) -> Figure:
     return figure
 
 
-def fronts_figure(found: Sequence[Found]) -> Figure:
+def fronts_chart(found: Sequence[Found]) -> Figure:
     """A panel a scenario; dotted is the front without Tide."""
     rows = ceil(len(found) / _ACROSS)
     across = min(_ACROSS, len(found))
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(2.5 * across + 0.4, 2.1 * rows + 0.6), layout="constrained")
-        grid = figure.subplots(rows, across, squeeze=False)
+    with canvas(2.5 * across + 0.4, 2.1 * rows + 0.6, rows, across, squeeze=False) as (figure, grid):
         for axes, each in zip(grid.flat, found, strict=False):
             _draw_front(axes, each)
         for axes in grid.flat[len(found) :]:
@@ -104,9 +98,3 @@ def _draw_front(axes: Axes, found: Found) -> None:
     axes.set_xlim(0, 1.05 * edge_ms)
     axes.margins(y=0.15)
     axes.tick_params(labelsize=7)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """As SVG, whole or not at all; the same figures give the same file."""
-    with atomic_path(path) as temporary, mpl.rc_context(STYLE):
-        figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})

@@ -6,15 +6,12 @@ versions of the packages that compute are the same.
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from math import floor, log10
 from pathlib import Path
@@ -22,44 +19,24 @@ from typing import Any, Final
 
 from policies.errors import WorkError
 from scenarios.files.documents import inputs_hash, read_json, write_json
-from scenarios.files.reading import profile_file, relative_paths
-from scenarios.files.spec import RatesWorkload, TraceWorkload
+from scenarios.files.named_files import named_files
+from scenarios.files.reading import relative_paths
 from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
 from scenarios.runs.parallel import each
 from scenarios.runs.simulate import simulate_figures
 from scenarios.study.cases import Case, Contender
+from scenarios.study.sources import sources_hash
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 
 COMPUTING: Final = ("numpy", "numba", "scipy")
-ROOT: Final = Path(__file__).parents[2]
-SOURCES: Final = (
-    "policies/**/*.py",
-    "sim/**/*.py",
-    *(f"scenarios/{name}.py" for name in ("compare", "compose", "loading", "materials", "result", "spec")),
-    "hw/accuracy.py",
-)
-FLUID_SOURCES: Final = (*SOURCES, "scenarios/runs/bound.py", "scenarios/study/runs.py")
+RUN_MAKERS: Final = ("scenarios.runs.simulate", "scenarios.world.materials")  # with all that they import
+BOUND_MAKERS: Final = (*RUN_MAKERS, "scenarios.study.runs")
 NOT_OF_A_RUN: Final = frozenset({"compare", "tuning", "training", "validate", "calibration"})  # parts of a scenario
 
 
 # ------------------------------------------------------------------------------------------------------- fingerprints
-
-
-@cache
-def sources_hash(patterns: Sequence[str] = SOURCES) -> str:
-    """Of what the sources do: comments and docstrings may change."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
-                ast.get_docstring(node, clean=False) is not None
-            ):
-                node.body = node.body[1:]
-        digest.update(f"{path.relative_to(ROOT)}\n{ast.dump(tree)}\n".encode())
-    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -72,10 +49,7 @@ def scenario_hash(case: Case) -> str:
     dumped = relative_paths(case.scenario, case.path.parent).model_dump(mode="json", by_alias=True)
     given = {part: value for part, value in dumped.items() if part not in NOT_OF_A_RUN}
     given["deterministic"] = case.scenario.training.deterministic
-    files = [profile_file(server.profile) for server in case.scenario.cluster.named_servers if server.profile]
-    files += [Path(case.scenario.model.accuracy)] if case.scenario.model.accuracy else []
-    if isinstance(case.scenario.workload, TraceWorkload | RatesWorkload):
-        files.append(Path(case.scenario.workload.file))
+    files = [file.path for file in named_files(case.scenario) if file.key.split(".")[0] not in NOT_OF_A_RUN]
     return inputs_hash(given, versions(), *files)
 
 
@@ -102,7 +76,7 @@ class Task:
 
 def tasks_of(case: Case, out: Path) -> dict[str, list[Task]]:
     """By a contender's label, its runs, one a seed."""
-    of_scenario, of_sources = scenario_hash(case), sources_hash()
+    of_scenario, of_sources = scenario_hash(case), sources_hash(RUN_MAKERS)
     found: dict[str, list[Task]] = {}
     for contender in case.contenders:
         inputs = inputs_hash(of_scenario, of_sources, router_hash(contender))
@@ -277,7 +251,7 @@ class _FluidFile:
 
 
 def _fluid_file(case: Case, out: Path) -> _FluidFile:
-    return _FluidFile(out / case.name / "bounds.json", inputs_hash(scenario_hash(case), sources_hash(FLUID_SOURCES)))
+    return _FluidFile(out / case.name / "bounds.json", inputs_hash(scenario_hash(case), sources_hash(BOUND_MAKERS)))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

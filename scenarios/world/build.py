@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
 from policies.faults import Supervision
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.reward import RewardWeights
+from policies.strict import StrictModel
 from policies.vocabulary import IMAGE, WorkKey
 from scenarios.files.spec import (
     GB,
@@ -64,7 +65,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
         decision_busy_ns=nanoseconds(_decision_busy_s(scenario, of_server)),
         weights=RewardWeights(**scenario.reward.model_dump()),
         prior=accuracy.prior,
-        supervision=_supervision(scenario),
+        supervision=Supervision(**_in_ns(scenario.supervision)),
     )
     costs = ProfileCosts(
         [tables[owners[server.name]] for server in servers],
@@ -88,16 +89,8 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts) -> float
 
 def device_section(device: DeviceSpec) -> DeviceSection:
     """A device as a scenario would name it."""
-    return DeviceSection(
-        kind=device.kind,
-        cores=device.cores,
-        threads=device.threads,
-        onednn=device.onednn,
-        index=device.index,
-        idle_w=device.idle_w,
-        tdp_w=device.tdp_w,
-        vram_gb=device.vram_bytes / GB,
-    )
+    known = {name: getattr(device, name) for name in DeviceSection.model_fields if name != "vram_gb"}
+    return DeviceSection(**known, vram_gb=device.vram_bytes / GB)
 
 
 def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenario:
@@ -114,16 +107,12 @@ def with_local_servers(scenario: Scenario, devices: list[DeviceSpec]) -> Scenari
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"servers": sections})})
 
 
-def _supervision(scenario: Scenario) -> Supervision:
-    given = scenario.supervision
-    return Supervision(
-        hang_ns=nanoseconds(given.hang_s),
-        stuck_ns=nanoseconds(given.stuck_s),
-        backoff_ns=nanoseconds(given.backoff_s),
-        backoff_limit_ns=nanoseconds(given.backoff_limit_s),
-        stable_ns=nanoseconds(given.stable_s),
-        start_ns=nanoseconds(given.start_s),
-    )
+def _in_ns(section: StrictModel, *but: str) -> dict[str, Any]:
+    """A section's settings (`but` some) as a core takes them: by the same names, but seconds as nanoseconds."""
+    given = {name: getattr(section, name) for name in type(section).model_fields if name not in but}
+    seconds = {name for name in given if name.endswith("_s")}
+    plain = {name: value for name, value in given.items() if name not in seconds}
+    return plain | {f"{name[:-2]}_ns": None if given[name] is None else nanoseconds(given[name]) for name in seconds}
 
 
 def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...], profiles: tuple[Profile, ...]) -> None:
@@ -154,16 +143,9 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, owne
         widths=profile.model.widths,
         instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},
         context_bytes=profile.memory.context_bytes,
-        batch_limit=given.batch_limit,
         vram_cap_bytes=cap_bytes,
-        utilization_block=given.utilization_block,
-        idle_unload_ns=None if given.idle_unload_s is None else nanoseconds(given.idle_unload_s),
-        scale_trigger=given.scale_trigger,
-        scale_cap=given.scale_cap,
-        head_of_line=given.head_of_line,
-        skip_limit_ns=nanoseconds(given.skip_limit_s),
-        served_width=given.served_width,
         padded_sizes=tables.padded_sizes,
+        **_in_ns(given, "vram_cap_gb", "util_metric", "preload"),
     )
     everything = knobs.context_bytes + sum(knobs.instance_bytes.values())
     if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and everything > cap_bytes:
@@ -214,11 +196,8 @@ def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile:
         segments=model.segments,
         widths=model.widths,
         holds=holds,
-        groups=given.groups,
-        outstanding_blocks=given.outstanding_blocks,
-        block_key=given.block_key,
-        max_retries=given.max_retries,
         shed_expired=scenario.shed,
+        **_in_ns(given, "decision_s"),
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze
+from policies.chance import stream
+from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
+from scenarios.files.reading import check_fault_server
 from scenarios.files.spec import (
     ChaosFault,
     MomentFault,
     OutOfMemoryFault,
+    PoisonedFault,
+    Scenario,
     ServerDownFault,
     SpanFault,
     StragglerFault,
@@ -18,6 +22,35 @@ from scenarios.files.spec import (
     WorkerKilledFault,
 )
 from sim.tables import nanoseconds
+
+
+def faults_of(
+    scenario: Scenario, servers: Sequence[str], seed: int, start_s: float, horizon_s: float, requests: int
+) -> tuple[Fault, ...]:
+    """What the scenario plans, and what it leaves to chance, for one run.
+
+    Args:
+        servers: their names.
+        start_s: where in the scenario the run begins.
+        requests: how many arrive.
+
+    Raises:
+        InputError: a fault is of a server that there is not.
+    """
+    poison, chaos = stream(seed, "poison"), stream(seed, "chaos")
+    faults: list[Fault] = []
+    for index, fault in enumerate(scenario.faults):
+        match fault:
+            case PoisonedFault(share=share):
+                drawn = np.flatnonzero(poison.random(requests) < share)
+                faults.append(Poison(frozenset(drawn.tolist())))
+            case ChaosFault():
+                faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
+            case _:
+                check_fault_server(fault.server, servers, scenario.name, index)
+                if (met := since(fault, start_s)) is not None:
+                    faults.append(planned(met, servers.index(fault.server)))
+    return tuple(faults)
 
 
 def since(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentFault | None:

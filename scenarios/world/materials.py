@@ -1,7 +1,7 @@
 """What a scenario needs before it can be simulated: its servers named, their profiles, the network and its accuracy.
 
 A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This room knows
-where they lie and reads them; `scenarios.job.run` makes them.
+where they lie and reads them; `scenarios.job` makes them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from hw.accuracy import load_accuracy
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.reading import load_scenario, profile_file, read_profile
+from scenarios.files.reading import load_scenario, read_profile
+from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario
 from scenarios.world.build import build_world, with_local_servers
 from scenarios.world.world import Accuracy, World

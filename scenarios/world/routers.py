@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from policies.interfaces import RouterConfig
-from policies.ppo.router import PPORouter
-from scenarios.files.router_names import ROUTER_SUFFIX, RULE_SUFFIX, read_rule
+from policies.errors import InputError
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.names import make_router
+from policies.rules.context import RouterContext
+from scenarios.files.router_names import TRAINED_ROUTER, read_router, router_file
 from scenarios.files.spec import Scenario
 
 
@@ -20,7 +23,19 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
     holds = (((True,) * len(widths),) * segments,) * servers
     config = RouterConfig(segments, widths, holds, scenario.router.groups)
     for router in (*scenario.compare.routers, *scenario.validate_.routers):
-        if router.endswith(ROUTER_SUFFIX):
-            PPORouter.load(router, config)
-        elif router.endswith(RULE_SUFFIX):
-            read_rule(Path(router), scenario.name).check(config, router)
+        if (path := router_file(router)) is not None:
+            read_router(path).check(config, router)
+
+
+def make_named(
+    name: str, scenario: Scenario, context: RouterContext, devices: Sequence[str], trained: Path | None, key: str
+) -> RoutingPolicy:
+    """A fresh router by its name in a scenario; see `World.router`."""
+    if name == TRAINED_ROUTER:
+        if trained is None or not trained.is_file():
+            raise InputError(scenario.name, key, f"{name}: no trained router at hand; run `slimsched train` first")
+        spec = read_router(trained, deterministic=scenario.training.deterministic, devices=devices)
+        return spec.make(context, str(trained))
+    if (path := router_file(name)) is not None:  # it has its own mode
+        return read_router(path, devices=devices).make(context, name)
+    return make_router(name, context, scenario.name, key)

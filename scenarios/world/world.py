@@ -13,31 +13,17 @@ from numpy.typing import NDArray
 from hw.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
 from policies.chance import derived_seed, stream
 from policies.errors import InputError
-from policies.faults import Fault, Poison, Supervision
+from policies.faults import Supervision
 from policies.interfaces import RoutingPolicy
-from policies.names import make_router
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
-from policies.tide.knobs import KIND as TIDE
 from policies.vocabulary import Provenance
-from scenarios.files.reading import check_fault_server
-from scenarios.files.router_names import ROUTER_SUFFIX, RULE_SUFFIX, TRAINED_ROUTER, read_rule
-from scenarios.files.series import read_rates, read_trace
-from scenarios.files.spec import (
-    ChaosFault,
-    DiurnalWorkload,
-    FlashWorkload,
-    GammaWorkload,
-    MmppWorkload,
-    PoisonedFault,
-    RatesWorkload,
-    Scenario,
-    TraceWorkload,
-)
+from scenarios.files.spec import Scenario
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
-from scenarios.world.faults import chaos_of, planned, since
-from sim import workload
+from scenarios.world.faults import faults_of
+from scenarios.world.routers import make_named
+from scenarios.world.workloads import Excerpt, Play, arrivals_ns
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
@@ -98,21 +84,13 @@ class World:
     @property
     def rate_img_s(self) -> float | None:
         """The workload's mean rate (of a flash crowd: the rate outside it); None for a trace."""
-        given = self.scenario.workload
-        if isinstance(given, TraceWorkload):
-            return None
-        if given.rate_img_s is not None:
-            return given.rate_img_s
-        assert given.load is not None, "checked on reading"
-        return given.load * self.capacity_img_s
+        return self.scenario.workload.base_img_s(self.capacity_img_s)
 
     @property
     def mean_rate_img_s(self) -> float | None:
         """Images expected to arrive over the scenario's length, a second; None for a trace."""
-        given, rate = self.scenario.workload, self.rate_img_s
-        if rate is not None and isinstance(given, FlashWorkload):
-            return rate * given.mean_factor(self.scenario.duration_s)
-        return rate
+        rate_img_s = self.rate_img_s
+        return None if rate_img_s is None else rate_img_s * self.scenario.workload.mean_factor(self.scenario.duration_s)
 
     @property
     def provenance(self) -> Provenance:
@@ -136,45 +114,15 @@ class World:
         return Provenance.weakest(*(profile.power.provenance for profile in self.profiles))
 
     def arrivals_ns(
-        self,
-        seed: int,
-        horizon_s: float,
-        scale: float = 1.0,
-        *,
-        tuning: bool = False,
-        part: tuple[int, int] = (0, 1),
+        self, seed: int, horizon_s: float, scale: float = 1.0, excerpt: Excerpt | None = None
     ) -> NDArray[np.int64]:
-        """Arrival times of one run, `scale` times the workload's rate; `tuning`, `part`: see `run_spec`."""
-        rng = stream(seed, "arrivals")
-        given = self.scenario.workload
-        if isinstance(given, TraceWorkload):
-            times_s = read_trace(Path(given.file), given.time_column)
-            return workload.trace(times_s.tolist(), given.factor * scale, horizon_s)
-        assert self.rate_img_s is not None, "only a trace has no rate"
-        rate = self.rate_img_s * scale
-        start_s = self._excerpt_s(seed, horizon_s, part) if tuning else 0.0
-        match given:
-            case MmppWorkload():
-                return workload.mmpp(rate, given.burst_factor, given.burst_share, given.dwell_s, horizon_s, rng)
-            case GammaWorkload():
-                return workload.gamma(rate, given.cv, horizon_s, rng)
-            case DiurnalWorkload():
-                return workload.diurnal(rate, given.amplitude, given.period_s, horizon_s, rng, start_s=start_s)
-            case RatesWorkload():
-                file = (given.tuning_file if tuning else None) or given.file
-                levels = read_rates(Path(file), given.column)
-                return workload.rates(levels, rate, given.period_s, horizon_s, rng, start_s=start_s)
-            case FlashWorkload():
-                shape = (given.factor, given.at_s - start_s, given.rise_s, given.hold_s, given.fall_s)
-                return workload.flash(rate, *shape, horizon_s, rng)
-            case _:
-                return workload.poisson(rate, horizon_s, rng)
+        """Arrival times of one run, `scale` times the workload's rate; `excerpt`: see `run_spec`."""
+        rate_img_s, start_s = (self.rate_img_s or 0.0) * scale, self._start_s(seed, horizon_s, excerpt)
+        play = Play(rate_img_s, scale, horizon_s, start_s, excerpt is not None, stream(seed, "arrivals"))
+        return arrivals_ns(self.scenario.workload, play)
 
-    def _excerpt_s(self, seed: int, horizon_s: float, part: tuple[int, int]) -> float:
-        """Where in the scenario a run for tuning begins: anywhere from which it does not reach beyond the end."""
-        number, parts = part
-        longest_s = max(0.0, self.scenario.duration_s - horizon_s)
-        return longest_s * (number + float(stream(seed, "excerpt").uniform())) / parts
+    def _start_s(self, seed: int, horizon_s: float, excerpt: Excerpt | None) -> float:
+        return 0.0 if excerpt is None else excerpt.start_s(seed, self.scenario.duration_s, horizon_s)
 
     def images(self, seed: int, count: int) -> NDArray[np.int64]:
         """Which test image each request is."""
@@ -190,14 +138,13 @@ class World:
         keep_log: bool = False,
         end: str | None = None,
         paces: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
-        tuning: bool = False,
-        part: tuple[int, int] = (0, 1),
+        excerpt: Excerpt | None = None,
     ) -> RunSpec:
         """One run of the scenario's workload; `paces`: see `RunSpec`.
 
-        With `tuning` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`, and a
-        run shorter than the scenario is an excerpt that begins at a random time of it, so that curves, crowds and
-        faults late in the scenario are met as well: at any time, or in one part (number, of how many) of all times.
+        With an `excerpt` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`, and
+        a run shorter than the scenario begins at a random time of that part of it, so that curves, crowds and faults
+        late in the scenario are met as well.
         """
         scenario = self.scenario
         horizon_s = duration_s or scenario.duration_s
@@ -205,17 +152,18 @@ class World:
             expected = (self.mean_rate_img_s or 0.0) * scale * horizon_s
             problem = f"{expected:.3g} images in one run; allowed are {MOST_IMAGES:.0e}"
             raise InputError(scenario.name, "workload", f"{problem}: shorten duration_s or lower the rate")
-        arrivals_ns = self.arrivals_ns(seed, horizon_s, scale, tuning=tuning, part=part)
-        if len(arrivals_ns) == 0:
+        arrived_ns = self.arrivals_ns(seed, horizon_s, scale, excerpt)
+        if len(arrived_ns) == 0:
             raise InputError(scenario.name, "workload", f"no image arrives within {horizon_s:g} s; raise the rate")
+        names, start_s = [server.name for server in self.cluster.servers], self._start_s(seed, horizon_s, excerpt)
         return RunSpec(
-            arrivals_ns=arrivals_ns,
+            arrivals_ns=arrived_ns,
             horizon_ns=nanoseconds(horizon_s),
-            correctness=self._correctness(seed, len(arrivals_ns)),
+            correctness=self._correctness(seed, len(arrived_ns)),
             end="cut" if (end or scenario.end) == "cut" else "drain",
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
             deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
-            faults=self._faults(seed, horizon_s, len(arrivals_ns), tuning, part),
+            faults=faults_of(scenario, names, seed, start_s, horizon_s, len(arrived_ns)),
             paces=paces or {},
             seed=seed,
             detail=detail,
@@ -227,27 +175,6 @@ class World:
         if evaluation is None:
             return BernoulliCorrectness(self.accuracy.prior, derived_seed(seed, "correct"))
         return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
-
-    def _faults(
-        self, seed: int, horizon_s: float, requests: int, tuning: bool, part: tuple[int, int]
-    ) -> tuple[Fault, ...]:
-        """What the scenario plans, and what it leaves to chance, for one run."""
-        names = [server.name for server in self.cluster.servers]
-        start_s = self._excerpt_s(seed, horizon_s, part) if tuning else 0.0
-        poison, chaos = stream(seed, "poison"), stream(seed, "chaos")
-        faults: list[Fault] = []
-        for index, fault in enumerate(self.scenario.faults):
-            match fault:
-                case PoisonedFault(share=share):
-                    drawn = np.flatnonzero(poison.random(requests) < share)
-                    faults.append(Poison(frozenset(drawn.tolist())))
-                case ChaosFault():
-                    faults.extend(chaos_of(fault, len(names), nanoseconds(horizon_s), chaos))
-                case _:
-                    check_fault_server(fault.server, names, self.scenario.name, index)
-                    if (met := since(fault, start_s)) is not None:
-                        faults.append(planned(met, names.index(fault.server)))
-        return tuple(faults)
 
     def emulated_links(self, seed: int) -> Network | None:
         """A network for real executors that stand closer together than the scenario says; None where none is needed.
@@ -292,25 +219,9 @@ class World:
         )
 
     def router(self, name: str, trained: Path | None = None, key: str = "router") -> RoutingPolicy:
-        """A fresh router by name; `ppo` is the file `trained`, and names with a router's or rule's ending are files.
+        """A fresh router by name; `ppo` is the file `trained`; see `scenarios.files.router_names` for the rest.
 
         Raises:
             InputError: unknown, not trained yet, or trained for another cluster.
         """
-        source = self.scenario.name
-        if name.endswith(RULE_SUFFIX):
-            return read_rule(Path(name), source, key).make(self.context, name)
-        if name != TRAINED_ROUTER and not name.endswith(ROUTER_SUFFIX):
-            return make_router(name, self.context, source, key)
-        path = trained if name == TRAINED_ROUTER else Path(name)
-        if path is None or not path.is_file():
-            raise InputError(source, key, f"{name}: no trained router at hand; run `slimsched train` first")
-        from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
-        from policies.ppo.router import PPORouter
-
-        if checkpoint.kind_of(path) == TIDE:
-            from policies.tide.router import TideRouter  # it needs numba
-
-            return TideRouter.load(path, self.context)
-        mode = self.scenario.training.deterministic if name == TRAINED_ROUTER else None  # other files have their own
-        return PPORouter.load(path, self.cluster.router, deterministic=mode, devices=self.device_names)
+        return make_named(name, self.scenario, self.context, self.device_names, trained, key)

@@ -7,206 +7,222 @@ time, so no event is ever stale.
 
 from __future__ import annotations
 
-from policies.jit import Ints, Reals, ints_at, kernel, reals_at
+from policies.jit import ints, ints_at, kernel, reals_at
 from sim.compiled.chance import hashed_below
 from sim.compiled.faults import next_fault, return_to_service
 from sim.compiled.greedy import (
     begin_next,
-    end_batch,
-    end_load,
-    end_unload,
+    enqueue_block,
+    finish,
+    finish_load,
+    finish_unload,
     next_telemetry,
     sample,
     schedule,
-    take_block,
 )
-from sim.compiled.layout import *
+from sim.compiled.layout import (
+    ASKED,
+    BLOCKS_FULL,
+    ENDED,
+    FIRST_DRAW,
+    INSTANCES_FULL,
+    NEVER,
+    NONE,
+    RECORDS_FULL,
+    REQUESTS_FULL,
+    Cluster,
+    Device,
+    Parameters,
+    Server,
+)
 from sim.compiled.ledger import record_rest
-from sim.compiled.physics import account, settle
-from sim.compiled.router import arrive, ask, ask_ns, end_transfer, form_block, may_send, plan_arrival
-from sim.compiled.rows import device_at, reschedule, server_at, soonest_server
+from sim.compiled.physics import advance_device, rerate
+from sim.compiled.router import arrive, ask, ask_ns, end_transfer, may_send, plan_arrival, send_block
+from sim.compiled.rows import block_at, device_at, model_of, reschedule, server_at, soonest_ns, soonest_server
 
 
 @kernel
-def _set_off(k: Ints, r: Reals, p: Ints, q: Reals) -> None:
+def _set_off(c: Cluster, p: Parameters) -> None:
     """The first instant: servers come up, sensors are read, devices take their pace (`Simulation._set_off`)."""
-    for index in range(p[P_SERVERS]):
-        s = server_at(p, index)
-        return_to_service(k, r, p, s, 0)
-        sample(k, r, p, q, s, 0)
-        reschedule(k, p, s)
-    for index in range(p[P_DEVICES]):
-        _start_pace(k, r, p, q, device_at(p, index))
-    plan_arrival(k)
+    for index in range(p.servers):
+        server = server_at(c, p, index)
+        return_to_service(c, p, server, 0)
+        sample(c, p, server, 0)
+        reschedule(c, p, server)
+    for index in range(p.devices):
+        _start_pace(c, p, device_at(c, p, index))
+    plan_arrival(c)
 
 
 @kernel
-def advance(k: Ints, r: Reals, p: Ints, q: Reals) -> int:
+def advance(c: Cluster, p: Parameters) -> int:
     """Run to the next decision (ASKED), to the end (ENDED), or until a pool or a list of records must grow."""
-    if k[C_IS_SET_OFF] == 0:
-        k[C_IS_SET_OFF] = 1
-        _set_off(k, r, p, q)
-    while k[C_STATUS] == 0:
-        now = k[C_NOW]
-        due = min(k[C_ARRIVAL_NS], min(k[p[P_TREE] + 1], k[C_DECISION_END]))
-        wake = ask_ns(k, p)
+    if c.is_set_off == 0:
+        c.is_set_off = 1
+        _set_off(c, p)
+    while c.status == 0:
+        now = c.now_ns
+        due = min(c.arrival_ns, min(soonest_ns(c, p), c.decision_end_ns))
+        wake = ask_ns(c, p)
         if wake <= now and due > now:
-            if ask(k, r, p, now):
+            if ask(c, p, now):
                 return ASKED
-        elif _is_over(k, p, min(due, wake)):
-            _end(k, r, p)
+        elif _is_over(c, p, min(due, wake)):
+            _end(c, p)
             return ENDED
         elif wake < due:
-            k[C_NOW] = wake
+            c.now_ns = wake
         else:
-            problem = _lacks(k, p)
+            problem = _lacks(c, p)
             if problem:
                 return problem
-            k[C_NOW] = due
-            _step(k, r, p, q, due)
-    return k[C_STATUS]
+            c.now_ns = due
+            _step(c, p, due)
+    return c.status
 
 
 @kernel
-def _lacks(k: Ints, p: Ints) -> int:
+def _lacks(c: Cluster, p: Parameters) -> int:
     """What must grow before the next event, whatever it is."""
-    if k[C_FREE_REQUESTS] == 0 and k[C_ARRIVAL_NS] != NEVER:
+    if c.free_requests == 0 and c.arrival_ns != NEVER:
         return REQUESTS_FULL
-    if k[C_FREE_INSTANCES] < p[P_MARGIN]:
+    if c.free_blocks == 0 and c.decision_end_ns != NEVER:
+        return BLOCKS_FULL
+    if c.free_instances < p.margin:
         return INSTANCES_FULL
-    if k[C_DETAIL]:
-        blocks = k[C_BLOCK_RECORDS] + p[P_SERVERS] * p[P_CAP] >= k[C_BLOCKS_ROOM]
-        readings = k[C_READINGS] >= k[C_READINGS_ROOM] or k[C_VARIANCES] >= k[C_VARIANCES_ROOM]
-        if blocks or readings or k[C_BATCH_RECORDS] >= k[C_BATCHES_ROOM]:
+    if c.detail:
+        blocks = c.block_rows + p.blocks >= c.block_rows_room
+        readings = c.reading_rows >= c.reading_rows_room or c.variances >= c.variances_room
+        if blocks or readings or c.batch_rows >= c.batch_rows_room:
             return RECORDS_FULL
     return 0
 
 
 @kernel
-def decide(k: Ints, p: Ints, server: int, width: int, group: int) -> None:
+def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> None:
     """Answer the decision that is asked for; it takes effect when its time has passed."""
-    k[C_ASKED], k[C_SERVER], k[C_WIDTH], k[C_GROUP] = 0, server, width, group
-    k[C_DECISION_END] = k[C_NOW] + p[P_DECISION_NS]
+    c.asked, c.server, c.width, c.group = 0, server, width, group
+    c.decision_end_ns = c.now_ns + p.decision_ns
 
 
 @kernel
-def _step(k: Ints, r: Reals, p: Ints, q: Reals, now: int) -> None:
+def _step(c: Cluster, p: Parameters, now: int) -> None:
     """What is next at this instant."""
-    if k[C_ARRIVAL_NS] == now:
-        arrive(k, r, p, now)
-    elif k[p[P_TREE] + 1] == now:
-        s = server_at(p, soonest_server(k, p))
-        _happen(k, r, p, q, s, now)
-        _settle_device(k, r, p, q, s, now)
-        reschedule(k, p, s)
+    if c.arrival_ns == now:
+        arrive(c, p, now)
+    elif soonest_ns(c, p) == now:
+        server = server_at(c, p, soonest_server(c, p))
+        _happen(c, p, server, now)
+        _rerate_touched(c, p, server, now)
+        reschedule(c, p, server)
     else:
-        k[C_DECISION_END] = NEVER
-        if may_send(k, p):
-            b = form_block(k, r, p, q, now)
-            s = server_at(p, k[C_SERVER])
-            if k[b + B_MOVES] == 0:
-                take_block(k, r, p, q, s, b, now)
-                _settle_device(k, r, p, q, s, now)
-            reschedule(k, p, s)
+        c.decision_end_ns = NEVER
+        if may_send(c, p):
+            block = send_block(c, p, now)
+            server = server_at(c, p, c.server)
+            if block.moves == 0:
+                enqueue_block(c, p, server, block, now)
+                _rerate_touched(c, p, server, now)
+            reschedule(c, p, server)
 
 
 @kernel
-def _happen(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def _happen(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A server's next event, in the order of kinds."""
-    times = s + S_TIMES
-    if k[times + TRANSFER] == now:
-        b = end_transfer(k, p, s, now)
-        if b != NONE:
-            take_block(k, r, p, q, s, b, now)
-    elif k[times + START] == now:
-        begin_next(k, r, p, q, s, now)
-    elif k[times + END] == now:
-        end_batch(k, r, p, q, s, now)
-    elif k[times + LOAD] == now:
-        end_load(k, r, p, q, s, now)
-    elif k[times + UNLOAD] == now:
-        end_unload(k, r, p, q, s, now)
-    elif k[times + TIMER] == now:
-        schedule(k, r, p, q, s, now)
-    elif k[times + TELEMETRY] == now:
-        next_telemetry(k, r, p, q, s, now)
-    elif k[times + FAULT] == now:
-        next_fault(k, r, p, q, s, now)
+    times = server.times
+    if times.transfer == now:
+        number = end_transfer(c, p, server, now)
+        if number != NONE:
+            enqueue_block(c, p, server, block_at(c, p, number), now)
+    elif times.start == now:
+        begin_next(c, p, server, now)
+    elif times.end == now:
+        finish(c, p, server, now)
+    elif times.load == now:
+        finish_load(c, p, server, now)
+    elif times.unload == now:
+        finish_unload(c, p, server, now)
+    elif times.timer == now:
+        schedule(c, p, server, now)
+    elif times.telemetry == now:
+        next_telemetry(c, p, server, now)
+    elif times.fault == now:
+        next_fault(c, p, server, now)
     else:
-        _change_pace(k, r, p, q, device_at(p, k[s + S_DEVICE]), s, now)
+        _change_pace(c, p, device_at(c, p, server.device), server, now)
 
 
 @kernel
-def _settle_device(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
-    d = device_at(p, k[s + S_DEVICE])
-    if k[d + V_TOUCHED]:
-        settle(k, r, p, q, d, now)
+def _rerate_touched(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    device = device_at(c, p, server.device)
+    if device.is_touched:
+        rerate(c, p, device, now)
 
 
 # ---------------------------------------------------------------------------------------------------------------- pace
 
 
 @kernel
-def _start_pace(k: Ints, r: Reals, p: Ints, q: Reals, d: int) -> None:
+def _start_pace(c: Cluster, p: Parameters, device: Device) -> None:
     """The device's speed comes and goes as it really did, or as its profile says (`SharedDevice.start_pace`)."""
-    z = k[d + V_PARAMETERS]
-    if p[z + Z_SERVER_COUNT] == 0:
+    model = model_of(p, device)
+    if model.server_count == 0:
         return
-    s = server_at(p, p[p[z + Z_SERVERS]])
-    if k[d + V_CHANGES_AT] != 0:
-        if k[d + V_CHANGES] > 0:
-            k[s + S_TIMES + PACE] = ints_at(k[d + V_CHANGES_AT])[0]
-            reschedule(k, p, s)
-    elif p[z + Z_PACE]:
-        drawn = hashed_below(k[d + V_PACE_SALT], FIRST_DRAW, FIRST_DRAW, p[z + Z_FULL_SUM] + p[z + Z_SLOW_SUM])
-        k[d + V_PACE_SLOW] = drawn >= p[z + Z_SLOW_SUM]  # the change that follows turns it round
-        _change_pace(k, r, p, q, d, s, 0)
-        reschedule(k, p, s)
+    server = server_at(c, p, ints(p)[model.servers_at])
+    if device.changes_at != 0:
+        if device.changes > 0:
+            server.times.pace = ints_at(device.changes_at)[0]
+            reschedule(c, p, server)
+    elif model.has_pace:
+        drawn = hashed_below(device.pace_salt, FIRST_DRAW, FIRST_DRAW, model.full_sum_ns + model.slow_sum_ns)
+        device.is_slow = 1 if drawn >= model.slow_sum_ns else 0  # the change that follows turns it round
+        _change_pace(c, p, device, server, 0)
+        reschedule(c, p, server)
 
 
 @kernel
-def _change_pace(k: Ints, r: Reals, p: Ints, q: Reals, d: int, s: int, now: int) -> None:
-    z = k[d + V_PARAMETERS]
-    account(k, r, p, d, now)
-    if k[d + V_CHANGES_AT] != 0:
-        changes, at = ints_at(k[d + V_CHANGES_AT]), k[d + V_CHANGE]
-        r[d + V_PACE] = reals_at(k[d + V_CHANGES_AT])[2 * at + 1] / q[z + Z_MEAN_PACE]
-        k[d + V_CHANGE] = at + 1
-        k[s + S_TIMES + PACE] = changes[2 * at + 2] if at + 1 < k[d + V_CHANGES] else NEVER
+def _change_pace(c: Cluster, p: Parameters, device: Device, server: Server, now: int) -> None:
+    model = model_of(p, device)
+    advance_device(c, p, device, now)
+    if device.changes_at != 0:
+        changes, at = ints_at(device.changes_at), device.change
+        device.pace = reals_at(device.changes_at)[2 * at + 1] / model.mean_pace
+        device.change = at + 1
+        server.times.pace = changes[2 * at + 2] if at + 1 < device.changes else NEVER
     else:
-        is_slow = 1 - k[d + V_PACE_SLOW]
-        r[d + V_PACE] = q[z + Z_SLOW_FACTOR] if is_slow else 1.0
-        durations = p[z + Z_SLOW] if is_slow else p[z + Z_FULL]
-        count = p[z + Z_SLOW_COUNT] if is_slow else p[z + Z_FULL_COUNT]
-        drawn = hashed_below(k[d + V_PACE_SALT], is_slow, k[d + V_PACE_NUMBER], count)
-        k[d + V_PACE_SLOW] = is_slow
-        k[d + V_PACE_NUMBER] += 1
-        k[s + S_TIMES + PACE] = now + p[durations + drawn]
-    settle(k, r, p, q, d, now)
+        is_slow = 1 - device.is_slow
+        device.pace = model.slow_factor if is_slow else 1.0
+        durations = model.slow_at if is_slow else model.full_at
+        count = model.slow_count if is_slow else model.full_count
+        drawn = hashed_below(device.pace_salt, is_slow, device.pace_number, count)
+        device.is_slow = is_slow
+        device.pace_number += 1
+        server.times.pace = now + ints(p)[durations + drawn]
+    rerate(c, p, device, now)
 
 
 # ------------------------------------------------------------------------------------------------------------- the end
 
 
 @kernel
-def _is_over(k: Ints, p: Ints, due: int) -> bool:
+def _is_over(c: Cluster, p: Parameters, due: int) -> bool:
     """`Simulation._is_over`."""
-    if due <= k[C_HORIZON]:
+    if due <= c.horizon_ns:
         return False
-    if not k[C_DRAINS]:
+    if not c.drains:
         return True
-    is_drained = k[C_ARRIVED] == k[C_ARRIVAL_COUNT] and k[C_IN_FLIGHT] == 0
-    return is_drained or k[C_GONE] == p[P_SERVERS] or due > k[C_HORIZON] + k[C_LIMIT]
+    is_drained = c.arrived == c.arrival_count and c.in_flight == 0
+    return is_drained or c.gone == p.servers or due > c.horizon_ns + c.limit_ns
 
 
 @kernel
-def _end(k: Ints, r: Reals, p: Ints) -> None:
+def _end(c: Cluster, p: Parameters) -> None:
     """Under `drain`, the run ends at the horizon or at the last completion (or death), whichever is later."""
-    ended = k[C_HORIZON]
-    if k[C_DRAINS]:
-        is_done = k[C_IN_FLIGHT] == 0 or k[C_GONE] == p[P_SERVERS]
-        ended = max(ended, k[C_NOW]) if is_done else ended + k[C_LIMIT]
-    k[C_ENDED] = ended
-    k[C_STATUS] = ENDED
-    if k[C_KEEPS]:
-        record_rest(k, r, p, ints_at(k[C_SCRATCH]), ended)
+    ended = c.horizon_ns
+    if c.drains:
+        is_done = c.in_flight == 0 or c.gone == p.servers
+        ended = max(ended, c.now_ns) if is_done else ended + c.limit_ns
+    c.ended_ns = ended
+    c.status = ENDED
+    if c.keeps:
+        record_rest(c, p, ints_at(c.scratch_at), ended)

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.records import NOT_PASSED, RequestColumns
-from sim.compiled.layout import *
 
 
 def request_columns(
-    found: NDArray[np.int64], segments: int, widths: tuple[float, ...], reasons: tuple[str, ...], is_detailed: bool
+    found: NDArray[Any], widths: tuple[float, ...], reasons: tuple[str, ...], is_detailed: bool
 ) -> RequestColumns:
-    """From the lines of `C_REQUESTS_AT` (see `A_ID` in the layout), in their order.
+    """From requests as they are recorded (`run.request_row`), in their order.
 
     Args:
         reasons: why a request failed, by the engine's numbers.
     """
-    servers_at = A_STAGES + STAGE_COUNT + 1
-    widths_at = servers_at + segments
-    ran, width = found[:, servers_at:widths_at], found[:, widths_at : widths_at + segments]
-    is_passed = np.arange(segments) < found[:, A_LENGTH, np.newaxis]
+    head, ran, width = found["head"], found["servers"], found["widths"]
+    is_passed = np.arange(ran.shape[1]) < head["length"][:, np.newaxis]
     return RequestColumns(
-        request=found[:, A_ID],
-        arrived_ns=found[:, A_ARRIVED],
-        finished_ns=found[:, A_FINISHED],
-        status=found[:, A_FATE].astype(np.int8),  # the layout numbers them in the order of `STATUSES`
-        reason=found[:, A_REASON].astype(np.int8),
-        correct=found[:, A_CORRECT] != 0,
-        energy_j=found[:, A_ENERGY].view(np.float64),
+        request=head["id"],
+        arrived_ns=head["arrived_ns"],
+        finished_ns=head["finished_ns"],
+        status=head["fate"].astype(np.int8),  # the layout numbers them in the order of `STATUSES`
+        reason=head["reason"].astype(np.int8),
+        correct=head["correct"] != 0,
+        energy_j=head["energy_j"],
         width=np.where(is_passed, width, NOT_PASSED).astype(np.int8),
         moves=np.count_nonzero((ran[:, 1:] != ran[:, :-1]) & is_passed[:, 1:], axis=1),
-        stages_ns=found[:, A_STAGES:servers_at] if is_detailed else None,
+        stages_ns=found["stages_ns"] if is_detailed else None,
         reasons=reasons,
         widths=widths,
     )

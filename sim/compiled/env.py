@@ -15,15 +15,15 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from policies.errors import WorkError
-from policies.jit import Ints, Reals, Singles, entry, ints_at, kernel, reals_at, singles
+from policies.jit import Ints, Reals, Singles, entry, ints, kernel, singles
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.agenda import advance, decide
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import *
+from sim.compiled.layout import ASKED, ENDED, NO_CURVE, NO_TUPLE, Cluster, Credit, Parameters
 from sim.compiled.observation import code_of, write_observation
 from sim.compiled.program import addressed, program_of
-from sim.compiled.rows import request_at, server_at
-from sim.compiled.simulation import RunRow
+from sim.compiled.rows import knobs_of, request_at, server_at
+from sim.compiled.run import RunRow
 
 Observations = NDArray[np.float32]
 Actions = NDArray[np.int64]
@@ -35,7 +35,7 @@ _REST, _GO_ON, _ANSWER = range(3)  # what a cluster is to do in a call
 class _Outputs:
     """What a call writes, for each cluster."""
 
-    def __init__(self, clusters: int, servers: int, widths: int, credits: int) -> None:
+    def __init__(self, clusters: int, servers: int, widths: int) -> None:
         self.observations = np.zeros((clusters, 2 + 3 * servers), np.float32)
         self.rewards = np.zeros(clusters)
         self.replaced = np.zeros(clusters, np.bool_)
@@ -43,22 +43,26 @@ class _Outputs:
         self.server_masks = np.zeros((clusters, servers), np.bool_)
         self.width_masks = np.zeros((clusters, servers, widths), np.bool_)
         self.counts = np.zeros(clusters, np.int64)  # of the credits
-        self.credited = np.zeros((clusters, credits), np.int64)
-        self.credits = np.zeros((clusters, credits))
+        self.credited, self.credits = np.zeros((clusters, 0), np.int64), np.zeros((clusters, 0))
+
+    def make_room(self, credits: int) -> None:
+        """For so many credits of each cluster."""
+        more = ((0, 0), (0, max(0, credits - self.credits.shape[1])))
+        self.credited, self.credits = np.pad(self.credited, more), np.pad(self.credits, more)
 
 
 @kernel
-def _legal(k: Ints, p: Ints, server: int, width: int) -> int:
+def _legal(c: Cluster, p: Parameters, server: int, width: int) -> int:
     """The choice made legal (`SlimClusterEnv._legal`), as one number: server x widths + width."""
-    segment = k[request_at(p, k[C_SLOT]) + R_SEGMENT]
-    code = code_of(k, p, server, segment)
+    segment = request_at(c, p, c.slot).segment
+    code = code_of(c, p, server, segment)
     if code == 0:
         server = 0
-        code = code_of(k, p, server, segment)
+        code = code_of(c, p, server, segment)
         while code == 0:
             server += 1
-            code = code_of(k, p, server, segment)
-    widths, distance = p[P_WIDTHS], 0
+            code = code_of(c, p, server, segment)
+    widths, distance = p.widths, 0
     while True:
         if width >= distance and (code >> (width - distance)) & 1:
             return server * widths + width - distance
@@ -68,25 +72,25 @@ def _legal(k: Ints, p: Ints, server: int, width: int) -> int:
 
 
 @kernel
-def _write_masks(k: Ints, p: Ints, e: int, server_masks: Bools, width_masks: Bools) -> None:
+def _write_masks(c: Cluster, p: Parameters, e: int, server_masks: Bools, width_masks: Bools) -> None:
     """What may be chosen (`policies.observation.masks`)."""
-    segment = k[request_at(p, k[C_SLOT]) + R_SEGMENT]
-    for index in range(p[P_SERVERS]):
-        held = p[p[k[server_at(p, index) + S_PARAMETERS] + X_CODES] + segment]
-        server_masks[e, index] = code_of(k, p, index, segment) != 0
-        for width in range(p[P_WIDTHS]):
+    segment = request_at(c, p, c.slot).segment
+    for index in range(p.servers):
+        held = ints(p)[knobs_of(p, server_at(c, p, index)).codes_at + segment]
+        server_masks[e, index] = code_of(c, p, index, segment) != 0
+        for width in range(p.widths):
             width_masks[e, index, width] = (held >> width) & 1 == 1
 
 
 @kernel
-def _take_credits(k: Ints, r: Reals, p: Ints, e: int, credited: Ints, credits: Reals) -> float:
+def _take_credits(c: Cluster, p: Parameters, e: int, credited: Ints, credits: Reals) -> float:
     """Move a cluster's credits out of its row; returns their sum, in their order."""
     reward = 0.0
-    for number in range(k[C_CREDITS]):
-        c = p[P_CREDITS_AT] + number * D_SIZE
-        credited[e, number], credits[e, number] = k[c + D_DECISION], r[c + D_TOTAL]
-        reward += r[c + D_TOTAL]
-    k[C_CREDITS] = 0
+    for number in range(c.credits):
+        credit = Credit(c, p.credits_at, number)
+        credited[e, number], credits[e, number] = credit.decision, credit.total
+        reward += credit.total
+    c.credits = 0
     return reward
 
 
@@ -117,20 +121,20 @@ def step_clusters(
     for e in range(len(rows)):
         if tasks[e] == _REST:
             continue
-        k, r, p, q = ints_at(rows[e]), reals_at(rows[e]), ints_at(parameters[e]), reals_at(parameters[e])
+        c, p = Cluster(rows[e]), Parameters(parameters[e])
         if tasks[e] == _ANSWER:
-            legal = _legal(k, p, actions[e, 0], actions[e, 1])
-            replaced[e] = legal != actions[e, 0] * p[P_WIDTHS] + actions[e, 1]
-            decide(k, p, legal // p[P_WIDTHS], legal % p[P_WIDTHS], groups[actions[e, 2]])
-        status[e] = advance(k, r, p, q)
+            legal = _legal(c, p, actions[e, 0], actions[e, 1])
+            replaced[e] = legal != actions[e, 0] * p.widths + actions[e, 1]
+            decide(c, p, legal // p.widths, legal % p.widths, groups[actions[e, 2]])
+        status[e] = advance(c, p)
         if status[e] != ASKED and status[e] != ENDED:
             continue
-        counts[e] = k[C_CREDITS]
-        rewards[e] = _take_credits(k, r, p, e, credited, credits)
+        counts[e] = c.credits
+        rewards[e] = _take_credits(c, p, e, credited, credits)
         if status[e] == ASKED:
-            decisions[e] = k[C_DECISION]
-            write_observation(k, r, p, q, out, e * size)
-            _write_masks(k, p, e, server_masks, width_masks)
+            decisions[e] = c.decision
+            write_observation(c, p, out, e * size)
+            _write_masks(c, p, e, server_masks, width_masks)
         else:
             observations[e] = 0.0
             decisions[e] = 0
@@ -171,8 +175,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._rows, self._parameters, self._tasks = (np.zeros(num_envs, np.int64) for _ in range(3))
         self._status = np.full(num_envs, ENDED, np.int64)
         self._is_truncated = np.zeros(num_envs, np.bool_)
-        most = config.servers * config.outstanding_blocks + 2
-        self._out = _Outputs(num_envs, config.servers, len(config.widths), most)
+        self._out = _Outputs(num_envs, config.servers, len(config.widths))
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -231,6 +234,8 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _place(self, e: int) -> None:
         run = self._runs[e]
         self._rows[e], self._parameters[e] = addressed(run.row), addressed(run.shape.parameters)
+        if run.shape.most_credits > self._out.credits.shape[1]:
+            self._out.make_room(run.shape.most_credits)
 
     def _advance(self, actions: Actions | None = None) -> None:
         """Have every cluster do its task; the tasks are done then."""

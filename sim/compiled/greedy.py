@@ -8,319 +8,352 @@ from __future__ import annotations
 
 from math import ceil
 
-from policies.jit import Ints, Reals, bytes_at, kernel
+from policies.jit import bytes_at, ints, kernel, reals
 from sim.compiled.chance import hashed_below
 from sim.compiled.fifo import dequeue, enqueue
-from sim.compiled.layout import *
+from sim.compiled.layout import (
+    BUSY,
+    FREE,
+    LOADING,
+    MEMORY,
+    NEVER,
+    NO_CURVE,
+    NONE,
+    ORDER_AT,
+    TOO_LARGE,
+    UNLABELLED,
+    UNLOADING,
+    BatchCost,
+    Block,
+    Cluster,
+    Instance,
+    InstanceCost,
+    Parameters,
+    Parts,
+    Pending,
+    Report,
+    Server,
+    ServerKnobs,
+)
 from sim.compiled.ledger import record_batch, record_reading, record_variance, report_power
-from sim.compiled.physics import account, busy_ms, energy_mj, next_ending, replan, start_running, stop_running
-from sim.compiled.router import give_back, lose_server, retry, welcome
-from sim.compiled.rows import device_at, instance_at, key_at, member_at, request_at, spec_at
+from sim.compiled.physics import advance_device, busy_ms, energy_mj, next_end, replan, start_running, stop_running
+from sim.compiled.router import advance_request, gain_server, lose_server, retry
+from sim.compiled.rows import (
+    device_at,
+    instance_at,
+    key_at,
+    knobs_of,
+    member_at,
+    model_at,
+    model_of,
+    reading_at,
+    report_at,
+    request_at,
+    spec_at,
+)
+
+_COST = BatchCost.size
 
 # --------------------------------------------------------------------------------------------------- words about keys
 
 
 @kernel
-def _segment_of(p: Ints, key: int) -> int:
-    return key // (p[P_WIDTHS] + 1) // p[P_WIDTHS]
-
-
-@kernel
-def _spec_of(p: Ints, key: int) -> int:
+def _spec_of(p: Parameters, key: int) -> int:
     """The instance that a key asks for: segment and width as one number."""
-    return key // (p[P_WIDTHS] + 1)
+    return key // (p.widths + 1)
 
 
 @kernel
-def _bytes_of(k: Ints, p: Ints, s: int, spec: int) -> int:
-    return p[p[k[s + S_PARAMETERS] + X_INSTANCE_BYTES] + spec]
+def _bytes_of(p: Parameters, server: Server, spec: int) -> int:
+    return ints(p)[knobs_of(p, server).instance_bytes_at + spec]
 
 
 @kernel
-def _costs_of(k: Ints, p: Ints, s: int, spec: int) -> int:
-    return p[p[P_DEVICE_PARAMETERS] + k[s + S_DEVICE] * Z_SIZE + Z_COSTS] + spec * J_SIZE
+def _costs_of(p: Parameters, server: Server, spec: int) -> InstanceCost:
+    return InstanceCost(p, model_at(p, server.device).instance_costs_at, spec)
 
 
 # ------------------------------------------------------------------------------------------------------------- events
 
 
 @kernel
-def take_block(k: Ints, r: Reals, p: Ints, q: Reals, s: int, b: int, now: int) -> None:
+def enqueue_block(c: Cluster, p: Parameters, server: Server, block: Block, now: int) -> None:
     """A block and all its inputs are at the server."""
-    key = k[b + B_KEY]
-    k[b + B_ARRIVED] = now
-    can_hold = p[p[k[s + S_PARAMETERS] + X_CAN_HOLD] + _spec_of(p, key)]
-    for position in range(k[b + B_COUNT]):
-        slot = k[member_at(p, b, position) + M_REQUEST]
+    key = block.key
+    block.arrived_ns = now
+    can_hold = ints(p)[knobs_of(p, server).can_hold_at + _spec_of(p, key)]
+    for position in range(block.count):
+        slot = member_at(p, block, position).request
         if can_hold:
-            enqueue(k, p, s, key, slot)
+            enqueue(c, p, server, key, slot)
         else:
-            retry(k, r, p, q, slot, TOO_LARGE, now)
-    schedule(k, r, p, q, s, now)
+            retry(c, p, slot, TOO_LARGE, now)
+    schedule(c, p, server, now)
 
 
 @kernel
-def begin_next(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def begin_next(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """The dispatch of a server's oldest command has ended."""
-    slot = k[s + S_STARTS_HEAD]
-    following = k[instance_at(p, slot) + I_LINK]
-    k[s + S_STARTS_HEAD] = following
-    k[s + S_TIMES + START] = NEVER if following == NONE else k[instance_at(p, following) + I_NS]
-    _begin(k, r, p, q, s, slot, now)
+    slot = server.starts_head
+    following = instance_at(c, p, slot).link
+    server.starts_head = following
+    server.times.start = NEVER if following == NONE else instance_at(c, p, following).due_ns
+    _begin(c, p, server, slot, now)
 
 
 @kernel
-def end_batch(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A batch of the server ends: its work is done, or it found no memory."""
-    slot = next_ending(k, p, s, now)
-    i, d = instance_at(p, slot), device_at(p, k[s + S_DEVICE])
-    if k[i + I_ROW] == NONE:
-        _unlink_failing(k, p, s, slot)
-        _release(k, p, s, slot, now)
-        _reject(k, r, p, q, k[i + I_HEAD], MEMORY, now)
-        _unload(k, p, s, slot, now)
-        _back_off(k, r, p, q, s, k[i + I_SPEC], now)
-        replan(k, p, d)
+    slot = next_end(c, p, server, now)
+    instance, device = instance_at(c, p, slot), device_at(c, p, server.device)
+    if instance.cost_at == NONE:
+        _unlink(c, p, server.failing, slot)
+        _release_batch(c, p, server, slot, now)
+        _reject(c, p, instance.head, MEMORY, now)
+        _unload(c, p, server, slot, now)
+        _back_off(c, p, server, instance.spec, now)
+        replan(c, p, device)
     else:
-        stop_running(k, r, p, d, slot, now)
-        _release(k, p, s, slot, now)
-        _hand_back(k, r, p, q, s, i, now)
-    schedule(k, r, p, q, s, now)
+        stop_running(c, p, device, slot, now)
+        _release_batch(c, p, server, slot, now)
+        _finish_batch(c, p, server, instance, now)
+    schedule(c, p, server, now)
 
 
 @kernel
-def _hand_back(k: Ints, r: Reals, p: Ints, q: Reals, s: int, i: int, now: int) -> None:
+def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, now: int) -> None:
     """What has passed goes to the router; what the last segment finds no label for is rejected."""
-    if k[C_POISON] != 0 and k[i + I_SPEC] // p[P_WIDTHS] == p[P_SEGMENTS] - 1:
-        poisoned = _set_poisoned_aside(k, p, i)
-        if poisoned == k[i + I_COUNT]:
-            _reject(k, r, p, q, k[i + I_FAILED], UNLABELLED, now)
+    if c.poison_at != 0 and instance.spec // p.widths == p.segments - 1:
+        poisoned = _set_poisoned_aside(c, p, instance)
+        if poisoned == instance.count:
+            _reject(c, p, instance.failed, UNLABELLED, now)
             return
-        k[s + S_IMAGES] += k[i + I_COUNT] - poisoned
+        server.images += instance.count - poisoned
     else:
-        k[i + I_FAILED] = NONE
-        k[s + S_IMAGES] += k[i + I_COUNT]
-    k[spec_at(p, s, k[i + I_SPEC]) + Q_FAILURES] = 0
-    k[s + S_BATCHES] += 1
-    record_batch(k, p, s, i, now)
-    slot = k[i + I_HEAD]
+        instance.failed = NONE
+        server.images += instance.count
+    spec_at(p, server, instance.spec).failures = 0
+    server.batches += 1
+    record_batch(c, p, server, instance, now)
+    slot = instance.head
     while slot != NONE:
-        following = k[request_at(p, slot) + R_NEXT]
-        give_back(k, r, p, q, s, i, slot, now)
+        following = request_at(c, p, slot).next
+        advance_request(c, p, server, instance, slot, now)
         slot = following
-    _reject(k, r, p, q, k[i + I_FAILED], UNLABELLED, now)
+    _reject(c, p, instance.failed, UNLABELLED, now)
 
 
 @kernel
-def _set_poisoned_aside(k: Ints, p: Ints, i: int) -> int:
+def _set_poisoned_aside(c: Cluster, p: Parameters, instance: Instance) -> int:
     """Split a batch into those that are well and those that are not; returns the number of the latter."""
-    poison, slot, count = bytes_at(k[C_POISON]), k[i + I_HEAD], 0
+    poison, slot, count = bytes_at(c.poison_at), instance.head, 0
     last_well, last_ill = NONE, NONE
-    k[i + I_HEAD], k[i + I_FAILED] = NONE, NONE
+    instance.head, instance.failed = NONE, NONE
     while slot != NONE:
-        a = request_at(p, slot)
-        following = k[a + R_NEXT]
-        k[a + R_NEXT] = NONE
-        if poison[k[a + R_ID]]:
+        request = request_at(c, p, slot)
+        following = request.next
+        request.next = NONE
+        if poison[request.id]:
             if last_ill == NONE:
-                k[i + I_FAILED] = slot
+                instance.failed = slot
             else:
-                k[request_at(p, last_ill) + R_NEXT] = slot
+                request_at(c, p, last_ill).next = slot
             last_ill = slot
             count += 1
         else:
             if last_well == NONE:
-                k[i + I_HEAD] = slot
+                instance.head = slot
             else:
-                k[request_at(p, last_well) + R_NEXT] = slot
+                request_at(c, p, last_well).next = slot
             last_well = slot
         slot = following
     return count
 
 
 @kernel
-def _reject(k: Ints, r: Reals, p: Ints, q: Reals, slot: int, reason: int, now: int) -> None:
+def _reject(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     while slot != NONE:
-        following = k[request_at(p, slot) + R_NEXT]
-        retry(k, r, p, q, slot, reason, now)
+        following = request_at(c, p, slot).next
+        retry(c, p, slot, reason, now)
         slot = following
 
 
 @kernel
-def _unlink_failing(k: Ints, p: Ints, s: int, slot: int) -> None:
-    found = k[s + S_FAILING_HEAD]
-    if found == slot:
-        k[s + S_FAILING_HEAD] = k[instance_at(p, slot) + I_LINK]
-        return
-    while k[instance_at(p, found) + I_LINK] != slot:
-        found = k[instance_at(p, found) + I_LINK]
-    k[instance_at(p, found) + I_LINK] = k[instance_at(p, slot) + I_LINK]
-
-
-@kernel
-def end_load(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def finish_load(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A load ends; at a server that hangs nobody hears of it."""
-    slot = _take_due(k, p, s, S_LOADS_HEAD, LOAD, now)
-    if k[s + S_HUNG]:
+    slot = _take_due(c, p, server.loading, now)
+    server.times.load = _soonest(c, p, server.loading)
+    if server.is_hung:
         return
-    i = instance_at(p, slot)
-    spec = spec_at(p, s, k[i + I_SPEC])
-    k[spec + Q_HOSTED] = 1
-    k[spec + Q_LOADING] -= 1
-    k[i + I_LOADED] = now
-    _set_free(k, p, s, slot, now)
-    schedule(k, r, p, q, s, now)
+    instance = instance_at(c, p, slot)
+    instances = spec_at(p, server, instance.spec)
+    instances.is_hosted = 1
+    instances.loading -= 1
+    instance.loaded_ns = now
+    _set_free(c, p, server, slot, now)
+    schedule(c, p, server, now)
 
 
 @kernel
-def end_unload(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def finish_unload(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """An unload ends: its memory is free."""
-    slot = _take_due(k, p, s, S_UNLOADS_HEAD, UNLOAD, now)
-    if k[s + S_HUNG]:
+    slot = _take_due(c, p, server.unloading, now)
+    server.times.unload = _soonest(c, p, server.unloading)
+    if server.is_hung:
         return
-    spec = k[instance_at(p, slot) + I_SPEC]
-    k[s + S_FREEING] -= _bytes_of(k, p, s, spec)
-    k[s + S_USED] -= _bytes_of(k, p, s, spec)
-    _remove(k, p, s, slot)
-    schedule(k, r, p, q, s, now)
+    spec = instance_at(c, p, slot).spec
+    server.freeing_bytes -= _bytes_of(p, server, spec)
+    server.used_bytes -= _bytes_of(p, server, spec)
+    _remove(c, p, server, slot)
+    schedule(c, p, server, now)
 
 
 @kernel
-def _take_due(k: Ints, p: Ints, s: int, head: int, kind: int, now: int) -> int:
-    """The instance of the lowest id among those whose time has come, out of its list; the next one is planned."""
-    due, soonest = NONE, NEVER
-    slot = k[s + head]
+def _take_due(c: Cluster, p: Parameters, pending: Pending, now: int) -> int:
+    """The instance of the lowest id among those whose time has come, out of their list."""
+    due, slot = NONE, pending.head
     while slot != NONE:
-        i = instance_at(p, slot)
-        if k[i + I_NS] == now and (due == NONE or k[i + I_ID] < k[instance_at(p, due) + I_ID]):
+        instance = instance_at(c, p, slot)
+        if instance.due_ns == now and (due == NONE or instance.id < instance_at(c, p, due).id):
             due = slot
-        slot = k[i + I_LINK]
-    before, slot = NONE, k[s + head]
-    while slot != NONE:
-        following = k[instance_at(p, slot) + I_LINK]
-        if slot != due:
-            soonest = min(soonest, k[instance_at(p, slot) + I_NS])
-            before = slot
-        elif before == NONE:
-            k[s + head] = following
-        else:
-            k[instance_at(p, before) + I_LINK] = following
-        slot = following
-    k[s + S_TIMES + kind] = soonest
+        slot = instance.link
+    _unlink(c, p, pending, due)
     return due
+
+
+@kernel
+def _unlink(c: Cluster, p: Parameters, pending: Pending, slot: int) -> None:
+    """Out of a list."""
+    found, after = pending.head, instance_at(c, p, slot).link
+    if found == slot:
+        pending.head = after
+        return
+    while instance_at(c, p, found).link != slot:
+        found = instance_at(c, p, found).link
+    instance_at(c, p, found).link = after
+
+
+@kernel
+def _soonest(c: Cluster, p: Parameters, pending: Pending) -> int:
+    """When the first of a list is due."""
+    soonest, slot = NEVER, pending.head
+    while slot != NONE:
+        soonest = min(soonest, instance_at(c, p, slot).due_ns)
+        slot = instance_at(c, p, slot).link
+    return soonest
 
 
 # ---------------------------------------------------------------------------------------------------------- instances
 
 
 @kernel
-def _set_free(k: Ints, p: Ints, s: int, slot: int, now: int) -> None:
+def _set_free(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
     """Last in the order of idleness."""
-    i, tail = instance_at(p, slot), k[s + S_IDLE_TAIL]
-    k[i + I_STATE], k[i + I_USED_NS] = FREE, now
-    k[spec_at(p, s, k[i + I_SPEC]) + Q_FREE] += 1
-    k[i + I_IDLE_PREVIOUS], k[i + I_IDLE_NEXT] = tail, NONE
+    instance, tail = instance_at(c, p, slot), server.idle_tail
+    instance.state, instance.used_ns = FREE, now
+    spec_at(p, server, instance.spec).free += 1
+    instance.idle_previous, instance.idle_next = tail, NONE
     if tail == NONE:
-        k[s + S_IDLE_HEAD] = slot
+        server.idle_head = slot
     else:
-        k[instance_at(p, tail) + I_IDLE_NEXT] = slot
-    k[s + S_IDLE_TAIL] = slot
+        instance_at(c, p, tail).idle_next = slot
+    server.idle_tail = slot
 
 
 @kernel
-def _set_taken(k: Ints, p: Ints, s: int, slot: int, state: int) -> None:
-    i = instance_at(p, slot)
-    k[i + I_STATE] = state
-    k[spec_at(p, s, k[i + I_SPEC]) + Q_FREE] -= 1
-    before, after = k[i + I_IDLE_PREVIOUS], k[i + I_IDLE_NEXT]
+def _set_taken(c: Cluster, p: Parameters, server: Server, slot: int, state: int) -> None:
+    instance = instance_at(c, p, slot)
+    instance.state = state
+    spec_at(p, server, instance.spec).free -= 1
+    before, after = instance.idle_previous, instance.idle_next
     if before == NONE:
-        k[s + S_IDLE_HEAD] = after
+        server.idle_head = after
     else:
-        k[instance_at(p, before) + I_IDLE_NEXT] = after
+        instance_at(c, p, before).idle_next = after
     if after == NONE:
-        k[s + S_IDLE_TAIL] = before
+        server.idle_tail = before
     else:
-        k[instance_at(p, after) + I_IDLE_PREVIOUS] = before
+        instance_at(c, p, after).idle_previous = before
 
 
 @kernel
-def _release(k: Ints, p: Ints, s: int, slot: int, now: int) -> None:
+def _release_batch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
     """A batch is over: its instance is free."""
-    k[s + S_RUNNING] -= k[instance_at(p, slot) + I_COUNT]
-    _set_free(k, p, s, slot, now)
+    server.running -= instance_at(c, p, slot).count
+    _set_free(c, p, server, slot, now)
 
 
 @kernel
-def _load(k: Ints, p: Ints, s: int, spec: int, now: int) -> None:
+def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> None:
     """The first load comes from disk, a later one from host memory."""
-    slot = k[C_FREE_INSTANCE]
-    i, at, costs = instance_at(p, slot), spec_at(p, s, spec), _costs_of(k, p, s, spec)
-    k[C_FREE_INSTANCE] = k[i + I_NEXT]
-    k[C_FREE_INSTANCES] -= 1
-    k[i + I_ID], k[i + I_SPEC], k[i + I_STATE], k[i + I_SERVER] = k[s + S_NEXT_INSTANCE], spec, LOADING, k[s + S_INDEX]
-    k[s + S_NEXT_INSTANCE] += 1
-    k[i + I_NEXT] = k[at + Q_HEAD]
-    k[at + Q_HEAD] = slot
-    k[at + Q_LOADING] += 1
-    k[at + Q_ALIVE] += 1
-    k[s + S_USED] += _bytes_of(k, p, s, spec)
-    k[s + S_PEAK] = max(k[s + S_PEAK], k[s + S_USED])
-    k[s + S_LOADS] += 1
-    k[i + I_LOAD_BEGAN], k[i + I_LOADED] = now, now
-    k[i + I_NS] = now + (p[costs + J_RELOAD] if k[at + Q_HOSTED] else p[costs + J_LOAD])
-    k[i + I_LINK] = k[s + S_LOADS_HEAD]
-    k[s + S_LOADS_HEAD] = slot
-    k[s + S_TIMES + LOAD] = min(k[s + S_TIMES + LOAD], k[i + I_NS])
+    slot = c.free_instance
+    instance, instances, costs = instance_at(c, p, slot), spec_at(p, server, spec), _costs_of(p, server, spec)
+    c.free_instance = instance.next
+    c.free_instances -= 1
+    instance.id, instance.spec, instance.state, instance.server = server.next_instance, spec, LOADING, server.index
+    server.next_instance += 1
+    instance.next = instances.head
+    instances.head = slot
+    instances.loading += 1
+    instances.alive += 1
+    server.used_bytes += _bytes_of(p, server, spec)
+    server.peak_bytes = max(server.peak_bytes, server.used_bytes)
+    server.loads += 1
+    instance.load_began_ns, instance.loaded_ns = now, now
+    instance.due_ns = now + (costs.reload_ns if instances.is_hosted else costs.load_ns)
+    instance.link = server.loading.head
+    server.loading.head = slot
+    server.times.load = min(server.times.load, instance.due_ns)
 
 
 @kernel
-def _unload(k: Ints, p: Ints, s: int, slot: int, now: int) -> None:
-    _set_taken(k, p, s, slot, UNLOADING)
-    i = instance_at(p, slot)
-    spec = k[i + I_SPEC]
-    k[spec_at(p, s, spec) + Q_ALIVE] -= 1
-    k[s + S_FREEING] += _bytes_of(k, p, s, spec)
-    k[s + S_UNLOADS] += 1
-    k[i + I_NS] = now + p[_costs_of(k, p, s, spec) + J_UNLOAD]
-    k[i + I_LINK] = k[s + S_UNLOADS_HEAD]
-    k[s + S_UNLOADS_HEAD] = slot
-    k[s + S_TIMES + UNLOAD] = min(k[s + S_TIMES + UNLOAD], k[i + I_NS])
+def _unload(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
+    _set_taken(c, p, server, slot, UNLOADING)
+    instance = instance_at(c, p, slot)
+    spec = instance.spec
+    spec_at(p, server, spec).alive -= 1
+    server.freeing_bytes += _bytes_of(p, server, spec)
+    server.unloads += 1
+    instance.due_ns = now + _costs_of(p, server, spec).unload_ns
+    instance.link = server.unloading.head
+    server.unloading.head = slot
+    server.times.unload = min(server.times.unload, instance.due_ns)
 
 
 @kernel
-def _remove(k: Ints, p: Ints, s: int, slot: int) -> None:
+def _remove(c: Cluster, p: Parameters, server: Server, slot: int) -> None:
     """An instance is gone: its slot is free."""
-    i = instance_at(p, slot)
-    at = spec_at(p, s, k[i + I_SPEC])
-    found = k[at + Q_HEAD]
+    instance = instance_at(c, p, slot)
+    instances = spec_at(p, server, instance.spec)
+    found = instances.head
     if found == slot:
-        k[at + Q_HEAD] = k[i + I_NEXT]
+        instances.head = instance.next
     else:
-        while k[instance_at(p, found) + I_NEXT] != slot:
-            found = k[instance_at(p, found) + I_NEXT]
-        k[instance_at(p, found) + I_NEXT] = k[i + I_NEXT]
-    k[i + I_NEXT] = k[C_FREE_INSTANCE]
-    k[C_FREE_INSTANCE] = slot
-    k[C_FREE_INSTANCES] += 1
+        while instance_at(c, p, found).next != slot:
+            found = instance_at(c, p, found).next
+        instance_at(c, p, found).next = instance.next
+    instance.next = c.free_instance
+    c.free_instance = slot
+    c.free_instances += 1
 
 
 @kernel
-def _back_off(k: Ints, r: Reals, p: Ints, q: Reals, s: int, spec: int, now: int) -> None:
+def _back_off(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> None:
     """A batch lacked memory: the next load waits, and after the last try nobody waits for it."""
-    at, x = spec_at(p, s, spec), k[s + S_PARAMETERS]
-    if now < k[at + Q_RETRY_NS]:
+    instances, knobs = spec_at(p, server, spec), knobs_of(p, server)
+    if now < instances.retry_ns:
         return
-    k[at + Q_FAILURES] += 1
-    if k[at + Q_FAILURES] < p[x + X_LOAD_RETRIES]:
-        k[at + Q_RETRY_NS] = now + p[x + X_LOAD_BACKOFF_NS] * (1 << (k[at + Q_FAILURES] - 1))
-        k[s + S_BACKED_OFF] = 1
+    instances.failures += 1
+    if instances.failures < knobs.load_retries:
+        instances.retry_ns = now + knobs.load_backoff_ns * (1 << (instances.failures - 1))
+        server.backed_off = 1
         return
-    k[at + Q_FAILURES], k[at + Q_RETRY_NS] = 0, 0
+    instances.failures, instances.retry_ns = 0, 0
     place = 0
-    while place < k[s + S_KEYS]:
-        key = k[s + S_ORDER + place]
-        if _spec_of(p, key) == spec and not _has_instance_for(k, p, s, key):
-            _reject(k, r, p, q, dequeue(k, p, s, place, k[key_at(p, s, key) + K_COUNT]), MEMORY, now)
+    while place < server.keys:
+        key = ints(server)[ORDER_AT + place]
+        if _spec_of(p, key) == spec and not _has_instance_for(p, server, key):
+            _reject(c, p, dequeue(c, p, server, place, key_at(p, server, key).count), MEMORY, now)
         else:
             place += 1
 
@@ -329,402 +362,411 @@ def _back_off(k: Ints, r: Reals, p: Ints, q: Reals, s: int, spec: int, now: int)
 
 
 @kernel
-def schedule(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
-    """Alg. 1's loop until nothing more can be done at this instant (`GreedyScheduler._schedule`)."""
-    while _serve_next(k, r, p, q, s, now):
+def schedule(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """Alg. 1's loop until nothing more can be done at this instant."""
+    while _run_next_servable(c, p, server, now):
         pass
-    if k[s + S_QUEUED] > 0:
-        _load_for_blocked(k, r, p, q, s, now)
-        _scale_up(k, r, p, q, s, now)
-    idle_ns = p[k[s + S_PARAMETERS] + X_IDLE_NS]
-    if idle_ns != NONE:
-        while k[s + S_IDLE_HEAD] != NONE and now - k[instance_at(p, k[s + S_IDLE_HEAD]) + I_USED_NS] >= idle_ns:
-            _unload(k, p, s, k[s + S_IDLE_HEAD], now)
-    plan_wake(k, p, s, now)
+    if server.queued > 0:
+        _load_for_blocked(c, p, server, now)
+        _scale_up(c, p, server, now)
+    _unload_idle(c, p, server, now)
+    _plan_wake(c, p, server, now)
 
 
 @kernel
-def _serve_next(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> bool:
+def _unload_idle(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    idle_ns = knobs_of(p, server).idle_unload_ns
+    if idle_ns != NONE:
+        while server.idle_head != NONE and now - instance_at(c, p, server.idle_head).used_ns >= idle_ns:
+            _unload(c, p, server, server.idle_head, now)
+
+
+@kernel
+def _run_next_servable(c: Cluster, p: Parameters, server: Server, now: int) -> bool:
     """Run the oldest key that a free instance can serve, unless an older one may not be overtaken."""
-    for place in range(k[s + S_KEYS]):
-        key = k[s + S_ORDER + place]
-        slot = _free_best_fit(k, p, s, key)
+    for place in range(server.keys):
+        key = ints(server)[ORDER_AT + place]
+        slot = _find_free_best_fit(c, p, server, key)
         if slot != NONE:
-            _run(k, r, p, q, s, place, slot, now)
+            _run(c, p, server, place, slot, now)
             return True
-        at = key_at(p, s, key)
-        if k[at + K_BLOCKED_SINCE] == NONE:
-            k[at + K_BLOCKED_SINCE] = now
-        if _may_not_be_overtaken(k, p, s, key, now):
+        queue = key_at(p, server, key)
+        if queue.blocked_since_ns == NONE:
+            queue.blocked_since_ns = now
+        if _may_not_be_overtaken(p, server, key, now):
             return False
     return False
 
 
 @kernel
-def _may_not_be_overtaken(k: Ints, p: Ints, s: int, key: int, now: int) -> bool:
-    return p[k[s + S_PARAMETERS] + X_BLOCKS] == 1 or _is_overdue(k, p, s, key, now)
+def _may_not_be_overtaken(p: Parameters, server: Server, key: int, now: int) -> bool:
+    return knobs_of(p, server).blocks_head_of_line == 1 or _is_overdue(p, server, key, now)
 
 
 @kernel
-def _is_overdue(k: Ints, p: Ints, s: int, key: int, now: int) -> bool:
-    return now - k[key_at(p, s, key) + K_BLOCKED_SINCE] >= p[k[s + S_PARAMETERS] + X_SKIP_NS]
+def _is_overdue(p: Parameters, server: Server, key: int, now: int) -> bool:
+    return now - key_at(p, server, key).blocked_since_ns >= knobs_of(p, server).skip_limit_ns
 
 
 @kernel
-def _free_best_fit(k: Ints, p: Ints, s: int, key: int) -> int:
+def _find_free_best_fit(c: Cluster, p: Parameters, server: Server, key: int) -> int:
     """Alg. 1 l. 7: the smallest free width that serves; ties go to the most recently used, then the lowest id."""
     spec = _spec_of(p, key)
-    for wider in range(spec, (spec // p[P_WIDTHS] + 1) * p[P_WIDTHS]):
-        at = spec_at(p, s, wider)
-        if k[at + Q_FREE] == 0:
+    for wider in range(spec, (spec // p.widths + 1) * p.widths):
+        instances = spec_at(p, server, wider)
+        if instances.free == 0:
             continue
-        best, slot = NONE, k[at + Q_HEAD]
+        best, slot = NONE, instances.head
         while slot != NONE:
-            i = instance_at(p, slot)
-            if k[i + I_STATE] == FREE:
-                b = instance_at(p, best) if best != NONE else i
-                is_later = k[i + I_USED_NS] > k[b + I_USED_NS]
-                is_as_late = k[i + I_USED_NS] == k[b + I_USED_NS]
-                if best == NONE or is_later or (is_as_late and k[i + I_ID] < k[b + I_ID]):
+            instance = instance_at(c, p, slot)
+            if instance.state == FREE:
+                other = instance_at(c, p, best) if best != NONE else instance
+                is_later = instance.used_ns > other.used_ns
+                is_as_late = instance.used_ns == other.used_ns
+                if best == NONE or is_later or (is_as_late and instance.id < other.id):
                     best = slot
-            slot = k[i + I_NEXT]
+            slot = instance.next
         return best
     return NONE
 
 
 @kernel
-def _run(k: Ints, r: Reals, p: Ints, q: Reals, s: int, place: int, slot: int, now: int) -> None:
+def _run(c: Cluster, p: Parameters, server: Server, place: int, slot: int, now: int) -> None:
     """Alg. 1 l. 14-17: form a batch of one key and make the instance busy."""
-    x, i, key = k[s + S_PARAMETERS], instance_at(p, slot), k[s + S_ORDER + place]
-    count = min(p[x + X_BATCH_LIMIT], k[key_at(p, s, key) + K_COUNT])
-    k[i + I_HEAD] = dequeue(k, p, s, place, count)
-    _set_taken(k, p, s, slot, BUSY)
-    spec = k[i + I_SPEC] if p[x + X_AS_INSTANCE] else _spec_of(p, key)
-    k[i + I_BATCH], k[i + I_COUNT], k[i + I_KEY], k[i + I_SERVED] = k[s + S_NEXT_BATCH], count, key, spec % p[P_WIDTHS]
-    k[s + S_NEXT_BATCH] += 1
-    k[s + S_RUNNING] += count
-    k[i + I_PADDED] = count
-    for n in range(p[x + X_PADDED_COUNT]):
-        if p[p[x + X_PADDED] + n] >= count:
-            k[i + I_PADDED] = p[p[x + X_PADDED] + n]
-            break
-    k[i + I_COMMANDED], k[i + I_STARTED], k[i + I_LINK] = now, now, NONE
-    dispatch_ns = p[p[P_DEVICE_PARAMETERS] + k[s + S_DEVICE] * Z_SIZE + Z_DISPATCH]
+    knobs, instance, key = knobs_of(p, server), instance_at(c, p, slot), ints(server)[ORDER_AT + place]
+    count = min(knobs.batch_limit, key_at(p, server, key).count)
+    instance.head = dequeue(c, p, server, place, count)
+    _set_taken(c, p, server, slot, BUSY)
+    spec = instance.spec if knobs.serves_as_instance else _spec_of(p, key)
+    instance.batch, instance.count, instance.key, instance.served_width = server.next_batch, count, key, spec % p.widths
+    server.next_batch += 1
+    server.running += count
+    instance.padded = _padded(p, knobs, count)
+    instance.commanded_ns, instance.started_ns, instance.link = now, now, NONE
+    _dispatch(c, p, server, slot, now)
+
+
+@kernel
+def _padded(p: Parameters, knobs: ServerKnobs, count: int) -> int:
+    """The smallest size that is run which holds so many."""
+    for n in range(knobs.padded_count):
+        size = ints(p)[knobs.padded_at + n]
+        if size >= count:
+            return size
+    return count
+
+
+@kernel
+def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
+    """The command takes its time; a server's commands start in their order."""
+    instance, dispatch_ns = instance_at(c, p, slot), model_at(p, server.device).dispatch_ns
     if dispatch_ns == 0:
-        _begin(k, r, p, q, s, slot, now)
+        _begin(c, p, server, slot, now)
         return
-    k[i + I_NS] = now + dispatch_ns
-    if k[s + S_STARTS_HEAD] == NONE:
-        k[s + S_STARTS_HEAD] = slot
-        k[s + S_TIMES + START] = now + dispatch_ns
+    instance.due_ns = now + dispatch_ns
+    if server.starts_head == NONE:
+        server.starts_head = slot
+        server.times.start = now + dispatch_ns
     else:
-        k[instance_at(p, k[s + S_STARTS_TAIL]) + I_LINK] = slot
-    k[s + S_STARTS_TAIL] = slot
+        instance_at(c, p, server.starts_tail).link = slot
+    server.starts_tail = slot
 
 
 @kernel
-def _begin(k: Ints, r: Reals, p: Ints, q: Reals, s: int, slot: int, now: int) -> None:
+def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
     """The forward pass begins, in parts where the memory is squeezed; at a server that hangs it never does."""
-    if k[s + S_HUNG]:
+    if server.is_hung:
         return
-    i, room = instance_at(p, slot), k[s + S_ROOM]
-    k[i + I_STARTED] = now
-    z = p[P_DEVICE_PARAMETERS] + k[s + S_DEVICE] * Z_SIZE
-    key = (k[i + I_SPEC] // p[P_WIDTHS] * p[P_WIDTHS] + k[i + I_SERVED]) * (p[P_WIDTHS] + 1)
-    key += k[i + I_KEY] % (p[P_WIDTHS] + 1)
-    table = p[z + Z_TABLE] + key * (p[z + Z_LIMIT] + 1) * U_SIZE
-    if room == NONE or k[i + I_COUNT] <= room:
-        row = table + k[i + I_PADDED] * U_SIZE
-        work = _solo_ns(k, p, q, s, i, row)
+    instance, room = instance_at(c, p, slot), server.room
+    instance.started_ns = now
+    model = model_at(p, server.device)
+    key = (instance.spec // p.widths * p.widths + instance.served_width) * (p.widths + 1)
+    key += instance.key % (p.widths + 1)
+    costs_at = model.costs_at + key * (model.batch_limit + 1) * _COST
+    if room == NONE or instance.count <= room:
+        size = instance.padded
+        work = _solo_ns(c, p, server, instance, BatchCost(p, costs_at, size))
     elif room < 1:
-        k[i + I_ROW], k[i + I_NS] = NONE, now
-        k[i + I_LINK] = k[s + S_FAILING_HEAD]
-        k[s + S_FAILING_HEAD] = slot
-        k[s + S_TIMES + END] = now
+        instance.cost_at, instance.due_ns = NONE, now
+        instance.link = server.failing.head
+        server.failing.head = slot
+        server.times.end = now
         return
     else:
-        first = k[i + I_COUNT]
-        while first > room:
-            first = (first + 1) // 2
-        row = table + first * U_SIZE
-        work = _work_in_parts(k, p, q, s, i, table, room)
-    if p[row + U_LATENCY] == NONE:
-        k[C_STATUS] = NO_CURVE
-    r[i + I_WORK], r[i + I_FACTOR], r[i + I_SLOW] = work, r[s + S_FACTOR], 1.0
-    k[i + I_ROW], k[i + I_FROZEN], k[i + I_END] = row, 0, 0
-    start_running(k, r, p, device_at(p, k[s + S_DEVICE]), slot, now)
+        size = instance.count
+        while size > room:
+            size = (size + 1) // 2
+        work = _work_in_parts(c, p, server, instance, costs_at, room)
+    if BatchCost(p, costs_at, size).latency_ns == NONE:
+        c.status = NO_CURVE
+    instance.work_ns, instance.factor, instance.slow_down = work, server.factor, 1.0
+    instance.cost_at, instance.is_frozen, instance.end_ns = costs_at + size * _COST, 0, 0
+    start_running(c, p, device_at(c, p, server.device), slot, now)
 
 
 @kernel
-def _work_in_parts(k: Ints, p: Ints, q: Reals, s: int, i: int, table: int, room: int) -> int:
+def _work_in_parts(c: Cluster, p: Parameters, server: Server, instance: Instance, costs_at: int, room: int) -> int:
     """Solo time of a batch that runs in halves of halves (`sim.server.parts_that_fit`)."""
-    stack, depth, work = p[P_SCRATCH_AT], 1, 0
-    k[stack] = k[i + I_COUNT]
+    stack, depth, work = ints(Parts(c, p.parts_at)), 1, 0
+    stack[0] = instance.count
     while depth > 0:
         depth -= 1
-        size = k[stack + depth]
+        size = stack[depth]
         if size <= room:
-            work += _solo_ns(k, p, q, s, i, table + size * U_SIZE)
+            work += _solo_ns(c, p, server, instance, BatchCost(p, costs_at, size))
         else:
-            k[stack + depth], k[stack + depth + 1] = size // 2, size - size // 2
+            stack[depth], stack[depth + 1] = size // 2, size - size // 2
             depth += 2
     return work
 
 
 @kernel
-def _solo_ns(k: Ints, p: Ints, q: Reals, s: int, i: int, row: int) -> int:
+def _solo_ns(c: Cluster, p: Parameters, server: Server, instance: Instance, cost: BatchCost) -> int:
     """The mean, or the median times a quantile drawn by hash (`SimulatedServer._solo_ns`)."""
-    if p[row + U_JITTER] == NONE:
-        return p[row + U_LATENCY]
-    drawn = hashed_below(k[C_JITTER_SALT], k[s + S_INDEX], k[i + I_BATCH], p[row + U_JITTERS])
-    return ceil(p[row + U_TYPICAL] * q[p[row + U_JITTER] + drawn])
+    if cost.jitter_at == NONE:
+        return cost.latency_ns
+    drawn = hashed_below(c.jitter_salt, server.index, instance.batch, cost.jitter_count)
+    return ceil(cost.typical_ns * reals(p)[cost.jitter_at + drawn])
 
 
 @kernel
-def _load_for_blocked(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def _load_for_blocked(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Alg. 1 l. 8-12 for every blocked key, oldest first; the oldest that memory stops may evict idle instances."""
-    x = k[s + S_PARAMETERS]
-    may_evict = p[x + X_BLOCKS] == 0
-    for place in range(k[s + S_KEYS]):
-        key = k[s + S_ORDER + place]
+    knobs = knobs_of(p, server)
+    may_evict = knobs.blocks_head_of_line == 0
+    for place in range(server.keys):
+        key = ints(server)[ORDER_AT + place]
         spec = _spec_of(p, key)
-        if not _is_loading_for(k, p, s, key) and _admits(k, r, p, q, s, spec, now, _is_overdue(k, p, s, key, now)):
-            if _fits(k, p, s, spec):
-                _load_for_key(k, p, s, key, now)
+        is_overdue = _is_overdue(p, server, key, now)
+        if not _is_loading_for(p, server, key) and _admits(p, server, spec, now, is_overdue):
+            if _fits(p, server, spec):
+                _load_for_key(c, p, server, key, now)
             elif may_evict:
-                if _evict_for(k, p, s, spec, now):
+                if _evict_for(c, p, server, spec, now):
                     return
                 may_evict = False
-        if _may_not_be_overtaken(k, p, s, key, now):
+        if _may_not_be_overtaken(p, server, key, now):
             return
 
 
 @kernel
-def _scale_up(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def _scale_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """One more instance while the queue is above Q_th and the counter below N_new."""
-    x = k[s + S_PARAMETERS]
-    for place in range(k[s + S_KEYS]):
-        key = k[s + S_ORDER + place]
-        at, spec = key_at(p, s, key), _spec_of(p, key)
+    knobs = knobs_of(p, server)
+    for place in range(server.keys):
+        key = ints(server)[ORDER_AT + place]
+        queue, spec = key_at(p, server, key), _spec_of(p, key)
         while (
-            k[at + K_COUNT] > p[x + X_TRIGGER]
-            and k[at + K_LOADS] < p[x + X_SCALE_CAP]
-            and _fits(k, p, s, spec)
-            and _admits(k, r, p, q, s, spec, now, False)
+            queue.count > knobs.scale_trigger
+            and queue.loads < knobs.scale_cap
+            and _fits(p, server, spec)
+            and _admits(p, server, spec, now, False)
         ):
-            _load_for_key(k, p, s, key, now)
-        if _may_not_be_overtaken(k, p, s, key, now):
+            _load_for_key(c, p, server, key, now)
+        if _may_not_be_overtaken(p, server, key, now):
             return
 
 
 @kernel
-def _admits(k: Ints, r: Reals, p: Ints, q: Reals, s: int, spec: int, now: int, is_overdue: bool) -> bool:
+def _admits(p: Parameters, server: Server, spec: int, now: int, is_overdue: bool) -> bool:
     """`can_load` but for the memory: U_blk, which a segment's first instance and an overdue key ignore."""
-    if now < k[spec_at(p, s, spec) + Q_RETRY_NS]:
+    if now < spec_at(p, server, spec).retry_ns:
         return False
-    if is_overdue or r[s + S_UTILIZATION] < q[k[s + S_PARAMETERS] + X_UTILIZATION_BLOCK]:
+    if is_overdue or server.utilization < knobs_of(p, server).utilization_block:
         return True
-    first = spec // p[P_WIDTHS] * p[P_WIDTHS]
-    for other in range(first, first + p[P_WIDTHS]):
-        if k[spec_at(p, s, other) + Q_ALIVE] > 0:
+    first = spec // p.widths * p.widths
+    for other in range(first, first + p.widths):
+        if spec_at(p, server, other).alive > 0:
             return False
     return True
 
 
 @kernel
-def _fits(k: Ints, p: Ints, s: int, spec: int) -> bool:
-    return k[s + S_USED] + _bytes_of(k, p, s, spec) <= p[k[s + S_PARAMETERS] + X_CAP]
+def _fits(p: Parameters, server: Server, spec: int) -> bool:
+    return server.used_bytes + _bytes_of(p, server, spec) <= knobs_of(p, server).vram_cap_bytes
 
 
 @kernel
-def _has_instance_for(k: Ints, p: Ints, s: int, key: int) -> bool:
+def _has_instance_for(p: Parameters, server: Server, key: int) -> bool:
     spec = _spec_of(p, key)
-    for wider in range(spec, (spec // p[P_WIDTHS] + 1) * p[P_WIDTHS]):
-        if k[spec_at(p, s, wider) + Q_ALIVE] > 0:
+    for wider in range(spec, (spec // p.widths + 1) * p.widths):
+        if spec_at(p, server, wider).alive > 0:
             return True
     return False
 
 
 @kernel
-def _is_loading_for(k: Ints, p: Ints, s: int, key: int) -> bool:
+def _is_loading_for(p: Parameters, server: Server, key: int) -> bool:
     spec = _spec_of(p, key)
-    for wider in range(spec, (spec // p[P_WIDTHS] + 1) * p[P_WIDTHS]):
-        if k[spec_at(p, s, wider) + Q_LOADING] > 0:
+    for wider in range(spec, (spec // p.widths + 1) * p.widths):
+        if spec_at(p, server, wider).loading > 0:
             return True
     return False
 
 
 @kernel
-def _load_for_key(k: Ints, p: Ints, s: int, key: int, now: int) -> None:
-    k[key_at(p, s, key) + K_LOADS] += 1
-    _load(k, p, s, _spec_of(p, key), now)
+def _load_for_key(c: Cluster, p: Parameters, server: Server, key: int, now: int) -> None:
+    key_at(p, server, key).loads += 1
+    _load(c, p, server, _spec_of(p, key), now)
 
 
 @kernel
-def _evict_for(k: Ints, p: Ints, s: int, spec: int, now: int) -> bool:
+def _evict_for(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> bool:
     """Unload idle instances, least recently used first, if that makes room; whether enough is on its way out."""
-    short_bytes = k[s + S_USED] - k[s + S_FREEING] + _bytes_of(k, p, s, spec) - p[k[s + S_PARAMETERS] + X_CAP]
+    kept_bytes = server.used_bytes - server.freeing_bytes
+    short_bytes = kept_bytes + _bytes_of(p, server, spec) - knobs_of(p, server).vram_cap_bytes
     if short_bytes <= 0:
         return True
-    victims, slot = 0, k[s + S_IDLE_HEAD]
+    victims, slot = 0, server.idle_head
     while slot != NONE and short_bytes > 0:
-        i = instance_at(p, slot)
-        short_bytes -= _bytes_of(k, p, s, k[i + I_SPEC])
+        instance = instance_at(c, p, slot)
+        short_bytes -= _bytes_of(p, server, instance.spec)
         victims += 1
-        slot = k[i + I_IDLE_NEXT]
+        slot = instance.idle_next
     if short_bytes > 0:
         return False
     for _ in range(victims):
-        _unload(k, p, s, k[s + S_IDLE_HEAD], now)
+        _unload(c, p, server, server.idle_head, now)
     return True
 
 
 @kernel
-def plan_wake(k: Ints, p: Ints, s: int, now: int) -> None:
+def _plan_wake(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """The next time at which something could change without an event."""
     wake = NEVER
-    if k[s + S_BACKED_OFF]:
-        for place in range(k[s + S_KEYS]):
-            retry_ns = k[spec_at(p, s, _spec_of(p, k[s + S_ORDER + place])) + Q_RETRY_NS]
+    if server.backed_off:
+        for place in range(server.keys):
+            retry_ns = spec_at(p, server, _spec_of(p, ints(server)[ORDER_AT + place])).retry_ns
             if retry_ns > now:
                 wake = min(wake, retry_ns)
-    idle_ns = p[k[s + S_PARAMETERS] + X_IDLE_NS]
-    if idle_ns != NONE and k[s + S_IDLE_HEAD] != NONE:
-        wake = min(wake, k[instance_at(p, k[s + S_IDLE_HEAD]) + I_USED_NS] + idle_ns)
-    k[s + S_TIMES + TIMER] = wake
+    idle_ns = knobs_of(p, server).idle_unload_ns
+    if idle_ns != NONE and server.idle_head != NONE:
+        wake = min(wake, instance_at(c, p, server.idle_head).used_ns + idle_ns)
+    server.times.timer = wake
 
 
 # ---------------------------------------------------------------------------------------------------------- telemetry
 
 
 @kernel
-def next_telemetry(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def next_telemetry(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A report arrives, or the sensor is read; where both are due the report is first: it was planned earlier."""
-    ring = s + p[P_REPORTS_AT]
-    if k[s + S_REPORTS] > 0 and k[ring + k[s + S_REPORT_FIRST] * T_SIZE + T_RECEIVED] == now:
-        t = ring + k[s + S_REPORT_FIRST] * T_SIZE
-        k[s + S_REPORT_FIRST] = (k[s + S_REPORT_FIRST] + 1) % p[P_REPORTS]
-        k[s + S_REPORTS] -= 1
-        _report(k, r, p, q, s, t, now)
+    report = report_at(p, server, 0)
+    if server.reports > 0 and report.received_ns == now:
+        server.first_report = (server.first_report + 1) % p.reports
+        server.reports -= 1
+        _report(c, p, server, report, now)
     else:
-        sample(k, r, p, q, s, now)
-    _plan_telemetry(k, p, s)
+        sample(c, p, server, now)
+    _plan_telemetry(p, server)
 
 
 @kernel
-def _plan_telemetry(k: Ints, p: Ints, s: int) -> None:
-    soonest = k[s + S_SAMPLE_NS]
-    if k[s + S_REPORTS] > 0:
-        soonest = min(soonest, k[s + p[P_REPORTS_AT] + k[s + S_REPORT_FIRST] * T_SIZE + T_RECEIVED])
-    k[s + S_TIMES + TELEMETRY] = soonest
+def _plan_telemetry(p: Parameters, server: Server) -> None:
+    soonest = server.sample_ns
+    if server.reports > 0:
+        soonest = min(soonest, report_at(p, server, 0).received_ns)
+    server.times.telemetry = soonest
 
 
 @kernel
-def sample(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Read the sensor, unless the server is down or hangs; the reading arrives after its lag."""
-    d = device_at(p, k[s + S_DEVICE])
-    z = k[d + V_PARAMETERS]
-    k[s + S_SAMPLE_NS] = now + p[z + Z_PERIOD]
-    if k[s + S_UP] == 1 and k[s + S_HUNG] == 0:
-        g = s + p[P_SENSOR_AT] + k[s + S_READ] % p[P_SENSOR] * G_SIZE
-        k[g + G_NS], r[g + G_ENERGY], r[g + G_BUSY] = now, energy_mj(k, r, d, now), busy_ms(k, d, now)
-        k[s + S_READ] += 1
-        t = s + p[P_REPORTS_AT] + (k[s + S_REPORT_FIRST] + k[s + S_REPORTS]) % p[P_REPORTS] * T_SIZE
-        k[t + T_RECEIVED], k[t + T_SAMPLED], k[t + T_EPOCH] = now + p[z + Z_LAG], now, k[s + S_EPOCH]
-        r[t + T_POWER] = _average(k, r, p, s, G_ENERGY, p[z + Z_POWER_WINDOW], r[d + V_POWER] / 1000)
-        r[t + T_UTILIZATION] = _average(k, r, p, s, G_BUSY, p[z + Z_UTILIZATION_WINDOW], k[d + V_BUSY] / 1000)
-        k[t + T_VRAM] = k[s + S_USED]
-        if p[z + Z_LAG] == 0:
-            _report(k, r, p, q, s, t, now)
+    device = device_at(c, p, server.device)
+    model = model_of(p, device)
+    server.sample_ns = now + model.period_ns
+    if server.is_up == 1 and server.is_hung == 0:
+        reading = reading_at(p, server, server.read)
+        reading.sampled_ns, reading.energy_mj, reading.busy_ms = now, energy_mj(device, now), busy_ms(device, now)
+        server.read += 1
+        report = report_at(p, server, server.reports)
+        report.received_ns, report.sampled_ns, report.epoch = now + model.lag_ns, now, server.epoch
+        report.power_w = _average(p, server, True, model.power_window, device.power_mw / 1000)
+        report.utilization = _average(p, server, False, model.utilization_window, device.busy_permille / 1000)
+        report.vram_bytes, report.queue_length = server.used_bytes, server.queued + server.running
+        if model.lag_ns == 0:
+            _report(c, p, server, report, now)
         else:
-            k[s + S_REPORTS] += 1
-    _plan_telemetry(k, p, s)
+            server.reports += 1
+    _plan_telemetry(p, server)
 
 
 @kernel
-def _average(k: Ints, r: Reals, p: Ints, s: int, column: int, window: int, present: float) -> float:
+def _average(p: Parameters, server: Server, is_power: bool, window: int, present: float) -> float:
     """Over the last `window` periods, or as many as there are; `present` where there is no past (`WindowedSensor`)."""
-    count = k[s + S_READ]
+    count = server.read
     if count == 1:
         return present
-    ring, most = s + p[P_SENSOR_AT], p[P_SENSOR]
-    latest = ring + (count - 1) % most * G_SIZE
-    kept = min(count, 1 + max_window(p, k[s + S_DEVICE]))
-    earlier = ring + (count - 1 - min(window, kept - 1)) % most * G_SIZE
-    return (r[latest + column] - r[earlier + column]) * 1e6 / (k[latest + G_NS] - k[earlier + G_NS])
+    model = model_at(p, server.device)
+    kept = min(count, 1 + max(model.power_window, model.utilization_window))
+    latest, earlier = reading_at(p, server, count - 1), reading_at(p, server, count - 1 - min(window, kept - 1))
+    change = latest.energy_mj - earlier.energy_mj if is_power else latest.busy_ms - earlier.busy_ms
+    return change * 1e6 / (latest.sampled_ns - earlier.sampled_ns)
 
 
 @kernel
-def max_window(p: Ints, device: int) -> int:
-    """The longer of a sensor's windows, in periods."""
-    z = p[P_DEVICE_PARAMETERS] + device * Z_SIZE
-    return max(p[z + Z_POWER_WINDOW], p[z + Z_UTILIZATION_WINDOW])
-
-
-@kernel
-def _report(k: Ints, r: Reals, p: Ints, q: Reals, s: int, t: int, now: int) -> None:
+def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int) -> None:
     """A reading arrives at the server's scheduler, and at the router."""
-    if k[s + S_UP] == 0 or k[s + S_HUNG] == 1 or k[t + T_EPOCH] != k[s + S_EPOCH]:
+    if server.is_up == 0 or server.is_hung == 1 or report.epoch != server.epoch:
         return
-    sampled, utilization, power_w, vram = k[t + T_SAMPLED], r[t + T_UTILIZATION], r[t + T_POWER], k[t + T_VRAM]
-    r[s + S_UTILIZATION] = utilization
-    schedule(k, r, p, q, s, now)
-    record_reading(k, s, sampled, utilization, power_w, vram, k[s + S_QUEUED] + k[s + S_RUNNING])
-    k[s + S_SEEN_VRAM] = vram
-    report_power(k, r, p, s, power_w, utilization, now)
-    record_variance(k, r, p)
+    server.utilization = report.utilization
+    schedule(c, p, server, now)
+    record_reading(c, server, report)
+    server.seen_vram_bytes = report.vram_bytes
+    report_power(c, p, server, report.power_w, report.utilization, now)
+    record_variance(c, p)
 
 
 # ------------------------------------------------------------------------------------------------ servers come and go
 
 
 @kernel
-def come_up(k: Ints, r: Reals, p: Ints, s: int, now: int) -> None:
+def come_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """(Re)start, in a new life; it is down."""
-    x = k[s + S_PARAMETERS]
-    k[s + S_EPOCH] += 1
-    k[s + S_UP] = 1
-    for n in range(p[x + X_PRELOAD_COUNT]):
-        _load(k, p, s, p[p[x + X_PRELOAD] + n], now)
-    welcome(k, p, s)
+    knobs = knobs_of(p, server)
+    server.epoch += 1
+    server.is_up = 1
+    for n in range(knobs.preload_count):
+        _load(c, p, server, ints(p)[knobs.preload_at + n], now)
+    gain_server(c, p, server)
 
 
 @kernel
-def go_down(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """Die: batches, instances, queue and activations are gone; it is up."""
-    d = device_at(p, k[s + S_DEVICE])
-    account(k, r, p, d, now)
-    slot = k[d + V_FIRST]
+    device = device_at(c, p, server.device)
+    advance_device(c, p, device, now)
+    slot = device.first
     while slot != NONE:
-        following = k[instance_at(p, slot) + I_RUN_NEXT]
-        if k[instance_at(p, slot) + I_SERVER] == k[s + S_INDEX]:
-            stop_running(k, r, p, d, slot, now)
+        following = instance_at(c, p, slot).run_next
+        if instance_at(c, p, slot).server == server.index:
+            stop_running(c, p, device, slot, now)
         slot = following
-    k[d + V_TOUCHED] = 1
-    k[s + S_UP], k[s + S_HUNG], k[s + S_READ] = 0, 0, 0
-    _forget(k, r, p, s)
-    report_power(k, r, p, s, 0.0, 0.0, now)
-    lose_server(k, r, p, q, s, now)
+    device.is_touched = 1
+    server.is_up, server.is_hung, server.read = 0, 0, 0
+    _forget_everything(c, p, server)
+    report_power(c, p, server, 0.0, 0.0, now)
+    lose_server(c, p, server, now)
 
 
 @kernel
-def _forget(k: Ints, r: Reals, p: Ints, s: int) -> None:
+def _forget_everything(c: Cluster, p: Parameters, server: Server) -> None:
     """The scheduler, the executor and what was under way between them: nothing is left."""
-    for spec in range(p[P_SPECS]):
-        at = spec_at(p, s, spec)
-        while k[at + Q_HEAD] != NONE:
-            _remove(k, p, s, k[at + Q_HEAD])
-        for field in range(Q_FREE, Q_SIZE):
-            k[at + field] = 0
-    for place in range(k[s + S_KEYS]):
-        at = key_at(p, s, k[s + S_ORDER + place])
-        k[at + K_HEAD], k[at + K_TAIL], k[at + K_COUNT] = NONE, NONE, 0
-    for key in range(p[P_KEYS]):
-        at = key_at(p, s, key)
-        k[at + K_BLOCKED_SINCE], k[at + K_LOADS] = NONE, 0
-    k[s + S_KEYS], k[s + S_QUEUED], k[s + S_RUNNING], k[s + S_BACKED_OFF] = 0, 0, 0, 0
-    k[s + S_USED], k[s + S_FREEING], r[s + S_UTILIZATION] = p[k[s + S_PARAMETERS] + X_CONTEXT], 0, 0.0
-    k[s + S_IDLE_HEAD], k[s + S_IDLE_TAIL], k[s + S_STARTS_HEAD], k[s + S_STARTS_TAIL] = NONE, NONE, NONE, NONE
-    k[s + S_LOADS_HEAD], k[s + S_UNLOADS_HEAD], k[s + S_FAILING_HEAD] = NONE, NONE, NONE
-    for kind in (START, END, LOAD, UNLOAD, TIMER):
-        k[s + S_TIMES + kind] = NEVER
+    for spec in range(p.specs):
+        instances = spec_at(p, server, spec)
+        while instances.head != NONE:
+            _remove(c, p, server, instances.head)
+        instances.free, instances.loading, instances.alive, instances.is_hosted = 0, 0, 0, 0
+        instances.failures, instances.retry_ns = 0, 0
+    for place in range(server.keys):
+        queue = key_at(p, server, ints(server)[ORDER_AT + place])
+        queue.head, queue.tail, queue.count = NONE, NONE, 0
+    for key in range(p.keys):
+        queue = key_at(p, server, key)
+        queue.blocked_since_ns, queue.loads = NONE, 0
+    server.keys, server.queued, server.running, server.backed_off = 0, 0, 0, 0
+    server.used_bytes, server.freeing_bytes, server.utilization = knobs_of(p, server).context_bytes, 0, 0.0
+    server.idle_head, server.idle_tail, server.starts_head, server.starts_tail = NONE, NONE, NONE, NONE
+    server.loading.head, server.unloading.head, server.failing.head = NONE, NONE, NONE
+    times = server.times
+    times.start, times.end, times.load, times.unload, times.timer = NEVER, NEVER, NEVER, NEVER, NEVER

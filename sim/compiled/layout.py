@@ -1,21 +1,27 @@
-"""What stands where in a cluster's row of numbers, and in its row of parameters.
+"""What stands where in a cluster's row of numbers, and in the row of its parameters.
 
-A row is one array of 8-byte numbers. Kernels see it twice: as integers `k` (or `p`, for parameters) and as reals `r`
-(or `q`). `+` after a name marks a real. Records are reached by slot: requests, instances and blocks are slots of pools,
-linked by slot numbers; `NONE` ends a list. Times are integer nanoseconds; `NEVER` is later than all of them.
+A row is one array of 8-byte numbers that begins with a `Cluster`, or with `Parameters`; both say where in their row the
+other records begin (`..._at`), and kernels take both everywhere as `c` and `p`. A field on `_at` of any other record is
+a place in the row of parameters, but for those that hold an address (`ints_at`). Requests, instances and blocks are
+slots of pools, linked by slot numbers; `NONE` ends a list. Times are integer nanoseconds; `NEVER` is later than all.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-NONE: Final = -1
+from policies.compiled.layout import NONE
+from policies.compiled.record import Record
+
+__all__ = ["NONE"]
+
 NEVER: Final = 1 << 62
 ALONE: Final = -1  # the line of a request that shares no block
 FIRST_DRAW: Final = 1 << 32  # `sim.server._FIRST`: the hash's numbers of a device's first state
+LOGS_TABULATED: Final = 1 << 15
 
 # Why `advance` came back.
-ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE = range(1, 8)
+ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE = range(1, 9)
 
 # An instance's state.
 LOADING, FREE, BUSY, UNLOADING = range(4)
@@ -32,149 +38,688 @@ DRAWN, REPLAYED = range(2)
 # What a fault does.
 TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)
 
+
 # ------------------------------------------------------------------------------------------------------ the cluster
-# fmt: off
-(
-    C_STATUS, C_IS_SET_OFF, C_NOW, C_ENDED, C_HORIZON, C_LIMIT, C_DRAINS, C_DETAIL, C_KEEPS, C_FAULTY,
-    C_ARRIVALS, C_ARRIVAL_COUNT, C_ARRIVED, C_ARRIVAL_NS, C_DEADLINE,
-    C_DECISION, C_ASKED, C_DECISION_END, C_HOST_FREE, C_AT_CAP, C_SNAPSHOT, C_TAG, C_DRAWS_SALT, C_DROPPED,
-    C_SLOT, C_LINE, C_IS_ALONE, C_CANDIDATES, C_REMOVALS, C_REMOVALS_SEEN, C_SERVER, C_WIDTH, C_GROUP,
-    C_FIFO_HEAD, C_FIFO_TAIL, C_FIFO_LENGTH, C_COMPLETED, C_FAILED, C_IN_FLIGHT,
-    C_FREE_REQUEST, C_FREE_REQUESTS, C_FREE_INSTANCE, C_FREE_INSTANCES, C_FREE_SERVERS, C_GONE,
-    C_POWER_NS, C_POWER_MEAN, C_ENERGY, C_VARIANCE, C_VARIANCE_STALE,          # reported power + mean_w, + energy_j
-    C_JITTER_SALT, C_LINKS_SALT, C_POISON,                                      # an address, 0 for none
-    C_LABEL_KIND, C_LABELS_SALT, C_LABEL_TABLE, C_LABELS, C_LABEL_COLUMNS, C_IMAGES,
-    C_FAULTS, C_FAULT_NUMBER, C_RESTARTS, C_RESTARTS_AT, C_SCRATCH,
-    C_CREDITS, C_REQUEST_RECORDS, C_REQUESTS_AT, C_BLOCK_RECORDS, C_BLOCKS_AT, C_BLOCKS_ROOM,
-    C_BATCH_RECORDS, C_BATCHES_AT, C_BATCHES_ROOM, C_READINGS, C_READINGS_AT, C_READINGS_ROOM,
-    C_VARIANCES, C_VARIANCES_AT, C_VARIANCES_ROOM,
-    C_SIZE,
-) = range(80)
 
-# ------------------------------------------------------------------------------------------------------- the servers
-# What happens at a server, in the order in which it happens at one instant (`sim.agenda.Kind`).
-TRANSFER, START, END, LOAD, UNLOAD, TIMER, TELEMETRY, FAULT, PACE, KINDS = range(10)
 
-(
-    S_INDEX, S_PARAMETERS, S_DEVICE,
-    S_TIMES,                                                                   # KINDS - 1 more
-) = range(4)
-(
-    S_NEXT, S_EPOCH, S_UP, S_HUNG,
-    S_QUEUED, S_SEQUENCE, S_RUNNING, S_KEYS, S_USED, S_FREEING, S_PEAK, S_UTILIZATION,           # + utilization
-    S_IDLE_HEAD, S_IDLE_TAIL, S_NEXT_INSTANCE, S_NEXT_BATCH, S_BACKED_OFF,
-    S_STARTS_HEAD, S_STARTS_TAIL, S_LOADS_HEAD, S_UNLOADS_HEAD, S_FAILING_HEAD, S_FACTOR, S_ROOM,  # + factor
-    S_REQUESTS, S_BLOCKS, S_SEEN_UTILIZATION, S_SEEN_POWER, S_SEEN_VRAM,       # the router's: + utilization, + power
-    S_REPORT_FIRST, S_REPORTS, S_READ, S_SAMPLE_NS,
-    S_IMAGES, S_BATCHES, S_LOADS, S_UNLOADS,
-    S_DOWN_SINCE, S_OUT_UNTIL, S_READY_AT, S_DEATHS, S_UP_SINCE,
-    S_ORDER,
-) = range(S_TIMES + KINDS, S_TIMES + KINDS + 43)
-S_POWER: Final = S_SEEN_POWER  # the ledger's reported power and utilization are the router's: both forget at a death
+class Cluster(Record):
+    """A cluster: the beginning of its row."""
 
-# A work key's queue at a server (segment, width, previous width), and what the router has sent there of it.
-K_HEAD, K_TAIL, K_COUNT, K_BLOCKED_SINCE, K_LOADS, K_OUTSTANDING, K_SINCE, K_SIZE = range(8)
+    status: int
+    is_set_off: int
+    now_ns: int
+    ended_ns: int
+    horizon_ns: int
+    limit_ns: int
+    drains: int
+    detail: int
+    keeps: int
+    faulty: int
+    arrivals_at: int
+    arrival_count: int
+    arrived: int
+    arrival_ns: int
+    deadline_ns: int
+    decision: int
+    asked: int
+    decision_end_ns: int
+    host_free_ns: int
+    at_cap: int
+    snapshot_ns: int
+    tag: int
+    draws_salt: int
+    dropped: int
+    slot: int
+    line: int
+    is_alone: int
+    candidates: int
+    removals: int
+    removals_seen: int
+    server: int
+    width: int
+    group: int
+    fifo_head: int
+    fifo_tail: int
+    fifo_length: int
+    completed: int
+    failed: int
+    in_flight: int
+    free_request: int
+    free_requests: int
+    free_instance: int
+    free_instances: int
+    free_block: int
+    free_blocks: int
+    free_servers: int
+    gone: int
+    power_ns: int
+    mean_power_w: float
+    energy_j: float
+    variance: float
+    variance_is_stale: int
+    jitter_salt: int
+    links_salt: int
+    poison_at: int
+    label_kind: int
+    labels_salt: int
+    label_table_at: int
+    labels_at: int
+    label_columns: int
+    images_at: int
+    faults: int
+    fault_number: int
+    restarts: int
+    restarts_at: int
+    scratch_at: int
+    credits: int
+    request_rows: int
+    request_rows_at: int
+    block_rows: int
+    block_rows_at: int
+    block_rows_room: int
+    batch_rows: int
+    batch_rows_at: int
+    batch_rows_room: int
+    reading_rows: int
+    reading_rows_at: int
+    reading_rows_room: int
+    variances: int
+    variances_at: int
+    variances_room: int
 
-# The instances of one segment and width at a server.
-Q_HEAD, Q_FREE, Q_LOADING, Q_ALIVE, Q_HOSTED, Q_FAILURES, Q_RETRY_NS, Q_SIZE = range(8)
 
-# A report on its way, and a sensor's reading.
-T_RECEIVED, T_SAMPLED, T_EPOCH, T_UTILIZATION, T_POWER, T_VRAM, T_SIZE = range(7)
-G_NS, G_ENERGY, G_BUSY, G_SIZE = range(4)                                      # + energy_mj, + busy_ms
+# --------------------------------------------------------------------------------------------------------- the servers
 
-# ------------------------------------------------------------------------------------------------ devices and media
-(
-    V_PARAMETERS, V_TOUCHED, V_UPDATED, V_POWER, V_BUSY, V_ENERGY, V_BUSY_NS,  # + power_mw, + energy_mw_ns
-    V_PACE, V_IS_EXTRAPOLATED, V_EXTRAPOLATED_NS, V_FIRST, V_LAST, V_COUNT,    # + pace
-    V_PACE_SALT, V_PACE_NUMBER, V_PACE_SLOW, V_CHANGES_AT, V_CHANGES, V_CHANGE,
-    V_SIZE,
-) = range(20)
-Y_FREE_AT, Y_TRANSFERS, Y_SIZE = range(3)
 
-# ---------------------------------------------------------------------------------------------------------- the pools
-(
-    R_ID, R_NEXT, R_FIFO_NEXT, R_FIFO_PREVIOUS, R_LINE, R_ENTERED, R_ENTERED_J,                  # + entered_j
-    R_SEGMENT, R_PREVIOUS, R_CODE, R_LOCATION, R_EPOCH, R_RETRIES, R_BLOCK, R_POSITION, R_SEQUENCE,
-    R_ARRIVED, R_ARRIVED_J, R_DEADLINE,                                        # + arrived_j
-    R_SIZE,
-) = range(20)
+class Times(Record):
+    """When what happens next at a server, in the order in which it happens at one instant (`sim.agenda.Kind`)."""
 
-# What a request's record needs beyond that, where records are kept: S servers and S widths follow, then stages.
-L_LENGTH, L_SINCE, L_LOST, L_STAGES, L_SERVERS = range(5)
-STAGE_COUNT: Final = 7  # `policies.records.STAGES` but `lost`
+    transfer: int
+    start: int
+    end: int
+    load: int
+    unload: int
+    timer: int
+    telemetry: int
+    fault: int
+    pace: int
 
-(
-    I_ID, I_SPEC, I_STATE, I_USED_NS, I_NEXT, I_IDLE_NEXT, I_IDLE_PREVIOUS, I_LINK, I_NS, I_SERVER,
-    I_BATCH, I_HEAD, I_FAILED, I_COUNT, I_KEY, I_SERVED, I_PADDED, I_COMMANDED, I_STARTED, I_LOAD_BEGAN, I_LOADED,
-    I_RUN_NEXT, I_RUN_PREVIOUS, I_WORK, I_SLOW, I_END, I_FACTOR, I_FROZEN, I_ROW,  # + work, + slow, + factor
-    I_SIZE,
-) = range(30)
 
-# A block on its way or at its server; its moves and its members follow.
-(
-    B_DECISION, B_SERVER, B_EPOCH, B_KEY, B_COUNT, B_ENDED, B_MOVES, B_MOVING, B_LINE, B_TAG,
-    B_SNAPSHOT, B_SENT, B_ARRIVED,
-    B_SIZE,
-) = range(14)
-O_NS, O_SOURCE, O_MOVING, O_SIZE = range(4)
-M_REQUEST, M_ENDED, M_FAILED, M_SOURCE, M_SPAN, M_ENERGY, M_ACCURACY, M_SIZE = range(8)          # + energy, + accuracy
+class Pending(Record):
+    """Instances of a server that wait for the same thing, each for its own time."""
 
-L_HEAD, L_TAIL, L_COUNT, L_SIZE = range(4)                                     # a line of the router's FIFO
-F_NS, F_SERVER, F_ORDER, F_NUMBER, F_WHAT, F_ARGUMENT, F_SIZE = range(7)       # + argument of STRAGGLE
+    head: int
 
-# -------------------------------------------------------------------------------------------------------- the records
-D_DECISION, D_ACCURACY, D_LATENCY, D_ENERGY, D_IMBALANCE, D_BONUS, D_TOTAL, D_TAG, D_SIZE = range(9)  # a credit
-(
-    A_ID, A_ARRIVED, A_FINISHED, A_FATE, A_REASON, A_RETRIES, A_CORRECT, A_ENERGY, A_LENGTH, A_STAGES,  # + energy
-) = range(10)                                                                  # then S widths, S servers
-E_DECISION, E_LINE, E_SERVER, E_KEY, E_COUNT, E_SNAPSHOT, E_SENT, E_ARRIVED, E_ENDED, E_LATENCY, E_CREDIT, E_SIZE = (
-    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15
-)                                                                              # + latency_s, + five terms
-(
-    H_SERVER, H_BATCH, H_INSTANCE, H_SEGMENT, H_WIDTH, H_PREVIOUS, H_COUNT, H_COMMANDED, H_STARTED, H_ENDED,
-    H_SIZE,
-) = range(11)
-N_SERVER, N_SAMPLED, N_UTILIZATION, N_POWER, N_VRAM, N_QUEUED, N_SIZE = range(7)
-W_SERVER, W_DOWN, W_UP, W_SIZE = range(4)                                      # a restart
+
+class Server(Record):
+    """A server; the keys that wait there follow (`ORDER_AT`), then its queues, instances, reports and readings."""
+
+    index: int
+    knobs_at: int
+    device: int
+    times: Times
+    next_ns: int
+    epoch: int
+    is_up: int
+    is_hung: int
+    queued: int
+    sequence: int
+    running: int
+    keys: int
+    used_bytes: int
+    freeing_bytes: int
+    peak_bytes: int
+    utilization: float
+    idle_head: int
+    idle_tail: int
+    next_instance: int
+    next_batch: int
+    backed_off: int
+    starts_head: int
+    starts_tail: int
+    loading: Pending
+    unloading: Pending
+    failing: Pending
+    factor: float
+    room: int
+    requests: int
+    blocks: int
+    first_block: int
+    last_block: int
+    first_moving: int
+    last_moving: int
+    seen_utilization: float
+    seen_power_w: float
+    seen_vram_bytes: int
+    first_report: int
+    reports: int
+    read: int
+    sample_ns: int
+    images: int
+    batches: int
+    loads: int
+    unloads: int
+    down_since_ns: int
+    out_until_ns: int
+    ready_ns: int
+    deaths: int
+    up_since_ns: int
+
+
+ORDER_AT: Final = Server.size
+
+
+class KeyQueue(Record):
+    """A work key's queue at a server (segment, width, previous width), and what the router has sent there of it."""
+
+    head: int
+    tail: int
+    count: int
+    blocked_since_ns: int
+    loads: int
+    outstanding: int
+    since: int
+
+
+class Instances(Record):
+    """The instances of one segment and width at a server."""
+
+    head: int
+    free: int
+    loading: int
+    alive: int
+    is_hosted: int
+    failures: int
+    retry_ns: int
+
+
+class Report(Record):
+    """A sensor's report on its way."""
+
+    received_ns: int
+    sampled_ns: int
+    epoch: int
+    utilization: float
+    power_w: float
+    vram_bytes: int
+    queue_length: int
+
+
+class Reading(Record):
+    """What a sensor reads: integrals."""
+
+    sampled_ns: int
+    energy_mj: float
+    busy_ms: float
+
+
+# --------------------------------------------------------------------------------------------------- devices and media
+
+
+class Device(Record):
+    """A device."""
+
+    model_at: int
+    is_touched: int
+    updated_ns: int
+    power_mw: float
+    busy_permille: int
+    energy_mw_ns: float
+    busy_permille_ns: int
+    pace: float
+    is_extrapolated: int
+    extrapolated_ns: int
+    first: int
+    last: int
+    count: int
+    pace_salt: int
+    pace_number: int
+    is_slow: int
+    changes_at: int
+    changes: int
+    change: int
+
+
+class Medium(Record):
+    """What transfers share."""
+
+    free_ns: int
+    transfers: int
+
+
+class PaceChange(Record):
+    """From when on a device has which pace."""
+
+    from_ns: int
+    factor: float
+
+
+# ----------------------------------------------------------------------------------------------------------- the pools
+
+
+class Request(Record):
+    """A request in flight; its `Life` follows where a run keeps records."""
+
+    id: int
+    next: int
+    fifo_next: int
+    fifo_previous: int
+    line: int
+    entered_ns: int
+    entered_j: float
+    segment: int
+    previous_width: int
+    code: int
+    location: int
+    epoch: int
+    retries: int
+    block: int
+    position: int
+    sequence: int
+    arrived_ns: int
+    arrived_j: float
+    deadline_ns: int
+
+
+class Life(Record):
+    """What a request's record needs beyond that: its servers, its widths and its stages follow, by segment."""
+
+    length: int
+    since_ns: int
+    lost_ns: int
+    stages: int
+
+
+class Stages(Record):
+    """Where an image's time goes in a segment (`policies.records.STAGES` but `lost`)."""
+
+    router_wait: int
+    decision: int
+    transfer: int
+    queue: int
+    load: int
+    dispatch: int
+    run: int
+
+
+class Instance(Record):
+    """An instance, and the batch that it runs."""
+
+    id: int
+    spec: int
+    state: int
+    used_ns: int
+    next: int
+    idle_next: int
+    idle_previous: int
+    link: int
+    due_ns: int
+    server: int
+    batch: int
+    head: int
+    failed: int
+    count: int
+    key: int
+    served_width: int
+    padded: int
+    commanded_ns: int
+    started_ns: int
+    load_began_ns: int
+    loaded_ns: int
+    run_next: int
+    run_previous: int
+    work_ns: float
+    slow_down: float
+    end_ns: int
+    factor: float
+    is_frozen: int
+    cost_at: int
+
+
+class Block(Record):
+    """A block on its way or at its server; its moves and its members follow."""
+
+    next: int
+    previous: int
+    next_moving: int
+    decision: int
+    server: int
+    key: int
+    count: int
+    ended: int
+    moves: int
+    moving: int
+    line: int
+    tag: int
+    snapshot_ns: int
+    sent_ns: int
+    arrived_ns: int
+
+
+class Move(Record):
+    """Inputs of a block on their way from one place."""
+
+    end_ns: int
+    source: int
+    is_moving: int
+
+
+class Member(Record):
+    """A member of a block."""
+
+    request: int
+    has_ended: int
+    source: int
+    span_ns: int
+    energy_j: float
+    accuracy: float
+
+
+class Line(Record):
+    """A line of the router's FIFO: those who may share a block."""
+
+    head: int
+    tail: int
+    count: int
+
+
+class Calendar(Record):
+    """A tree of winners; as many times follow as it has leaves, twice."""
+
+    unused: int
+
+
+class Parts(Record):
+    """The sizes into which a batch is divided that lacks memory: the first of them."""
+
+    size_of_first: int
+
+
+class PlannedFault(Record):
+    """A fault that is to come."""
+
+    due_ns: int
+    server: int
+    order: int
+    number: int
+    what: int
+    argument: int
+    factor: float
+
+
+# --------------------------------------------------------------------------------------------------------- the records
+
+
+class Terms(Record):
+    """The terms of a reward, weighted (`policies.reward.RewardTerms`)."""
+
+    accuracy: float
+    latency: float
+    energy: float
+    imbalance: float
+    bonus: float
+
+
+class Credit(Record):
+    """A decision's reward."""
+
+    decision: int
+    terms: Terms
+    total: float
+    tag: int
+
+
+class RequestRow(Record):
+    """A request's record; then its stages, and its servers and widths by segment."""
+
+    id: int
+    arrived_ns: int
+    finished_ns: int
+    fate: int
+    reason: int
+    retries: int
+    correct: int
+    energy_j: float
+    length: int
+
+
+class BlockRow(Record):
+    """A block's record."""
+
+    decision: int
+    line: int
+    server: int
+    key: int
+    count: int
+    snapshot_ns: int
+    sent_ns: int
+    arrived_ns: int
+    ended_ns: int
+    latency_s: float
+    reward: Terms
+
+
+class BatchRow(Record):
+    """A batch's record."""
+
+    server: int
+    batch: int
+    instance: int
+    segment: int
+    width: int
+    previous_width: int
+    count: int
+    commanded_ns: int
+    started_ns: int
+    ended_ns: int
+
+
+class ReadingRow(Record):
+    """A sensor reading's record."""
+
+    server: int
+    sampled_ns: int
+    utilization: float
+    power_w: float
+    vram_bytes: int
+    queue_length: int
+
+
+class RestartRow(Record):
+    """A restart's record."""
+
+    server: int
+    down_ns: int
+    up_ns: int
+
 
 # ------------------------------------------------------------------------------------------------------ the parameters
-(
-    P_SERVERS, P_DEVICES, P_SEGMENTS, P_WIDTHS, P_KEYS, P_SPECS, P_LINES, P_CAP, P_GROUP, P_MOVES, P_LEAVES, P_MEDIA,
-    P_DECISION_NS, P_BUSY_NS, P_ANYWHERE, P_RETRIES, P_SHEDS,
-    P_ALPHA, P_BETA, P_GAMMA, P_DELTA, P_BONUS, P_CENTRE, P_MEAN_TOP1,                              # + all
-    P_PRIOR, P_PRIOR_LEVELS,
-    P_HANG_NS, P_BACKOFF_NS, P_BACKOFF_LIMIT_NS, P_STABLE_NS, P_START_NS,
-    # where things stand in the cluster's row
-    P_TREE, P_VALID, P_SERVER_AT, P_SERVER_SIZE, P_KEYS_AT, P_SPECS_AT, P_REPORTS_AT, P_REPORTS, P_SENSOR_AT, P_SENSOR,
-    P_DEVICE_AT, P_MEDIA_AT, P_BLOCK_AT, P_BLOCK_SIZE, P_MEMBERS_AT, P_LINES_AT, P_FAULTS_AT, P_FAULTS,
-    P_CREDITS_AT, P_CANDIDATES_AT, P_SCRATCH_AT, P_INSTANCES_AT, P_INSTANCES, P_REQUESTS_AT, P_REQUESTS, P_REQUEST_SIZE,
-    P_MARGIN,
-    # where things stand in the row of parameters
-    P_SERVER_PARAMETERS, P_DEVICE_PARAMETERS, P_LOGS, P_LOGS_COUNT,
-    P_SIZE,
-) = range(63)
-LOGS_TABULATED: Final = 1 << 15
 
-(
-    X_DEVICE, X_BATCH_LIMIT, X_CAP, X_UTILIZATION_BLOCK, X_IDLE_NS, X_TRIGGER, X_SCALE_CAP, X_BLOCKS, X_SKIP_NS,
-    X_AS_INSTANCE, X_PADDED, X_PADDED_COUNT, X_PRELOAD, X_PRELOAD_COUNT, X_LOAD_RETRIES, X_LOAD_BACKOFF_NS, X_CONTEXT,
-    X_MEDIUM, X_LATENCY, X_BANDWIDTH, X_LOSS,                                                  # + three
-    X_INSTANCE_BYTES, X_CAN_HOLD, X_HOLDS, X_HOLDS_ANY, X_CODES, X_POWER_LIMIT,                # + power_limit_w
-    X_SIZE,
-) = range(28)
 
-(
-    Z_TABLE, Z_LIMIT, Z_CROWDING, Z_CROWDING_ACROSS, Z_HOSTED, Z_MOST, Z_MOST_PROCESSES,       # + two
-    Z_ALPHA, Z_IDLE_MW, Z_CAP_MW, Z_THROTTLE, Z_PHI_MIN,                                       # + five
-    Z_PERIOD, Z_LAG, Z_POWER_WINDOW, Z_UTILIZATION_WINDOW, Z_DISPATCH, Z_COSTS, Z_BYTES,
-    Z_SERVERS, Z_SERVER_COUNT, Z_MEAN_PACE, Z_PACE, Z_SLOW_FACTOR, Z_FULL, Z_FULL_COUNT, Z_FULL_SUM,
-    Z_SLOW, Z_SLOW_COUNT, Z_SLOW_SUM,                                                          # + mean, + slow_factor
-    Z_SIZE,
-) = range(31)
+class Parameters(Record):
+    """A cluster's parameters: the beginning of their row."""
 
-# One batch size of one work key on a device, and what an instance costs.
-(
-    U_LATENCY, U_TYPICAL, U_DEMAND, U_HOST, U_BUSY, U_BANDWIDTH, U_POWER, U_JITTER, U_JITTERS, U_SIZE,  # + two
-) = range(10)
-J_LOAD, J_RELOAD, J_UNLOAD, J_SIZE = range(4)
-# fmt: on
+    servers: int
+    devices: int
+    segments: int
+    widths: int
+    keys: int
+    specs: int
+    lines: int
+    cap: int
+    group: int
+    moves: int
+    leaves: int
+    media: int
+    decision_ns: int
+    busy_ns: int
+    anywhere: int
+    max_retries: int
+    sheds: int
+    alpha: float
+    beta: float
+    gamma: float
+    delta: float
+    bonus: float
+    centre: int
+    mean_top1: float
+    prior_at: int
+    prior_levels_at: int
+    hang_ns: int
+    backoff_ns: int
+    backoff_limit_ns: int
+    stable_ns: int
+    start_ns: int
+    tree_at: int
+    valid_at: int
+    servers_at: int
+    server_size: int
+    queues_at: int
+    instance_lists_at: int
+    reports_at: int
+    reports: int
+    readings_at: int
+    readings: int
+    devices_at: int
+    media_at: int
+    blocks_at: int
+    blocks: int
+    block_size: int
+    members_at: int
+    lines_at: int
+    faults_at: int
+    faults: int
+    credits_at: int
+    candidates_at: int
+    parts_at: int
+    instances_at: int
+    instances: int
+    requests_at: int
+    requests: int
+    request_size: int
+    margin: int
+    server_knobs_at: int
+    device_models_at: int
+    logs_at: int
+
+
+class ServerKnobs(Record):
+    """A server's settings, and its link."""
+
+    batch_limit: int
+    vram_cap_bytes: int
+    utilization_block: float
+    idle_unload_ns: int
+    scale_trigger: int
+    scale_cap: int
+    blocks_head_of_line: int
+    skip_limit_ns: int
+    serves_as_instance: int
+    padded_at: int
+    padded_count: int
+    preload_at: int
+    preload_count: int
+    load_retries: int
+    load_backoff_ns: int
+    context_bytes: int
+    medium: int
+    latency_s: float
+    bandwidth_bytes_s: float
+    loss: float
+    instance_bytes_at: int
+    can_hold_at: int
+    holds_any_at: int
+    codes_at: int
+    power_limit_w: float
+
+
+class DeviceModel(Record):
+    """What a device's profile says."""
+
+    costs_at: int
+    batch_limit: int
+    crowding_at: int
+    crowding_across_at: int
+    is_hosted: int
+    most_at_once: float
+    most_processes: float
+    alpha: float
+    idle_mw: float
+    cap_mw: float
+    throttle: float
+    phi_min: float
+    period_ns: int
+    lag_ns: int
+    power_window: int
+    utilization_window: int
+    dispatch_ns: int
+    instance_costs_at: int
+    input_bytes_at: int
+    servers_at: int
+    server_count: int
+    mean_pace: float
+    has_pace: int
+    slow_factor: float
+    full_at: int
+    full_count: int
+    full_sum_ns: int
+    slow_at: int
+    slow_count: int
+    slow_sum_ns: int
+
+
+class BatchCost(Record):
+    """One batch size of one work key on a device."""
+
+    latency_ns: int
+    typical_ns: int
+    demand_permille: int
+    host_permille: int
+    busy_permille: int
+    bandwidth: float
+    power_mw: float
+    jitter_at: int
+    jitter_count: int
+
+
+class InstanceCost(Record):
+    """What an instance costs on a device."""
+
+    load_ns: int
+    reload_ns: int
+    unload_ns: int
+
+
+# ----------------------------------------------------------------------------------------------------------- the views
+
+
+class HeadSeen(Record):
+    """What a router may know of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
+
+    segment: int
+    previous_width: int
+    location: int
+    candidates: int
+    entered_ns: int
+    fifo_length: int
+    completed: int
+
+
+class ServerSeen(Record):
+    """What a router may know of a server (`policies.vocabulary.ServerView`); so many `WorkSeen` follow."""
+
+    is_valid: int
+    requests: int
+    blocks: int
+    vram_bytes: int
+    utilization: float
+    power_w: float
+    keys: int
+
+
+class WorkSeen(Record):
+    """Requests that are outstanding of a work key, and since which decision there are any."""
+
+    since: int
+    key: int
+    requests: int

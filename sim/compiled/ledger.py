@@ -6,222 +6,237 @@ remembers it when it enters the FIFO, and no history is kept.
 
 from __future__ import annotations
 
-from policies.jit import Ints, Reals, ints_at, kernel, reals_at
-from sim.compiled.layout import *
+from policies.jit import Ints, ints, kernel, reals, reals_at
+from sim.compiled.layout import (
+    IN_FLIGHT,
+    NO_REASON,
+    NONE,
+    BatchRow,
+    Block,
+    BlockRow,
+    Cluster,
+    Credit,
+    Instance,
+    Life,
+    Parameters,
+    ReadingRow,
+    Report,
+    Request,
+    RequestRow,
+    Server,
+    Stages,
+    Terms,
+)
 from sim.compiled.rows import block_at, member_at, request_at, server_at
 
 _NS = 1_000_000_000
+_TERMS, _STAGES, _LIFE, _REQUEST, _REQUEST_ROW = Terms.size, Stages.size, Life.size, Request.size, RequestRow.size
 
 
 @kernel
-def energy_j(k: Ints, r: Reals, now: int) -> float:
+def energy_j(c: Cluster, now: int) -> float:
     """The integral of the servers' mean reported power (`ReportedPower.energy_j`)."""
-    return r[C_ENERGY] + r[C_POWER_MEAN] * (now - k[C_POWER_NS]) / _NS
+    return c.energy_j + c.mean_power_w * (now - c.power_ns) / _NS
 
 
 @kernel
-def report_power(k: Ints, r: Reals, p: Ints, s: int, power_w: float, utilization: float, now: int) -> None:
+def report_power(c: Cluster, p: Parameters, server: Server, power_w: float, utilization: float, now: int) -> None:
     """A server's power and utilization are this from now on."""
-    r[s + S_SEEN_POWER], r[s + S_SEEN_UTILIZATION] = power_w, utilization
-    k[C_VARIANCE_STALE] = 1
-    if k[C_POWER_NS] != now:
-        r[C_ENERGY] = energy_j(k, r, now)
-        k[C_POWER_NS] = now
+    server.seen_power_w, server.seen_utilization = power_w, utilization
+    c.variance_is_stale = 1
+    if c.power_ns != now:
+        c.energy_j = energy_j(c, now)
+        c.power_ns = now
     total = 0.0
-    for index in range(p[P_SERVERS]):
-        total += r[server_at(p, index) + S_SEEN_POWER]
-    r[C_POWER_MEAN] = total / p[P_SERVERS]
+    for index in range(p.servers):
+        total += server_at(c, p, index).seen_power_w
+    c.mean_power_w = total / p.servers
 
 
 @kernel
-def utilization_variance(k: Ints, r: Reals, p: Ints) -> float:
+def utilization_variance(c: Cluster, p: Parameters) -> float:
     """`policies.reward.variance` of the reported utilizations."""
-    if k[C_VARIANCE_STALE]:
-        k[C_VARIANCE_STALE] = 0
-        total, squares, servers = 0.0, 0.0, p[P_SERVERS]
+    if c.variance_is_stale:
+        c.variance_is_stale = 0
+        total, squares, servers = 0.0, 0.0, p.servers
         for index in range(servers):
-            total += r[server_at(p, index) + S_SEEN_UTILIZATION]
+            total += server_at(c, p, index).seen_utilization
         mean = total / servers
         for index in range(servers):
-            difference = r[server_at(p, index) + S_SEEN_UTILIZATION] - mean
+            difference = server_at(c, p, index).seen_utilization - mean
             squares += difference * difference
-        r[C_VARIANCE] = squares / servers
-    return r[C_VARIANCE]
+        c.variance = squares / servers
+    return c.variance
 
 
 @kernel
-def credit(k: Ints, r: Reals, p: Ints, q: Reals, b: int, now: int) -> None:
+def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> None:
     """A block has ended: Eq. 7 for the decision that made it."""
-    members = k[b + B_COUNT]
+    members = block.count
     span_ns, block_j, accuracy = 0, 0.0, 0.0
     for position in range(members):
-        m = member_at(p, b, position)
-        span_ns += k[m + M_SPAN]
-        block_j += r[m + M_ENERGY]
-        accuracy += r[m + M_ACCURACY]
+        member = member_at(p, block, position)
+        span_ns += member.span_ns
+        block_j += member.energy_j
+        accuracy += member.accuracy
     latency_s = span_ns / members / _NS
     p_acc = accuracy / members
-    c = p[P_CREDITS_AT] + k[C_CREDITS] * D_SIZE
-    k[C_CREDITS] += 1
-    k[c + D_DECISION], k[c + D_TAG] = k[b + B_DECISION], k[b + B_TAG]
-    r[c + D_ACCURACY] = q[P_ALPHA] * (p_acc - q[P_MEAN_TOP1] if p[P_CENTRE] else p_acc)
-    r[c + D_LATENCY] = -q[P_BETA] * latency_s
-    r[c + D_ENERGY] = -q[P_GAMMA] * (block_j / members)
-    r[c + D_IMBALANCE] = -q[P_DELTA] * utilization_variance(k, r, p)
-    r[c + D_BONUS] = q[P_BONUS]
-    r[c + D_TOTAL] = r[c + D_ACCURACY] + r[c + D_LATENCY] + r[c + D_ENERGY] + r[c + D_IMBALANCE] + r[c + D_BONUS]
-    if k[C_DETAIL]:
-        _record_block(k, r, b, c, latency_s, now)
+    credited = Credit(c, p.credits_at, c.credits)
+    terms = credited.terms
+    c.credits += 1
+    credited.decision, credited.tag = block.decision, block.tag
+    terms.accuracy = p.alpha * (p_acc - p.mean_top1 if p.centre else p_acc)
+    terms.latency = -p.beta * latency_s
+    terms.energy = -p.gamma * (block_j / members)
+    terms.imbalance = -p.delta * utilization_variance(c, p)
+    terms.bonus = p.bonus
+    credited.total = terms.accuracy + terms.latency + terms.energy + terms.imbalance + terms.bonus
+    if c.detail:
+        _record_block(c, block, terms, latency_s, now)
 
 
 # --------------------------------------------------------------------------------------------------------- the records
 
 
 @kernel
-def _record_block(k: Ints, r: Reals, b: int, c: int, latency_s: float, now: int) -> None:
-    at = k[C_BLOCKS_AT] + 8 * E_SIZE * k[C_BLOCK_RECORDS]
-    k[C_BLOCK_RECORDS] += 1
-    out, real = ints_at(at), reals_at(at)
-    out[E_DECISION], out[E_LINE], out[E_SERVER], out[E_KEY] = (
-        k[b + B_DECISION],
-        k[b + B_LINE],
-        k[b + B_SERVER],
-        k[b + B_KEY],
-    )
-    out[E_COUNT], out[E_SNAPSHOT], out[E_SENT] = k[b + B_COUNT], k[b + B_SNAPSHOT], k[b + B_SENT]
-    out[E_ARRIVED], out[E_ENDED] = k[b + B_ARRIVED], now
-    real[E_LATENCY] = latency_s
-    for term in range(5):
-        real[E_CREDIT + term] = r[c + D_ACCURACY + term]
+def _record_block(c: Cluster, block: Block, terms: Terms, latency_s: float, now: int) -> None:
+    out = BlockRow(c.block_rows_at, 0, c.block_rows)
+    c.block_rows += 1
+    out.decision, out.line, out.server, out.key = block.decision, block.line, block.server, block.key
+    out.count, out.snapshot_ns, out.sent_ns = block.count, block.snapshot_ns, block.sent_ns
+    out.arrived_ns, out.ended_ns = block.arrived_ns, now
+    out.latency_s = latency_s
+    for term in range(_TERMS):
+        reals(out.reward)[term] = reals(terms)[term]
 
 
 @kernel
-def record_batch(k: Ints, p: Ints, s: int, i: int, now: int) -> None:
+def record_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, now: int) -> None:
     """A batch has ended."""
-    if not k[C_DETAIL]:
+    if not c.detail:
         return
-    out = ints_at(k[C_BATCHES_AT] + 8 * H_SIZE * k[C_BATCH_RECORDS])
-    k[C_BATCH_RECORDS] += 1
-    widths, key = p[P_WIDTHS], k[i + I_KEY]
-    out[H_SERVER], out[H_BATCH], out[H_INSTANCE] = k[s + S_INDEX], k[i + I_BATCH], k[i + I_ID]
-    out[H_SEGMENT], out[H_WIDTH] = key // (widths + 1) // widths, k[i + I_SERVED]
-    out[H_PREVIOUS], out[H_COUNT] = key % (widths + 1), k[i + I_COUNT]
-    out[H_COMMANDED], out[H_STARTED], out[H_ENDED] = k[i + I_COMMANDED], k[i + I_STARTED], now
+    out = BatchRow(c.batch_rows_at, 0, c.batch_rows)
+    c.batch_rows += 1
+    widths, key = p.widths, instance.key
+    out.server, out.batch, out.instance = server.index, instance.batch, instance.id
+    out.segment, out.width = key // (widths + 1) // widths, instance.served_width
+    out.previous_width, out.count = key % (widths + 1), instance.count
+    out.commanded_ns, out.started_ns, out.ended_ns = instance.commanded_ns, instance.started_ns, now
 
 
 @kernel
-def record_reading(k: Ints, s: int, sampled: int, utilization: float, power_w: float, vram: int, waiting: int) -> None:
+def record_reading(c: Cluster, server: Server, report: Report) -> None:
     """A sensor's reading has come."""
-    if not k[C_DETAIL]:
+    if not c.detail:
         return
-    at = k[C_READINGS_AT] + 8 * N_SIZE * k[C_READINGS]
-    k[C_READINGS] += 1
-    out, real = ints_at(at), reals_at(at)
-    out[N_SERVER], out[N_SAMPLED], out[N_VRAM], out[N_QUEUED] = k[s + S_INDEX], sampled, vram, waiting
-    real[N_UTILIZATION], real[N_POWER] = utilization, power_w
+    out = ReadingRow(c.reading_rows_at, 0, c.reading_rows)
+    c.reading_rows += 1
+    out.server, out.sampled_ns, out.vram_bytes = server.index, report.sampled_ns, report.vram_bytes
+    out.queue_length, out.utilization, out.power_w = report.queue_length, report.utilization, report.power_w
 
 
 @kernel
-def record_variance(k: Ints, r: Reals, p: Ints) -> None:
+def record_variance(c: Cluster, p: Parameters) -> None:
     """A report has come: gpu_var as it is now."""
-    if not k[C_DETAIL]:
+    if not c.detail:
         return
-    reals_at(k[C_VARIANCES_AT] + 8 * k[C_VARIANCES])[0] = utilization_variance(k, r, p)
-    k[C_VARIANCES] += 1
+    reals_at(c.variances_at + 8 * c.variances)[0] = utilization_variance(c, p)
+    c.variances += 1
 
 
 @kernel
 def record_request(
-    k: Ints, r: Reals, p: Ints, a: int, fate: int, reason: int, retries: int, correct: int, now: int
+    c: Cluster, p: Parameters, request: Request, fate: int, reason: int, retries: int, correct: int, now: int
 ) -> None:
     """A request is done with (or the run is over)."""
-    if not k[C_KEEPS]:
+    if not c.keeps:
         return
-    segments = p[P_SEGMENTS]
-    at = k[C_REQUESTS_AT] + 8 * (A_STAGES + STAGE_COUNT + 1 + 2 * segments) * k[C_REQUEST_RECORDS]
-    k[C_REQUEST_RECORDS] += 1
-    out, real, life = ints_at(at), reals_at(at), a + R_SIZE
-    out[A_ID], out[A_ARRIVED], out[A_FINISHED], out[A_FATE] = k[a + R_ID], k[a + R_ARRIVED], now, fate
-    out[A_REASON], out[A_RETRIES], out[A_CORRECT] = reason, retries, correct
-    real[A_ENERGY] = energy_j(k, r, now) - r[a + R_ARRIVED_J]
-    out[A_LENGTH] = k[life + L_LENGTH]
-    for stage in range(STAGE_COUNT):
+    segments = p.segments
+    out = RequestRow(c.request_rows_at, (_REQUEST_ROW + _STAGES + 1 + 2 * segments) * c.request_rows)
+    c.request_rows += 1
+    life = Life(request, _REQUEST)
+    lived, rest = ints(life), ints(out)
+    out.id, out.arrived_ns, out.finished_ns, out.fate = request.id, request.arrived_ns, now, fate
+    out.reason, out.retries, out.correct = reason, retries, correct
+    out.energy_j = energy_j(c, now) - request.arrived_j
+    out.length = life.length
+    for stage in range(_STAGES):
         total = 0
-        for segment in range(k[life + L_STAGES]):
-            total += k[life + L_SERVERS + 2 * segments + segment * STAGE_COUNT + stage]
-        out[A_STAGES + stage] = total
-    out[A_STAGES + STAGE_COUNT] = k[life + L_LOST]
+        for segment in range(life.stages):
+            total += lived[_LIFE + 2 * segments + segment * _STAGES + stage]
+        rest[_REQUEST_ROW + stage] = total
+    rest[_REQUEST_ROW + _STAGES] = life.lost_ns
     for n in range(2 * segments):
-        out[A_STAGES + STAGE_COUNT + 1 + n] = k[life + L_SERVERS + n]
+        rest[_REQUEST_ROW + _STAGES + 1 + n] = lived[_LIFE + n]
 
 
 @kernel
-def note_loss(k: Ints, p: Ints, a: int, now: int) -> None:
+def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
     """The try that is under way has failed (`_Life.lose`)."""
-    if k[C_KEEPS]:
-        life = a + R_SIZE
-        k[life + L_LOST] += now - k[life + L_SINCE]
-        k[life + L_SINCE] = now
+    if c.keeps:
+        life = Life(request, _REQUEST)
+        life.lost_ns += now - life.since_ns
+        life.since_ns = now
 
 
 @kernel
-def note_return(k: Ints, p: Ints, s: int, i: int, a: int, now: int) -> None:
-    """A request is back from a segment that ran on instance `i`: divide its time (`_Life.pass_segment`)."""
-    if not k[C_KEEPS]:
+def note_return(c: Cluster, p: Parameters, server: Server, instance: Instance, request: Request, now: int) -> None:
+    """A request is back from a segment that ran on an instance: divide its time (`_Life.pass_segment`)."""
+    if not c.keeps:
         return
-    life, segments, passed = a + R_SIZE, p[P_SEGMENTS], k[a + R_SEGMENT]
-    k[life + L_LENGTH] = passed + 1
-    k[life + L_SERVERS + passed] = k[s + S_INDEX]
-    k[life + L_SERVERS + segments + passed] = k[i + I_SERVED]
-    stages = life + L_SERVERS + 2 * segments
-    for n in range(passed * STAGE_COUNT, k[life + L_STAGES] * STAGE_COUNT):
-        k[life + L_LOST] += k[stages + n]
-    k[life + L_STAGES] = passed + 1
-    b, stages, entered = block_at(p, k[a + R_BLOCK]), stages + passed * STAGE_COUNT, k[life + L_SINCE]
-    snapshot = max(entered, k[b + B_SNAPSHOT])
-    sent = max(snapshot, k[b + B_SENT])
-    arrived = max(sent, k[b + B_ARRIVED])
-    commanded = max(arrived, k[i + I_COMMANDED])
-    started = min(max(commanded, k[i + I_STARTED]), now)
-    load = max(0, min(k[i + I_LOADED], commanded) - max(arrived, k[i + I_LOAD_BEGAN]))
-    k[stages], k[stages + 1], k[stages + 2] = snapshot - entered, sent - snapshot, arrived - sent
-    k[stages + 3], k[stages + 4] = commanded - arrived - load, load
-    k[stages + 5], k[stages + 6] = started - commanded, now - started
-    k[life + L_SINCE] = now
+    life, segments, passed = Life(request, _REQUEST), p.segments, request.segment
+    lived = ints(life)
+    life.length = passed + 1
+    lived[_LIFE + passed] = server.index
+    lived[_LIFE + segments + passed] = instance.served_width
+    for n in range(passed * _STAGES, life.stages * _STAGES):
+        life.lost_ns += lived[_LIFE + 2 * segments + n]
+    life.stages = passed + 1
+    block, stages, entered = block_at(c, p, request.block), Stages(life, _LIFE + 2 * segments, passed), life.since_ns
+    snapshot = max(entered, block.snapshot_ns)
+    sent = max(snapshot, block.sent_ns)
+    arrived = max(sent, block.arrived_ns)
+    commanded = max(arrived, instance.commanded_ns)
+    started = min(max(commanded, instance.started_ns), now)
+    load = max(0, min(instance.loaded_ns, commanded) - max(arrived, instance.load_began_ns))
+    stages.router_wait, stages.decision, stages.transfer = snapshot - entered, sent - snapshot, arrived - sent
+    stages.queue, stages.load = commanded - arrived - load, load
+    stages.dispatch, stages.run = started - commanded, now - started
+    life.since_ns = now
 
 
 @kernel
-def record_rest(k: Ints, r: Reals, p: Ints, scratch: Ints, now: int) -> None:
+def record_rest(c: Cluster, p: Parameters, scratch: Ints, now: int) -> None:
     """The run is over: what is in flight gets its record, in the order of arrival.
 
     Args:
         scratch: room for the slots of all in flight.
     """
-    count = collect_in_flight(k, p, scratch)
-    sort_by_id(k, p, scratch, count)
+    count = collect_in_flight(c, p, scratch)
+    sort_by_id(c, p, scratch, count)
     for n in range(count):
-        record_request(k, r, p, request_at(p, scratch[n]), IN_FLIGHT, NO_REASON, 0, 0, now)
+        record_request(c, p, request_at(c, p, scratch[n]), IN_FLIGHT, NO_REASON, 0, 0, now)
 
 
 @kernel
-def collect_in_flight(k: Ints, p: Ints, found: Ints) -> int:
+def collect_in_flight(c: Cluster, p: Parameters, found: Ints) -> int:
     """The slots of all requests in flight."""
     count = 0
-    for slot in range(p[P_REQUESTS]):
-        if k[request_at(p, slot) + R_ID] != NONE:
+    for slot in range(p.requests):
+        if request_at(c, p, slot).id != NONE:
             found[count] = slot
             count += 1
     return count
 
 
 @kernel
-def sort_by_id(k: Ints, p: Ints, slots: Ints, count: int) -> None:
+def sort_by_id(c: Cluster, p: Parameters, slots: Ints, count: int) -> None:
     """Slots in the order of their requests (Shell's sort)."""
     gap = count // 2
     while gap > 0:
         for n in range(gap, count):
             slot, place = slots[n], n
-            while place >= gap and k[request_at(p, slots[place - gap]) + R_ID] > k[request_at(p, slot) + R_ID]:
+            while place >= gap and request_at(c, p, slots[place - gap]).id > request_at(c, p, slot).id:
                 slots[place] = slots[place - gap]
                 place -= gap
             slots[place] = slot

@@ -4,207 +4,207 @@ from __future__ import annotations
 
 from math import ceil
 
-from policies.jit import Ints, Reals, kernel
-from sim.compiled.layout import *
-from sim.compiled.rows import device_at, instance_at, reschedule, server_at
+from policies.jit import ints, kernel, reals
+from sim.compiled.layout import NEVER, NONE, Cluster, Device, Parameters, Server
+from sim.compiled.rows import cost_of, device_at, instance_at, model_of, reschedule, server_at
 from sim.tables import CROWDING_LIMIT_PERMILLE
 
 _LIMIT = CROWDING_LIMIT_PERMILLE
 
 
 @kernel
-def account(k: Ints, r: Reals, p: Ints, d: int, now: int) -> None:
+def advance_device(c: Cluster, p: Parameters, device: Device, now: int) -> None:
     """The time since the device's last change (`SimulatedDevice.advance`)."""
-    elapsed = now - k[d + V_UPDATED]
+    elapsed = now - device.updated_ns
     if elapsed == 0:
         return
-    if k[d + V_IS_EXTRAPOLATED]:
-        k[d + V_EXTRAPOLATED_NS] += elapsed
-    r[d + V_ENERGY] += r[d + V_POWER] * elapsed
-    k[d + V_BUSY_NS] += k[d + V_BUSY] * elapsed
-    slot = k[d + V_FIRST]
+    if device.is_extrapolated:
+        device.extrapolated_ns += elapsed
+    device.energy_mw_ns += device.power_mw * elapsed
+    device.busy_permille_ns += device.busy_permille * elapsed
+    slot = device.first
     while slot != NONE:
-        i = instance_at(p, slot)
-        r[i + I_WORK] -= elapsed / r[i + I_SLOW]
-        slot = k[i + I_RUN_NEXT]
-    k[d + V_UPDATED] = now
+        instance = instance_at(c, p, slot)
+        instance.work_ns -= elapsed / instance.slow_down
+        slot = instance.run_next
+    device.updated_ns = now
 
 
 @kernel
-def energy_mj(k: Ints, r: Reals, d: int, now: int) -> float:
+def energy_mj(device: Device, now: int) -> float:
     """Energy drawn until now."""
-    return (r[d + V_ENERGY] + r[d + V_POWER] * (now - k[d + V_UPDATED])) / 1_000_000_000
+    return (device.energy_mw_ns + device.power_mw * (now - device.updated_ns)) / 1_000_000_000
 
 
 @kernel
-def busy_ms(k: Ints, d: int, now: int) -> float:
+def busy_ms(device: Device, now: int) -> float:
     """The integral of utilization until now."""
-    return (k[d + V_BUSY_NS] + k[d + V_BUSY] * (now - k[d + V_UPDATED])) / 1_000_000_000
+    return (device.busy_permille_ns + device.busy_permille * (now - device.updated_ns)) / 1_000_000_000
 
 
 @kernel
-def start_running(k: Ints, r: Reals, p: Ints, d: int, slot: int, now: int) -> None:
-    """A batch begins: last in the order of the device's sums."""
-    account(k, r, p, d, now)
-    i, last = instance_at(p, slot), k[d + V_LAST]
-    k[i + I_RUN_PREVIOUS], k[i + I_RUN_NEXT] = last, NONE
+def start_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int) -> None:
+    """A batch begins (`SimulatedDevice.start`): last in the order of the device's sums."""
+    advance_device(c, p, device, now)
+    instance, last = instance_at(c, p, slot), device.last
+    instance.run_previous, instance.run_next = last, NONE
     if last == NONE:
-        k[d + V_FIRST] = slot
+        device.first = slot
     else:
-        k[instance_at(p, last) + I_RUN_NEXT] = slot
-    k[d + V_LAST] = slot
-    k[d + V_COUNT] += 1
-    k[d + V_TOUCHED] = 1
+        instance_at(c, p, last).run_next = slot
+    device.last = slot
+    device.count += 1
+    device.is_touched = 1
 
 
 @kernel
-def stop_running(k: Ints, r: Reals, p: Ints, d: int, slot: int, now: int) -> None:
+def stop_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int) -> None:
     """A batch has ended, or was killed."""
-    account(k, r, p, d, now)
-    i = instance_at(p, slot)
-    before, after = k[i + I_RUN_PREVIOUS], k[i + I_RUN_NEXT]
+    advance_device(c, p, device, now)
+    instance = instance_at(c, p, slot)
+    before, after = instance.run_previous, instance.run_next
     if before == NONE:
-        k[d + V_FIRST] = after
+        device.first = after
     else:
-        k[instance_at(p, before) + I_RUN_NEXT] = after
+        instance_at(c, p, before).run_next = after
     if after == NONE:
-        k[d + V_LAST] = before
+        device.last = before
     else:
-        k[instance_at(p, after) + I_RUN_PREVIOUS] = before
-    k[d + V_COUNT] -= 1
-    k[d + V_TOUCHED] = 1
+        instance_at(c, p, after).run_previous = before
+    device.count -= 1
+    device.is_touched = 1
 
 
 @kernel
-def settle(k: Ints, r: Reals, p: Ints, q: Reals, d: int, now: int) -> None:
+def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
     """Re-rate what runs, once for all changes of an event (`SimulatedDevice._rerate`), and plan the next ends."""
-    k[d + V_TOUCHED] = 0
-    z, first, is_across = k[d + V_PARAMETERS], k[d + V_FIRST], False
+    device.is_touched = 0
+    model, first, is_across = model_of(p, device), device.first, False
     demand, host, busy, bandwidth = 0, 0, 0, 0.0
     slot = first
     while slot != NONE:
-        i = instance_at(p, slot)
-        u = k[i + I_ROW]
-        demand += p[u + U_DEMAND]
-        host += p[u + U_HOST]
-        busy += p[u + U_BUSY]
-        bandwidth += q[u + U_BANDWIDTH]
-        is_across = is_across or k[i + I_SERVER] != k[instance_at(p, first) + I_SERVER]
-        slot = k[i + I_RUN_NEXT]
+        instance = instance_at(c, p, slot)
+        cost = cost_of(p, instance)
+        demand += cost.demand_permille
+        host += cost.host_permille
+        busy += cost.busy_permille
+        bandwidth += cost.bandwidth
+        is_across = is_across or instance.server != instance_at(c, p, first).server
+        slot = instance.run_next
     load: int = max(demand, host)
     processes = 1
     if is_across:
-        load, processes = _across(k, p, d, demand, load)
-    k[d + V_IS_EXTRAPOLATED] = k[d + V_COUNT] > q[z + Z_MOST] or (is_across and processes > q[z + Z_MOST_PROCESSES])
-    crowding = p[z + Z_CROWDING_ACROSS] if is_across else p[z + Z_CROWDING]
-    common = q[crowding + min(load, _LIMIT)]
-    uncapped_mw = q[z + Z_IDLE_MW]
+        load, processes = _load_across(c, p, device, demand, load)
+    device.is_extrapolated = device.count > model.most_at_once or (is_across and processes > model.most_processes)
+    crowding = model.crowding_across_at if is_across else model.crowding_at
+    common = reals(p)[crowding + min(load, _LIMIT)]
+    uncapped_mw = model.idle_mw
     slot = first
     while slot != NONE:
-        i = instance_at(p, slot)
-        u = k[i + I_ROW]
-        slow = common * (1.0 + q[z + Z_ALPHA] * (bandwidth - q[u + U_BANDWIDTH])) * r[i + I_FACTOR]
-        r[i + I_SLOW] = slow
-        uncapped_mw += q[u + U_POWER] / slow
-        slot = k[i + I_RUN_NEXT]
-    phi = min(1.0, max(q[z + Z_PHI_MIN], 1.0 - q[z + Z_THROTTLE] * (uncapped_mw / q[z + Z_CAP_MW] - 1.0)))
+        instance = instance_at(c, p, slot)
+        cost = cost_of(p, instance)
+        slow = common * (1.0 + model.alpha * (bandwidth - cost.bandwidth)) * instance.factor
+        instance.slow_down = slow
+        uncapped_mw += cost.power_mw / slow
+        slot = instance.run_next
+    phi = min(1.0, max(model.phi_min, 1.0 - model.throttle * (uncapped_mw / model.cap_mw - 1.0)))
     slot = first
     while slot != NONE:
-        i = instance_at(p, slot)
-        r[i + I_SLOW] *= r[d + V_PACE] / phi
-        k[i + I_END] = now + max(0, ceil(r[i + I_WORK] * r[i + I_SLOW]))
-        slot = k[i + I_RUN_NEXT]
-    r[d + V_POWER] = min(q[z + Z_CAP_MW], uncapped_mw)
-    k[d + V_BUSY] = min(1000, busy)
-    replan(k, p, d)
+        instance = instance_at(c, p, slot)
+        instance.slow_down *= device.pace / phi
+        instance.end_ns = now + max(0, ceil(instance.work_ns * instance.slow_down))
+        slot = instance.run_next
+    device.power_mw = min(model.cap_mw, uncapped_mw)
+    device.busy_permille = min(1000, busy)
+    replan(c, p, device)
 
 
 @kernel
-def _across(k: Ints, p: Ints, d: int, demand: int, load: int) -> tuple[int, int]:
+def _load_across(c: Cluster, p: Parameters, device: Device, demand: int, load: int) -> tuple[int, int]:
     """x of a set of several processes, and their number (`sim.device.total_load`)."""
-    z, processes, turns, most_host = k[d + V_PARAMETERS], 0, 0, 0
-    for n in range(p[z + Z_SERVER_COUNT]):
-        server, host, busy, is_there = p[p[z + Z_SERVERS] + n], 0, 0, False
-        slot = k[d + V_FIRST]
+    model, processes, turns, most_host = model_of(p, device), 0, 0, 0
+    for n in range(model.server_count):
+        server, host, busy, is_there = ints(p)[model.servers_at + n], 0, 0, False
+        slot = device.first
         while slot != NONE:
-            i = instance_at(p, slot)
-            if k[i + I_SERVER] == server:
+            instance = instance_at(c, p, slot)
+            if instance.server == server:
                 is_there = True
-                host += p[k[i + I_ROW] + U_HOST]
-                busy += p[k[i + I_ROW] + U_BUSY]
-            slot = k[i + I_RUN_NEXT]
+                host += cost_of(p, instance).host_permille
+                busy += cost_of(p, instance).busy_permille
+            slot = instance.run_next
         if is_there:
             processes += 1
             turns += min(1000, busy)
             most_host = max(most_host, host)
-    if p[z + Z_HOSTED]:
+    if model.is_hosted:
         return load, processes
     return max(demand, max(most_host, turns)), processes
 
 
 @kernel
-def replan(k: Ints, p: Ints, d: int) -> None:
+def replan(c: Cluster, p: Parameters, device: Device) -> None:
     """When each server's next batch ends, as things are."""
-    z = k[d + V_PARAMETERS]
-    for n in range(p[z + Z_SERVER_COUNT]):
-        s = server_at(p, p[p[z + Z_SERVERS] + n])
+    model = model_of(p, device)
+    for n in range(model.server_count):
+        server = server_at(c, p, ints(p)[model.servers_at + n])
         soonest = NEVER
-        if k[s + S_FAILING_HEAD] != NONE:
-            soonest = k[instance_at(p, k[s + S_FAILING_HEAD]) + I_NS]
-        slot = k[d + V_FIRST]
+        if server.failing.head != NONE:
+            soonest = instance_at(c, p, server.failing.head).due_ns
+        slot = device.first
         while slot != NONE:
-            i = instance_at(p, slot)
-            if k[i + I_SERVER] == k[s + S_INDEX] and not k[i + I_FROZEN] and k[i + I_END] < soonest:
-                soonest = k[i + I_END]
-            slot = k[i + I_RUN_NEXT]
-        k[s + S_TIMES + END] = soonest
-        reschedule(k, p, s)
+            instance = instance_at(c, p, slot)
+            if instance.server == server.index and not instance.is_frozen and instance.end_ns < soonest:
+                soonest = instance.end_ns
+            slot = instance.run_next
+        server.times.end = soonest
+        reschedule(c, p, server)
 
 
 @kernel
-def next_ending(k: Ints, p: Ints, s: int, now: int) -> int:
+def next_end(c: Cluster, p: Parameters, server: Server, now: int) -> int:
     """The lowest batch of those of a server that end now: the slot of its instance."""
-    best = k[s + S_FAILING_HEAD]
+    best = server.failing.head
     slot = best
     while slot != NONE:
-        i = instance_at(p, slot)
-        if k[i + I_BATCH] < k[instance_at(p, best) + I_BATCH]:
+        instance = instance_at(c, p, slot)
+        if instance.batch < instance_at(c, p, best).batch:
             best = slot
-        slot = k[i + I_LINK]
-    slot = k[device_at(p, k[s + S_DEVICE]) + V_FIRST]
+        slot = instance.link
+    slot = device_at(c, p, server.device).first
     while slot != NONE:
-        i = instance_at(p, slot)
-        if k[i + I_SERVER] == k[s + S_INDEX] and not k[i + I_FROZEN] and k[i + I_END] == now:  # noqa: SIM102
-            if best == NONE or k[i + I_BATCH] < k[instance_at(p, best) + I_BATCH]:
+        instance = instance_at(c, p, slot)
+        if instance.server == server.index and not instance.is_frozen and instance.end_ns == now:  # noqa: SIM102
+            if best == NONE or instance.batch < instance_at(c, p, best).batch:
                 best = slot
-        slot = k[i + I_RUN_NEXT]
+        slot = instance.run_next
     return best
 
 
 @kernel
-def freeze(k: Ints, r: Reals, p: Ints, s: int, now: int) -> None:
+def freeze(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A server hangs: its batches stop where they are (what they draw stays)."""
-    d = device_at(p, k[s + S_DEVICE])
-    account(k, r, p, d, now)
-    slot = k[d + V_FIRST]
+    device = device_at(c, p, server.device)
+    advance_device(c, p, device, now)
+    slot = device.first
     while slot != NONE:
-        i = instance_at(p, slot)
-        if k[i + I_SERVER] == k[s + S_INDEX]:
-            k[i + I_FROZEN] = 1
-        slot = k[i + I_RUN_NEXT]
-    replan(k, p, d)
+        instance = instance_at(c, p, slot)
+        if instance.server == server.index:
+            instance.is_frozen = 1
+        slot = instance.run_next
+    replan(c, p, device)
 
 
 @kernel
-def straggle(k: Ints, r: Reals, p: Ints, s: int, factor: float, now: int) -> None:
+def straggle(c: Cluster, p: Parameters, server: Server, factor: float, now: int) -> None:
     """A server's batches, and those that it will start, run `factor` times slower."""
-    d = device_at(p, k[s + S_DEVICE])
-    account(k, r, p, d, now)
-    r[s + S_FACTOR] = factor
-    slot = k[d + V_FIRST]
+    device = device_at(c, p, server.device)
+    advance_device(c, p, device, now)
+    server.factor = factor
+    slot = device.first
     while slot != NONE:
-        i = instance_at(p, slot)
-        if k[i + I_SERVER] == k[s + S_INDEX]:
-            r[i + I_FACTOR] = factor
-        slot = k[i + I_RUN_NEXT]
-    k[d + V_TOUCHED] = 1
+        instance = instance_at(c, p, slot)
+        if instance.server == server.index:
+            instance.factor = factor
+        slot = instance.run_next
+    device.is_touched = 1

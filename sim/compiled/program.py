@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from math import log1p
@@ -16,13 +15,41 @@ from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
 from sim.cluster import ClusterSpec
 from sim.compiled.errors import UnsupportedScenario
-from sim.compiled.layout import *
+from sim.compiled.layout import (
+    LOGS_TABULATED,
+    NEVER,
+    NONE,
+    ORDER_AT,
+    BatchCost,
+    Block,
+    Cluster,
+    Credit,
+    Device,
+    DeviceModel,
+    Instance,
+    Instances,
+    KeyQueue,
+    Life,
+    Line,
+    Medium,
+    Member,
+    Move,
+    Parameters,
+    PlannedFault,
+    Reading,
+    Report,
+    Request,
+    Server,
+    ServerKnobs,
+    Stages,
+)
 from sim.costs import input_bytes
 from sim.server import ServerSpec
 from sim.tables import DeviceTables
 
 Numbers = npt.NDArray[np.int64]
 MOST_TUPLES = 1 << 18  # width tuples that a table is made of
+_MOST_PARTS = 64  # of a batch, in halves of halves: 2^64 images
 _KEPT = 8  # programs remembered
 
 
@@ -62,7 +89,7 @@ class Program:
     def __init__(self, cluster: ClusterSpec) -> None:
         config = cluster.router
         self.cluster = cluster
-        self._shapes: dict[tuple[int, int, int, bool], Shape] = {}
+        self._shapes: dict[tuple[int, int, int, int, bool], Shape] = {}
         self.widths = config.widths
         self.servers, self.segments, self.width_count = config.servers, config.segments, len(config.widths)
         if self.width_count**self.segments > MOST_TUPLES:
@@ -71,71 +98,49 @@ class Program:
             (s, w, x) for s in range(1, self.segments + 1) for w in config.widths for x in (IMAGE, *config.widths)
         ]  # the number of a key is its place here
         self.group = max(config.groups)
-        self._writer = _Writer(P_SIZE)
-        self._server_parameters = self._writer.reserve(X_SIZE * self.servers)
-        self._device_parameters = self._writer.reserve(Z_SIZE * len(cluster.devices))
+        self._writer = _Writer(Parameters.size)
+        servers_at = self._writer.reserve(ServerKnobs.size * self.servers)
+        devices_at = self._writer.reserve(DeviceModel.size * len(cluster.devices))
         self.media = list(dict.fromkeys(server.attachment.medium for server in cluster.servers))
         servers = [self._server(index, spec) for index, spec in enumerate(cluster.servers)]
         devices = [self._device(index, tables) for index, tables in enumerate(cluster.devices)]
-        prior, levels = self._prior(cluster.prior)
-        logs = self._writer.add(_logs())
+        head = self._head()
+        head.server_knobs_at, head.device_models_at = servers_at, devices_at
         self.parameters = self._writer.row()
-        for at, fields in (*servers, *devices):
-            _fill(self.parameters, at, fields)
-        _fill(self.parameters, 0, self._header(prior, levels, logs))
+        self.parameters[: head.size] = head.numbers
+        for at, records in ((servers_at, servers), (devices_at, devices)):
+            found = np.concatenate([record.numbers for record in records])
+            self.parameters[at : at + len(found)] = found
 
-    def shape(self, requests: int, instances: int, faults: int, keeps: bool) -> Shape:
+    def shape(self, requests: int, instances: int, blocks: int, faults: int, keeps: bool) -> Shape:
         """The shape with pools of these sizes; runs share it, and with it one row of parameters."""
-        sizes = (requests, instances, faults, keeps)
+        sizes = (requests, instances, blocks, faults, keeps)
         if sizes not in self._shapes:
             self._shapes[sizes] = Shape(self, *sizes)
         return self._shapes[sizes]
 
     # --------------------------------------------------------------------------------------------------- parameters
 
-    def _header(self, prior: int, levels: int, logs: int) -> dict[int, int | float]:
+    def _head(self) -> Parameters:
         cluster, config, rules = self.cluster, self.cluster.router, self.cluster.supervision
-        weights = cluster.weights
-        leaves = 1
-        while leaves < self.servers:
-            leaves *= 2
-        return {
-            P_SERVERS: self.servers,
-            P_DEVICES: len(cluster.devices),
-            P_SEGMENTS: self.segments,
-            P_WIDTHS: self.width_count,
-            P_KEYS: len(self.keys),
-            P_SPECS: self.segments * self.width_count,
-            P_LINES: self.segments * (self.width_count + 1) * (self.servers + 2),
-            P_CAP: config.outstanding_blocks,
-            P_GROUP: self.group,
-            P_MOVES: 1 if config.block_key == "location" else self.group,
-            P_LEAVES: leaves,
-            P_MEDIA: len(self.media),
-            P_DECISION_NS: cluster.decision_ns,
-            P_BUSY_NS: cluster.decision_busy_ns,
-            P_ANYWHERE: int(config.block_key == "any"),
-            P_RETRIES: config.max_retries,
-            P_SHEDS: int(config.shed_expired),
-            P_ALPHA: float(weights.alpha),
-            P_BETA: float(weights.beta),
-            P_GAMMA: float(weights.gamma),
-            P_DELTA: float(weights.delta),
-            P_BONUS: float(weights.bonus),
-            P_CENTRE: int(weights.centre),
-            P_MEAN_TOP1: float(cluster.prior.mean_top1),
-            P_PRIOR: prior,
-            P_PRIOR_LEVELS: levels,
-            P_HANG_NS: rules.hang_ns,
-            P_BACKOFF_NS: rules.backoff_ns,
-            P_BACKOFF_LIMIT_NS: rules.backoff_limit_ns,
-            P_STABLE_NS: rules.stable_ns,
-            P_START_NS: rules.start_ns,
-            P_SERVER_PARAMETERS: self._server_parameters,
-            P_DEVICE_PARAMETERS: self._device_parameters,
-            P_LOGS: logs,
-            P_LOGS_COUNT: LOGS_TABULATED,
-        }
+        weights, p = cluster.weights, Parameters.blank()
+        p.servers, p.devices, p.media = self.servers, len(cluster.devices), len(self.media)
+        p.segments, p.widths, p.keys = self.segments, self.width_count, len(self.keys)
+        p.specs = self.segments * self.width_count
+        p.lines = self.segments * (self.width_count + 1) * (self.servers + 2)
+        p.cap, p.group = config.outstanding_blocks, self.group
+        p.moves = 1 if config.block_key == "location" else self.group
+        p.leaves = 1 << (self.servers - 1).bit_length()
+        p.decision_ns, p.busy_ns = cluster.decision_ns, cluster.decision_busy_ns
+        p.anywhere = config.block_key == "any"
+        p.max_retries, p.sheds = config.max_retries, config.shed_expired
+        p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta
+        p.bonus, p.centre, p.mean_top1 = weights.bonus, weights.centre, cluster.prior.mean_top1
+        p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
+        p.hang_ns, p.stable_ns, p.start_ns = rules.hang_ns, rules.stable_ns, rules.start_ns
+        p.backoff_ns, p.backoff_limit_ns = rules.backoff_ns, rules.backoff_limit_ns
+        p.logs_at = self._writer.add(_logs())
+        return p
 
     def _prior(self, prior: AccuracyPrior) -> tuple[int, int]:
         """p_acc by prefix, level by level, and where each level begins in it."""
@@ -146,77 +151,55 @@ class Program:
             values += [prior(widths) for widths in product(self.widths, repeat=length)]
         return self._writer.add(values, np.float64), self._writer.add(levels)
 
-    def _server(self, index: int, spec: ServerSpec) -> tuple[int, dict[int, int | float]]:
-        knobs, link, add = spec.knobs, spec.attachment.link, self._writer.add
+    def _server(self, index: int, spec: ServerSpec) -> ServerKnobs:
+        knobs, link, add, its = spec.knobs, spec.attachment.link, self._writer.add, ServerKnobs.blank()
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
         holds = self.cluster.router.holds[index]
-        return self._server_parameters + index * X_SIZE, {
-            X_DEVICE: spec.device,
-            X_BATCH_LIMIT: knobs.batch_limit,
-            X_CAP: knobs.vram_cap_bytes,
-            X_UTILIZATION_BLOCK: float(knobs.utilization_block),
-            X_IDLE_NS: NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns,
-            X_TRIGGER: knobs.scale_trigger,
-            X_SCALE_CAP: knobs.scale_cap,
-            X_BLOCKS: int(knobs.head_of_line == "block"),
-            X_SKIP_NS: knobs.skip_limit_ns,
-            X_AS_INSTANCE: int(knobs.served_width == "instance"),
-            X_PADDED: add([*knobs.padded_sizes, NONE]),
-            X_PADDED_COUNT: len(knobs.padded_sizes),
-            X_PRELOAD: add([*(specs.index(each) for each in knobs.preload), NONE]),
-            X_PRELOAD_COUNT: len(knobs.preload),
-            X_LOAD_RETRIES: knobs.load_retries,
-            X_LOAD_BACKOFF_NS: knobs.load_backoff_ns,
-            X_CONTEXT: knobs.context_bytes,
-            X_MEDIUM: self.media.index(spec.attachment.medium),
-            X_LATENCY: float(link.latency_s),
-            X_BANDWIDTH: float(link.bandwidth_bytes_s),
-            X_LOSS: float(link.loss),
-            X_INSTANCE_BYTES: add([knobs.instance_bytes.get(each, 0) for each in specs]),
-            X_CAN_HOLD: add([knobs.can_hold(each) for each in specs]),
-            X_HOLDS: add([held for segment in holds for held in segment]),
-            X_HOLDS_ANY: add([any(segment) for segment in holds]),
-            X_CODES: add([sum(held << w for w, held in enumerate(segment)) for segment in holds]),
-            X_POWER_LIMIT: float(self.cluster.devices[spec.device].profile.power.cap_w),
-        }
+        its.batch_limit, its.vram_cap_bytes, its.context_bytes = (
+            knobs.batch_limit, knobs.vram_cap_bytes, knobs.context_bytes,
+        )  # fmt: skip
+        its.utilization_block = knobs.utilization_block
+        its.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
+        its.scale_trigger, its.scale_cap = knobs.scale_trigger, knobs.scale_cap
+        its.blocks_head_of_line, its.skip_limit_ns = knobs.head_of_line == "block", knobs.skip_limit_ns
+        its.serves_as_instance = knobs.served_width == "instance"
+        its.padded_at, its.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
+        its.preload_at = add([*(specs.index(each) for each in knobs.preload), NONE])
+        its.preload_count = len(knobs.preload)
+        its.load_retries, its.load_backoff_ns = knobs.load_retries, knobs.load_backoff_ns
+        its.medium = self.media.index(spec.attachment.medium)
+        its.latency_s, its.bandwidth_bytes_s, its.loss = link.latency_s, link.bandwidth_bytes_s, link.loss
+        its.instance_bytes_at = add([knobs.instance_bytes.get(each, 0) for each in specs])
+        its.can_hold_at = add([knobs.can_hold(each) for each in specs])
+        its.holds_any_at = add([any(segment) for segment in holds])
+        its.codes_at = add([sum(held << w for w, held in enumerate(segment)) for segment in holds])
+        its.power_limit_w = self.cluster.devices[spec.device].profile.power.cap_w
+        return its
 
-    def _device(self, index: int, tables: DeviceTables) -> tuple[int, dict[int, int | float]]:
-        add, pace = self._writer.add, tables.pace
+    def _device(self, index: int, tables: DeviceTables) -> DeviceModel:
+        add, pace, model = self._writer.add, tables.pace, DeviceModel.blank()
         servers = [number for number, server in enumerate(self.cluster.servers) if server.device == index]
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
         costs = [tables.instances.get(each) for each in specs]
-        return self._device_parameters + index * Z_SIZE, {
-            Z_TABLE: self._table(tables),
-            Z_LIMIT: tables.batch_limit,
-            Z_CROWDING: add(_packed(tables.crowding)),
-            Z_CROWDING_ACROSS: add(_packed(tables.crowding_across)),
-            Z_HOSTED: int(tables.hosted),
-            Z_MOST: float(tables.most_at_once),
-            Z_MOST_PROCESSES: float(tables.most_processes),
-            Z_ALPHA: float(tables.alpha),
-            Z_IDLE_MW: float(tables.context_idle_mw),
-            Z_CAP_MW: float(tables.cap_mw),
-            Z_THROTTLE: float(tables.throttle),
-            Z_PHI_MIN: float(tables.phi_min),
-            Z_PERIOD: tables.period_ns,
-            Z_LAG: tables.lag_ns,
-            Z_POWER_WINDOW: tables.power_window,
-            Z_UTILIZATION_WINDOW: tables.utilization_window,
-            Z_DISPATCH: tables.dispatch_ns,
-            Z_COSTS: add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs]),
-            Z_BYTES: add(self._input_bytes(tables)),
-            Z_SERVERS: add([*servers, NONE]),
-            Z_SERVER_COUNT: len(servers),
-            Z_MEAN_PACE: float(tables.mean_pace),
-            Z_PACE: int(pace is not None),
-            Z_SLOW_FACTOR: float(pace.slow_factor) if pace else 1.0,
-            Z_FULL: add(pace.full_ns) if pace else 0,
-            Z_FULL_COUNT: len(pace.full_ns) if pace else 0,
-            Z_FULL_SUM: sum(pace.full_ns) if pace else 0,
-            Z_SLOW: add(pace.slow_ns) if pace else 0,
-            Z_SLOW_COUNT: len(pace.slow_ns) if pace else 0,
-            Z_SLOW_SUM: sum(pace.slow_ns) if pace else 0,
-        }
+        model.costs_at, model.batch_limit = self._costs(tables), tables.batch_limit
+        model.crowding_at = add(_packed(tables.crowding))
+        model.crowding_across_at = add(_packed(tables.crowding_across))
+        model.is_hosted = tables.hosted
+        model.most_at_once, model.most_processes = tables.most_at_once, tables.most_processes
+        model.alpha, model.throttle, model.phi_min = tables.alpha, tables.throttle, tables.phi_min
+        model.idle_mw, model.cap_mw = tables.context_idle_mw, tables.cap_mw
+        model.period_ns, model.lag_ns = tables.period_ns, tables.lag_ns
+        model.power_window, model.utilization_window = tables.power_window, tables.utilization_window
+        model.dispatch_ns = tables.dispatch_ns
+        model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
+        model.input_bytes_at = add(self._input_bytes(tables))
+        model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
+        model.mean_pace, model.slow_factor = tables.mean_pace, 1.0
+        if pace is not None:
+            model.has_pace, model.slow_factor = 1, pace.slow_factor
+            model.full_at, model.full_count, model.full_sum_ns = add(pace.full_ns), len(pace.full_ns), sum(pace.full_ns)
+            model.slow_at, model.slow_count, model.slow_sum_ns = add(pace.slow_ns), len(pace.slow_ns), sum(pace.slow_ns)
+        return model
 
     def _input_bytes(self, tables: DeviceTables) -> list[int]:
         """By segment and previous width; segment 1 takes images, whatever came before."""
@@ -226,28 +209,22 @@ class Program:
             for x in (IMAGE, *self.widths)
         ]
 
-    def _table(self, tables: DeviceTables) -> int:
+    def _costs(self, tables: DeviceTables) -> int:
         """One record for each key and batch size; a key without a curve has latency NONE."""
-        rows = np.zeros((len(self.keys), tables.batch_limit + 1, U_SIZE), np.int64)
-        rows[:, :, U_LATENCY] = rows[:, :, U_JITTER] = NONE
-        reals = rows.view(np.float64)
+        rows = np.zeros((len(self.keys), tables.batch_limit + 1), BatchCost.dtype)
+        rows["latency_ns"] = rows["jitter_at"] = NONE
         known: dict[int, int] = {}
-        for number, key in enumerate(self.keys):
+        for row, key in zip(rows, self.keys, strict=True):
             table = tables.keys.get(key)
             if table is None:
                 continue
-            columns = (U_LATENCY, U_TYPICAL, U_DEMAND, U_HOST, U_BUSY)
-            values = (
-                table.latency_ns, table.typical_ns, table.demand_permille, table.host_permille, table.busy_permille
-            )  # fmt: skip
-            for column, of_size in zip(columns, values, strict=True):
-                rows[number, :, column] = of_size
-            reals[number, :, U_BANDWIDTH], reals[number, :, U_POWER] = table.bandwidth, table.power_mw
+            for name in set(BatchCost.offsets) - {"jitter_at", "jitter_count"}:
+                row[name] = getattr(table, name)
             for size, quantiles in enumerate(table.jitter):
                 if id(quantiles) not in known:
                     known[id(quantiles)] = self._writer.add(quantiles, np.float64)
-                rows[number, size, U_JITTER], rows[number, size, U_JITTERS] = known[id(quantiles)], len(quantiles)
-        return self._writer.add(rows)
+                row["jitter_at"][size], row["jitter_count"][size] = known[id(quantiles)], len(quantiles)
+        return self._writer.add(rows.view(np.int64))
 
 
 @lru_cache(maxsize=1)
@@ -260,15 +237,6 @@ def _logs() -> Numbers:
 def _packed(reals: tuple[float, ...]) -> Numbers:
     """A table of reals; there are few, and each belongs to many devices."""
     return np.array(reals, np.float64).view(np.int64)
-
-
-def _fill(row: Numbers, at: int, fields: dict[int, int | float]) -> None:
-    reals = row.view(np.float64)
-    for field, value in fields.items():
-        if isinstance(value, float):
-            reals[at + field] = value
-        else:
-            row[at + field] = value
 
 
 _programs: OrderedDict[int, Program] = OrderedDict()
@@ -288,50 +256,50 @@ class Shape:
     """A program with the sizes of its pools: the row of parameters, and how to make a cluster's row.
 
     Args:
-        requests, instances: slots of the pools.
+        requests, instances, blocks: slots of the pools.
         faults: planned ones and those that follow from them, at once.
         keeps: whether requests are recorded.
     """
 
-    def __init__(self, program: Program, requests: int, instances: int, faults: int, keeps: bool) -> None:
+    def __init__(self, program: Program, requests: int, instances: int, blocks: int, faults: int, keeps: bool) -> None:
         self.program = program
-        self.requests, self.instances, self.faults, self.keeps = requests, instances, faults, keeps
+        self.requests, self.instances, self.blocks = requests, instances, blocks
+        self.faults, self.keeps = faults, keeps
+        self.most_credits = blocks + 2  # between two decisions
         self.parameters = program.parameters.copy()
-        p = self.parameters
-        sensors = [max(d.power_window, d.utilization_window) + 1 for d in program.cluster.devices]
-        reports = [d.lag_ns // d.period_ns + 2 for d in program.cluster.devices]
-        p[P_SENSOR], p[P_REPORTS] = max(sensors), max(reports)
-        p[P_KEYS_AT] = S_ORDER + p[P_KEYS]
-        p[P_SPECS_AT] = p[P_KEYS_AT] + p[P_KEYS] * K_SIZE
-        p[P_REPORTS_AT] = p[P_SPECS_AT] + p[P_SPECS] * Q_SIZE
-        p[P_SENSOR_AT] = p[P_REPORTS_AT] + p[P_REPORTS] * T_SIZE
-        p[P_SERVER_SIZE] = p[P_SENSOR_AT] + p[P_SENSOR] * G_SIZE
-        p[P_MEMBERS_AT] = B_SIZE + p[P_MOVES] * O_SIZE
-        p[P_BLOCK_SIZE] = p[P_MEMBERS_AT] + p[P_GROUP] * M_SIZE
-        life = L_SERVERS + p[P_SEGMENTS] * (2 + STAGE_COUNT) if keeps else 0
-        p[P_REQUEST_SIZE] = R_SIZE + life
-        p[P_MARGIN] = margin(program)
-        areas = {
-            P_TREE: 2 * p[P_LEAVES],
-            P_VALID: p[P_SEGMENTS],
-            P_SERVER_AT: p[P_SERVERS] * p[P_SERVER_SIZE],
-            P_DEVICE_AT: p[P_DEVICES] * V_SIZE,
-            P_MEDIA_AT: p[P_MEDIA] * Y_SIZE,
-            P_BLOCK_AT: p[P_SERVERS] * p[P_CAP] * p[P_BLOCK_SIZE],
-            P_LINES_AT: p[P_LINES] * L_SIZE,
-            P_FAULTS_AT: faults * F_SIZE,
-            P_CREDITS_AT: (p[P_SERVERS] * p[P_CAP] + 2) * D_SIZE,
-            P_CANDIDATES_AT: p[P_GROUP],
-            P_SCRATCH_AT: 64,
-            P_INSTANCES_AT: instances * I_SIZE,
-            P_REQUESTS_AT: requests * p[P_REQUEST_SIZE],
+        p = self.p = Parameters(self.parameters)
+        p.readings = max(max(d.power_window, d.utilization_window) + 1 for d in program.cluster.devices)
+        p.reports = max(d.lag_ns // d.period_ns + 2 for d in program.cluster.devices)
+        p.queues_at = ORDER_AT + p.keys
+        p.instance_lists_at = p.queues_at + p.keys * KeyQueue.size
+        p.reports_at = p.instance_lists_at + p.specs * Instances.size
+        p.readings_at = p.reports_at + p.reports * Report.size
+        p.server_size = p.readings_at + p.readings * Reading.size
+        p.members_at = Block.size + p.moves * Move.size
+        p.block_size = p.members_at + p.group * Member.size
+        life = Life.size + p.segments * (2 + Stages.size) if keeps else 0
+        p.request_size = Request.size + life
+        p.margin = margin(program)
+        p.instances, p.requests, p.blocks = instances, requests, blocks
+        self._areas = {
+            "tree_at": 2 * p.leaves,
+            "valid_at": p.segments,
+            "servers_at": p.servers * p.server_size,
+            "devices_at": p.devices * Device.size,
+            "media_at": p.media * Medium.size,
+            "lines_at": p.lines * Line.size,
+            "faults_at": faults * PlannedFault.size,
+            "candidates_at": p.group,
+            "parts_at": _MOST_PARTS,
+            "credits_at": self.most_credits * Credit.size,
+            "instances_at": instances * Instance.size,
+            "requests_at": requests * p.request_size,
+            "blocks_at": blocks * p.block_size,
         }
-        at = C_SIZE
-        for field, size in areas.items():
-            p[field] = at
-            at += int(size)
-        p[P_FAULTS], p[P_INSTANCES], p[P_REQUESTS] = faults, instances, requests
-        self.size = at
+        self.size = Cluster.size
+        for field, size in self._areas.items():
+            setattr(p, field, self.size)
+            self.size += size
         self._template: Numbers | None = None
 
     def row(self) -> Numbers:
@@ -341,76 +309,75 @@ class Shape:
         return self._template.copy()
 
     def _first_row(self) -> Numbers:
-        p, row = self.parameters, np.zeros(self.size, np.int64)
-        reals = row.view(np.float64)
-        for field in (C_SLOT, C_FIFO_HEAD, C_FIFO_TAIL, C_DEADLINE):
-            row[field] = NONE
-        row[C_ARRIVAL_NS] = row[C_DECISION_END] = NEVER
-        row[C_VARIANCE_STALE] = 1
-        row[p[P_TREE] : p[P_TREE] + 2 * p[P_LEAVES]] = NEVER
-        for index in range(p[P_SERVERS]):
-            self._start_server(row, reals, index)
+        p, row = self.p, np.zeros(self.size, np.int64)
+        c = Cluster(row)
+        c.slot = c.fifo_head = c.fifo_tail = c.deadline_ns = NONE
+        c.free_instance = c.free_request = c.free_block = NONE
+        c.arrival_ns = c.decision_end_ns = NEVER
+        c.variance_is_stale = 1
+        row[p.tree_at : p.tree_at + 2 * p.leaves] = NEVER
+        for index in range(p.servers):
+            self._start_server(c, index)
         for index, tables in enumerate(self.program.cluster.devices):
-            at = p[P_DEVICE_AT] + index * V_SIZE
-            row[at + V_PARAMETERS] = p[P_DEVICE_PARAMETERS] + index * Z_SIZE
-            reals[at + V_POWER], reals[at + V_PACE] = tables.context_idle_mw, 1.0
-            row[at + V_FIRST] = row[at + V_LAST] = NONE
-        blocks = row[p[P_BLOCK_AT] : p[P_LINES_AT]].reshape(-1, p[P_BLOCK_SIZE])
-        blocks[:, B_DECISION] = NONE
-        lines = row[p[P_LINES_AT] : p[P_FAULTS_AT]].reshape(-1, L_SIZE)
-        lines[:, L_HEAD] = lines[:, L_TAIL] = NONE
-        self.link_free(row, 0, 0)
+            device = Device(c, p.devices_at, index)
+            device.model_at = p.device_models_at + index * DeviceModel.size
+            device.power_mw, device.pace = tables.context_idle_mw, 1.0
+            device.first = device.last = NONE
+        lines = row[p.lines_at : p.lines_at + p.lines * Line.size].view(Line.dtype)
+        lines["head"] = lines["tail"] = NONE
+        self._link_free(row, 0, 0, 0)
         return row
 
-    def link_free(self, row: Numbers, instances: int, requests: int) -> None:
+    def _link_free(self, row: Numbers, instances: int, requests: int, blocks: int) -> None:
         """Put the pools' slots from these numbers on into their free lists."""
-        p = self.parameters
-        for field, count, head, at, size, link, first in (
-            (C_FREE_INSTANCES, self.instances, C_FREE_INSTANCE, p[P_INSTANCES_AT], I_SIZE, I_NEXT, instances),
-            (C_FREE_REQUESTS, self.requests, C_FREE_REQUEST, p[P_REQUESTS_AT], p[P_REQUEST_SIZE], R_NEXT, requests),
-        ):
-            slots = row[at : at + count * size].reshape(count, size)
-            if count == first:
-                continue
-            slots[first:, link] = np.arange(first + 1, count + 1)
-            slots[count - 1, link] = row[head] if first else NONE
-            row[head] = first
-            row[field] += count - first
-        pool = row[p[P_REQUESTS_AT] :].reshape(self.requests, p[P_REQUEST_SIZE])
-        pool[requests:, R_ID] = NONE
+        c, p = Cluster(row), self.p
+        at, offset = p.instances_at, Instance.offsets["next"]
+        c.free_instance = _link(row[at + offset :: Instance.size], instances, self.instances, c.free_instance)
+        at, offset = p.requests_at, Request.offsets["next"]
+        c.free_request = _link(row[at + offset :: p.request_size], requests, self.requests, c.free_request)
+        at, offset = p.blocks_at, Block.offsets["next"]
+        c.free_block = _link(row[at + offset :: p.block_size], blocks, self.blocks, c.free_block)
+        c.free_instances += self.instances - instances
+        c.free_requests += self.requests - requests
+        c.free_blocks += self.blocks - blocks
+        row[p.requests_at + requests * p.request_size + Request.offsets["id"] : p.blocks_at : p.request_size] = NONE
 
-    def _start_server(self, row: Numbers, reals: npt.NDArray[np.float64], index: int) -> None:
-        p, spec = self.parameters, self.program.cluster.servers[index]
-        s = p[P_SERVER_AT] + index * p[P_SERVER_SIZE]
-        row[s + S_INDEX], row[s + S_DEVICE] = index, spec.device
-        row[s + S_PARAMETERS] = p[P_SERVER_PARAMETERS] + index * X_SIZE
-        row[s + S_TIMES : s + S_TIMES + KINDS] = NEVER
-        row[s + S_NEXT] = NEVER
-        row[s + S_USED] = row[s + S_PEAK] = spec.knobs.context_bytes
-        reals[s + S_FACTOR] = 1.0
-        for field in (
-            S_IDLE_HEAD, S_IDLE_TAIL, S_STARTS_HEAD, S_STARTS_TAIL, S_LOADS_HEAD, S_UNLOADS_HEAD, S_FAILING_HEAD,
-            S_ROOM, S_DOWN_SINCE, S_UP_SINCE,
-        ):  # fmt: skip
-            row[s + field] = NONE
-        keys = row[s + p[P_KEYS_AT] : s + p[P_SPECS_AT]].reshape(-1, K_SIZE)
-        keys[:, [K_HEAD, K_TAIL, K_BLOCKED_SINCE]] = NONE
-        specs = row[s + p[P_SPECS_AT] : s + p[P_REPORTS_AT]].reshape(-1, Q_SIZE)
-        specs[:, Q_HEAD] = NONE
+    def _start_server(self, c: Cluster, index: int) -> None:
+        p, spec = self.p, self.program.cluster.servers[index]
+        server = Server(c, p.servers_at + index * p.server_size)
+        server.index, server.device = index, spec.device
+        server.knobs_at = p.server_knobs_at + index * ServerKnobs.size
+        server.times.numbers[:] = server.next_ns = NEVER
+        server.used_bytes = server.peak_bytes = spec.knobs.context_bytes
+        server.factor = 1.0
+        server.idle_head = server.idle_tail = server.starts_head = server.starts_tail = NONE
+        server.loading.head = server.unloading.head = server.failing.head = NONE
+        server.first_block = server.last_block = server.first_moving = server.last_moving = NONE
+        server.room = server.down_since_ns = server.up_since_ns = NONE
+        its = server.following
+        queues = its[p.queues_at : p.instance_lists_at].view(KeyQueue.dtype)
+        queues["head"] = queues["tail"] = queues["blocked_since_ns"] = NONE
+        its[p.instance_lists_at : p.reports_at].view(Instances.dtype)["head"] = NONE
 
-    def grown(self, rows: Sequence[Numbers], requests: int, instances: int) -> tuple[Shape, list[Numbers]]:
-        """A shape with larger pools, and the rows of running clusters in it."""
-        shape = self.program.shape(requests, instances, self.faults, self.keeps)
-        old, new = self.parameters, shape.parameters
-        found = []
-        for row in rows:
-            larger = np.zeros(shape.size, np.int64)
-            larger[: old[P_REQUESTS_AT]] = row[: old[P_REQUESTS_AT]]
-            larger[new[P_REQUESTS_AT] : new[P_REQUESTS_AT] + len(row) - old[P_REQUESTS_AT]] = row[old[P_REQUESTS_AT] :]
-            larger[old[P_INSTANCES_AT] + self.instances * I_SIZE : new[P_REQUESTS_AT]] = 0
-            shape.link_free(larger, self.instances, self.requests)
-            found.append(larger)
-        return shape, found
+    def grown(self, row: Numbers, requests: int, instances: int, blocks: int) -> tuple[Shape, Numbers]:
+        """A shape with larger pools, and the row of a running cluster in it."""
+        shape = self.program.shape(requests, instances, blocks, faults=self.faults, keeps=self.keeps)
+        larger = np.zeros(shape.size, np.int64)
+        larger[: Cluster.size] = row[: Cluster.size]
+        for field, size in self._areas.items():
+            old, new = getattr(self.p, field), getattr(shape.p, field)
+            larger[new : new + size] = row[old : old + size]
+        shape._link_free(larger, self.instances, self.requests, self.blocks)
+        return shape, larger
+
+
+def _link(links: Numbers, first: int, count: int, free: int) -> int:
+    """Put a pool's slots from the first on before the free ones; returns the first that is free."""
+    if count == first:
+        return free
+    links[first:count] = np.arange(first + 1, count + 1)
+    links[count - 1] = free
+    return first
 
 
 def margin(program: Program) -> int:

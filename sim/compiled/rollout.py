@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from policies.chance import derived_seed
 from policies.errors import WorkError
-from policies.jit import Ints, Reals, Singles, entry, ints_at, kernel, reals_at, singles
+from policies.jit import Ints, Reals, Singles, entry, kernel, reals, singles
 from policies.observation import Bools
 from policies.ppo.buffer import Experience
 from policies.ppo.kernels import act
@@ -27,13 +27,24 @@ from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.agenda import advance, decide
 from sim.compiled.chance import hashed_share
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import *
+from sim.compiled.layout import (
+    ASKED,
+    BLOCKS_FULL,
+    ENDED,
+    INSTANCES_FULL,
+    NONE,
+    REQUESTS_FULL,
+    Cluster,
+    Credit,
+    Parameters,
+    Terms,
+)
 from sim.compiled.observation import write_codes, write_observation
 from sim.compiled.program import Numbers, addressed, program_of
-from sim.compiled.rows import block_at
-from sim.compiled.simulation import RunRow
+from sim.compiled.rows import block_at, server_at
+from sim.compiled.run import RunRow
 
-_TERMS = 5
+_TERMS = Terms.size
 _MOST_EMPTY = 10
 CHUNK = 8  # clusters that are carried along together: their rows stay in the second cache
 
@@ -51,22 +62,21 @@ def _run_to_questions(
 ) -> int:
     """Run every cluster that has decisions to make to its next one; returns the first that can't get there, or NONE."""
     most = len(complete) // len(todo)
-    for c in range(len(todo)):
-        k, p = ints_at(rows_at[c]), ints_at(parameters_at[c])
-        if todo[c] == 0 or k[C_ASKED]:
+    for e in range(len(todo)):
+        c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
+        if todo[e] == 0 or c.asked:
             continue
-        r = reals_at(rows_at[c])
-        status[c] = advance(k, r, p, reals_at(parameters_at[c]))
-        for n in range(k[C_CREDITS]):
-            credit = p[P_CREDITS_AT] + n * D_SIZE
-            reward[k[credit + D_TAG]] = r[credit + D_TOTAL]
-            complete[c * most + completed[c]] = k[credit + D_TAG]
-            completed[c] += 1
+        status[e] = advance(c, p)
+        for n in range(c.credits):
+            credit = Credit(c, p.credits_at, n)
+            reward[credit.tag] = credit.total
+            complete[e * most + completed[e]] = credit.tag
+            completed[e] += 1
             for term in range(_TERMS):
-                terms[c, term] += r[credit + D_ACCURACY + term]
-        k[C_CREDITS] = 0
-        if status[c] != ASKED:
-            return c
+                terms[e, term] += reals(credit.terms)[term]
+        c.credits = 0
+        if status[e] != ASKED:
+            return e
     return NONE
 
 
@@ -86,18 +96,18 @@ def _ask(
 ) -> int:
     """What every cluster with decisions to make sees, may choose and draws; returns how many there are."""
     observed, seen, count = observation.shape[1], singles(observation), 0
-    for c in range(len(todo)):
-        if todo[c] == 0:
+    for e in range(len(todo)):
+        if todo[e] == 0:
             continue
-        k, p, row = ints_at(rows_at[c]), ints_at(parameters_at[c]), next_row[c]
-        write_observation(k, reals_at(rows_at[c]), p, reals_at(parameters_at[c]), seen, row * observed)
-        write_codes(k, p, codes[count], 0)
+        c, p, row = Cluster(rows_at[e]), Parameters(parameters_at[e]), next_row[e]
+        write_observation(c, p, seen, row * observed)
+        write_codes(c, p, codes[count], 0)
         for head in range(3):
-            uniforms[count, head] = hashed_share(k[C_DRAWS_SALT], k[C_DECISION], head)
+            uniforms[count, head] = hashed_share(c.draws_salt, c.decision, head)
         eps_of[row] = eps
-        k[C_TAG] = row
-        asked[count], rows[count] = c, row
-        next_row[c] += 1
+        c.tag = row
+        asked[count], rows[count] = e, row
+        next_row[e] += 1
         count += 1
     return count
 
@@ -158,32 +168,29 @@ def roll(
             actions, log_prob, value, server_mask, width_mask,
         )  # fmt: skip
         for n in range(count):
-            c, row = asked[n], rows[n]
-            decide(
-                ints_at(rows_at[c]),
-                ints_at(parameters_at[c]),
-                actions[row, 0],
-                actions[row, 1],
-                groups[actions[row, 2]],
-            )
-            todo[c] -= 1
+            e, row = asked[n], rows[n]
+            c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
+            decide(c, p, actions[row, 0], actions[row, 1], groups[actions[row, 2]])
+            todo[e] -= 1
 
 
 @entry
 def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> int:
     """The rows of decisions whose reward is to come go to `out`; from now on they stand from `first` on."""
-    k, p = row, parameters
+    c, p = Cluster(row), Parameters(parameters)
     count = 0
-    if k[C_SLOT] != NONE and k[C_ASKED] == 0:
-        out[0] = k[C_TAG]
-        k[C_TAG] = first
+    if c.slot != NONE and c.asked == 0:
+        out[0] = c.tag
+        c.tag = first
         count = 1
-    for number in range(p[P_SERVERS] * p[P_CAP]):
-        b = block_at(p, number)
-        if k[b + B_DECISION] != NONE:
-            out[count] = k[b + B_TAG]
-            k[b + B_TAG] = first + count
+    for index in range(p.servers):
+        number = server_at(c, p, index).first_block
+        while number != NONE:
+            block = block_at(c, p, number)
+            out[count] = block.tag
+            block.tag = first + count
             count += 1
+            number = block.next
     return count
 
 
@@ -223,7 +230,6 @@ class Rollouts:
         self._program = program_of(cluster)
         self._layout = Layout.of(spec, hidden)
         self._sizes, self._groups = self._layout.sizes(), np.array(spec.groups, np.int64)
-        self._open = self._program.servers * cluster.router.outstanding_blocks + 1  # decisions that wait, at most
         self._terms = np.zeros((clusters, _TERMS))
         self._credited = 0
         self._runs: list[RunRow] = []
@@ -244,12 +250,12 @@ class Rollouts:
     @property
     def forgotten(self) -> int:
         """Decisions without a reward, since the beginning: their episode ended before, or their server had died."""
-        return int(self._forgotten.sum()) + sum(int(run.row[C_DROPPED]) for run in self._runs)
+        return int(self._forgotten.sum()) + sum(run.cluster.dropped for run in self._runs)
 
     @property
     def waiting(self) -> int:
         """Decisions whose reward is to come."""
-        return sum(self._count_waiting(run) for run in self._runs)
+        return sum(map(_count_waiting, self._runs))
 
     def take_terms(self) -> RewardTerms | None:
         """Means of the terms of all rewards since the last call; None where there were none."""
@@ -268,9 +274,8 @@ class Rollouts:
             decisions: rounded up to the same number for each cluster.
         """
         each = -(-decisions // len(self._runs))
-        stride = each + self._open
-        columns, next_row = self._carry(stride)
-        most = each + self._open
+        most = each + max(map(_count_waiting, self._runs))  # rows of a cluster, and rewards that may come for it
+        columns, next_row = self._carry(most)
         clusters = len(self._runs)
         todo, status = np.full(clusters, each, np.int64), np.zeros(clusters, np.int64)
         complete, completed = np.zeros(clusters * most, np.int64), np.zeros(clusters, np.int64)
@@ -304,9 +309,9 @@ class Rollouts:
         number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
         self._rounds[index] += 1
         run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
-        run.row[C_DRAWS_SALT] = derived_seed(self._seed, f"ppo:draws:{number}")
+        run.cluster.draws_salt = derived_seed(self._seed, f"ppo:draws:{number}")
         if self._rounds[index] == 1:  # cut at a time of its own, so that later episodes are out of step
-            run.row[C_HORIZON] = run.row[C_HORIZON] * (index + 1) // len(self._rounds)
+            run.cluster.horizon_ns = run.cluster.horizon_ns * (index + 1) // len(self._rounds)
         return run
 
     def _place(self, index: int) -> None:
@@ -317,26 +322,18 @@ class Rollouts:
         """What compiled code can't do: the next episode, or larger pools."""
         run = self._runs[index]
         if status == ENDED:
-            self._empty[index] = self._empty[index] + 1 if run.row[C_DECISION] == 0 else 0
+            self._empty[index] = self._empty[index] + 1 if run.cluster.decision == 0 else 0
             if self._empty[index] > _MOST_EMPTY:
                 raise WorkError(
                     f"{_MOST_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
                 )
-            self._forgotten[index] += self._count_waiting(run) + int(run.row[C_DROPPED])
+            self._forgotten[index] += _count_waiting(run) + run.cluster.dropped
             self._runs[index] = self._new_run(index)
-        elif status in (REQUESTS_FULL, INSTANCES_FULL):
+        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL):
             run.grow(status)
         else:
             raise WorkError(problem_of(status))
         self._place(index)
-
-    def _count_waiting(self, run: RunRow) -> int:
-        return len(self._waiting(run, 0, is_kept=True))
-
-    def _waiting(self, run: RunRow, first: int, *, is_kept: bool = False) -> Numbers:
-        out = np.zeros(self._open, np.int64)
-        row = run.row.copy() if is_kept else run.row
-        return out[: waiting_rows(row, run.shape.parameters, out, first)]
 
     def _carry(self, stride: int) -> tuple[Experience, Numbers]:
         """New columns, with the decisions that still wait at the head of each cluster's part."""
@@ -345,12 +342,19 @@ class Rollouts:
         next_row = np.arange(0, clusters * stride, stride)
         for index, run in enumerate(self._runs):
             first = index * stride
-            waiting = self._waiting(run, first)
+            waiting = np.zeros(_count_waiting(run), np.int64)
+            waiting_rows(run.row, run.shape.parameters, waiting, first)
             if len(waiting) and old is not None:
                 for field in fields(columns):
                     getattr(columns, field.name)[first : first + len(waiting)] = getattr(old, field.name)[waiting]
             next_row[index] += len(waiting)
         return columns, next_row
+
+
+def _count_waiting(run: RunRow) -> int:
+    """Decisions of a cluster whose reward is to come: the one that is on its way, and the blocks that are open."""
+    c = run.cluster
+    return run.shape.blocks - c.free_blocks + (c.slot != NONE and not c.asked)
 
 
 class _Room:

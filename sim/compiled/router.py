@@ -6,16 +6,47 @@ from math import ceil, expm1, log
 
 import numpy as np
 
-from policies.jit import Ints, Reals, bytes_at, ints_at, kernel, reals_at
+from policies.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
 from sim.compiled.chance import hashed_share
-from sim.compiled.fifo import is_oldest, line_at, pop, push, remove, shared_line, waiting_with
-from sim.compiled.layout import *
-from sim.compiled.ledger import collect_in_flight, credit, energy_j, note_loss, note_return, record_request, sort_by_id
+from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with
+from sim.compiled.layout import (
+    ALONE,
+    COMPLETED,
+    DEADLINE,
+    DRAWN,
+    FAILED,
+    NEVER,
+    NO_REASON,
+    NO_TUPLE,
+    NONE,
+    SERVER_LOST,
+    Block,
+    Cluster,
+    Instance,
+    Life,
+    Medium,
+    Parameters,
+    Request,
+    Server,
+    ServerKnobs,
+)
+from sim.compiled.ledger import (
+    close_block,
+    collect_in_flight,
+    energy_j,
+    note_loss,
+    note_return,
+    record_request,
+    sort_by_id,
+)
 from sim.compiled.rows import (
     block_at,
     key_at,
+    knobs_of,
+    line_at,
     member_at,
-    moves_at,
+    model_at,
+    move_at,
     request_at,
     reschedule,
     server_at,
@@ -24,266 +55,297 @@ from sim.network import PACKET_BYTES
 
 _PACKET = PACKET_BYTES
 _NS = 1_000_000_000
+_REQUEST = Request.size
 
 # ----------------------------------------------------------------------------------------------------------- arrivals
 
 
 @kernel
-def arrive(k: Ints, r: Reals, p: Ints, now: int) -> None:
+def arrive(c: Cluster, p: Parameters, now: int) -> None:
     """The next image enters the system."""
-    slot = k[C_FREE_REQUEST]
-    a = request_at(p, slot)
-    k[C_FREE_REQUEST] = k[a + R_NEXT]
-    k[C_FREE_REQUESTS] -= 1
-    k[C_IN_FLIGHT] += 1
-    k[a + R_ID] = k[C_ARRIVED]
-    k[a + R_SEGMENT], k[a + R_PREVIOUS], k[a + R_CODE], k[a + R_RETRIES] = 0, 0, 0, 0
-    k[a + R_LOCATION], k[a + R_EPOCH] = NONE, 0
-    k[a + R_ARRIVED] = now
-    k[a + R_DEADLINE] = now + k[C_DEADLINE] if k[C_DEADLINE] != NONE else NEVER
-    if k[C_KEEPS]:
-        life = a + R_SIZE
-        k[life + L_LENGTH], k[life + L_SINCE], k[life + L_LOST], k[life + L_STAGES] = 0, now, 0, 0
-    enter(k, r, p, slot, now)
-    r[a + R_ARRIVED_J] = r[a + R_ENTERED_J]
-    k[C_ARRIVED] += 1
-    plan_arrival(k)
+    slot = c.free_request
+    request = request_at(c, p, slot)
+    c.free_request = request.next
+    c.free_requests -= 1
+    c.in_flight += 1
+    request.id = c.arrived
+    request.segment, request.previous_width, request.code, request.retries = 0, 0, 0, 0
+    request.location, request.epoch = NONE, 0
+    request.arrived_ns = now
+    request.deadline_ns = now + c.deadline_ns if c.deadline_ns != NONE else NEVER
+    if c.keeps:
+        life = Life(request, _REQUEST)
+        life.length, life.since_ns, life.lost_ns, life.stages = 0, now, 0, 0
+    enter(c, p, slot, now)
+    request.arrived_j = request.entered_j
+    c.arrived += 1
+    plan_arrival(c)
 
 
 @kernel
-def plan_arrival(k: Ints) -> None:
+def plan_arrival(c: Cluster) -> None:
     """When the next one comes."""
-    more = k[C_ARRIVED] < k[C_ARRIVAL_COUNT]
-    k[C_ARRIVAL_NS] = ints_at(k[C_ARRIVALS])[k[C_ARRIVED]] if more else NEVER
+    more = c.arrived < c.arrival_count
+    c.arrival_ns = ints_at(c.arrivals_at)[c.arrived] if more else NEVER
 
 
 @kernel
-def enter(k: Ints, r: Reals, p: Ints, slot: int, now: int) -> None:
+def enter(c: Cluster, p: Parameters, slot: int, now: int) -> None:
     """To the FIFO's tail."""
-    a = request_at(p, slot)
-    k[a + R_ENTERED], r[a + R_ENTERED_J] = now, energy_j(k, r, now)
-    k[a + R_BLOCK] = NONE
-    push(k, p, slot)
+    request = request_at(c, p, slot)
+    request.entered_ns, request.entered_j = now, energy_j(c, now)
+    request.block = NONE
+    push(c, p, slot)
 
 
 @kernel
-def release(k: Ints, p: Ints, slot: int) -> None:
+def release(c: Cluster, p: Parameters, slot: int) -> None:
     """A request is done with: its slot is free again."""
-    a = request_at(p, slot)
-    k[a + R_ID] = NONE
-    k[a + R_NEXT] = k[C_FREE_REQUEST]
-    k[C_FREE_REQUEST] = slot
-    k[C_FREE_REQUESTS] += 1
-    k[C_IN_FLIGHT] -= 1
+    request = request_at(c, p, slot)
+    request.id = NONE
+    request.next = c.free_request
+    c.free_request = slot
+    c.free_requests += 1
+    c.in_flight -= 1
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
 
 
 @kernel
-def ask_ns(k: Ints, p: Ints) -> int:
+def ask_ns(c: Cluster, p: Parameters) -> int:
     """From when on a decision may be asked for; NEVER while nothing can be asked (`RouterCore.next_wake_ns`)."""
-    if k[C_SLOT] != NONE or k[C_FIFO_HEAD] == NONE:
+    if c.slot != NONE or c.fifo_head == NONE:
         return NEVER
-    wake = k[C_NOW]
-    if k[C_AT_CAP]:
-        if not p[P_SHEDS]:
+    wake = c.now_ns
+    if c.at_cap:
+        if not p.sheds:
             return NEVER
-        wake = max(wake, k[request_at(p, k[C_FIFO_HEAD]) + R_DEADLINE])
-    return max(wake, k[C_HOST_FREE])
+        wake = max(wake, request_at(c, p, c.fifo_head).deadline_ns)
+    return max(wake, c.host_free_ns)
 
 
 @kernel
-def ask(k: Ints, r: Reals, p: Ints, now: int) -> bool:
+def ask(c: Cluster, p: Parameters, now: int) -> bool:
     """Ask for a decision if somebody waits and a server can take a block (`RouterCore._ask`)."""
-    if p[P_SHEDS]:
-        _shed(k, r, p, now)
-    slot = _oldest_servable(k, p)
+    if p.sheds:
+        _shed(c, p, now)
+    slot = _oldest_servable(c, p)
     if slot == NONE:
-        if k[C_FIFO_HEAD] != NONE:
-            k[C_AT_CAP] = 1
+        if c.fifo_head != NONE:
+            c.at_cap = 1
         return False
-    candidates = min(waiting_with(k, p, slot), p[P_GROUP])
-    a = request_at(p, slot)
-    k[C_SLOT], k[C_CANDIDATES], k[C_LINE], k[C_IS_ALONE] = (
-        slot,
-        candidates,
-        shared_line(k, p, a),
-        k[a + R_LINE] == ALONE,
-    )
-    if k[C_FAULTY]:
-        k[C_REMOVALS_SEEN] = k[C_REMOVALS]
+    candidates = min(waiting_with(c, p, slot), p.group)
+    request = request_at(c, p, slot)
+    c.slot, c.candidates = slot, candidates
+    c.line, c.is_alone = line_of(c, p, request), request.line == ALONE
+    if c.faulty:
+        c.removals_seen = c.removals
         for n in range(candidates):
-            k[p[P_CANDIDATES_AT] + n] = k[request_at(p, slot) + R_ID]
-            slot = k[request_at(p, slot) + R_NEXT]
-    k[C_DECISION] += 1
-    k[C_SNAPSHOT] = now
-    k[C_ASKED] = 1
-    if p[P_BUSY_NS] > 0:
-        k[C_HOST_FREE] = now + p[P_BUSY_NS]
+            ints(c)[p.candidates_at + n] = request_at(c, p, slot).id
+            slot = request_at(c, p, slot).next
+    c.decision += 1
+    c.snapshot_ns = now
+    c.asked = 1
+    if p.busy_ns > 0:
+        c.host_free_ns = now + p.busy_ns
     return True
 
 
 @kernel
-def _shed(k: Ints, r: Reals, p: Ints, now: int) -> None:
+def _shed(c: Cluster, p: Parameters, now: int) -> None:
     """Give up those at the FIFO's head whose deadline has passed."""
-    while k[C_FIFO_HEAD] != NONE:
-        slot = k[C_FIFO_HEAD]
-        if k[request_at(p, slot) + R_DEADLINE] > now:
+    while c.fifo_head != NONE:
+        slot = c.fifo_head
+        if request_at(c, p, slot).deadline_ns > now:
             return
-        pop(k, p, slot)
-        _give_up(k, r, p, slot, DEADLINE, now)
+        take(c, p, slot)
+        _give_up(c, p, slot, DEADLINE, now)
 
 
 @kernel
-def _oldest_servable(k: Ints, p: Ints) -> int:
+def _oldest_servable(c: Cluster, p: Parameters) -> int:
     """The oldest request of the oldest line that some server can take a block of."""
-    if k[C_FREE_SERVERS] == 0:
+    if c.free_servers == 0:
         return NONE
-    slot = k[C_FIFO_HEAD]
+    slot = c.fifo_head
     while slot != NONE:
-        a = request_at(p, slot)
-        if k[p[P_VALID] + k[a + R_SEGMENT]] > 0 and is_oldest(k, p, slot):
+        request = request_at(c, p, slot)
+        if ints(c)[p.valid_at + request.segment] > 0 and is_oldest(c, p, slot):
             return slot
-        slot = k[a + R_FIFO_NEXT]
+        slot = request.fifo_next
     return NONE
 
 
 @kernel
-def _oldest_asked(k: Ints, p: Ints) -> int:
+def _oldest_asked(c: Cluster, p: Parameters) -> int:
     """The oldest request of the line that was asked about, if the candidates are still its oldest; else NONE."""
-    if not k[C_FAULTY] or k[C_REMOVALS] == k[C_REMOVALS_SEEN]:
-        return k[C_SLOT]
-    first = k[C_SLOT]
-    if k[C_IS_ALONE]:
-        a = request_at(p, first)
-        waits = k[a + R_ID] == k[p[P_CANDIDATES_AT]] and k[a + R_BLOCK] == NONE and k[a + R_LINE] == ALONE
-        return first if waits and shared_line(k, p, a) == k[C_LINE] else NONE
-    at = line_at(p, k[C_LINE])
-    if k[at + L_COUNT] < k[C_CANDIDATES]:
+    if not c.faulty or c.removals == c.removals_seen:
+        return c.slot
+    first = c.slot
+    if c.is_alone:
+        request = request_at(c, p, first)
+        waits = request.id == ints(c)[p.candidates_at] and request.block == NONE and request.line == ALONE
+        return first if waits and line_of(c, p, request) == c.line else NONE
+    line = line_at(c, p, c.line)
+    if line.count < c.candidates:
         return NONE
-    first = k[at + L_HEAD]
+    first = line.head
     slot = first
-    for n in range(k[C_CANDIDATES]):
-        if k[request_at(p, slot) + R_ID] != k[p[P_CANDIDATES_AT] + n]:
+    for n in range(c.candidates):
+        if request_at(c, p, slot).id != ints(c)[p.candidates_at + n]:
             return NONE
-        slot = k[request_at(p, slot) + R_NEXT]
+        slot = request_at(c, p, slot).next
     return first
 
 
 @kernel
-def may_send(k: Ints, p: Ints) -> bool:
+def may_send(c: Cluster, p: Parameters) -> bool:
     """The decision has ended: whether its block can be sent. (Its server may have died, or its requests are gone.)"""
-    slot = _oldest_asked(k, p)
-    if k[server_at(p, k[C_SERVER]) + S_UP] and slot != NONE:
-        k[C_SLOT] = slot
+    slot = _oldest_asked(c, p)
+    if server_at(c, p, c.server).is_up and slot != NONE:
+        c.slot = slot
         return True
-    k[C_SLOT] = NONE
-    k[C_DROPPED] += 1
+    c.slot = NONE
+    c.dropped += 1
     return False
 
 
 @kernel
-def form_block(k: Ints, r: Reals, p: Ints, q: Reals, now: int) -> int:
+def send_block(c: Cluster, p: Parameters, now: int) -> Block:
     """Form the chosen block and book its transfers (`RouterCore._send`, `Simulation._send`); returns the block."""
-    slot, count = k[C_SLOT], min(k[C_GROUP], k[C_CANDIDATES])
-    s = server_at(p, k[C_SERVER])
-    head = request_at(p, slot)
-    key = (k[head + R_SEGMENT] * p[P_WIDTHS] + k[C_WIDTH]) * (p[P_WIDTHS] + 1) + k[head + R_PREVIOUS]
-    number = k[C_SERVER] * p[P_CAP]
-    while k[block_at(p, number) + B_DECISION] != NONE:
-        number += 1
-    b = block_at(p, number)
-    k[b + B_DECISION], k[b + B_SERVER], k[b + B_EPOCH] = k[C_DECISION], k[C_SERVER], k[s + S_EPOCH]
-    k[b + B_KEY], k[b + B_COUNT], k[b + B_ENDED], k[b + B_LINE] = key, count, 0, k[C_LINE]
-    k[b + B_TAG] = k[C_TAG]
-    k[b + B_SNAPSHOT], k[b + B_SENT], k[b + B_ARRIVED], k[b + B_MOVES], k[b + B_MOVING] = k[C_SNAPSHOT], now, 0, 0, 0
-    k[C_SLOT] = NONE
+    slot, count = c.slot, min(c.group, c.candidates)
+    server = server_at(c, p, c.server)
+    head = request_at(c, p, slot)
+    key = (head.segment * p.widths + c.width) * (p.widths + 1) + head.previous_width
+    number = _take_slot(c, p, server)
+    block = block_at(c, p, number)
+    block.decision, block.server, block.tag = c.decision, c.server, c.tag
+    block.key, block.count, block.ended, block.line = key, count, 0, c.line
+    block.snapshot_ns, block.sent_ns, block.arrived_ns, block.moves, block.moving = c.snapshot_ns, now, 0, 0, 0
+    c.slot = NONE
     for position in range(count):
-        following = pop(k, p, slot)
-        a, m = request_at(p, slot), member_at(p, b, position)
-        k[a + R_BLOCK], k[a + R_POSITION] = number, position
-        k[m + M_REQUEST], k[m + M_ENDED], k[m + M_SOURCE] = slot, 0, k[a + R_LOCATION]
-        if k[a + R_LOCATION] != k[C_SERVER]:
-            _add_move(k, b, k[a + R_LOCATION])
+        following = take(c, p, slot)
+        request, member = request_at(c, p, slot), member_at(p, block, position)
+        request.block, request.position = number, position
+        member.request, member.has_ended, member.source = slot, 0, request.location
+        if request.location != c.server:
+            _add_move(block, request.location)
         slot = following
-    at = key_at(p, s, key)
-    if k[at + K_OUTSTANDING] == 0:
-        k[at + K_SINCE] = k[C_DECISION]
-    k[at + K_OUTSTANDING] += count
-    k[s + S_REQUESTS] += count
-    k[s + S_BLOCKS] += 1
-    if k[s + S_BLOCKS] == p[P_CAP]:
-        _count_free(k, p, s, -1)
-    _book_transfers(k, p, q, s, b, now)
-    return b
+    queue = key_at(p, server, key)
+    if queue.outstanding == 0:
+        queue.since = c.decision
+    queue.outstanding += count
+    server.requests += count
+    server.blocks += 1
+    if server.blocks == p.cap:
+        _count_free(c, p, server, -1)
+    if block.moves > 0:
+        _book_transfers(c, p, server, number, now)
+    return block
 
 
 @kernel
-def _add_move(k: Ints, b: int, source: int) -> None:
+def _take_slot(c: Cluster, p: Parameters, server: Server) -> int:
+    """A free slot for a block: last in the list of its server's blocks, which so is in the order of decisions."""
+    number, last = c.free_block, server.last_block
+    block = block_at(c, p, number)
+    c.free_block = block.next
+    c.free_blocks -= 1
+    block.previous, block.next = last, NONE
+    if last == NONE:
+        server.first_block = number
+    else:
+        block_at(c, p, last).next = number
+    server.last_block = number
+    return number
+
+
+@kernel
+def _free_slot(c: Cluster, p: Parameters, server: Server, number: int) -> None:
+    """A block has ended: out of its server's list."""
+    block = block_at(c, p, number)
+    if block.previous == NONE:
+        server.first_block = block.next
+    else:
+        block_at(c, p, block.previous).next = block.next
+    if block.next == NONE:
+        server.last_block = block.previous
+    else:
+        block_at(c, p, block.next).previous = block.previous
+    block.next = c.free_block
+    c.free_block = number
+    c.free_blocks += 1
+
+
+@kernel
+def _add_move(block: Block, source: int) -> None:
     """One more place from which inputs of the block must come: in the order of places, each once."""
-    moves = moves_at(b)
-    place = k[b + B_MOVES]
+    place = block.moves
     for n in range(place):
-        if k[moves + n * O_SIZE + O_SOURCE] == source:
+        if move_at(block, n).source == source:
             return
-    while place > 0 and k[moves + (place - 1) * O_SIZE + O_SOURCE] > source:
-        k[moves + place * O_SIZE + O_SOURCE] = k[moves + (place - 1) * O_SIZE + O_SOURCE]
+    while place > 0 and move_at(block, place - 1).source > source:
+        move_at(block, place).source = move_at(block, place - 1).source
         place -= 1
-    k[moves + place * O_SIZE + O_SOURCE] = source
-    k[b + B_MOVES] += 1
+    move_at(block, place).source = source
+    block.moves += 1
 
 
 @kernel
-def _count_free(k: Ints, p: Ints, s: int, change: int) -> None:
+def _count_free(c: Cluster, p: Parameters, server: Server, change: int) -> None:
     """One more, or one fewer, server can take blocks."""
-    k[C_FREE_SERVERS] += change
-    holds = p[k[s + S_PARAMETERS] + X_HOLDS_ANY]
-    for segment in range(p[P_SEGMENTS]):
-        k[p[P_VALID] + segment] += change * p[holds + segment]
+    c.free_servers += change
+    holds = knobs_of(p, server).holds_any_at
+    for segment in range(p.segments):
+        ints(c)[p.valid_at + segment] += change * ints(p)[holds + segment]
 
 
 # -------------------------------------------------------------------------------------------------------------- links
 
 
 @kernel
-def _book_transfers(k: Ints, p: Ints, q: Reals, s: int, b: int, now: int) -> None:
-    if k[b + B_MOVES] == 0:
-        return
-    widths = p[P_WIDTHS]
-    segment, previous = k[b + B_KEY] // (widths + 1) // widths, k[b + B_KEY] % (widths + 1)
-    z = p[P_DEVICE_PARAMETERS] + k[s + S_DEVICE] * Z_SIZE
-    one_bytes = p[p[z + Z_BYTES] + segment * (widths + 1) + previous]
-    k[b + B_MOVING] = k[b + B_MOVES]
-    for n in range(k[b + B_MOVES]):
-        move, moved = moves_at(b) + n * O_SIZE, 0
-        for position in range(k[b + B_COUNT]):
-            moved += k[member_at(p, b, position) + M_SOURCE] == k[move + O_SOURCE]
-        k[move + O_NS] = _transfer(k, p, q, k[move + O_SOURCE], s, one_bytes * moved, now)
-        k[move + O_MOVING] = 1
-    plan_transfers(k, p, s)
+def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now: int) -> None:
+    block, widths = block_at(c, p, number), p.widths
+    segment, previous = block.key // (widths + 1) // widths, block.key % (widths + 1)
+    model = model_at(p, server.device)
+    one_bytes = ints(p)[model.input_bytes_at + segment * (widths + 1) + previous]
+    block.moving, block.next_moving = block.moves, NONE
+    if server.first_moving == NONE:
+        server.first_moving = number
+    else:
+        block_at(c, p, server.last_moving).next_moving = number
+    server.last_moving = number
+    for n in range(block.moves):
+        move, moved = move_at(block, n), 0
+        for position in range(block.count):
+            moved += member_at(p, block, position).source == move.source
+        move.end_ns = _transfer(c, p, move.source, server, one_bytes * moved, now)
+        move.is_moving = 1
+        server.times.transfer = min(server.times.transfer, move.end_ns)
+    reschedule(c, p, server)
 
 
 @kernel
-def _transfer(k: Ints, p: Ints, q: Reals, source: int, s: int, transfer_bytes: int, now: int) -> int:
+def _transfer(c: Cluster, p: Parameters, source: int, server: Server, transfer_bytes: int, now: int) -> int:
     """Book a transfer on the destination's medium; returns when it arrives (`Network.transfer`)."""
-    x = k[s + S_PARAMETERS]
-    latency_s, bandwidth, arrives = q[x + X_LATENCY], q[x + X_BANDWIDTH], 1.0
+    knobs = knobs_of(p, server)
+    latency_s, bandwidth, arrives = knobs.latency_s, knobs.bandwidth_bytes_s, 1.0
     if source != NONE:
-        y = p[P_SERVER_PARAMETERS] + source * X_SIZE
-        latency_s, bandwidth = max(q[y + X_LATENCY], latency_s), min(q[y + X_BANDWIDTH], bandwidth)
-        arrives *= 1 - q[y + X_LOSS]
-    arrives *= 1 - q[x + X_LOSS]
+        other = ServerKnobs(p, p.server_knobs_at, source)
+        latency_s, bandwidth = max(other.latency_s, latency_s), min(other.bandwidth_bytes_s, bandwidth)
+        arrives *= 1 - other.loss
+    arrives *= 1 - knobs.loss
     loss = 1 - arrives
-    medium = p[P_MEDIA_AT] + p[x + X_MEDIUM] * Y_SIZE
-    started = max(now, k[medium + Y_FREE_AT])
-    k[medium + Y_FREE_AT] = started + ceil(transfer_bytes / (1 - loss) / bandwidth * _NS)
+    medium = Medium(c, p.media_at, knobs.medium)
+    started = max(now, medium.free_ns)
+    medium.free_ns = started + ceil(transfer_bytes / (1 - loss) / bandwidth * _NS)
     latencies = 1
     if loss > 0:
-        chance = hashed_share(k[C_LINKS_SALT], p[x + X_MEDIUM], k[medium + Y_TRANSFERS])
+        chance = hashed_share(c.links_salt, knobs.medium, medium.transfers)
         latencies += 2 * (_rounds(transfer_bytes, loss, chance) - 1)
-    k[medium + Y_TRANSFERS] += 1
-    return k[medium + Y_FREE_AT] + ceil(latencies * latency_s * _NS)
+    medium.transfers += 1
+    return medium.free_ns + ceil(latencies * latency_s * _NS)
 
 
 @kernel
@@ -298,227 +360,260 @@ def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
 
 
 @kernel
-def plan_transfers(k: Ints, p: Ints, s: int) -> None:
+def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
+    """Nothing more is to come for a block: out of the list of those whose inputs are on their way to the server."""
+    before, found = NONE, server.first_moving
+    while found != number:
+        before, found = found, block_at(c, p, found).next_moving
+    after = block_at(c, p, number).next_moving
+    if before == NONE:
+        server.first_moving = after
+    else:
+        block_at(c, p, before).next_moving = after
+    if after == NONE:
+        server.last_moving = before
+    block_at(c, p, number).moving = 0
+
+
+@kernel
+def _plan_transfers(c: Cluster, p: Parameters, server: Server) -> None:
     """When the next of a server's transfers ends."""
-    soonest, first = NEVER, k[s + S_INDEX] * p[P_CAP]
-    for number in range(first, first + p[P_CAP]):
-        b = block_at(p, number)
-        if k[b + B_DECISION] == NONE or k[b + B_MOVING] == 0:
-            continue
-        for n in range(k[b + B_MOVES]):
-            soonest = min(soonest, k[moves_at(b) + n * O_SIZE + O_NS])
-    k[s + S_TIMES + TRANSFER] = soonest
-    reschedule(k, p, s)
+    soonest, number = NEVER, server.first_moving
+    while number != NONE:
+        block = block_at(c, p, number)
+        for n in range(block.moves):
+            soonest = min(soonest, move_at(block, n).end_ns)
+        number = block.next_moving
+    server.times.transfer = soonest
+    reschedule(c, p, server)
 
 
 @kernel
-def end_transfer(k: Ints, p: Ints, s: int, now: int) -> int:
-    """A transfer to a server ends: the one of the lowest block. Returns the block if it is all there now, else NONE."""
-    first, best, move = k[s + S_INDEX] * p[P_CAP], NONE, NONE
-    for number in range(first, first + p[P_CAP]):
-        b = block_at(p, number)
-        if k[b + B_DECISION] == NONE or k[b + B_MOVING] == 0:
-            continue
-        if best != NONE and k[best + B_DECISION] < k[b + B_DECISION]:
-            continue
-        for n in range(k[b + B_MOVES]):
-            if k[moves_at(b) + n * O_SIZE + O_NS] == now:
-                best, move = b, moves_at(b) + n * O_SIZE
-                break
-    k[move + O_NS] = NEVER
-    source = k[move + O_SOURCE]
-    is_stuck = source != NONE and k[server_at(p, source) + S_HUNG] == 1  # a stopped process sends nothing
-    if not is_stuck:
-        k[move + O_MOVING] = 0
-        k[best + B_MOVING] -= 1
-        for position in range(k[best + B_COUNT]):
-            m = member_at(p, best, position)
-            if k[m + M_SOURCE] == source:
-                a = request_at(p, k[m + M_REQUEST])
-                k[a + R_LOCATION], k[a + R_EPOCH] = k[s + S_INDEX], k[s + S_EPOCH]
-    plan_transfers(k, p, s)
-    return best if k[best + B_MOVING] == 0 else NONE
+def _ending_move(block: Block, now: int) -> int:
+    """The first of a block's moves that ends now; NONE where none does."""
+    for n in range(block.moves):
+        if move_at(block, n).end_ns == now:
+            return n
+    return NONE
 
 
 @kernel
-def drop_transfers(k: Ints, r: Reals, p: Ints, q: Reals, server: int, now: int) -> None:
+def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
+    """A transfer to a server ends: the one of the oldest block. Returns the block if it is all there now, else NONE."""
+    number = server.first_moving
+    while _ending_move(block_at(c, p, number), now) == NONE:
+        number = block_at(c, p, number).next_moving
+    block = block_at(c, p, number)
+    move = move_at(block, _ending_move(block, now))
+    move.end_ns = NEVER
+    source = move.source
+    if source == NONE or not server_at(c, p, source).is_hung:  # a stopped process sends nothing
+        move.is_moving = 0
+        block.moving -= 1
+        for position in range(block.count):
+            member = member_at(p, block, position)
+            if member.source == source:
+                request = request_at(c, p, member.request)
+                request.location, request.epoch = server.index, server.epoch
+    is_there = block.moving == 0
+    if is_there:
+        _stop_moving(c, p, server, number)
+    _plan_transfers(c, p, server)
+    return number if is_there else NONE
+
+
+@kernel
+def fail_transfers(c: Cluster, p: Parameters, source: int, now: int) -> None:
     """A server died: blocks that waited for inputs from it are tried again (`Simulation._fail_transfers`)."""
-    while True:
-        best = NONE
-        for number in range(p[P_SERVERS] * p[P_CAP]):
-            b = block_at(p, number)
-            if k[b + B_DECISION] == NONE or k[b + B_MOVING] == 0:
-                continue
-            waits = False
-            for n in range(k[b + B_MOVES]):
-                move = moves_at(b) + n * O_SIZE
-                waits = waits or (k[move + O_MOVING] == 1 and k[move + O_SOURCE] == server)
-            if waits and (best == NONE or k[b + B_DECISION] < k[best + B_DECISION]):
-                best = b
-        if best == NONE:
-            return
-        k[best + B_MOVING] = 0
-        plan_transfers(k, p, server_at(p, k[best + B_SERVER]))
-        for position in range(k[best + B_COUNT]):
-            retry(k, r, p, q, k[member_at(p, best, position) + M_REQUEST], SERVER_LOST, now)
+    number = _oldest_waiting_for(c, p, source)
+    while number != NONE:
+        block = block_at(c, p, number)
+        server = server_at(c, p, block.server)
+        _stop_moving(c, p, server, number)
+        _plan_transfers(c, p, server)
+        for position in range(block.count):
+            retry(c, p, member_at(p, block, position).request, SERVER_LOST, now)
+        number = _oldest_waiting_for(c, p, source)
+
+
+@kernel
+def _oldest_waiting_for(c: Cluster, p: Parameters, source: int) -> int:
+    """The oldest of the blocks that wait for inputs from a server."""
+    best = NONE
+    for index in range(p.servers):
+        number = server_at(c, p, index).first_moving
+        while number != NONE:
+            block = block_at(c, p, number)
+            if _waits_for(block, source):
+                if best == NONE or block.decision < block_at(c, p, best).decision:
+                    best = number
+                break
+            number = block.next_moving
+    return best
+
+
+@kernel
+def _waits_for(block: Block, source: int) -> bool:
+    for n in range(block.moves):
+        move = move_at(block, n)
+        if move.is_moving == 1 and move.source == source:
+            return True
+    return False
 
 
 # ---------------------------------------------------------------------------------------------------- what comes back
 
 
 @kernel
-def give_back(k: Ints, r: Reals, p: Ints, q: Reals, s: int, i: int, slot: int, now: int) -> None:
-    """A request has passed a segment on instance `i`: one width more (`RouterCore._advance`)."""
-    a = request_at(p, slot)
-    number, position, segment = k[a + R_BLOCK], k[a + R_POSITION], k[a + R_SEGMENT]
-    m = member_at(p, block_at(p, number), position)
-    k[m + M_SPAN] = now - k[a + R_ENTERED]
-    r[m + M_ENERGY] = energy_j(k, r, now) - r[a + R_ENTERED_J]
-    note_return(k, p, s, i, a, now)
-    width = k[i + I_SERVED]
-    code = k[a + R_CODE] * p[P_WIDTHS] + width
-    k[a + R_CODE], k[a + R_PREVIOUS], k[a + R_SEGMENT] = code, width + 1, segment + 1
-    k[a + R_LOCATION], k[a + R_EPOCH] = k[s + S_INDEX], k[s + S_EPOCH]
-    if segment + 1 == p[P_SEGMENTS]:
-        is_right = is_correct(k, k[a + R_ID], code)
-        r[m + M_ACCURACY] = is_right
-        k[C_COMPLETED] += 1
-        record_request(k, r, p, a, COMPLETED, NO_REASON, k[a + R_RETRIES], is_right, now)
-        release(k, p, slot)
+def advance_request(c: Cluster, p: Parameters, server: Server, instance: Instance, slot: int, now: int) -> None:
+    """A request has passed a segment on an instance: one width more (`RouterCore._advance`)."""
+    request = request_at(c, p, slot)
+    number, position, segment = request.block, request.position, request.segment
+    member = member_at(p, block_at(c, p, number), position)
+    member.span_ns = now - request.entered_ns
+    member.energy_j = energy_j(c, now) - request.entered_j
+    note_return(c, p, server, instance, request, now)
+    width = instance.served_width
+    code = request.code * p.widths + width
+    request.code, request.previous_width, request.segment = code, width + 1, segment + 1
+    request.location, request.epoch = server.index, server.epoch
+    if segment + 1 == p.segments:
+        is_right = is_correct(c, request.id, code)
+        member.accuracy = is_right
+        c.completed += 1
+        record_request(c, p, request, COMPLETED, NO_REASON, request.retries, is_right, now)
+        release(c, p, slot)
     else:
-        r[m + M_ACCURACY] = q[p[P_PRIOR] + p[p[P_PRIOR_LEVELS] + segment] + code]
-        enter(k, r, p, slot, now)
-    _leave_block(k, r, p, q, number, position, now)
+        member.accuracy = reals(p)[p.prior_at + ints(p)[p.prior_levels_at + segment] + code]
+        enter(c, p, slot, now)
+    _leave_block(c, p, number, position, now)
 
 
 @kernel
-def is_correct(k: Ints, request: int, code: int) -> int:
+def is_correct(c: Cluster, request: int, code: int) -> int:
     """Whether a request's label is right after its last segment (`sim.accuracy`)."""
-    if k[C_LABEL_KIND] == DRAWN:
-        return 1 if hashed_share(k[C_LABELS_SALT], request, 0) < reals_at(k[C_LABEL_TABLE])[code] else 0
-    column = ints_at(k[C_LABEL_TABLE])[code]
+    if c.label_kind == DRAWN:
+        return 1 if hashed_share(c.labels_salt, request, 0) < reals_at(c.label_table_at)[code] else 0
+    column = ints_at(c.label_table_at)[code]
     if column == NONE:
-        k[C_STATUS] = NO_TUPLE
+        c.status = NO_TUPLE
         return 0
-    image = ints_at(k[C_IMAGES])[request]
-    return np.int64(bytes_at(k[C_LABELS])[image * k[C_LABEL_COLUMNS] + column])  # type: ignore[return-value]
+    image = ints_at(c.images_at)[request]
+    return np.int64(bytes_at(c.labels_at)[image * c.label_columns + column])  # type: ignore[return-value]
 
 
 @kernel
-def retry(k: Ints, r: Reals, p: Ints, q: Reals, slot: int, reason: int, now: int) -> None:
+def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     """Back to the FIFO's tail; from segment 1 where the activations died with their server (`RouterCore._retry`)."""
-    a = request_at(p, slot)
-    number, position = k[a + R_BLOCK], k[a + R_POSITION]
+    request = request_at(c, p, slot)
+    number, position = request.block, request.position
     if number != NONE:
-        m = member_at(p, block_at(p, number), position)
-        k[m + M_SPAN] = now - k[a + R_ENTERED]
-        r[m + M_ENERGY] = energy_j(k, r, now) - r[a + R_ENTERED_J]
-        r[m + M_ACCURACY] = 0.0
-        note_loss(k, p, a, now)
-    k[a + R_RETRIES] += 1
-    location = k[a + R_LOCATION]
+        member = member_at(p, block_at(c, p, number), position)
+        member.span_ns = now - request.entered_ns
+        member.energy_j = energy_j(c, now) - request.entered_j
+        member.accuracy = 0.0
+        note_loss(c, p, request, now)
+    request.retries += 1
+    location = request.location
     if location != NONE:
-        s = server_at(p, location)
-        if not k[s + S_UP] or k[s + S_EPOCH] != k[a + R_EPOCH]:
-            k[a + R_SEGMENT], k[a + R_PREVIOUS], k[a + R_CODE], k[a + R_LOCATION] = 0, 0, 0, NONE
-    if k[a + R_RETRIES] > p[P_RETRIES]:
-        _give_up(k, r, p, slot, reason, now)
+        server = server_at(c, p, location)
+        if not server.is_up or server.epoch != request.epoch:
+            request.segment, request.previous_width, request.code, request.location = 0, 0, 0, NONE
+    if request.retries > p.max_retries:
+        _give_up(c, p, slot, reason, now)
     else:
-        enter(k, r, p, slot, now)
+        enter(c, p, slot, now)
     if number != NONE:
-        _leave_block(k, r, p, q, number, position, now)
+        _leave_block(c, p, number, position, now)
 
 
 @kernel
-def _give_up(k: Ints, r: Reals, p: Ints, slot: int, reason: int, now: int) -> None:
-    a = request_at(p, slot)
-    k[C_FAILED] += 1
-    record_request(k, r, p, a, FAILED, reason, k[a + R_RETRIES], 0, now)
-    release(k, p, slot)
+def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
+    request = request_at(c, p, slot)
+    c.failed += 1
+    record_request(c, p, request, FAILED, reason, request.retries, 0, now)
+    release(c, p, slot)
 
 
 @kernel
-def _leave_block(k: Ints, r: Reals, p: Ints, q: Reals, number: int, position: int, now: int) -> None:
+def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int) -> None:
     """A member of a block has ended; the block ends with its last one."""
-    b = block_at(p, number)
-    s = server_at(p, k[b + B_SERVER])
-    k[member_at(p, b, position) + M_ENDED] = 1
-    k[b + B_ENDED] += 1
-    k[s + S_REQUESTS] -= 1
-    k[key_at(p, s, k[b + B_KEY]) + K_OUTSTANDING] -= 1
-    if k[b + B_ENDED] < k[b + B_COUNT]:
+    block = block_at(c, p, number)
+    server = server_at(c, p, block.server)
+    member_at(p, block, position).has_ended = 1
+    block.ended += 1
+    server.requests -= 1
+    key_at(p, server, block.key).outstanding -= 1
+    if block.ended < block.count:
         return
-    if k[s + S_BLOCKS] == p[P_CAP] and k[s + S_UP]:
-        _count_free(k, p, s, 1)
-    k[s + S_BLOCKS] -= 1
-    k[C_AT_CAP] = 0
-    credit(k, r, p, q, b, now)
-    k[b + B_DECISION] = NONE
+    if server.blocks == p.cap and server.is_up:
+        _count_free(c, p, server, 1)
+    server.blocks -= 1
+    c.at_cap = 0
+    close_block(c, p, block, now)
+    _free_slot(c, p, server, number)
 
 
 # ------------------------------------------------------------------------------------------------ servers come and go
 
 
 @kernel
-def welcome(k: Ints, p: Ints, s: int) -> None:
+def gain_server(c: Cluster, p: Parameters, server: Server) -> None:
     """A server is in service, in a new life, with nothing sent there (`ServerUp` at the router)."""
-    _count_free(k, p, s, 1)
-    k[C_AT_CAP] = 0
-    k[s + S_SEEN_VRAM] = 0
+    _count_free(c, p, server, 1)
+    c.at_cap = 0
+    server.seen_vram_bytes = 0
 
 
 @kernel
-def lose_server(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A server died: what was sent there, and what waits for activations that were there (`RouterCore._lose`).
 
     It is down already, and its reported power is 0.
     """
-    if k[s + S_BLOCKS] < p[P_CAP]:
-        _count_free(k, p, s, -1)
-    scratch = _scratch(k, p)
-    waiting = _remove_waiting(k, p, s, scratch)
-    _retry_blocks(k, r, p, q, s, now)
+    if server.blocks < p.cap:
+        _count_free(c, p, server, -1)
+    scratch = _scratch(c, p)
+    waiting = _remove_waiting(c, p, server, scratch)
+    _retry_blocks(c, p, server, now)
     for n in range(waiting):
-        retry(k, r, p, q, scratch[n], SERVER_LOST, now)
-    k[s + S_SEEN_VRAM] = 0
-    k[C_AT_CAP] = 0
+        retry(c, p, scratch[n], SERVER_LOST, now)
+    server.seen_vram_bytes = 0
+    c.at_cap = 0
 
 
 @kernel
-def _scratch(k: Ints, p: Ints) -> Ints:
-    return ints_at(k[C_SCRATCH])
+def _scratch(c: Cluster, p: Parameters) -> Ints:
+    return ints_at(c.scratch_at)
 
 
 @kernel
-def _remove_waiting(k: Ints, p: Ints, s: int, found: Ints) -> int:
+def _remove_waiting(c: Cluster, p: Parameters, server: Server, found: Ints) -> int:
     """Take those who wait with their activations at a server out of the FIFO; they are listed in order of arrival."""
-    everyone, count = collect_in_flight(k, p, found), 0
+    everyone, count = collect_in_flight(c, p, found), 0
     for n in range(everyone):
-        a = request_at(p, found[n])
-        if k[a + R_BLOCK] == NONE and k[a + R_LOCATION] == k[s + S_INDEX]:
+        request = request_at(c, p, found[n])
+        if request.block == NONE and request.location == server.index:
             found[count] = found[n]
             count += 1
-    sort_by_id(k, p, found, count)
+    sort_by_id(c, p, found, count)
     for n in range(count):
-        remove(k, p, found[n])
+        remove(c, p, found[n])
     return count
 
 
 @kernel
-def _retry_blocks(k: Ints, r: Reals, p: Ints, q: Reals, s: int, now: int) -> None:
+def _retry_blocks(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """The members of a server's blocks that have not ended, by block."""
-    first = k[s + S_INDEX] * p[P_CAP]
-    while True:
-        best = NONE
-        for number in range(first, first + p[P_CAP]):
-            b = block_at(p, number)
-            if k[b + B_DECISION] != NONE and (best == NONE or k[b + B_DECISION] < k[best + B_DECISION]):
-                best = b
-        if best == NONE:
-            break
-        k[best + B_MOVING] = 0
-        for position in range(k[best + B_COUNT]):
-            m = member_at(p, best, position)
-            if not k[m + M_ENDED]:
-                retry(k, r, p, q, k[m + M_REQUEST], SERVER_LOST, now)
-    plan_transfers(k, p, s)
+    number = server.first_block
+    while number != NONE:
+        block = block_at(c, p, number)
+        following = block.next
+        if block.moving > 0:
+            _stop_moving(c, p, server, number)
+        for position in range(block.count):
+            member = member_at(p, block, position)
+            if not member.has_ended:
+                retry(c, p, member.request, SERVER_LOST, now)
+        number = following
+    _plan_transfers(c, p, server)

@@ -2,114 +2,173 @@
 
 from __future__ import annotations
 
-from policies.jit import Ints, kernel
+from typing import Final
+
+from policies.jit import Ints, ints, kernel
 from sim.compiled.layout import (
-    B_SIZE,
-    I_SIZE,
-    K_SIZE,
-    KINDS,
-    M_SIZE,
-    P_BLOCK_AT,
-    P_BLOCK_SIZE,
-    P_DEVICE_AT,
-    P_INSTANCES_AT,
-    P_KEYS_AT,
-    P_LEAVES,
-    P_MEMBERS_AT,
-    P_REQUEST_SIZE,
-    P_REQUESTS_AT,
-    P_SERVER_AT,
-    P_SERVER_SIZE,
-    P_SPECS_AT,
-    P_TREE,
-    Q_SIZE,
-    S_INDEX,
-    S_NEXT,
-    S_TIMES,
-    V_SIZE,
+    BatchCost,
+    Block,
+    Calendar,
+    Cluster,
+    Device,
+    DeviceModel,
+    Instance,
+    Instances,
+    KeyQueue,
+    Line,
+    Member,
+    Move,
+    Parameters,
+    PlannedFault,
+    Reading,
+    Report,
+    Request,
+    Server,
+    ServerKnobs,
+    Times,
 )
 
-
-@kernel
-def server_at(p: Ints, index: int) -> int:
-    """A server's record."""
-    return p[P_SERVER_AT] + index * p[P_SERVER_SIZE]
+_BLOCK: Final = Block.size
+_KINDS: Final = Times.size
 
 
 @kernel
-def key_at(p: Ints, s: int, key: int) -> int:
+def server_at(c: Cluster, p: Parameters, index: int) -> Server:
+    """A server."""
+    return Server(c, p.servers_at + index * p.server_size)
+
+
+@kernel
+def knobs_of(p: Parameters, server: Server) -> ServerKnobs:
+    """A server's settings."""
+    return ServerKnobs(p, server.knobs_at)
+
+
+@kernel
+def key_at(p: Parameters, server: Server, key: int) -> KeyQueue:
     """A work key's queue at a server."""
-    return s + p[P_KEYS_AT] + key * K_SIZE
+    return KeyQueue(server, p.queues_at, key)
 
 
 @kernel
-def spec_at(p: Ints, s: int, spec: int) -> int:
+def spec_at(p: Parameters, server: Server, spec: int) -> Instances:
     """The instances of one segment and width at a server."""
-    return s + p[P_SPECS_AT] + spec * Q_SIZE
+    return Instances(server, p.instance_lists_at, spec)
 
 
 @kernel
-def device_at(p: Ints, index: int) -> int:
-    """A device's record."""
-    return p[P_DEVICE_AT] + index * V_SIZE
+def report_at(p: Parameters, server: Server, number: int) -> Report:
+    """One of the reports that are on their way from a server, the oldest first."""
+    return Report(server, p.reports_at, (server.first_report + number) % p.reports)
 
 
 @kernel
-def request_at(p: Ints, slot: int) -> int:
-    """A request's record."""
-    return p[P_REQUESTS_AT] + slot * p[P_REQUEST_SIZE]
+def reading_at(p: Parameters, server: Server, number: int) -> Reading:
+    """One of a sensor's last readings, by its number."""
+    return Reading(server, p.readings_at, number % p.readings)
 
 
 @kernel
-def instance_at(p: Ints, slot: int) -> int:
-    """An instance's record."""
-    return p[P_INSTANCES_AT] + slot * I_SIZE
+def device_at(c: Cluster, p: Parameters, index: int) -> Device:
+    """A device."""
+    return Device(c, p.devices_at, index)
 
 
 @kernel
-def block_at(p: Ints, slot: int) -> int:
-    """A block's record; its moves follow."""
-    return p[P_BLOCK_AT] + slot * p[P_BLOCK_SIZE]
+def model_at(p: Parameters, index: int) -> DeviceModel:
+    """What a device's profile says."""
+    return DeviceModel(p, p.device_models_at, index)
 
 
 @kernel
-def moves_at(b: int) -> int:
-    """The moves of a block."""
-    return b + B_SIZE
+def model_of(p: Parameters, device: Device) -> DeviceModel:
+    """The same."""
+    return DeviceModel(p, device.model_at)
 
 
 @kernel
-def member_at(p: Ints, b: int, position: int) -> int:
+def cost_of(p: Parameters, instance: Instance) -> BatchCost:
+    """What the batch costs that an instance runs."""
+    return BatchCost(p, instance.cost_at)
+
+
+@kernel
+def request_at(c: Cluster, p: Parameters, slot: int) -> Request:
+    """A request."""
+    return Request(c, p.requests_at + slot * p.request_size)
+
+
+@kernel
+def line_at(c: Cluster, p: Parameters, line: int) -> Line:
+    """A line of the router's FIFO."""
+    return Line(c, p.lines_at, line)
+
+
+@kernel
+def fault_at(c: Cluster, p: Parameters, number: int) -> PlannedFault:
+    """One of the faults that are to come."""
+    return PlannedFault(c, p.faults_at, number)
+
+
+@kernel
+def instance_at(c: Cluster, p: Parameters, slot: int) -> Instance:
+    """An instance."""
+    return Instance(c, p.instances_at, slot)
+
+
+@kernel
+def block_at(c: Cluster, p: Parameters, slot: int) -> Block:
+    """A block; its moves follow."""
+    return Block(c, p.blocks_at + slot * p.block_size)
+
+
+@kernel
+def move_at(block: Block, number: int) -> Move:
+    """One of the moves of a block."""
+    return Move(block, _BLOCK, number)
+
+
+@kernel
+def member_at(p: Parameters, block: Block, position: int) -> Member:
     """A member of a block."""
-    return b + p[P_MEMBERS_AT] + position * M_SIZE
+    return Member(block, p.members_at, position)
 
 
 @kernel
-def reschedule(k: Ints, p: Ints, s: int) -> None:
+def calendar(c: Cluster, p: Parameters) -> Ints:
+    """The tree of winners: the first is at 1, and below the one at n those at 2 n and 2 n + 1."""
+    return ints(Calendar(c, p.tree_at))
+
+
+@kernel
+def soonest_ns(c: Cluster, p: Parameters) -> int:
+    """When the next event of all servers is."""
+    return calendar(c, p)[1]
+
+
+@kernel
+def reschedule(c: Cluster, p: Parameters, server: Server) -> None:
     """Some of a server's times have changed: find its next one, and the cluster's."""
-    soonest = k[s + S_TIMES]
-    for kind in range(1, KINDS):
-        if k[s + S_TIMES + kind] < soonest:
-            soonest = k[s + S_TIMES + kind]
-    if soonest == k[s + S_NEXT]:
+    times = ints(server.times)
+    soonest = times[0]
+    for kind in range(1, _KINDS):
+        soonest = min(soonest, times[kind])
+    if soonest == server.next_ns:
         return
-    k[s + S_NEXT] = soonest
-    tree = p[P_TREE]
-    node = p[P_LEAVES] + k[s + S_INDEX]
-    k[tree + node] = soonest
+    server.next_ns = soonest
+    tree, node = calendar(c, p), p.leaves + server.index
+    tree[node] = soonest
     while node > 1:
         node >>= 1
-        left, right = k[tree + 2 * node], k[tree + 2 * node + 1]
-        k[tree + node] = left if left <= right else right
+        tree[node] = min(tree[2 * node], tree[2 * node + 1])
 
 
 @kernel
-def soonest_server(k: Ints, p: Ints) -> int:
+def soonest_server(c: Cluster, p: Parameters) -> int:
     """The server whose event is next; the lowest of several at one instant."""
-    tree, node = p[P_TREE], 1
-    soonest = k[tree + 1]
-    while node < p[P_LEAVES]:
+    tree, node = calendar(c, p), 1
+    while node < p.leaves:
         node *= 2
-        if k[tree + node] != soonest:
+        if tree[node] != tree[1]:
             node += 1
-    return node - p[P_LEAVES]
+    return node - p.leaves

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from policies.compiled.layout import ITS_SIZE, PLAN_DRAW, PLAN_DRAWS, PLAN_SIZE, PLAN_UNIFORMS_AT, SEEN_SERVERS
+from policies.compiled.layout import Plan
 from policies.compiled.milp import Replan
+from policies.compiled.sheet import blank_sheet
 from policies.errors import WorkError
 from policies.jit import Ints
 from sim.compiled.decide import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
 from sim.compiled.errors import problem_of
 from sim.compiled.layout import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.compiled.program import addressed
-
-if TYPE_CHECKING:
-    from sim.compiled.simulation import RunRow
+from sim.compiled.run import RunRow
 
 Answer = tuple[int, int, int]
 NO_ANSWER: Final[Answer] = (NONE, NONE, NONE)
-NO_PLAN: Final = np.zeros(PLAN_SIZE, np.int64)  # its width rule is OUTSIDE
+NO_PLAN: Final = np.zeros(Plan.size, np.int64)  # its width rule is OUTSIDE
 NO_SHEET: Final = np.zeros(1, np.int64)
 _DRAWN = 1 << 14  # numbers at a time
 
@@ -40,7 +39,7 @@ def run_to_end(
     Raises:
         WorkError: the run came to what was never measured.
     """
-    sheet = np.zeros(SEEN_SERVERS + run.program.servers * ITS_SIZE, np.int64)
+    sheet = blank_sheet(run.program.servers)
     numbers = _Numbers(plan, rng)
     try:
         while (status := run_cluster(run.row, run.shape.parameters, plan, sheet, *answer)) != ENDED:
@@ -61,23 +60,23 @@ class _Numbers:
     """Uniform numbers for a plan, drawn ahead of their use."""
 
     def __init__(self, plan: Ints, rng: np.random.Generator) -> None:
-        self._plan, self._rng = plan, rng
+        self._plan, self._rng = Plan(plan), rng
         self._before = rng.bit_generator.state
         self._drawn = np.zeros(0)
         self._used = 0
-        plan[PLAN_DRAW] = plan[PLAN_DRAWS] = 0
+        self._plan.draw = self._plan.draws = 0
 
     def draw(self) -> None:
         """Some more."""
-        plan, used = self._plan, int(self._plan[PLAN_DRAW])
+        plan, used = self._plan, self._plan.draw
         self._used += used
         self._drawn = np.concatenate([self._drawn[used:], self._rng.random(_DRAWN)])
-        plan[PLAN_DRAW], plan[PLAN_DRAWS], plan[PLAN_UNIFORMS_AT] = 0, len(self._drawn), addressed(self._drawn)
+        plan.draw, plan.draws, plan.uniforms_at = 0, len(self._drawn), addressed(self._drawn)
 
     def give_back(self) -> None:
         """Wind the generator to where it would be without what was not used."""
-        left = self._used + int(self._plan[PLAN_DRAW])
-        self._plan[PLAN_DRAW] = self._plan[PLAN_DRAWS] = 0
+        left = self._used + self._plan.draw
+        self._plan.draw = self._plan.draws = 0
         self._rng.bit_generator.state = self._before
         while left > 0:
             left -= len(self._rng.random(min(left, _DRAWN)))

@@ -8,53 +8,61 @@ from math import exp, log
 import numpy as np
 import numpy.typing as npt
 
+from policies.compiled.record import Record
 from policies.jit import Ints, Reals, entry, ints
-from sim.compiled.layout import *
+from sim.compiled.layout import COMPLETED, Parameters, RequestRow, Stages
 from sim.compiled.program import Program
-from sim.compiled.simulation import RunRow
+from sim.compiled.run import RunRow
 
 _BUCKETS = 4096
 _FIRST_S, _RATIO = 1e-5, 1.005  # of a histogram of latencies; 4096 buckets reach 7000 s
-_COUNTED, _UNFINISHED, _SUM, _SQUARES, _ACCURACY, _MOVES, _P50, _P99, _SIZE = range(9)
+_SERVERS_AT = RequestRow.size + Stages.size + 1
+
+
+class _Tally(Record):
+    counted: int
+    unfinished: int
+    sum_s: float
+    squares: float
+    accuracy: float
+    moves: int
+    p50_s: float
+    p99_s: float
 
 
 @entry
 def tally(
-    records: Ints, count: int, begin_ns: int, end_ns: int, segments: int, widths: int, prior: Reals,
-    counts: Ints, out: Reals,
+    records: Ints, size: int, begin_ns: int, end_ns: int, segments: int, widths: int, prior: Reals,
+    counts: Ints, out: Ints,
 ) -> None:  # fmt: skip
     """Over the requests that arrived in the window; one that did not complete counts with the time it has waited."""
-    size = records.shape[1]
-    k, total = ints(records), 0
-    servers_at = A_STAGES + STAGE_COUNT + 1
-    for n in range(count):
-        a = n * size
-        arrived = k[a + A_ARRIVED]
-        if arrived < begin_ns or arrived > end_ns:
+    found = _Tally(out)
+    for n in range(len(records) // size):
+        request = RequestRow(records, n * size)
+        if request.arrived_ns < begin_ns or request.arrived_ns > end_ns:
             continue
-        latency_s = (k[a + A_FINISHED] - arrived) / 1e9
-        total += 1
-        out[_SUM] += latency_s
-        out[_SQUARES] += latency_s * latency_s
+        latency_s = (request.finished_ns - request.arrived_ns) / 1e9
+        found.counted += 1
+        found.sum_s += latency_s
+        found.squares += latency_s * latency_s
         bucket = int(log(max(latency_s, _FIRST_S) / _FIRST_S) / log(_RATIO))
         counts[min(bucket, _BUCKETS - 1)] += 1
-        if k[a + A_FATE] != COMPLETED:
-            out[_UNFINISHED] += 1
+        if request.fate != COMPLETED:
+            found.unfinished += 1
             continue
-        code = 0
+        code, its = 0, ints(request)
         for s in range(segments):
-            code = code * widths + k[a + servers_at + segments + s]
+            code = code * widths + its[_SERVERS_AT + segments + s]
             if s > 0:
-                out[_MOVES] += k[a + servers_at + s] != k[a + servers_at + s - 1]
-        out[_ACCURACY] += prior[code]
-    out[_COUNTED] = total
+                found.moves += its[_SERVERS_AT + s] != its[_SERVERS_AT + s - 1]
+        found.accuracy += prior[code]
     passed, below = 0, 0
     for bucket in range(_BUCKETS):
         passed += counts[bucket]
-        if below == 0 and 2 * passed >= total:
-            out[_P50], below = _FIRST_S * exp((bucket + 0.5) * log(_RATIO)), 1
-        if 100 * passed >= 99 * total:
-            out[_P99] = _FIRST_S * exp((bucket + 0.5) * log(_RATIO))
+        if below == 0 and 2 * passed >= found.counted:
+            found.p50_s, below = _FIRST_S * exp((bucket + 0.5) * log(_RATIO)), 1
+        if 100 * passed >= 99 * found.counted:
+            found.p99_s = _FIRST_S * exp((bucket + 0.5) * log(_RATIO))
             return
 
 
@@ -84,31 +92,31 @@ class RunScore:
 
 def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> RunScore:
     """The figures of a run that has ended; `priors` by the number of a width tuple (`tuple_priors`)."""
-    row, counts, out = run.row, np.zeros(_BUCKETS, np.int64), np.zeros(_SIZE)
-    program, records = run.program, run.records.requests
+    found, counts = _Tally.blank(), np.zeros(_BUCKETS, np.int64)
+    program, records = run.program, run.records.requests[: run.cluster.request_rows]
     tally(
-        records, int(row[C_REQUEST_RECORDS]), begin_ns, int(row[C_HORIZON]), program.segments, program.width_count,
-        priors, counts, out,
+        records.view(np.int64), records.itemsize // 8, begin_ns, run.cluster.horizon_ns, program.segments,
+        program.width_count, priors, counts, found.numbers,
     )  # fmt: skip
-    total = max(1.0, out[_COUNTED])
-    completed = max(1.0, out[_COUNTED] - out[_UNFINISHED])
-    mean_s = float(out[_SUM] / total)
+    total = max(1, found.counted)
+    completed = max(1, found.counted - found.unfinished)
+    mean_s = found.sum_s / total
     return RunScore(
-        images=int(out[_COUNTED]),
-        unfinished=int(out[_UNFINISHED]),
+        images=found.counted,
+        unfinished=found.unfinished,
         mean_s=mean_s,
-        std_s=float(np.sqrt(max(0.0, out[_SQUARES] / total - mean_s * mean_s))),
-        p50_s=float(out[_P50]),
-        p99_s=float(out[_P99]),
-        accuracy=float(out[_ACCURACY] / completed),
-        moves=float(out[_MOVES] / completed),
-        decisions=int(row[C_DECISION]),
+        std_s=float(np.sqrt(max(0.0, found.squares / total - mean_s * mean_s))),
+        p50_s=found.p50_s,
+        p99_s=found.p99_s,
+        accuracy=found.accuracy / completed,
+        moves=found.moves / completed,
+        decisions=run.cluster.decision,
     )
 
 
 def tuple_priors(program: Program) -> npt.NDArray[np.float64]:
     """The accuracy prior of every width tuple, by its number."""
-    p = program.parameters
+    p = Parameters(program.parameters)
     size = program.width_count**program.segments
-    at = p[P_PRIOR] + p[p[P_PRIOR_LEVELS] + program.segments - 1]
-    return p.view(np.float64)[at : at + size].copy()
+    at = p.prior_at + int(program.parameters[p.prior_levels_at + program.segments - 1])
+    return program.parameters.view(np.float64)[at : at + size].copy()

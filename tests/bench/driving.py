@@ -14,15 +14,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import ints, reals, singles
+from policies.jit import singles
 from policies.vocabulary import Choice, ClusterView
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled.agenda import advance, decide
-from sim.compiled.layout import ASKED, C_ASKED, C_CREDITS, C_DECISION, C_SLOT, ENDED, P_SERVERS, R_SEGMENT
+from sim.compiled.layout import ASKED, ENDED, Cluster, Parameters
 from sim.compiled.observation import code_of, write_observation
 from sim.compiled.program import program_of
 from sim.compiled.rows import request_at
-from sim.compiled.simulation import RunRow
+from sim.compiled.run import RunRow
 from tests import worlds
 
 DRAWS = 1 << 14
@@ -86,22 +86,21 @@ class Drawn:
 
 def _drive(row: Any, parameters: Any, choices: Any, observes: bool, out: Any) -> Any:
     """A cluster to its end, or until a pool must grow: (status, decisions)."""
-    k, r, p, q = ints(row), reals(row), ints(parameters), reals(parameters)
-    seen = singles(out)
+    c, p, seen = Cluster(row), Parameters(parameters), singles(out)
     while True:
-        if k[C_ASKED] == 0:
-            status = advance(k, r, p, q)
-            k[C_CREDITS] = 0
+        if c.asked == 0:
+            status = advance(c, p)
+            c.credits = 0
             if status != ASKED:
-                return status, k[C_DECISION]
+                return status, c.decision
         if observes:
-            write_observation(k, r, p, q, seen, 0)
-        turn = (k[C_DECISION] - 1) % len(choices)
+            write_observation(c, p, seen, 0)
+        turn = (c.decision - 1) % len(choices)
         server = choices[turn, 0]
-        segment = k[request_at(p, k[C_SLOT]) + R_SEGMENT]
-        while code_of(k, p, server, segment) == 0:
-            server = server + 1 if server + 1 < p[P_SERVERS] else 0
-        decide(k, p, server, choices[turn, 1], choices[turn, 2])
+        segment = request_at(c, p, c.slot).segment
+        while code_of(c, p, server, segment) == 0:
+            server = server + 1 if server + 1 < p.servers else 0
+        decide(c, p, server, choices[turn, 1], choices[turn, 2])
 
 
 # Not `policies.jit.entry`: what that keeps on disk is found again by the sources of this folder, not of the engine.

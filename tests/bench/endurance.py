@@ -204,7 +204,7 @@ def soak(minutes: float, rate: float, servers: int, run_s: float | None = None) 
     with bench.start() as cluster:
 
         def pids() -> dict[str, int]:
-            slots = zip(bench.servers, cluster._slots, strict=True)
+            slots = zip(bench.servers, cluster.slots, strict=True)
             return {"driver": os.getpid()} | {server.name: slot.worker.pid for server, slot in slots}
 
         memory = Memory(pids, min(SAMPLE_S, total_s / 10))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+from calibrate.calibration import Calibration
 from calibrate.meter import Meter, Trust, Watched
 from calibrate.opening import idle_looks, sensor_test
 from calibrate.plan import Point
 from calibrate.probe import Probe, rise_s
-from calibrate.session import _stamp
+from calibrate.session import log_stamp
 from hw.device import DeviceSpec
+from hw.networks import ModelFile
 from hw.telemetry import NvmlSensor, Reading, Sensor
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo
@@ -95,25 +98,28 @@ def test_the_benchs_own_sensor_is_tested(own: bool) -> None:
     assert bool(tested.warnings) != own
 
 
+def wanted(seed: int) -> Calibration:
+    return Calibration(ModelFile(Path("model")), DeviceSpec(), 10.0, 8, Path("log"), seed=seed)
+
+
 def test_an_update_between_two_sittings_makes_another_stamp() -> None:
     """Driver, CUDA and cuDNN of a GPU; a device that says none of them has none in its stamp."""
-    device = DeviceSpec()
     info = DeviceInfo(
         kind="cuda", name="x", vram_bytes=1, stamps={"driver": "1", "cuda": "12.8", "cudnn": "9", "date": "d"}
     )
-    before = _stamp(Probe(info, True), model_costs(), device, 8, 0)
+    before = log_stamp(Probe(info, True), model_costs(), wanted(0))
     for name in ("driver", "cuda", "cudnn"):
         updated = info.model_copy(update={"stamps": {**info.stamps, name: "new"}})
-        after = _stamp(Probe(updated, True), model_costs(), device, 8, 0)
+        after = log_stamp(Probe(updated, True), model_costs(), wanted(0))
         assert {key for key in after if after[key] != before[key]} == {name}
     tomorrow = info.model_copy(update={"stamps": {**info.stamps, "date": "e"}})
-    assert _stamp(Probe(tomorrow, True), model_costs(), device, 8, 0) == before
-    bare = _stamp(replace(Probe(info, True), info=info.model_copy(update={"stamps": {}})), model_costs(), device, 8, 0)
+    assert log_stamp(Probe(tomorrow, True), model_costs(), wanted(0)) == before
+    bare = log_stamp(replace(Probe(info, True), info=info.model_copy(update={"stamps": {}})), model_costs(), wanted(0))
     assert not {"driver", "cuda", "cudnn"} & set(bare)
 
 
 def test_another_seed_makes_another_stamp() -> None:
     """It holds out other points, so its log is another calibration's."""
     found = Probe(DeviceInfo(kind="cpu", name="x", vram_bytes=1, stamps={}), False)
-    before, after = (_stamp(found, model_costs(), DeviceSpec(), 8, seed) for seed in (0, 1))
+    before, after = (log_stamp(found, model_costs(), wanted(seed)) for seed in (0, 1))
     assert {key for key in after if after[key] != before[key]} == {"seed"}

@@ -35,7 +35,7 @@ from calibrate.slimming import (
 from hw.activations import Row, gather
 from hw.counting import counted
 from hw.device import DeviceSpec
-from hw.executor import serve
+from hw.instances import serve
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet
 from policies.errors import InputError, WorkError

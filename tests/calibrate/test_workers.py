@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrate import calibrate, check_profile
+from calibrate import Calibration, Listener, calibrate, check_profile
 from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
 from calibrate.measure import Progress
 from hw.device import DeviceSpec
@@ -38,16 +38,10 @@ def test_a_real_worker_is_calibrated_and_resumes(model: Path, tmp_path: Path) ->
     seen: list[Progress] = []
 
     def run(device: DeviceSpec) -> Profile:
-        return calibrate(
-            ModelFile(model),
-            device,
-            budget_s=7.0,
-            batch_limit=8,
-            log_path=log,
-            peer=device,
-            allow_busy=True,
-            on_progress=seen.append,
+        wanted = Calibration(
+            ModelFile(model), device, budget_s=7.0, batch_limit=8, log_path=log, peer=device, allow_busy=True
         )
+        return calibrate(wanted, Listener(on_progress=seen.append))
 
     profile = run(device)
     assert {SOLO_ERROR, CONCURRENCY_ERROR} <= {error.figure for error in profile.errors}
@@ -74,8 +68,8 @@ def test_senseless_requests_are_refused(model: Path, tmp_path: Path) -> None:
     """Before anything is started."""
     for budget_s, limit, key in ((0.0, 8, "budget"), (float("nan"), 8, "budget"), (10.0, 0, "batch_limit")):
         with pytest.raises(InputError) as refused:
-            calibrate(ModelFile(model), DeviceSpec(), budget_s=budget_s, batch_limit=limit, log_path=tmp_path / "log")
+            Calibration(ModelFile(model), DeviceSpec(), budget_s=budget_s, batch_limit=limit, log_path=tmp_path / "log")
         assert refused.value.key == key
     with pytest.raises(InputError):
-        calibrate(ModelFile(tmp_path / "none"), DeviceSpec(), budget_s=1.0, batch_limit=1, log_path=tmp_path / "log")
+        calibrate(Calibration(ModelFile(tmp_path / "none"), DeviceSpec(), 1.0, 1, tmp_path / "log"))
     assert not (tmp_path / "log").exists()

@@ -18,7 +18,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hw.cluster import HardwareCluster, HardwareRun, Progress, _devices, own_cores
+from hw.cluster import HardwareCluster, HardwareRun, Progress, devices_of, own_cores
 from hw.device import DeviceSpec
 from hw.messages import Load, ToWorker
 from hw.networks import ModelFile, save_model
@@ -31,7 +31,7 @@ from policies.greedy import GreedyScheduler
 from policies.records import RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
-from policies.vocabulary import NS_PER_S, RequestArrived, TelemetrySampled
+from policies.vocabulary import NS_PER_S, InstanceLoaded, LoadInstance, RequestArrived, ServerUp, TelemetrySampled
 from tests.hw.fake_nvml import TURING, FakeBoard, FakeNvml
 from tests.hw.worlds import TINY, Wanderer, device, knobs, router, tiny_model
 
@@ -114,6 +114,20 @@ def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
     assert times == sorted(times)
 
 
+def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
+    """As `docs/scenario-keys.md` says: in real runs no image waits for them."""
+    loaded_ns = {(s.core, s.event.instance): s.now_ns for s in record.log if isinstance(s.event, InstanceLoaded)}
+    preloads = [
+        (step.core, command.instance)
+        for step in record.log
+        if isinstance(step.event, ServerUp)
+        for command in step.commands
+        if isinstance(command, LoadInstance)
+    ]
+    assert len(preloads) == 2 * TINY.segments
+    assert [loaded_ns[preload] for preload in preloads] == [0] * len(preloads)
+
+
 def test_a_cpu_server_reads_its_cores_pace(record: RunRecord) -> None:
     """Now and then, between its batches: no more often than every 20 ms, and each reading some tens of microseconds."""
     for server in range(2):
@@ -138,6 +152,7 @@ def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
     samples = [step.event for step in record.log if isinstance(step.event, TelemetrySampled)]
     assert len(record.telemetry) == len(samples) >= 2 * 5
     assert all(0 <= point.utilization <= 1 and point.power_w > 0 for point in record.telemetry)
+    assert [point.queue_length for point in record.telemetry] == [sample.queue_length for sample in samples]
     seconds = record.ended_ns / NS_PER_S
     for server, totals in zip(record.servers, record.devices, strict=True):
         assert 0 < server.busy_s <= seconds
@@ -162,13 +177,13 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
 def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: SlimResNet) -> None:
     """Every copy is released when it has moved on or is labelled: the workers' stores are empty at the end."""
     _carry_out(cluster, _run(model, 0.3))
-    assert [slot.worker.reset() for slot in cluster._slots] == [0, 0]
+    assert [slot.worker.reset() for slot in cluster.slots] == [0, 0]
 
 
 def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> None:
     """A server killed in mid-run: the router hears of it, the others finish everything, the record says so."""
     with HardwareCluster(ModelFile(path), _servers(), sensor_period_s=0.05) as running:
-        victim = running._slots[1].worker.pid
+        victim = running.slots[1].worker.pid
         # it hangs first, so that transfers from it and to it are certainly under way when it dies
         timers = [
             threading.Timer(at_s, os.kill, (victim, s)) for at_s, s in ((0.3, signal.SIGSTOP), (0.5, signal.SIGKILL))
@@ -276,7 +291,7 @@ def test_a_counter_that_calibration_distrusts_is_not_integrated(monkeypatch: pyt
     board = FakeBoard(TURING, counter_factor=1.5)
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board)))
     server = HardwareServer("gpu", DeviceSpec(kind="cuda"), knobs(), 1.0, 2.0, trusts_counter=trusted)
-    (gpu,) = _devices([server], [cast(WorkerSlot, None)])  # a GPU's sensor asks for no process
+    (gpu,) = devices_of([server], [cast(WorkerSlot, None)])  # a GPU's sensor asks for no process
     board.load = 1.0
     board.advance(2.0)
     gpu.start()

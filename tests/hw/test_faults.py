@@ -226,9 +226,9 @@ def test_a_driver_that_was_stopped_blames_no_worker(cluster: HardwareCluster, mo
         "time.sleep(2.5)\n"
         "send([driver, *workers], signal.SIGCONT)\n"
     )
-    for slot in cluster._slots:
+    for slot in cluster.slots:
         slot.make_ready()
-    pids = [os.getpid(), *(slot.worker.pid for slot in cluster._slots)]
+    pids = [os.getpid(), *(slot.worker.pid for slot in cluster.slots)]
     with subprocess.Popen([sys.executable, "-c", script, *map(str, pids)]) as stopper:
         record = _run(cluster, model, [], seconds=5, rate=40)
         assert stopper.wait(WAIT_S) == 0
@@ -239,7 +239,7 @@ def test_a_driver_that_was_stopped_blames_no_worker(cluster: HardwareCluster, mo
 def test_a_run_that_ends_during_a_restart_leaves_nothing_to_the_next(wait: bool, path: Path, model: SlimResNet) -> None:
     """An answer to the first run's questions is not believed in the second: no server comes up twice."""
     with _cluster(path, 1) as running:
-        slot = running._slots[0]
+        slot = running.slots[0]
         slot.worker.kill()
         slot.start()  # as a restart does
         if wait:
@@ -258,10 +258,10 @@ def test_a_worker_that_still_hangs_when_a_run_ends_is_replaced(
     """It does not answer between the runs; the next one does not wait for it for long."""
     monkeypatch.setattr("hw.worker._RESET_S", 1.0)
     with _cluster(path, 1) as running:
-        pid = running._slots[0].worker.pid
+        pid = running.slots[0].worker.pid
         os.kill(pid, signal.SIGSTOP)
         record = _run(running, model, [], seconds=0.3)
-        assert running._slots[0].worker.pid != pid
+        assert running.slots[0].worker.pid != pid
     assert {request.status for request in record.requests} == {"completed"}
 
 
@@ -360,7 +360,7 @@ from tests.hw.worlds import device, knobs
 if __name__ == "__main__":
     servers = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(2)]
     with HardwareCluster(ModelFile(Path(sys.argv[1])), servers) as cluster:
-        print(*[slot.worker.pid for slot in cluster._slots], flush=True)
+        print(*[slot.worker.pid for slot in cluster.slots], flush=True)
         time.sleep(60)
 """
 

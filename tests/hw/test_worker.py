@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hw.device import DeviceSpec, local_devices
+from hw.instances import context_bytes
 from hw.messages import (
     BenchmarkPoint,
     Broken,
@@ -334,7 +335,10 @@ def test_a_gpu_serves_what_the_cpu_computes(model: SlimResNet, path: Path) -> No
     gpu = local_devices()[0]
     requests, images = tuple(range(16)), _images(16)
     with Worker(WorkerSpec("gpu", gpu, ModelFile(path))) as worker:
-        assert worker.wait_until_ready().execution["device"] == "cuda:0"
+        ready = worker.wait_until_ready()
+        assert ready.execution["device"] == "cuda:0"
+        assert ready.context_bytes > 50_000_000  # every driver's
+        assert context_bytes(gpu) == pytest.approx(ready.context_bytes, rel=0.5)
         for segment in (1, 2, 3):
             timing = worker.load(segment, segment, 1.0, probe_batch=16)
             assert timing.vram_bytes >= model.instance_bytes(segment, 1.0)

@@ -104,41 +104,39 @@ class Line:
 
 BROKEN = {
     "a question before its instant is over": Line(
-        "engine", "if wake <= now and due > now:", "if wake <= now:", "a question"
+        "agenda", "if wake <= now and due > now:", "if wake <= now:", "a question"
     ),
     "arrivals last": Line(
-        "engine",
-        "if k[C_ARRIVAL_NS] == now:",
-        "if k[C_ARRIVAL_NS] == now and k[p[P_TREE] + 1] > now:",
+        "agenda",
+        "if c.arrival_ns == now:",
+        "if c.arrival_ns == now and soonest_ns(c, p) > now:",
         "returns and arrivals",
     ),
     "loads before batches": Line(
-        "engine",
-        "elif k[times + END] == now:",
-        "elif k[times + END] == now and k[times + LOAD] > now:",
+        "agenda",
+        "elif times.end == now:",
+        "elif times.end == now and times.load > now:",
         "the host is busy until",
     ),
     "the highest server first": Line(
-        "records",
-        "if k[tree + node] != soonest:",
-        "if k[tree + node + 1] == soonest:",
+        "rows",
+        "if tree[node] != tree[1]:",
+        "if tree[node + 1] == tree[1]:",
         "decisions without delay",
     ),
     "ends rounded down": Line("physics", "max(0, ceil(", "max(0, int(", "batches of two servers end"),
     "work by the reciprocal": Line(
-        "physics", "-= elapsed / r[i + I_SLOW]", "-= elapsed * (1 / r[i + I_SLOW])", "no memory for more than 1"
+        "physics",
+        "-= elapsed / instance.slow_down",
+        "-= elapsed * (1 / instance.slow_down)",
+        "no memory for more than 1",
     ),
-    "energy of seconds": Line(
-        "books", "* (now - k[C_POWER_NS]) / _NS", "* ((now - k[C_POWER_NS]) / _NS)", "a question"
-    ),
+    "energy of seconds": Line("ledger", "* (now - c.power_ns) / _NS", "* ((now - c.power_ns) / _NS)", "a question"),
     "the highest id of equal instances": Line(
-        "scheduling", "k[i + I_ID] < k[b + I_ID]", "k[i + I_ID] > k[b + I_ID]", "two free instances"
+        "greedy", "instance.id < other.id", "instance.id > other.id", "two free instances"
     ),
     "what begins before what ends": Line(
-        "faults",
-        "return k[one + F_ORDER] < k[other + F_ORDER]",
-        "return k[one + F_ORDER] > k[other + F_ORDER]",
-        "an outage ends as",
+        "faults", "return one.order < other.order", "return one.order > other.order", "an outage ends as"
     ),
     "another hash": Line("chance", "+ np.uint64(1)) *", "+ np.uint64(2)) *", "pace and jitter"),
 }

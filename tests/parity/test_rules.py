@@ -19,7 +19,7 @@ from policies.chance import stream
 from policies.errors import WorkError
 from policies.faults import Crash, Slowness
 from policies.interfaces import RoutingPolicy
-from policies.names import make_router
+from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
@@ -28,15 +28,16 @@ from policies.rules.infaas import make_variants
 from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit
-from policies.rules.specs import FixedRule, InfaasRule, LadderRule, SlackFitRule, rule_from_dict
+from policies.rules.specs import FixedRule, InfaasRule, LadderRule, SlackFitRule
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from sim.accuracy import MatrixCorrectness
 from sim.cluster import Simulation
-from sim.compiled import run_plan as ruled
+from sim.compiled import run_plan
 from sim.compiled.layout import REQUESTS_FULL
 from sim.compiled.program import Program, Shape, margin
-from sim.compiled.simulation import CompiledSimulation, RunRow
+from sim.compiled.run import RunRow
+from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws
@@ -77,7 +78,7 @@ def named(name: str) -> MakeRouter:
 
 
 def fixed(placement: str) -> MakeRouter:
-    return lambda scenario, context: FixedRule(placement=placement, tuple_=narrow(context)).make(context)
+    return lambda scenario, context: FixedRule(placement=placement, tuple=narrow(context)).make(context)
 
 
 def ladder(placement: str) -> MakeRouter:
@@ -275,8 +276,9 @@ def test_a_plan_goes_on_when_numbers_and_room_are_scarce(monkeypatch: pytest.Mon
     grow, router = RunRow.grow, ROUTERS["all drawn"]
     ample = simulation().run(router(*scenarios()[0]), stream(7, "router"))
 
-    def scarce(program: Program, requests: int, instances: int, *rest: Any) -> Shape:
-        return Shape(program, requests, instances, *rest) if grown else Shape(program, 2, margin(program), *rest)
+    def scarce(program: Program, requests: int, instances: int, blocks: int, **rest: Any) -> Shape:
+        sizes = (requests, instances, blocks) if grown else (2, margin(program), 1)
+        return Shape(program, *sizes, **rest)
 
     def noted(self: RunRow, status: int) -> None:
         grown.append(status)
@@ -284,7 +286,7 @@ def test_a_plan_goes_on_when_numbers_and_room_are_scarce(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Program, "shape", scarce)
     monkeypatch.setattr(RunRow, "grow", noted)
-    monkeypatch.setattr(ruled, "_DRAWN", 3)
+    monkeypatch.setattr(run_plan, "_DRAWN", 3)
     assert simulation().run(router(*scenarios()[0]), stream(7, "router")) == ample
     assert REQUESTS_FULL in grown
 

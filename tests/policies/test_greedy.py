@@ -261,6 +261,30 @@ def test_the_load_counter_is_reset_when_the_keys_queue_empties() -> None:
     assert len(of(LoadInstance, arrive(core, 3, 1, 1.0, *range(20, 24)))) == 2
 
 
+def test_the_cap_on_scale_up_refuses_no_load_for_a_blocked_key() -> None:
+    """N_new = 0: nothing scales up, but whenever all instances are busy and none loads, a key that waits gets one."""
+    core = scheduler(scale_trigger=0, scale_cap=0, idle_unload_ns=None)
+    (first,) = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(20)))
+    (second,) = of(LoadInstance, handle(core, InstanceLoaded(1, first.instance), 1))
+    (third,) = of(LoadInstance, handle(core, InstanceLoaded(1, second.instance), 2))
+    assert of(LoadInstance, arrive(core, 3, 1, 1.0, *range(20, 40))) == []  # the third is loading, and nothing scales
+    assert third.instance not in (first.instance, second.instance)
+
+
+def test_loads_for_a_key_count_against_its_cap_and_others_do_not() -> None:
+    """Neither a preload nor a load for another previous width counts; a key's own load while it was blocked does."""
+    core = scheduler(scale_trigger=1, scale_cap=2, batch_limit=1, preload=((2, 1.0),), idle_unload_ns=None)
+    handle(core, InstanceLoaded(1, 0), 0)
+    arrive(core, 1, 2, 1.0, 1, prev=0.5)  # runs on what was preloaded
+    arrive(core, 2, 2, 1.0, 2, prev=0.5)  # another key's load
+    blocked = of(LoadInstance, arrive(core, 3, 2, 1.0, 3, prev=1.0))
+    assert blocked == []  # what the other key loads will serve this one, too
+    scaled = of(LoadInstance, arrive(core, 4, 2, 1.0, *range(10, 20), prev=1.0))
+    assert len(scaled) == 2
+    fresh = of(LoadInstance, arrive(core, 5, 3, 1.0, *range(30, 40), prev=1.0))
+    assert len(fresh) == 2  # one because it is blocked, and one more
+
+
 def test_at_the_trigger_nothing_scales() -> None:
     """The queue must be *above* Q_th."""
     core = scheduler(scale_trigger=4, scale_cap=2)

@@ -84,6 +84,6 @@ def test_a_dead_server_reports_nothing() -> None:
 def test_a_failed_batch_passes_no_image() -> None:
     """It is in no count and leaves no batch record."""
     books = ledger()
-    books.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0, 0)  # type: ignore[arg-type]
-    books.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5, 0)
+    books.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0)  # type: ignore[arg-type]
+    books.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5)
     assert (books.counts[0].images, books.counts[0].batches, books.batches) == (0, 0, [])

@@ -5,29 +5,22 @@ import pytest
 import yaml
 
 from policies.errors import InputError
+from policies.names import rule_from_dict
+from policies.registry import RULES
 from policies.rules.context import ComposedRouter
 from policies.rules.groups import LargestGroup
 from policies.rules.infaas import Variants
 from policies.rules.milp import Milp
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit
-from policies.rules.specs import (
-    RULES,
-    FixedRule,
-    InfaasRule,
-    LadderRule,
-    MilpRule,
-    RuleSpec,
-    SlackFitRule,
-    rule_from_dict,
-)
+from policies.rules.specs import FixedRule, InfaasRule, LadderRule, MilpRule, RuleSpec, SlackFitRule
 from policies.rules.widths import FixedWidths, Ladder
 from tests.policies.cluster_views import context
 
 LOW, HIGH = (0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 1.0, 1.0)
 SOME: tuple[RuleSpec, ...] = (
     FixedRule(),
-    FixedRule(tuple_=(0.25, 0.5, 0.75, 1.0), placement="jiq", group=8, made_by={"seed": 7, "figures": [1, 2.5]}),
+    FixedRule(tuple=(0.25, 0.5, 0.75, 1.0), placement="jiq", group=8, made_by={"seed": 7, "figures": [1, 2.5]}),
     LadderRule(),
     LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), placement="shortest-delay"),
     SlackFitRule(),
@@ -105,25 +98,29 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"schema": None}, "schema", ["None", "'slimsched.rule/1'"]),
         ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
         ({"kind": ["ladder"]}, "kind", ["known: fixed"]),
-        ({"treshholds": [4]}, "treshholds", ["unknown key of a ladder rule", "did you mean 'thresholds'"]),
-        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key of a ladder rule"]),
+        ({"treshholds": [4]}, "treshholds", ["unknown key; did you mean 'thresholds'"]),
+        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, made_by, placement, rungs"]),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
-        ({"placement": 3}, "placement", ["found 3", "jsq"]),
-        ({"group": 0}, "group", ["found 0", "'largest'", "whole numbers from 1"]),
+        ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
+        ({"group": 0}, "group", ["found 0", "greater than or equal to 1"]),
         ({"group": 2.5}, "group", ["found 2.5"]),
         ({"group": True}, "group", ["found True"]),
-        ({"rungs": []}, "rungs", ["found []", "a list of width tuples"]),
-        ({"rungs": [[1, 1, 0, 1], [1, 1, 1, 1]]}, "rungs", ["numbers above 0 to 1"]),
-        ({"rungs": ["1111", "2222"]}, "rungs", ["a list of widths, one a segment"]),
-        ({"thresholds": [24, 8]}, "thresholds", ["found [24, 8]", "ascending"]),
+        ({"group": "big"}, "group", ["found 'big'", "'largest'"]),
+        ({"group": [4]}, "group", ["found [4]", "a word or a number"]),
+        ({"rungs": []}, "rungs", ["found []", "at least 1 item"]),
+        ({"rungs": [[1, 1, 0, 1], [1, 1, 1, 1]]}, "rungs.0.2", ["found 0", "greater than 0"]),
+        ({"rungs": ["1111", "2222"]}, "rungs.0", ["found '1111'", "valid array"]),
+        ({"thresholds": [24, 8]}, "thresholds", ["[24.0, 8.0]", "ascending"]),
         ({"thresholds": [8, 8]}, "thresholds", ["ascending"]),
-        ({"thresholds": ["8"]}, "thresholds", ["found ['8']", "numbers from 0"]),
-        ({"thresholds": [float("nan")]}, "thresholds", ["numbers from 0"]),
-        ({"thresholds": [float("inf")]}, "thresholds", ["numbers from 0"]),
-        ({"thresholds": [True]}, "thresholds", ["numbers from 0"]),
+        ({"thresholds": ["8"]}, "thresholds.0", ["found '8'", "valid number"]),
+        ({"thresholds": [-1]}, "thresholds.0", ["found -1", "greater than or equal to 0"]),
+        ({"thresholds": []}, "thresholds", ["found []", "at least 1 item"]),
+        ({"thresholds": [float("nan")]}, "thresholds.0", ["finite number"]),
+        ({"thresholds": [float("inf")]}, "thresholds.0", ["finite number"]),
+        ({"thresholds": [True]}, "thresholds.0", ["found True", "valid number"]),
         ({"thresholds": [8, 24]}, "", ["2 rungs and 2 thresholds", "one more"]),
-        ({"made_by": "me"}, "made_by", ["found 'me'", "keys and values"]),
-        ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key of a milp rule"]),
+        ({"made_by": "me"}, "made_by", ["found 'me'", "an object"]),
+        ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key; known: group, headroom"]),
     ],
 )
 def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, Any], key: str, words: list[str]) -> None:
@@ -138,13 +135,13 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
 @pytest.mark.parametrize(
     "document, key, words",
     [
-        ({"kind": "slackfit", "target_s": 0}, "target_s", ["found 0", "numbers above 0"]),
+        ({"kind": "slackfit", "target_s": 0}, "target_s", ["found 0", "greater than 0"]),
         ({"kind": "slackfit", "target_s": -1}, "target_s", ["found -1"]),
-        ({"kind": "infaas", "floor": 1.5}, "floor", ["found 1.5", "numbers from 0 to 1"]),
+        ({"kind": "infaas", "floor": 1.5}, "floor", ["found 1.5", "less than or equal to 1"]),
         ({"kind": "infaas", "up": 0.9, "down": 0.4}, "", ["up (0.9)", "down (0.4)"]),
-        ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "numbers above 0 to 1"]),
-        ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "numbers from 0.01"]),
-        ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "a list of widths"]),
+        ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
+        ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
+        ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "valid array"]),
     ],
 )
 def test_parameters_have_limits(document: dict[str, Any], key: str, words: list[str]) -> None:
@@ -159,7 +156,7 @@ def test_parameters_have_limits(document: dict[str, Any], key: str, words: list[
 @pytest.mark.parametrize(
     "rule, words",
     [
-        (FixedRule(tuple_=(1.0, 1.0)), r"\[1.0, 1.0\].*one of 0.25, 0.5, 0.75, 1.0 for each of 4 segments"),
+        (FixedRule(tuple=(1.0, 1.0)), r"\[1.0, 1.0\].*one of 0.25, 0.5, 0.75, 1.0 for each of 4 segments"),
         (LadderRule(rungs=(HIGH, (1.0, 1.0, 1.0, 0.3)), thresholds=(4.0,)), r"0.3\].*one of 0.25"),
         (InfaasRule(floor=0.9), "no width tuple is as accurate as 0.9; the best has 0.7643"),
     ],

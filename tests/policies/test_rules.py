@@ -2,7 +2,9 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy
-from policies.names import ROUTER_NAMES, OwnClass, make_router, parse_router_name
+from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
+from policies.registry import KINDS, RouterKind
 from policies.reward import AccuracyPrior
+from policies.rules import specs
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.costs import efficient_tuples, outstanding_ns, spread
 from policies.rules.placements import PLACEMENT_NAMES, two_of
-from policies.rules.specs import FixedRule
+from policies.rules.specs import FixedRule, PlacedRule, RuleSpec
 from policies.rules.widths import Ladder, held_width
 from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
@@ -399,7 +403,7 @@ def test_unknown_router_is_refused_with_the_nearest_name() -> None:
         ("fixed:a,b", "numbers with commas"),
         ("fixed", "numbers with commas"),
         ("fixed:1,1,1,1@jqs", "did you mean 'jsq'"),
-        ("jsq@sticky", "named after `@` of fixed, ladder, slackfit, infaas"),
+        ("jsq@sticky", "named after `@` of fixed, infaas, ladder, slackfit"),
         ("ladder:8,4", "ascending"),
         ("ladder:8,,4", "numbers with commas"),
         ("", "unknown router"),
@@ -421,8 +425,8 @@ def test_names_can_be_checked_without_a_cluster() -> None:
     """Every documented name parses; a user's class is not imported for it."""
     for name in ALL_NAMES:
         parse_router_name(name)
-    assert parse_router_name("my.routers:Mine") == OwnClass("my.routers", "Mine")
-    assert parse_router_name("fixed:1,0.5@jsq") == FixedRule(placement="jsq", tuple_=(1.0, 0.5))
+    assert parse_router_name("my.routers:Mine") == OwnRouter("my.routers:Mine")
+    assert parse_router_name("fixed:1,0.5@jsq") == FixedRule(placement="jsq", tuple=(1.0, 0.5))
 
 
 class _First:
@@ -440,3 +444,77 @@ def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "users_routers", module)
     router: RoutingPolicy = make_router("users_routers:First", context())
     assert router.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.25, 1)
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (7, "choose returned 7; allowed is a policies.vocabulary.Choice"),
+        (None, "choose returned None; allowed is"),
+        (Choice(99, 1.0, 1), r"allowed servers are those that are valid now: 1, 2"),
+        (Choice(-1, 1.0, 1), r"valid now: 1, 2"),
+        (Choice(0, 1.0, 1), r"valid now: 1, 2"),
+        (Choice(1, 0.3, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
+        (Choice(1, 1.0, 1), r"allowed widths on server 1 are 0\.25, 0\.5"),
+        (Choice(1, 0.5, 0), "allowed groups are whole numbers from 1"),
+        (Choice(np.int64(1), 0.5, 1), "int, float and int for server, width and group, not int64, float, int"),  # type: ignore[arg-type]
+        (Choice(1, np.float64(0.5), 1), "not int, float64, int"),
+        (Choice(1, 0.5, np.int32(1)), "not int, float, int32"),  # type: ignore[arg-type]
+        (Choice(1, 0.5, True), "not int, float, bool"),
+    ],
+)
+def test_a_users_nonsense_is_one_line_with_what_is_allowed(choice: Any, words: str) -> None:
+    """Before the core sees it, naming the class and what it returned."""
+    seen = view(server(valid=False), server(widths=(True, True, False, False)), server())
+    users = SimpleNamespace(choose=lambda view, rng: choice)
+    router = CheckedRouter("my.routers:Mine", users, context().config)
+    with pytest.raises(WorkError, match=f"my.routers:Mine: .*{words}"):
+        router.choose(seen, np.random.default_rng(0))
+
+
+def test_a_users_error_is_one_line() -> None:
+    """What its class raises in a decision names the class; what it returns rightly is carried out."""
+
+    def choose(view: ClusterView, rng: np.random.Generator) -> Choice:
+        raise KeyError("missing")
+
+    router = CheckedRouter("my.routers:Mine", SimpleNamespace(choose=choose), context().config)
+    with pytest.raises(WorkError, match=r"my\.routers:Mine: choose: KeyError: 'missing'"):
+        router.choose(view(server()), np.random.default_rng(0))
+    fine = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, 64)), context().config)
+    assert fine.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 64)
+
+
+def test_routers_of_ours_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by name, nor where a user's function makes one: they would lose their compiled form."""
+    module = ModuleType("users_makers")
+    module.make = lambda context: make_router("jsq", context)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "users_makers", module)
+    assert type(make_router("users_makers:make", context())) is ComposedRouter
+    assert type(make_router("jsq", context())) is ComposedRouter
+
+
+# ------------------------------------------------------------------------------------------------------- the registry
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_a_row_of_the_registry_is_true(kind: RouterKind) -> None:
+    """What it says of its kind is what the kind's class does, and the page of routers has it."""
+    spec = kind.load()
+    assert kind.help
+    assert kind.is_rule == (issubclass(spec, RuleSpec) and kind.name == spec.KIND)
+    assert kind.is_placed == issubclass(spec, PlacedRule)
+    assert not kind.numbers or kind.numbers in {each.alias or name for name, each in spec.model_fields.items()}
+    assert hasattr(spec, "space") == kind.is_tuned
+    router = spec().make(context())
+    assert callable(router.choose)
+    assert f"`{kind.name}" in Path("docs/routers.md").read_text()
+
+
+def test_every_rule_and_placement_is_registered() -> None:
+    """A class of rules that no row names could not be asked for; placements stand on the page, too."""
+    classes = {value for value in vars(specs).values() if isinstance(value, type) and issubclass(value, RuleSpec)}
+    named = {spec for spec in classes if "KIND" in vars(spec)}
+    assert named == {kind.load() for kind in KINDS.values() if kind.is_rule}
+    page = Path("docs/routers.md").read_text()
+    assert [name for name in PLACEMENT_NAMES if f"`{name}`" not in page] == []

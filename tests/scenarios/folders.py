@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from policies.vocabulary import Provenance
 from scenarios.files.documents import write_json, write_text
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import validate_results, validation_run
-from scenarios.metrics.result import Result
-from scenarios.metrics.summary import summarise
+from scenarios.metrics.result import Result, RunLabel, Window, summarise
+from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.folder import RunFolder, environment
 from scenarios.runs.records import write_run
 from sim.cluster import Simulation
@@ -42,22 +43,16 @@ def simulated(
     return summary(record, router=router, seed=seed), record
 
 
+LABEL = RunLabel("toy", "random", 0, "simulation", "simpy", Provenance.DATASHEET, "measured")
+WINDOW = Window(WARMUP_S, HORIZON_S)
+
+
 def summary(record: RunRecord, **changes: Any) -> Result:
-    """A record's figures with plain settings."""
-    settings: dict[str, Any] = {
-        "scenario": "toy",
-        "router": "random",
-        "seed": 0,
-        "mode": "simulation",
-        "engine": "simpy",
-        "provenance": Provenance.DATASHEET,
-        "accuracy_provenance": "measured",
-        "warmup_s": WARMUP_S,
-        "horizon_s": HORIZON_S,
-        "deadline_s": None,
-        "wall_s": 0.1,
-    }
-    return summarise(record, **{**settings, **changes})
+    """A record's result with plain settings; changes are of the label or of the window, a `prior`, or a `context`."""
+    prior, context = changes.pop("prior", None), changes.pop("context", None)
+    of_window = {key: changes.pop(key) for key in ("warmup_s", "horizon_s", "deadline_s") if key in changes}
+    result = summarise(record, replace(LABEL, **changes), replace(WINDOW, **of_window), wall_s=0.1, prior=prior)
+    return result if context is None else diagnosed(result, context)
 
 
 def run_folder(

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from scenarios.study import ablation
-from scenarios.study.ablation import RIVAL, ROWS, main, row_of
+from scenarios.study.__main__ import main
+from scenarios.study.ablation import RIVAL, ROWS, row_of
 from scenarios.world.materials import load_world
 from tests.scenarios.test_tune import KNOBS, SCENARIO
 
@@ -36,11 +37,11 @@ def test_an_interrupted_one_goes_on_with_the_next_row(
 
     monkeypatch.setattr(ablation, "row_of", told)
     out = tmp_path / "rows.json"
-    assert main([str(scenario), "--json", str(out)]) == 130
+    assert main(["ablation", str(scenario), "--json", str(out)]) == 130
     assert [row["switch"] for row in json.loads(out.read_text())["rows"]] == [*ROWS][:3]
     before = made.copy()
     made[:] = [("", "", None, None)] * 4
-    assert main([str(scenario), "--json", str(out)]) == 0
+    assert main(["ablation", str(scenario), "--json", str(out)]) == 0
     after = made[4:]
     assert [name for name, *_ in before + after] == [*ROWS, RIVAL]
     assert {first for *_, first in (before + after)[1:]} == {1.0}, "all are set beside the first"
@@ -54,9 +55,9 @@ def test_rows_of_another_command_are_left_alone(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.json"
-    text = json.dumps({"command": f"python -m scenarios.study.ablation {scenario} --decisions 7", "rows": []})
+    text = json.dumps({"command": f"python -m scenarios.study ablation {scenario} --decisions 7", "rows": []})
     out.write_text(text)
-    assert main([str(scenario), "--json", str(out), "--decisions", "8"]) == 2
+    assert main(["ablation", str(scenario), "--json", str(out), "--decisions", "8"]) == 2
     assert "can't stand beside those of" in capsys.readouterr().err
     assert out.read_text() == text
 
@@ -65,8 +66,8 @@ def test_rows_of_another_command_are_left_alone(
     ("flags", "said"),
     [
         (["none.yaml"], "none.yaml"),
-        (["SCENARIO", "--decisions", "0"], "--decisions: 0; allowed are whole numbers from 1"),
-        (["SCENARIO", "--seed", "-1"], "--seed: -1; allowed are whole numbers from 0"),
+        (["SCENARIO", "--decisions", "0"], "--decisions: '0': must be a whole number, at least 1"),
+        (["SCENARIO", "--seed", "-1"], "--seed: '-1': must be a whole number, at least 0"),
         (["FLOORLESS"], "tuning.floor: missing"),
     ],
 )
@@ -76,7 +77,7 @@ def test_wrong_input_is_one_message(
     floorless = tmp_path / "floorless.yaml"
     floorless.write_text(yaml.safe_dump(SCENARIO))
     named = [{"SCENARIO": str(scenario), "FLOORLESS": str(floorless)}.get(flag, flag) for flag in flags]
-    assert main([*named, "--json", str(tmp_path / "rows.json")]) == 2
+    assert main(["ablation", *named, "--json", str(tmp_path / "rows.json")]) == 2
     told = capsys.readouterr().err
     assert said in told
     assert "Traceback" not in told

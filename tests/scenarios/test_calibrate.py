@@ -34,9 +34,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "flags, wanted",
     [
-        (["--out", "in_the_way/profiles"], ["--out", "in_the_way/profiles", "can't be written to", "another folder"]),
-        (["--out", "in_the_way"], ["--out", "in_the_way", "can't be written to"]),
-        (["--out", "taken"], ["--out", "cpu0.yaml", "this is a folder"]),
+        (
+            ["--out", "in_the_way/profiles"],
+            ["--out", "in_the_way/profiles", "in_the_way is no folder"],
+        ),
+        (["--out", "in_the_way"], ["--out", "in_the_way", "this is a file", "name a folder"]),
+        (["--out", "taken"], ["taken/cpu0.yaml", "this is a folder"]),
         (["--device", "cuda:99"], ["--device", "'cuda:99'", "allowed are"]),
         (["--model", "in_the_way"], ["in_the_way", "cannot be read as safetensors"]),
         (["--budget", "0"], ["calibrate cpu:0", "budget", "must be more than 0 s"]),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-import scenarios.job.run as run_module
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
 from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
 from scenarios.files.documents import read_json
 from scenarios.files.spec import ValidateSection
+from scenarios.job import validation
 from scenarios.job.validation import keep_runs, validate_world
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
 from scenarios.metrics.result import Mode
@@ -289,19 +289,19 @@ def test_an_interrupted_validation_keeps_each_run(
                 raise KeyboardInterrupt
             yield each
 
-    monkeypatch.setattr(run_module, "load_dataset", lambda name: None)
+    monkeypatch.setattr(validation, "load_dataset", lambda name: None)
 
     def validate() -> Validation:
         model = ModelFile(tmp_path / "none", None)
         return validate_world(world, folder, model, wanted, ROUTERS, trained=None, partial=partial, quiet=True)
 
-    monkeypatch.setattr(run_module, "validate_runs", until_third)
+    monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):
         validate()
     assert [run["router"] for run in read_json(partial)] == ["random", "jsq", "random"]
     assert len(read_runs(folder)) == 6
     asked.clear()
-    monkeypatch.setattr(run_module, "validate_runs", runs)
+    monkeypatch.setattr(validation, "validate_runs", runs)
     document = validate()
     assert [(job.kind, job.router) for job in asked] == [("pair", "jsq")]
     assert [pair["router"] for pair in document["pairs"]] == ["random", "jsq"]

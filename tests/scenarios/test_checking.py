@@ -26,8 +26,6 @@ from scenarios.executors.checking import (
     NO_SERVING,
     SHARE,
     OpenLoopRun,
-    check_document,
-    format_check,
     meaningful,
     open_loop_figures,
     open_loop_world,
@@ -37,6 +35,7 @@ from scenarios.executors.preflight import stamp_warnings
 from scenarios.executors.serving import ServingOverheads, is_served, with_overheads
 from scenarios.metrics.result import Result
 from scenarios.runs.simulate import run_simulation
+from scenarios.show.check import RULE, check_document, check_table
 from sim.profile import Profile
 from sim.tables import compile_tables
 from tests import worlds
@@ -133,20 +132,40 @@ def test_the_table_and_the_document_say_the_same() -> None:
     """Each figure's verdict, what has drifted, and the whole verdict; the document is plain JSON."""
     profile = served_profile("modelled")
     figures = open_loop_figures(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
-    text = format_check(profile, figures)
-    assert "mean latency: 30 % slower than the profile says" in text
-    assert text.splitlines()[-1].startswith("the profile toy no longer holds; ")
+    table = check_table(profile, figures)
+    assert [(row[0], row[1], row[-1]) for row in table.rows] == [
+        ("mean latency", "5", "drifted"), ("p99 latency", "5", "drifted"),
+        ("throughput", "5", "holds"), ("energy per image", "5", "not judged"),
+    ]  # fmt: skip
+    assert table.rows[0][2:8] == ["23.1", "23.1", "-23.1", "-23.1 to -23.1", "5.0", "5.0"]
     document = json.loads(json.dumps(check_document(profile, ["w"], figures)))
     assert (document["schema"], document["holds"], document["warnings"]) == ("slimsched.check/1", False, ["w"])
     assert [figure["verdict"] for figure in document["figures"]] == ["drifted", "drifted", "holds", "not judged"]
     assert len(document["figures"][0]["pairs"]) == 5
-    vague = format_check(profile, [replace(figures[0], allowed=Allowed(60.0, 30.0))])
-    assert "mean latency: the profile states so large errors itself" in vague
-    assert "states so large" not in text
-    assert "drifts only where its whole 95 % interval lies beyond what is allowed" in text
-    assert "it says 0.77 times what is measured now, a bias of -23.1 %" in text
+
+
+def test_what_has_drifted_is_said_last_and_what_to_do() -> None:
+    """The bias in times, the remedy; a profile that holds is told so."""
+    profile = served_profile("modelled")
+    figures = open_loop_figures(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
+    told = "it says 0.77 times what is measured now, a bias of -23.1 %"
+    assert list(check_table(profile, figures).notes[-3:]) == [
+        f"mean latency: 30 % slower than the profile says ({told})",
+        f"p99 latency: 30 % slower than the profile says ({told})",
+        "the profile toy no longer holds; `slimsched calibrate` makes a new one",
+    ]
     held = open_loop_figures(profile, twins(1, 1, 1, 1, 1))
-    assert format_check(profile, held).splitlines()[-1] == "the profile toy holds"
+    assert check_table(profile, held).notes[-1] == "the profile toy holds"
+
+
+def test_a_profile_that_states_large_errors_is_told_so() -> None:
+    """Beside the rule by which anything drifts."""
+    profile = served_profile()
+    (figure, *_) = open_loop_figures(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
+    vague, plain = replace(figure, allowed=Allowed(60.0, 30.0)), check_table(profile, [figure])
+    assert any("states so large errors itself" in note for note in check_table(profile, [vague]).notes)
+    assert not any("states so large errors itself" in note for note in plain.notes)
+    assert RULE in plain.notes
 
 
 def test_a_check_that_could_judge_nothing_says_so_and_why() -> None:
@@ -154,7 +173,7 @@ def test_a_check_that_could_judge_nothing_says_so_and_why() -> None:
     profile = served_profile("modelled")
     energy = [figure for figure in open_loop_figures(profile, twins(1, 1, 1)) if figure.not_judged]
     empty = CheckedFigure("solo latency", (), Allowed(3.0, 3.0))
-    last = format_check(profile, [*energy, empty]).splitlines()[-1]
+    last = check_table(profile, [*energy, empty]).notes[-1]
     assert last.startswith("nothing could be judged, so the profile toy may hold or not (")
     assert f"energy per image: {MODELLED}; solo latency: nothing could be measured" in last
     document = check_document(profile, (), [*energy, empty])
@@ -169,8 +188,8 @@ def test_a_figure_that_may_be_off_by_anything_is_not_judged() -> None:
     vague = meaningful(replace(figure, allowed=Allowed(60.0, 30.0)))
     assert vague.verdict == "not judged"
     assert "60 % are allowed" in vague.not_judged
-    text = format_check(served_profile(), [vague])
-    assert "so large errors itself" not in text  # it is said once
+    notes = check_table(served_profile(), [vague]).notes
+    assert not any("so large errors itself" in note for note in notes)  # it is said once
     (far, *_) = open_loop_figures(served_profile(), twins(4, 4, 4, 4, 4))
     assert meaningful(replace(far, allowed=Allowed(60.0, 30.0))).verdict == "drifted"
 
@@ -256,7 +275,7 @@ def of_model(profile: Profile, model: Path) -> Profile:
         ({}, ["--device", "cpu:1"], ["--device: not the device", " instead of ", "leave --device out"]),
         ({"name": "Another Processor"}, [], ["p.yaml: execution: ", "instead of Another Processor", "calibrate"]),
         ({"cores": "4096"}, [], ["p.yaml: execution.cores", "no core 4096"]),
-        ({}, ["--points", "0"], ["--points", "from 1"]),
+        ({}, ["--points", "0"], ["--points", "at least 1"]),
     ],
 )
 def test_who_may_not_ask(

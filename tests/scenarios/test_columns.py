@@ -33,7 +33,7 @@ def latency_of_s(request: RequestRecord) -> float:
 
 
 def plain_figures(record: RunRecord, warmup_s: float, horizon_s: float, deadline_s: float | None) -> dict[str, Any]:
-    """What rests on requests, request by request and in Python's own arithmetic, as `docs/figures.md` defines it."""
+    """What rests on requests, request by request and in Python's own arithmetic, as `docs/metrics.md` defines it."""
     start_ns, end_ns = round(warmup_s * NS_PER_S), round(horizon_s * NS_PER_S)
     counted = [request for request in record.requests if start_ns <= request.arrived_ns <= end_ns]
     done = [request for request in counted if request.status == "completed"]

@@ -64,7 +64,7 @@ def test_the_bound_is_beside_each_router(tmp_path: Path, capsys: pytest.CaptureF
     ("flags", "told"),
     [
         (["--against", "jqs"], "did you mean 'jsq'"),
-        (["--jobs", "0"], "'0' is no whole number from 1"),
+        (["--jobs", "0"], "'0': must be a whole number, at least 1"),
         (["--picture", "x.pdf"], "name a .png or .svg file"),
     ],
 )
@@ -82,7 +82,7 @@ def test_records_of_long_runs_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Above a number of images the report would be gigabytes; what keeps one run's record is named."""
-    monkeypatch.setattr("scenarios.job.run.KEPT_IMAGES", 10)
+    monkeypatch.setattr("scenarios.job.comparison.KEPT_IMAGES", 10)
     path = write_scenario(tmp_path)
     assert main(["compare", str(path), "--out", str(tmp_path / "r")]) == 0
     assert "slimsched simulate --out" in capsys.readouterr().err

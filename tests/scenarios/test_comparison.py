@@ -12,11 +12,13 @@ from scipy import stats
 
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import COSTS, MEASURES, bound_accuracies, compare_results, least_cost
+from scenarios.metrics.catalogue import COSTS, PAIRED
+from scenarios.metrics.comparison import bound_accuracies, compare_results, least_cost
 from scenarios.metrics.pareto import Point
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import estimate, paired_difference
-from scenarios.show.words import format_comparison
+from scenarios.show.comparison import comparison_table
+from scenarios.show.table import to_text
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request
 
@@ -49,7 +51,10 @@ def test_without_the_baseline_there_is_no_change() -> None:
     found = compare_results([result("jsq", 0, 1.0)])
     assert found["baseline"] is None
     assert found["rows"][0]["latency_change_pct"] == {"mean": None, "ci95": None}
-    assert "jsq" in format_comparison(found)
+    table = comparison_table(found)
+    assert [row[0] for row in table.rows] == ["jsq"]
+    assert table.rows[0][-2:] == ["-", "-"]
+    assert table.base is None
 
 
 def test_the_weakest_provenance_counts() -> None:
@@ -63,17 +68,18 @@ def test_an_accuracy_that_nobody_measured_is_said() -> None:
     runs = [result("a", 0, 1), result("b", 0, 1, accuracy_provenance="paper")]
     found = compare_results(runs)
     assert found["accuracy_provenance"] == "paper"
-    assert "accuracy: paper" in format_comparison(found).splitlines()[0]
+    assert comparison_table(found).title == "toy (datasheet; accuracy: paper)"
+    assert [column.provenance for column in comparison_table(found).columns[1:3]] == ["paper", "datasheet"]
     old: Any = {key: value for key, value in runs[0].items() if key != "accuracy_provenance"}
     measured = compare_results([old])
     assert measured["accuracy_provenance"] == "measured"
-    assert "accuracy:" not in format_comparison(measured)
+    assert comparison_table(measured).title == "toy (datasheet)"
 
 
 def test_columns_are_aligned() -> None:
     """Every line of a table ends where its head's columns end."""
-    text = format_comparison(compare_results([result("random", 0, 1.0), result("a-long-name", 0, 123.0)]))
-    head, rule, *rows = text.splitlines()[1:-1]
+    table = comparison_table(compare_results([result("random", 0, 1.0), result("a-long-name", 0, 123.0)]))
+    head, rule, *rows = to_text([table]).splitlines()[1:-1]
     assert all(len(line) <= len(rule) for line in (head, *rows))
     assert rule.index("  ") == len("a-long-name")
 
@@ -115,7 +121,7 @@ def test_differences_are_between_runs_of_one_seed() -> None:
     other = compare_results(runs, against="jsq")["paired"]
     assert other is not None
     assert other["rows"][0]["latency_mean_s"]["difference"]["mean"] == 2.0
-    assert set(MEASURES) < set(other["rows"][0])
+    assert {measure.name for measure in PAIRED} < set(other["rows"][0])
 
 
 def test_one_seed_decides_nothing() -> None:
@@ -180,4 +186,4 @@ def test_the_gap_is_to_the_bound_at_no_more_accuracy() -> None:
     asked_for = bound_accuracies(found, between=2)
     assert asked_for == pytest.approx([0.60, 0.65, 0.70, 0.75], abs=1e-8)
     assert all(least_cost([(x, 1.0) for x in asked_for], y) == 1.0 for y in (0.60, 0.75))
-    assert set(found["pareto"]["fronts"]) == set(COSTS)
+    assert set(found["pareto"]["fronts"]) == {cost.name for cost in COSTS}

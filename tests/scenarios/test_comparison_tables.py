@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError
-from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.result import Result
-from scenarios.show.comparison import format_all, format_paper
+from scenarios.show.charts import save, trade_off_chart
+from scenarios.show.comparison import comparison_tables, paired_table, paper_table, trade_off_table
 from scenarios.show.paper import HEAVY, RANDOM, RELAXED, paper_row
-from scenarios.show.trade_offs import save_trade_offs
 from tests.scenarios.folders import summary
 from tests.scenarios.test_comparison import run
 from tests.scenarios.test_result import WINDOW, record, request
@@ -25,20 +25,30 @@ def test_the_papers_numbers_are_beside_ours() -> None:
     """Under each router that the paper has; its changes as its text tells them, ours seed by seed."""
     runs = [of_paper("random", 0, 8.0), of_paper("ppo-heavy", 0, 2.0), of_paper("ppo_relaxed", 0, 4.0),
             of_paper("sticky", 0, 1.0)]  # fmt: skip
-    comparison = compare_results(runs)
-    lines = format_paper(comparison).splitlines()
-    assert [line.split()[0] for line in lines[3:-1]] == [
-        "random", "paper,", "ppo-heavy", "paper,", "ppo_relaxed", "paper,", "sticky"
+    rows = {row[0]: row[1:] for row in paper_table(compare_results(runs)).rows}
+    assert list(rows) == [
+        "random", "  paper, Table III", "ppo-heavy", "  paper, Table IV", "ppo_relaxed", "  paper, Table V", "sticky"
     ]  # fmt: skip
-    assert lines[4].split() == [
-        "paper,", "Table", "III", "74.43", "8.979", "(7.302)", "1967.94", "(1629.53)", "0.0433", "(0.0216)", "250906",
-        "-", "-",
+    assert rows["  paper, Table III"] == [
+        "74.43", "8.979 (7.302)", "1967.94 (1629.53)", "0.0433 (0.0216)", "250906", "-", "-",
     ]  # fmt: skip
-    assert "-75.00 %" in lines[5]
-    assert lines[6].split()[-4:] == ["-96.45", "%", "-97.31", "%"]
-    assert lines[8].split()[-4:] == ["-32.00", "%", "-45.00", "%"]
-    assert "the paper's tables" in format_all(comparison)
-    assert "the paper's tables" not in format_all(compare_results([run("random", 0, 0.7, 8.0)]))
+    assert rows["ppo-heavy"][-2] == "-75.00 %"
+    assert rows["  paper, Table IV"][-2:] == ["-96.45 %", "-97.31 %"]
+    assert rows["  paper, Table V"][-2:] == ["-32.00 %", "-45.00 %"]
+
+
+def test_only_what_there_is_to_say_has_a_table() -> None:
+    """The paper's layout is for its replicas, pairs need two seeds, and trade-offs two routers."""
+    replica, other = compare_results([of_paper("random", 0, 8.0)]), compare_results([run("random", 0, 0.7, 8.0)])
+    assert [table.title for table in comparison_tables(replica)][1:] == ["the paper's tables"]
+    assert len(comparison_tables(other)) == 1
+    seeds = [run(router, seed, 0.7, 1.0 + seed) for router in ("random", "jsq") for seed in (0, 1)]
+    beginnings = [table.title.split()[0] for table in comparison_tables(compare_results(seeds))]
+    assert beginnings == ["toy", "differences", "trade-offs:"]
+    assert [table.title.split()[0] for table in comparison_tables(compare_results(seeds[::2]))] == [
+        "toy",
+        "trade-offs:",
+    ]
 
 
 def test_the_papers_changes_follow_from_its_tables() -> None:
@@ -53,29 +63,35 @@ def test_the_papers_changes_follow_from_its_tables() -> None:
     assert paper_row("jsq") is None
 
 
-def test_pairs_and_trade_offs_in_print() -> None:
-    """A star where the interval leaves 0 out, the gap to the bound, who is on which front."""
+@pytest.fixture(name="compared")
+def three_routers() -> Comparison:
+    """Of three seeds each; one is better for certain, one as noisy as it is accurate."""
     latencies_s = {"random": (2.0, 2.1, 2.2), "jsq": (1.0, 1.1, 1.3), "noisy": (1.0, 2.0, 4.0)}
     runs = [
         run(router, seed, 0.76 if router == "noisy" else 0.72, latency_s)
         for router, of_seeds in latencies_s.items()
         for seed, latency_s in enumerate(of_seeds)
     ]
-    text = format_all(compare_results(runs, bounds={"latency_mean_s": [(0.7, 0.5)]}))
-    pairs = text[text.index("differences to 'random'") : text.index("trade-offs")].splitlines()
-    assert [line.split()[0] for line in pairs[3:5]] == ["jsq", "noisy"]  # and random is not set beside itself
-    assert "-967 +-143*" in pairs[3]
-    assert "+233 +-3551 " in pairs[4]
-    assert "+0.00 +-0.00" in pairs[3]  # of labels that were all right
-    trades = text[text.index("trade-offs") :]
-    assert "mean over bound" in trades
-    assert "energy over bound" not in trades
-    assert "+127 %" in trades  # 1.133 s over 0.5 s
-    assert "mean, p99, energy" in trades
-    assert trades.splitlines()[-1].startswith("Hypervolume")
-    one = format_all(compare_results(runs[:1]))
-    assert "differences" not in one
-    assert "trade-offs" not in one
+    return compare_results(runs, bounds={"latency_mean_s": [(0.7, 0.5)]})
+
+
+def test_differences_have_a_star_where_they_are_no_chance(compared: Comparison) -> None:
+    """Two digits of the interval count; the router itself is not set beside itself."""
+    table = paired_table(compared)
+    assert [row[0] for row in table.rows] == ["jsq", "noisy"]
+    assert [row[1] for row in table.rows] == ["-967 +-143*", "+233 +-3551 "]
+    assert table.rows[0][-1] == "+0.00 +-0.00 "  # of labels that were all right
+
+
+def test_trade_offs_have_fronts_and_gaps_to_the_bound(compared: Comparison) -> None:
+    """1.133 s over 0.5 s; only a cost with a bound has a gap; and everybody's worst seed."""
+    table = trade_off_table(compared)
+    rows = [dict(zip((column.head for column in table.columns), row, strict=True)) for row in table.rows]
+    jsq = next(row for row in rows if row["router"] == "jsq")
+    assert (jsq["latency over bound"], jsq["on the front of"]) == ("+127 %", "latency, p99")
+    assert "attributed over bound" not in jsq
+    assert (jsq["accuracy"], jsq["latency"], jsq["worst latency"]) == ("72.00", "1133.33", "1300.00")
+    assert [note.partition(",")[0] for note in table.notes] == ["Hypervolume"]
 
 
 def test_pictures_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
@@ -83,12 +99,12 @@ def test_pictures_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
     runs = [run("random", 0, 0.72, 2.0), run("random", 1, 0.72, 2.1), run("jsq", 0, 0.74, 90.0)]
     comparison = compare_results(runs, bounds={"latency_mean_s": [(0.7, 0.5), (0.74, 0.6)]})
     for name in ("one.svg", "two.svg", "one.png"):
-        save_trade_offs(comparison, tmp_path / name)
+        save(trade_off_chart(comparison), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "one.svg").read_text()
     assert all(text in drawn for text in ("mean latency, ms", "p99 latency, ms", "fluid bound", "jsq"))
     nothing = summary(record(request(0, 3, 7, "in_flight")), **WINDOW)
     with pytest.raises(InputError, match="nothing to draw"):
-        save_trade_offs(compare_results([nothing]), tmp_path / "none.png")
+        trade_off_chart(compare_results([nothing]))
     assert len(list(tmp_path.iterdir())) == 3

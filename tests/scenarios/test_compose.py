@@ -18,7 +18,8 @@ from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supe
 from policies.vocabulary import NS_PER_S
 from scenarios.files.reading import load_scenario
 from scenarios.gym import ID, world_env
-from scenarios.runs.simulate import compare_world, run_simulation, simulate_world
+from scenarios.metrics.comparison import compare_results
+from scenarios.runs.simulate import run_simulation, simulate_all, simulate_world
 from scenarios.study.paper_table import FILE
 from scenarios.world.build import build_world
 from scenarios.world.materials import load_world
@@ -82,14 +83,14 @@ def test_same_seed_same_result_but_for_wall_time(world: World) -> None:
 
 def test_an_interrupted_comparison_runs_only_what_is_missing(world: World) -> None:
     """Finished runs are taken as they are."""
-    whole = compare_world(world, ["random", "sticky"], [0, 1])
+    whole = simulate_all(world, ["random", "sticky"], [0, 1])
     done = [simulate_world(world, "random", seed) for seed in (0, 1)]
     ran: list[str] = []
-    resumed = compare_world(
+    resumed = simulate_all(
         world, ["random", "sticky"], [0, 1], finished=done, on_result=lambda r: ran.append(r["router"])
     )
     assert ran == ["random", "random", "sticky", "sticky"]
-    without_wall = [[{**row, "wall_s": None} for row in document["rows"]] for document in (whole, resumed)]
+    without_wall = [[{**result, "wall_s": None} for result in results] for results in (whole, resumed)]
     assert without_wall[0] == without_wall[1]
 
 
@@ -169,7 +170,8 @@ def test_the_papers_table_simulates_end_to_end(tmp_path: Path) -> None:
     assert abs(sum(request.correct for request in done) - expected.sum()) < 4 * spread
     narrow = simulate_world(world, "fixed:0.25,0.25,0.25,0.25", 0)["accuracy"]
     assert narrow == pytest.approx(0.7030, abs=0.04)
-    assert compare_world(world, ["random", "sticky"], [0, 1])["accuracy_provenance"] == "paper"
+    results = simulate_all(world, ["random", "sticky"], [0, 1])
+    assert compare_results(results)["accuracy_provenance"] == "paper"
 
 
 FAULTS = """

@@ -8,7 +8,7 @@ import pytest
 
 from policies.errors import InputError, WorkError
 from scenarios import cli
-from scenarios.study.__main__ import main as results
+from scenarios.study.__main__ import main as study
 from scenarios.terminal.exits import exit_code
 
 
@@ -65,5 +65,5 @@ def test_results_refuse_what_they_cant_write(
     """Before anything runs."""
     path = tmp_path / "there"
     path.write_text("a file") if flag == "--out" else path.mkdir()
-    assert results([flag, str(path)]) == 2
-    assert f"results: {flag}: {path}: {said}" in capsys.readouterr().err
+    assert study(["results", flag, str(path)]) == 2
+    assert f"results: argument {flag}: {path}: {said}" in capsys.readouterr().err

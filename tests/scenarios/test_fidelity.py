@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from policies.vocabulary import Provenance
+from scenarios.metrics.catalogue import VALIDATED
 from scenarios.metrics.fidelity import (
-    FIGURES,
     Validation,
     ValidationRun,
     middle_load,
@@ -20,7 +20,13 @@ from scenarios.metrics.fidelity import (
     validation_run,
 )
 from scenarios.metrics.result import Result
-from scenarios.show.words import format_validation
+from scenarios.show.validation import (
+    errors_tables,
+    format_validation,
+    saturation_tables,
+    stages_table,
+    validation_notes,
+)
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request
 
@@ -61,7 +67,8 @@ def test_modelled_power_has_no_error_of_energy() -> None:
     assert found["rows"][0]["error_pct"]["energy"] == {"mean": None, "ci95": None}
     assert found["rows"][0]["met"]["energy_per_image"] is None
     assert "modelled" in found["pairs"][0]["not_applicable"]["energy_per_image"]
-    assert format_validation(found).count("modelled") == 1
+    (note,) = [note for note in validation_notes(found) if "modelled" in note]
+    assert note.startswith("energy_per_image, energy: the hardware's power is modelled, not metered")
 
 
 def test_ranking() -> None:
@@ -128,7 +135,7 @@ def test_nothing_is_promised_beyond_the_load_of_the_promise() -> None:
     runs = [pair("a", 2.0, 1.0, load=load, rate_img_s=100 * load) for load in (0.8, 0.9)]
     rows = validated(*runs)["rows"]
     assert [row["met"]["latency_mean"] for row in rows] == [False, None]
-    assert {name for name in FIGURES if rows[0]["target_pct"][name] is None} == {
+    assert {name for name in (measure.stem for measure in VALIDATED) if rows[0]["target_pct"][name] is None} == {
         *("latency_p50", "latency_p95", "throughput", "accuracy", "energy"),
     }
 
@@ -173,9 +180,9 @@ def test_repeats_of_one_seed_are_no_new_evidence() -> None:
     half = stats.t.ppf(0.975, 1) * abs(errors[0] - errors[1]) / 2
     assert row["error_pct"]["latency_mean"]["ci95"] == pytest.approx(half)
     assert found["ranking"][0]["separated_pairs"] == 0
-    assert "over seeds, each the mean of its repeats" in format_validation(found)
+    assert "Intervals (95 %) are over seeds, each the mean of its repeats." in validation_notes(found)
     one = validated(*[run for run in runs if run["seed"] == 0])
-    assert "over repeats of one trace" in format_validation(one)
+    assert "Intervals (95 %) are over repeats of one trace." in validation_notes(one)
 
 
 def test_single_runs_separate_nothing() -> None:
@@ -205,9 +212,13 @@ def test_saturated_throughput() -> None:
     assert [row["met"] for row in found["saturated"]] == [True, False, None]
     assert found["saturated"][0]["error_pct"] == pytest.approx(1.5)
     assert found["reference_img_s"] == 200 == reference_img_s(runs)
-    assert "not saturated: simulated\n" in format_validation(found)
-    assert "single run" in format_validation(found)
-    assert "not saturated: simulated, hardware\n" in format_validation(found)
+    (table,) = saturation_tables(found)
+    assert table.rows == [
+        ["a", "500", "203.0", "200.0", "+1.5", "2.0 met", ""],
+        ["b", "500", "230.0", "200.0", "+15.0", "2.0 missed", "not saturated: simulated"],
+        ["c", "500", "200.0", "200.0", "+0.0", "2.0", "not saturated: simulated, hardware"],
+    ]
+    assert any("single run" in note for note in validation_notes(found))
 
 
 def test_the_load_axis() -> None:
@@ -223,24 +234,36 @@ def test_the_load_axis() -> None:
     assert (none["error_pct"]["mean"], none["met"]) == (None, None)
 
 
-def test_every_table_is_printed() -> None:
-    """Each load has its table; saturation, load axis, stages and rankings have theirs."""
+def test_each_load_has_its_table() -> None:
+    """Both worlds' latency, each error, and what is allowed of those that something is promised of."""
+    runs = [run for load in (0.3, 0.8) for run in repeats("a", 1.0, [1.0, 1.1], load=load, rate_img_s=100 * load)]
+    found = validated(*runs, saturated("a", 1, 1), pair("a", 1, 1, kind="near", scale=1.0))
+    low, high = errors_tables(found)
+    assert low.title == "load 0.3 (30.0 images/s), 2 hardware runs a router"
+    assert high.title.startswith("load 0.8 (80.0 images/s)")
+    row = dict(zip((column.title for column in low.columns), low.rows[0], strict=True))
+    assert (row["router"], row["simulated ms"], row["hardware ms"]) == ("a", "1000.00", "1050.00 +-635.31")
+    assert (row["latency error %"], row["noise %"]) == ("-4.5 +-57.8", "6.7")
+    assert [column.head for column in low.columns].count("allowed") == 3  # latency, p99, energy per image
+    assert low.rows[0][low.columns.index(next(c for c in low.columns if c.head == "allowed"))] == "5.0 met"
+    assert [table.title.partition(":")[0].partition(",")[0] for table in saturation_tables(found)] == [
+        "saturated", "near saturation"
+    ]  # fmt: skip
+    text = format_validation(found)
+    assert [text.index(table.title) for table in (low, high, *saturation_tables(found))] == sorted(
+        text.index(table.title) for table in (low, high, *saturation_tables(found))
+    )
+
+
+def test_stages_of_both_worlds_stand_in_one_cell() -> None:
+    """Milliseconds, simulated before hardware; without stages there is no row."""
     stages: dict[str, float] = dict.fromkeys(("router_wait", "decision", "transfer"), 0.001)
     stages |= dict.fromkeys(("queue", "load", "dispatch", "run", "lost"), 0.002)
-    runs = [run for load in (0.3, 0.8) for run in repeats("a", 1.0, [1.0, 1.1], load=load, rate_img_s=100 * load)]
-    for run in runs:
-        run["simulated"]["stages_s"] = run["hardware"]["stages_s"] = stages
-    text = format_validation(validated(*runs, saturated("a", 1, 1), pair("a", 1, 1, kind="near", scale=1.0)))
-    for part in (
-        "load 0.3 (30.0 images/s)",
-        "load 0.8",
-        "1.00/1.00",
-        "2.00/2.00",
-        "saturated",
-        "near saturation",
-        "tau",
-    ):
-        assert part in text
+    run = pair("a", 1, 1)
+    assert stages_table(validated(run)["rows"]).rows == []
+    run["simulated"]["stages_s"], run["hardware"]["stages_s"] = stages, {**stages, "lost": 0.003}
+    (row,) = stages_table(validated(run)["rows"]).rows
+    assert row == ["a", *["1.00/1.00"] * 3, *["2.00/2.00"] * 4, "2.00/3.00"]
 
 
 @given(st.lists(st.sampled_from([0.3, 0.6, 0.8, 0.9]), max_size=6))

@@ -65,7 +65,7 @@ def test_the_file_is_what_the_program_prints(table: PaperTable) -> None:
     """The committed file equals the regenerated table within 1e-6, and no hand has touched its form."""
     assert completed() == pytest.approx(np.array(table.shares), abs=1e-6)
     printed = subprocess.run(
-        [sys.executable, "-m", "scenarios.study.paper_table"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "scenarios.study", "paper-table"], capture_output=True, text=True, check=True
     ).stdout
     committed = FILE.read_text()
     assert printed.splitlines()[:8] == committed.splitlines()[:8]

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError, WorkError
+from scenarios.metrics.comparison import compare_results
 from scenarios.runs.parallel import ONE_THREAD, each
-from scenarios.runs.simulate import compare_world, default_jobs, simulate_all
+from scenarios.runs.simulate import default_jobs, simulate_all
 from sim.compiled.errors import UnsupportedScenario
 from tests.scenarios.tasks import answer
 from tests.scenarios.test_engines import WORLDS, world_of
@@ -35,8 +36,7 @@ def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
     assert [result["wall_s"] for result in beside][1:] != [result["wall_s"] for result in alone][1:]  # made anew
     assert told[0] == ("random", 3)
     assert sorted(told) == [("jsq", 1), ("jsq", 3), ("random", 1), ("random", 3)]
-    compared = compare_world(world, ["random", "jsq"], [3, 1], finished=alone)
-    assert compared == compare_world(world, ["random", "jsq"], [3, 1], finished=beside)
+    assert compare_results(alone) == compare_results(beside)
 
 
 def test_tasks_have_what_is_common_and_one_thread() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +17,16 @@ from hw.accuracy import Evaluation, load_accuracy
 from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
 from policies.interfaces import GROUPS
+from policies.ppo import checkpoint
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
+from policies.tide import knobs
 from scenarios.cli import main
 from scenarios.executors import preflight
 from scenarios.executors.devices import device_spec
+from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
-from scenarios.job import run
+from scenarios.job import comparison, network, profiles, run, validation
 from tests import worlds
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
@@ -56,7 +60,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append("validate")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "validate_world", note)
+    monkeypatch.setattr(validation, "validate_world", note)
     monkeypatch.setattr(preflight, "memory_bytes", lambda device: 8_000_000_000)
     return names
 
@@ -164,6 +168,50 @@ def test_a_router_of_another_cluster(
     assert begun == []
 
 
+def test_a_tuned_tide_is_a_router_file_too(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`slimsched run` begins with one of its network; a damaged one, or another network's, is told before the work."""
+
+    def note(*_: object, **__: object) -> None:
+        begun.append("work")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "train_model", note)
+    monkeypatch.setattr(profiles, "calibrate_device", note)
+    text = calibrated_here(SCENARIO).replace("[random]", "[random, tide.safetensors]")
+    monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
+    path = tide_file(tmp_path / "tide.safetensors")
+    assert validate(tmp_path, verb="run") == 130
+    assert begun == ["work"]
+    begun.clear()
+    tensors, header = checkpoint.read(path)
+    for changed, wanted in (
+        ({**header, "segments": "3"}, "another version of Tide"),
+        ({key: value for key, value in header.items() if key != "names"}, "not a router of this version, or damaged"),
+        ({**header, "kind": "tdie"}, "found 'tdie': this version has no such router"),
+    ):
+        checkpoint.write(path, tensors, changed)
+        capsys.readouterr()
+        assert validate(tmp_path, verb="run") == 2
+        assert wanted in capsys.readouterr().err
+    tide_file(path, widths=(0.5, 1.0))
+    assert validate(tmp_path, verb="run") == 2
+    assert "trained for 4 segments at widths [0.5, 1.0]" in capsys.readouterr().err
+    path.write_bytes(path.read_bytes()[:-9])
+    assert validate(tmp_path, verb="run") == 2
+    assert "damaged" in capsys.readouterr().err
+    assert begun == []
+
+
+def tide_file(path: Path, widths: tuple[float, ...] = WIDTHS) -> Path:
+    """Tide's first numbers, as `slimsched tune` stores them."""
+    names = [knob.name for knob in knobs.knobs(4, len(widths))]
+    header = {"kind": "tide", "names": json.dumps(names), "widths": json.dumps(widths), "segments": "4"}
+    checkpoint.write(path, {"tide.values": knobs.start(4, len(widths))}, header)
+    return path
+
+
 def calibrated_here(text: str) -> str:
     """The scenario with a network to be trained and devices to be calibrated first."""
     for part in ("checkpoint", "accuracy"):
@@ -193,8 +241,8 @@ def test_a_run_refuses_before_it_trains_or_measures(
         begun.append("work")
         raise KeyboardInterrupt
 
-    for stage in ("train_model", "calibrate_device"):
-        monkeypatch.setattr(run, stage, note)
+    monkeypatch.setattr(network, "train_model", note)
+    monkeypatch.setattr(profiles, "calibrate_device", note)
     router_file(tmp_path / "other.safetensors", servers=3)
     (tmp_path / "t.csv").write_text("time_s\n0.5\n")
     text = calibrated_here(SCENARIO).replace("routers: [random],", "routers: [random], loads: [0.5],")
@@ -209,13 +257,58 @@ def test_a_run_refuses_before_it_trains_or_measures(
     assert begun == []
 
 
+@pytest.mark.parametrize(
+    "cap, preload, code",
+    [("0.5", "none", 2), ("0.601", "all", 2), ("0.601", "none", 130), ("0.7", "all", 130), ("null", "all", 130)],
+)
+def test_a_cap_below_a_gpus_context_is_refused_before_any_work(
+    cap: str, preload: str, code: int, tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A large GPU's context takes more than half a GB, and the weights to preload come on top."""
+
+    def note(*_: object, **__: object) -> None:
+        begun.append("work")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "train_model", note)
+    monkeypatch.setattr(profiles, "calibrate_device", note)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(preflight, "context_bytes", lambda device: 600_000_000 if device.kind == "cuda" else 0)
+    device = f"vram_gb: 6, cores: [{usable_cores()[0]}]"
+    text = calibrated_here(SCENARIO).replace(device, "vram_gb: 6, kind: cuda")
+    text = text.replace("vram_cap_gb: 3", f"vram_cap_gb: {cap}, preload: {preload}")
+    monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
+    assert validate(tmp_path, verb="run") == code
+    err = capsys.readouterr().err
+    assert begun == ([] if code == 2 else ["work"])
+    if code == 2:
+        assert len(err.splitlines()) == 1
+        wanted = [
+            "servers.0.greedy.vram_cap_gb",
+            f"{cap} GB is less than 'a'",
+            "0.60 GB for its context",
+            "leave it out",
+        ]
+        assert [part for part in wanted if part not in err] == []
+
+
+@pytest.mark.parametrize("name", ["quickstart", "cifar100"])
+def test_what_runs_on_any_gpu_caps_nothing(name: str) -> None:
+    """A cap that one GPU's context fits below another one's exceeds."""
+    scenario = load_scenario(MODELS.parents[1] / f"{name}.yaml")
+    assert scenario.cluster.servers == "auto"
+    assert scenario.cluster.greedy.vram_cap_gb is None
+
+
 def test_a_run_refuses_a_profile_of_another_network_before_it_serves(
     tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as profiles are there: neither is a router compared nor an executor started."""
-    monkeypatch.setattr(run, "simulate_all", lambda *_, **__: begun.append("compare"))
+    monkeypatch.setattr(comparison, "simulate_all", lambda *_, **__: begun.append("compare"))
     paper = "slimresnet18-paper.accuracy.json"
-    monkeypatch.setattr(run.ScenarioRun, "require_accuracy", lambda self: None)
+    monkeypatch.setattr(run, "require_accuracy", lambda job: None)
     assert validate(tmp_path, "slimresnet-tiny.accuracy.json", paper, model_hash="0123456789abcdef", verb="run") == 2
     assert "calibrate again" in capsys.readouterr().err
     assert begun == []

@@ -1,4 +1,4 @@
-"""Profiles that ship, what `profile show` says of one, and its figures."""
+"""Profiles that ship, what `profile show` says of one, and its charts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from hw.networks import Network
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.cli import main
-from scenarios.files import reading as loading
-from scenarios.files.reading import load_scenario, profile_file, read_profile, relative_paths
-from scenarios.show import charts as figures
-from scenarios.show.page import profile_page
-from scenarios.show.profile import described, spoilt
+from scenarios.files import shipped
+from scenarios.files.reading import load_scenario, read_profile, relative_paths
+from scenarios.files.shipped import profile_file
+from scenarios.show.charts import save, to_svg
+from scenarios.show.profile import described, error_table, range_table, spoilt
+from scenarios.show.profile_charts import energy_by_utilization, latency_by_utilization, utilization_by_batch
 from scenarios.show.profile_curves import latency_bands, stated_solo_error, under_load
+from scenarios.show.profile_page import profile_page
 from sim.profile import Pace, Profile, Range, StatedError
 from sim.steady import knee
 from tests import worlds
@@ -62,13 +64,13 @@ def test_shipped_profiles_are_what_the_model_makes() -> None:
     """Each is small, and what `make profiles` writes today; there is one of every GPU, and no other."""
     network = Network("slimresnet18", {}, "", "")
     costs = costs_of(network.build(), network.label, network.label)
-    files = {path.stem: path for path in loading.SHIPPED_PROFILES.iterdir()}
+    files = {path.stem: path for path in shipped.SHIPPED_PROFILES.iterdir()}
     assert files.keys() == GPUS.keys()
     for key, path in files.items():
         assert path.read_text(encoding="utf-8") == synthesize(key, costs, 128).to_yaml(), f"{path}: run `make profiles`"
         assert path.stat().st_size < 60_000
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert loading.SHIPPED_PROFILES.parent.name in packages["packages"]  # a wheel takes all files of a package
+    assert shipped.SHIPPED.parent.name in packages["packages"]  # a wheel takes all files of a package
 
 
 def test_the_whole_table_is_written_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,10 +120,9 @@ def test_unknown_names_give_the_nearest(tmp_path: Path) -> None:
 def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     """Kind, median, mean, largest and points of every error; ranges; what was left out; where each part is from."""
     words = described(measured())
-    error = next(line for line in words.splitlines() if "held out" in line)
-    assert error.split() == ["solo", "latency", "held", "out", "1.50", "2.00", "7.25", "40"]
-    held = next(line for line in words.splitlines() if "batch size" in line)
-    assert held.split() == ["solo", "latency", "batch", "size", "1", "32"]
+    assert error_table(measured()).rows == [["solo latency", "held out", "1.50", "2.00", "7.25", "40"]]
+    assert range_table(measured()).rows == [["solo latency", "batch size", "1", "32"]]
+    assert "7.25" in words
     assert "left out     3 sets" in words
     assert "(measured)" in words
     assert "(datasheet)" in words  # the toy's power and concurrency
@@ -132,7 +133,7 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     assert "beta 1.000, across processes 0.900 +-0.050" in words
     assert "slow spells: 10 % of the time, 0.2 s each, things take 1.50 times as long" in words
     page = profile_page(measured())
-    assert all(f"<td>{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
+    assert all(f">{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
     assert "dashed, the stated error of 2.0 %" in page
 
 
@@ -155,7 +156,7 @@ def test_a_datasheet_profile_promises_nothing_and_says_so() -> None:
     assert "DERIVED FROM A DATASHEET" in profile_page(profile)
 
 
-# ---------------------------------------------------------------------------------------------------------- in figures
+# ----------------------------------------------------------------------------------------------------------- in charts
 
 
 def test_bands_hold_nine_tenths_of_the_repeats_and_the_stated_error() -> None:
@@ -196,7 +197,7 @@ def test_the_knee_of_figure_3_comes_out_of_the_device_model() -> None:
     assert all(knee(points) is None for points in low_loads.values())
 
 
-def test_figures_run_no_more_at_once_than_calibration_did() -> None:
+def test_charts_run_no_more_at_once_than_calibration_did() -> None:
     """Two at once were measured: the device holds two, and the others wait; the page says so."""
     at_once = Range(figure="slow-down under concurrency", quantity="batches at once", low=1, high=2)
     profile = measured(ranges=(at_once,))
@@ -209,12 +210,12 @@ def test_a_picture_says_whose_it_is() -> None:
     """The device, where energy's power is from, and which of the curves are drawn."""
     profile = measured()
     loaded = under_load(profile)
-    second = figures.to_svg(figures.energy_by_utilization(profile, loaded))
+    second = to_svg(energy_by_utilization(profile, loaded))
     assert profile.device.name in second
     assert "power datasheet" in second
     drawn = sum(curve.segment == 1 or curve.width == curve.previous_width for curve in profile.latency)
     assert f"{drawn} of {len(profile.latency)} curves" in second
-    assert "power datasheet" not in figures.to_svg(figures.latency_by_utilization(profile, loaded))
+    assert "power datasheet" not in to_svg(latency_by_utilization(profile, loaded))
 
 
 def test_what_is_no_profile_is_called_what_it_is(
@@ -256,7 +257,7 @@ def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {"latency.png", "figure1.png", "figure2.png", "figure3.png"}
     assert all((tmp_path / "a" / name).read_bytes().startswith(PNG) for name in names)
-    again = figures.to_png(figures.utilization_by_batch(measured()))
-    assert (tmp_path / "a" / "figure1.png").read_bytes() == again
+    save(utilization_by_batch(measured()), tmp_path / "again.png")
+    assert (tmp_path / "a" / "figure1.png").read_bytes() == (tmp_path / "again.png").read_bytes()
     assert main([*show, str(tmp_path / "toy.yaml")]) == 2
     assert "name a folder" in capsys.readouterr().err

@@ -6,16 +6,22 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from policies.errors import InputError
 from scenarios.files.documents import read_json, write_json, write_text
 from scenarios.runs.folder import RunFolder
-from scenarios.show.page import build_report, profile_page
+from scenarios.show.html import Chart, Grid
+from scenarios.show.page import build_report, gather, report
+from scenarios.show.profile_charts import latency_by_utilization, utilization_by_batch
+from scenarios.show.profile_curves import under_load
+from scenarios.show.profile_page import profile_page
 from tests import worlds
 from tests.scenarios.folders import run_folder
 
+SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = (
     "Routers compared in simulation",
     "Simulation against hardware",
@@ -80,10 +86,28 @@ def test_the_same_folder_gives_the_same_page(folder: RunFolder, page: str) -> No
     assert build_report(folder.path).read_text(encoding="utf-8") == page
 
 
-def test_every_figure_names_its_units(page: str) -> None:
-    """Axes carry units."""
-    for label in ("latency, ms", "power, W", "utilization, %", "accuracy, %", "energy of a batch, J", "time, s"):
-        assert label in page
+def axis_labels(svg: str) -> set[str]:
+    """matplotlib groups an axis' label beside its ticks."""
+    axes = [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if "matplotlib.axis" in group.get("id", "")]
+    labels = (group for axis in axes for group in axis if group.get("id", "").startswith("text_"))
+    return {text.text or "" for label in labels for text in label.iter(f"{SVG}text")}
+
+
+def test_every_axis_names_its_unit(folder: RunFolder) -> None:
+    """Whatever a chart has along an axis is a word and a unit, or a count; of a profile's charts, along all panels."""
+    blocks = [block for blocks in report(gather(folder)).sections.values() for block in blocks]
+    grids = [block.charts if isinstance(block, Grid) else [block] for block in blocks]
+    labels = {
+        label for charts in grids for chart in charts if isinstance(chart, Chart) for label in axis_labels(chart.svg)
+    }
+    assert labels >= {"time, s", "accuracy, %", "mean latency, ms", "energy per image, J/image", "power, W"}
+    profile = worlds.profile()
+    loaded = under_load(profile)
+    for figure in (utilization_by_batch(profile), latency_by_utilization(profile, loaded)):
+        labels |= {figure.get_supxlabel(), figure.get_supylabel()}
+    assert labels >= {"batch size", "utilization of the device, %", "mean latency of a batch, ms"}
+    counts = {"batch size", "decisions", "reward", "entropy"}
+    assert [label for label in labels - counts if not re.search(r", (ms|s|%|W|J/image)( \(|$)", label)] == []
 
 
 def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures of hand-made records: each one is what `docs/figures.md` says it is."""
+"""Numbers of hand-made records: each one is what `docs/metrics.md` says it is."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from policies.records import STAGES, DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.summary import percentile
-from scenarios.show.words import format_comparison, format_result
+from scenarios.metrics.result import percentile
+from scenarios.show.comparison import comparison_table
+from scenarios.show.result import format_result
 from tests.scenarios.folders import simulated, summary
 
 
@@ -166,4 +167,5 @@ def test_what_was_extrapolated_is_flagged() -> None:
     assert "extrapolated" not in format_result(summary(record(request(0, 3.0, 1.0))))
     compared = compare_results([found])
     assert compared["rows"][0]["extrapolated_share"]["mean"] == 0.25
-    assert "Beware" in format_comparison(compared)
+    (warning,) = comparison_table(compared).warnings
+    assert warning.startswith("Beware: up to ")

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from policies.errors import WorkError
 from policies.rules.specs import FixedRule, LadderRule
 from policies.tide import knobs
 from policies.tide.router import TideRouter
 from scenarios.files.router_names import write_rule
+from scenarios.job.tuning import Tuning
+from scenarios.learn.tune import FloorError
 from scenarios.study import runs
-from scenarios.study import tune_all as routers
-from scenarios.study.__main__ import main, make_results
+from scenarios.study.__main__ import main
 from scenarios.study.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
 from scenarios.study.findings import Found, Notes, Row, covered, judge, losses, replica_checks
-from scenarios.study.page import results_page
+from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table
+from scenarios.study.results import found_in, make_results, notes_of
+from scenarios.study.sources import imported, sources_hash
+from scenarios.study.tune_all import KINDS, tune_all, tunings
 from scenarios.world.materials import load_world
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
@@ -35,7 +41,10 @@ def write_case(folder: Path, name: str = "main-tiny") -> Path:
     path = folder / f"{name}.yaml"
     path.write_text("# A tiny\n# load.\n" + yaml.safe_dump(document))
     place = folder / "data" / "routers" / name
-    write_rule(place / "ladder.rule.yaml", replace(RULE, made_by={"command": "slimsched tune x", "decisions": 1234}))
+    write_rule(
+        place / "ladder.rule.yaml",
+        RULE.model_copy(update={"made_by": {"command": "slimsched tune x", "decisions": 1234}}),
+    )
     tide = TideRouter(knobs.start(SEGMENTS, len(WIDTHS)), load_world(path).context)
     tide.save(place / "tide.safetensors", {"command": "tuned so", "wall_s": 61})
     return path
@@ -44,38 +53,85 @@ def write_case(folder: Path, name: str = "main-tiny") -> Path:
 # ------------------------------------------------------------------------------------------------------ the whole way
 
 
-def test_the_page_has_every_router_and_what_is_missing_and_nothing_runs_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@dataclass(frozen=True)
+class Made:
+    """Results of a tiny scenario: its folder, what was found, and the page."""
+
+    folder: Path
+    found: Found
+    notes: Notes
+    text: str
+
+
+def remake(folder: Path) -> int:
+    """The page of a folder's scenarios; returns how many runs had to be made."""
+    page, made = make_results(folder=folder, out=folder / "runs", page=folder / "docs/results.md", jobs=1, quiet=True)
+    assert page == folder / "docs/results.md"
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("results")
+    case = read_case(write_case(folder))
+    assert remake(folder) == 10, "five routers and two seeds"
+    (fluid,) = runs.fluid_of([case], folder / "runs", 1, quiet=True).values()
+    one, page = found_in(case, folder / "runs", fluid), folder / "docs/results.md"
+    return Made(folder, one, notes_of([case], [one], page), page.read_text())
+
+
+def test_every_router_has_one_row_with_its_gaps_to_the_bound(made: Made) -> None:
+    table = routers_table(made.found)
+    rows = {row[0]: dict(zip((column.head for column in table.columns), row, strict=True)) for row in table.rows}
+    assert len(rows) == len(table.rows) == 5
+    assert rows.keys() >= {"**tide**", "ladder", "ladder, not tuned", "random"}
+    assert all(
+        row[bound].startswith("+") for row in rows.values() for bound in ("energy over bound", "latency over bound")
+    )
+    assert {row["lost"] for row in rows.values()} == {"0"}
+
+
+def test_what_is_missing_is_named_and_hides_nothing(made: Made) -> None:
+    """The files that are to be tuned, the seeds; and there is one verdict all the same."""
+    files = [f"{kind}: no `routers/main-tiny/{kind}.rule.yaml` (`make routers`)" for kind in
+             ("slackfit", "infaas", "milp", "fixed")]  # fmt: skip
+    assert set(made.found.missing) >= {*files, "seeds: `compare.seeds` has 2, 10 are asked for"}
+    assert all(each in made.text for each in made.found.missing)
+    assert len(summary_table([made.found], {"main-tiny": judge(made.found)}).rows) == 1
+
+
+def test_each_routers_file_says_how_it_was_made(made: Made) -> None:
+    rows = {row[1].partition("]")[0]: row for row in making_table(made.notes.made).rows}
+    assert rows.keys() == {"[tide", "[ladder"}
+    assert (rows["[tide"][4], rows["[tide"][-1]) == ("61 s", "`tuned so`")
+    assert (rows["[ladder"][2], rows["[ladder"][4]) == ("1,234", "-")
+
+
+def test_the_page_is_of_no_machine_and_has_its_pictures(made: Made) -> None:
+    """No path of this one; the scenario's own remark, what is not made yet, and charts that lie beside the page."""
+    assert str(made.folder) not in made.text
+    assert "A tiny load. [main-tiny.yaml]" in made.text
+    assert "python -m scenarios.study ablation" in made.text
+    assert made.notes.pictures
+    assert all((made.folder / "docs" / path).is_file() for path in made.notes.pictures.values())
+
+
+def test_nothing_runs_twice_and_what_has_changed_runs_alone(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows, gaps to the bound, the verdict, made_by; then a changed file and a changed scenario run again, alone."""
-    path = write_case(tmp_path)
-    page = tmp_path / "docs" / "results.md"
-    again: dict[str, Any] = {"folder": tmp_path, "out": tmp_path / "runs", "page": page, "jobs": 1, "quiet": True}
-    assert make_results(**again) == (page, 10)
-    text = page.read_text()
-    for row in ("| **tide** |", "| ladder |", "| ladder, not tuned |", "| random |"):
-        assert text.count(f"\n{row}") == 1, row
-    assert "A tiny load. [main-tiny.yaml]" in text
-    assert text.count("\nTide against `") + text.count("\nCan't be judged: ") == 1, "one verdict"
-    for kind in ("slackfit", "infaas", "milp", "fixed"):
-        assert f"{kind}: no `routers/main-tiny/{kind}.rule.yaml` (`make routers`)" in text
-    assert "seeds: `compare.seeds` has 2, 10 are asked for" in text
-    assert "| 61 s |" in text
-    assert "| 1,234 |" in text
-    assert "python -m scenarios.study.ablation" in text
-    assert str(tmp_path) not in text, "no path of a machine"
-    assert [picture.name for picture in (tmp_path / "docs/images").glob("*.svg")]
-
-    assert make_results(**again) == (page, 0)
-    assert page.read_text() == text
-
-    write_rule(tmp_path / "data/routers/main-tiny/ladder.rule.yaml", replace(RULE, thresholds=(3.0,)))
-    assert make_results(**again)[1] == 2
+    """One file of a router: its two runs; the scenario: all of them. The command takes up the same runs."""
+    folder = tmp_path / "again"
+    shutil.copytree(made.folder, folder)
+    assert remake(folder) == 0
+    assert (folder / "docs/results.md").read_text() == made.text
+    write_rule(folder / "data/routers/main-tiny/ladder.rule.yaml", RULE.model_copy(update={"thresholds": (3.0,)}))
+    assert remake(folder) == 2
+    path = folder / "main-tiny.yaml"
     path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
-    assert make_results(**again)[1] == 10
-
-    assert main(["--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), "--seeds", "1", "--quiet"]) == 0
-    assert capsys.readouterr().out == f"0 runs made; {tmp_path / 'runs' / 'results.md'}\n"
+    assert remake(folder) == 10
+    flags = ["--scenarios", str(folder), "--out", str(folder / "runs"), "--seeds", "1", "--quiet"]
+    assert main(["results", *flags]) == 0
+    assert capsys.readouterr().out == f"0 runs made; {folder / 'runs' / 'results.md'}\n"
 
 
 def test_a_bound_is_never_beaten_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +144,7 @@ def test_a_bound_is_never_beaten_and_stored(tmp_path: Path, monkeypatch: pytest.
         point, row = runs.point_of(results), Row(label, "", tuple(results))
         assert point is not None
         assert (row.mean_s or 0.0) > fluid.latency_s[point]
-        assert (row.figure("energy_per_image_j", "dynamic")["mean"] or 0.0) > fluid.energy_j[point]
+        assert (row.metric("energy_dynamic_j")["mean"] or 0.0) > fluid.energy_j[point]
         assert all(result["servers"] == [] for result in results)
     assert fluid.oracle is not None
     assert 0.8 < fluid.oracle <= 0.9 + 1e-9
@@ -101,38 +157,66 @@ def test_a_bound_is_never_beaten_and_stored(tmp_path: Path, monkeypatch: pytest.
     [
         (["--only", "main-tinny"], "no scenario 'main-tinny'; did you mean 'main-tiny'"),
         (["--seeds", "3"], "main-tiny.yaml has 2"),
-        (["--jobs", "0"], "allowed are whole numbers from 1"),
+        (["--jobs", "0"], "must be a whole number, at least 1"),
     ],
 )
 def test_wrong_flags_run_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
 ) -> None:
     write_case(tmp_path)
-    assert main(["--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), *flags]) == 2
+    assert main(["results", "--scenarios", str(tmp_path), "--out", str(tmp_path / "runs"), *flags]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
-def test_comments_are_no_part_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def sources(root: Path, **texts: str) -> str:
+    """The hash of what `sim.a` imports, from sources written below `root`."""
+    for name, text in texts.items():
+        path = root / "sim" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    sources_hash.cache_clear()
+    return sources_hash(("sim.a",), root)
+
+
+def test_comments_are_no_part_of_the_sources(tmp_path: Path) -> None:
     """A word in a docstring runs nothing again; a changed number does."""
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    source, found = tmp_path / "a.py", []
-    for text in ('"""Says this."""\nx = 1\n', '"""Says that."""\nx = 1  # so\n', "x = 2\n"):
-        source.write_text(text)
-        runs.sources_hash.cache_clear()
-        found.append(runs.sources_hash(("*.py",)))
-    runs.sources_hash.cache_clear()
-    assert found[0] == found[1] != found[2]
+    first = sources(tmp_path, a='"""Says this."""\nx = 1\n')
+    assert sources(tmp_path, a='"""Says that."""\nx = 1  # so\n') == first
+    assert sources(tmp_path, a="x = 2\n") != first
+
+
+def test_what_is_imported_is_part_of_the_sources(tmp_path: Path) -> None:
+    """Whether at the top or in a function, as a module or from one; but not for its types alone, nor what is alien."""
+    a = "import numpy\nfrom sim import b\n\ndef f():\n    import sim.c\n\nif TYPE_CHECKING:\n    from sim.d import D\n"
+    first = sources(tmp_path, __init__="", a=a, b="from sim.e import E\n", c="", d="", e="E = 1\n", f="")
+    assert sources(tmp_path, d="x = 1\n", f="x = 1\n") == first
+    found = [sources(tmp_path, **{name: "E = 2\n"}) for name in ("e", "c", "__init__", "b")]
+    assert len({first, *found}) == 5
+
+
+def test_a_stored_run_is_of_what_makes_it() -> None:
+    """Signatures are stored with it; hardware, pages and the terminal have no say."""
+    found = imported(runs.RUN_MAKERS)
+    assert found.keys() >= {"sim.compiled.greedy", "policies.greedy", "scenarios.metrics.signatures", "hw.accuracy"}
+    assert not [name for name in found if name.startswith(("scenarios.show", "scenarios.terminal", "hw.cluster"))]
+    assert found.keys() < imported(runs.BOUND_MAKERS).keys() >= {"scenarios.runs.bound"}
+
+
+def test_an_entry_that_is_no_module_is_an_error() -> None:
+    """A module that was moved must not silently fall out of the fingerprint."""
+    with pytest.raises(ModuleNotFoundError, match=r"scenarios\.compare"):
+        sources_hash(("scenarios.compare",))
 
 
 def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     """Each but its own, which is the tuned rule itself."""
     path = write_case(tmp_path)
-    write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", FixedRule(tuple_=(0.5, 1.0)))
+    write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", FixedRule(tuple=(0.5, 1.0)))
     named = {contender.label: contender.router for contender in read_case(path).contenders}
     assert named["jiq"] == "fixed:0.5,1@jiq"
     assert set(PLACEMENTS) - set(named) == {"sticky"}
-    overloaded = FixedRule(tuple_=(0.5, 1.0), made_by={"latency_mean_s": 0.2})
+    overloaded = FixedRule(tuple=(0.5, 1.0), made_by={"latency_mean_s": 0.2})
     write_rule(tmp_path / "data/routers/main-tiny/fixed.rule.yaml", overloaded)
     assert "jiq" not in {contender.label for contender in read_case(path).contenders}, "`sticky` could not carry that"
 
@@ -359,69 +443,107 @@ def test_the_replica_is_held_against_the_paper() -> None:
 # ----------------------------------------------------------------------------------------------------------- the page
 
 
-def test_the_page_counts_wins_and_names_losses() -> None:
-    """By kind of load; the ablation, a replica and remarks are on it where they are known."""
-    cases = [
+ABLATION = {"command": "this", "rows": [
+    {"switch": "no tail", "scenario": "main-a", "accuracy": 0.75, "mean_ms": 9.0, "p99_ms": 30.0,
+     "change_pct": {"mean": 4.0, "ci95": 1.0}, "seeds": [1, 2]},
+    {"switch": "no race", "scenario": "main-a", "problem": "no floor"},
+]}  # fmt: skip
+
+
+def four_cases() -> list[Found]:
+    """Won and lost under load that moves, won under stationary load, and a replica."""
+    return [
         replace(found(tide(8), row("ladder", 10)), name="main-a"),
         replace(found(tide(9.9), row("ladder", 10)), name="main-b"),
         replace(found(tide(10), row("ladder", 10), is_moving=False), name="main-c", missing=("milp: no file",)),
         replace(found(row("random", 9000), row("ppo-heavy", 300), is_paper=True), name="paper", seeds=(0, 1, 5)),
     ]
-    ablation = {"command": "this", "rows": [
-        {"switch": "no tail", "scenario": "main-a", "accuracy": 0.75, "mean_ms": 9.0, "p99_ms": 30.0,
-         "change_pct": {"mean": 4.0, "ci95": 1.0}, "seeds": [1, 2]},
-        {"switch": "no race", "scenario": "main-a", "problem": "no floor"},
-    ]}  # fmt: skip
-    text = results_page(
-        cases, Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet", ablation, remarks="## Why\n\nSo.")
-    )
-    assert "in 1 of 2 scenarios** Tide has what is asked for: at least 10 %" in text
-    assert "in 1 of 1 scenarios** Tide has what is asked for: a mean latency at most 3 %" in text
-    assert "- [main-b](#main-b): mean latency -1.0 %, asked for is -10 % or less." in text
-    assert "- main-c: milp: no file." in text
-    assert "| no tail | main-a | 75.00 | 9.00 | 30.0 | +4.0 ± 1.0 | 2 |" in text
-    assert "failed: no floor" in text
-    assert "paper, Table IV" in text
-    assert "seeds 0-1, 5" in text
-    assert "in 0 of 1 scenarios** Tide is at most 15 % above the fluid bound; the least is +50 %." in text
-    assert "## Why\n\nSo." in text
-    assert text == results_page(cases, Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet", ablation,
-                                             remarks="## Why\n\nSo."))  # fmt: skip
+
+
+def test_the_summary_has_a_row_a_scenario() -> None:
+    """Tide less its best rival, and whether what is asked for holds."""
+    main_cases = four_cases()[:3]
+    table = summary_table(main_cases, {each.name: judge(each) for each in main_cases})
+    rows = [dict(zip((column.head for column in table.columns), row, strict=True)) for row in table.rows]
+    told = [(row["load"], row["best rival"], row["mean latency"], row["holds"]) for row in rows]
+    assert told == [
+        ("moving", "ladder", "-20.0 ± 0.0 %", "**yes**"),
+        ("moving", "ladder", "-1.0 ± 0.0 %", "no"),
+        ("stationary", "ladder", "+0.0 ± 0.0 %", "**yes**"),
+    ]
+    assert [row["Tide's energy over bound"] for row in rows] == ["+50 %"] * 3
+
+
+def test_an_ablation_that_failed_says_why() -> None:
+    assert ablation_table(ABLATION).rows == [
+        ["no tail", "main-a", "75.00", "9.00", "30.0", "+4.0 +-1.0", "2"],
+        ["no race", "main-a", "failed: no floor", "-", "-", "-", "-"],
+    ]
+
+
+def test_the_page_counts_wins_and_names_losses() -> None:
+    """By kind of load, with what is missing, and what people wrote; the same findings give the same page."""
+    notes = replace(NOTES, ablation=ABLATION, remarks="## Why\n\nSo.")
+    text = results_page(four_cases(), notes)
+    lines = text.splitlines()
+    for line in (
+        "- **Moving load: in 1 of 2 scenarios** Tide has what is asked for: at least 10 % lower mean latency and no "
+        "higher p99.",
+        "- **Stationary load: in 1 of 1 scenarios** Tide has what is asked for: a mean latency at most 3 % higher.",
+        "- [main-b](#main-b): mean latency -1.0 %, asked for is -10 % or less.",
+        "- main-c: milp: no file.",
+        "## Why",
+    ):
+        assert line in lines
+    assert text == results_page(four_cases(), notes)
 
 
 # --------------------------------------------------------------------------------------------------------- the routers
 
 
-def test_routers_are_tuned_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What has a file is left alone, but by force; the first failure ends it, but for a floor that can't be kept."""
+def kinds_to_tune(folder: Path, kinds: tuple[str, ...] = KINDS, *, force: bool = False) -> list[str]:
+    return [each.router for each in tunings(folder, kinds=kinds, force=force)]
+
+
+def test_what_has_a_file_is_tuned_by_force_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that says why there is none is one, too."""
     path = write_case(tmp_path)
-    ran: list[list[str]] = []
-
-    def run(command: Any) -> int:
-        ran.append(command)
-        if "infaas" in command:  # that a floor can't be kept is a result
-            (tmp_path / "data/routers/main-tiny/infaas.failed.txt").write_text("no setting keeps the floor")
-            return 1
-        return 1 if "milp" in command else 0
-
-    assert routers.main(["--scenarios", str(tmp_path)], run) == 1
-    assert [command[3] for command in ran] == ["slackfit", "infaas", "milp"]
-    assert ran[0] == [
-        "tune", str(path), "--router", "slackfit", "--out", str(tmp_path / "data/routers/main-tiny/slackfit.rule.yaml"),
-    ]  # fmt: skip
-    ran.clear()
+    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "milp", "fixed"]
     (tmp_path / "data/routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
-    assert routers.main(["--scenarios", str(tmp_path)], run) == 0
-    assert [command[3] for command in ran] == ["slackfit", "fixed"], "that a floor can't be kept is known"
-    ran.clear()
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder"], run) == 0
-    assert not ran
+    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "fixed"]
+    assert kinds_to_tune(tmp_path, ("tide", "ladder")) == []
+    assert kinds_to_tune(tmp_path, ("tide", "ladder"), force=True) == ["tide", "ladder"]
+    first = tunings(tmp_path)[0]
+    assert (first.scenario, first.out) == (path, tmp_path / "data/routers/main-tiny/slackfit.rule.yaml")
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "tide"]) == 0
     assert "nothing to tune" in capsys.readouterr().out
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "tide", "ladder", "--force"], run) == 0
-    assert [command[3] for command in ran] == ["tide", "ladder"]
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "tied"]) == 2
+    assert "did you mean 'tide'" in capsys.readouterr().err
+
+
+def test_a_floor_that_cant_be_kept_is_a_result_and_any_other_error_the_end(tmp_path: Path) -> None:
+    """An older router would hide that the floor can't be kept."""
+    write_case(tmp_path)
+    tried: list[str] = []
     older = tmp_path / "data/routers/main-tiny/infaas.rule.yaml"
     older.write_text("of another floor")
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "infaas", "--force"], run) == 0
-    assert not older.exists(), "it would hide that the floor can't be kept"
-    assert routers.main(["--scenarios", str(tmp_path), "--router", "tied"], run) == 2
-    assert "did you mean 'tide'" in capsys.readouterr().err
+
+    def tune(wanted: Tuning) -> str:
+        tried.append(wanted.router)
+        if wanted.router == "infaas":
+            raise FloorError("no setting keeps the floor")
+        if wanted.router == "milp":
+            raise WorkError("the disk is full")
+        return "tuned"
+
+    with pytest.raises(WorkError, match="the disk is full"):
+        tune_all(tunings(tmp_path, kinds=("slackfit", "infaas", "milp", "fixed"), force=True), tune)
+    assert tried == ["slackfit", "infaas", "milp"]
+    assert not older.exists()
+
+
+def test_a_dry_run_tells_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_case(tmp_path)
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "fixed", "--dry-run"]) == 0
+    file = tmp_path / "data/routers/main-tiny/fixed.rule.yaml"
+    assert capsys.readouterr().out == f"[1/1] slimsched tune {path} --router fixed --out {file}\n"

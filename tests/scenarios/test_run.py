@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import scenarios.job.run as run_module
 from hw.accuracy import load_accuracy
 from policies.records import BatchRecord, BlockRecord, RunRecord, ServerTotals
 from policies.reward import RewardTerms
@@ -17,7 +16,9 @@ from scenarios.cli import main
 from scenarios.executors.serving import WARMUP_S, overheads_of, with_overheads
 from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario
-from scenarios.job.run import Outcome, ScenarioRun
+from scenarios.job import network, profiles, router, validation
+from scenarios.job.job import Job
+from scenarios.job.run import Outcome, carry_out
 from sim.tables import compile_tables
 from tests import worlds
 
@@ -37,11 +38,18 @@ validate: {routers: [random, ppo], duration_s: 2s, warmup_s: 0.2s}
 duration_s: 3
 warmup_s: 0.5
 """
-STAGES = ("train_model", "evaluate_model", "calibrate_device", "measure_serving", "train_router", "validate_world")
+STAGES = {
+    "train_model": network,
+    "evaluate_model": network,
+    "calibrate_device": profiles,
+    "measure_serving": profiles,
+    "train_router": router,
+    "validate_world": validation,
+}
 
 
 @dataclass
-class Job:
+class Finished:
     """A whole job that was interrupted as each of its stages began, and then carried out."""
 
     folder: Path
@@ -51,7 +59,7 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("job")
     (folder / "small.yaml").write_text(SCENARIO)
     began: list[str] = []
@@ -64,20 +72,20 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
         return stop
 
     def run(say: Callable[[str], None]) -> Outcome:
-        return ScenarioRun(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True).carry_out()
+        return carry_out(Job(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True))
 
-    for name in STAGES:
+    for name, module in STAGES.items():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_module, name, interrupt(name))
+            patch.setattr(module, name, interrupt(name))
             with pytest.raises(KeyboardInterrupt):
                 run(lambda _: None)
     said: list[str] = []
-    return Job(folder / "run", began, said, run(said.append))
+    return Finished(folder / "run", began, said, run(said.append))
 
 
 @pytest.mark.slow
 def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
-    job: Job, capsys: pytest.CaptureFixture[str]
+    job: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each try is interrupted as the next stage begins; no finished stage runs again; then replay and report work."""
     assert job.began == list(STAGES)
@@ -94,7 +102,7 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
     assert capsys.readouterr().out.count("identical commands") == 2
 
 
-def test_a_users_network_goes_through_the_whole_job(job: Job) -> None:
+def test_a_users_network_goes_through_the_whole_job(job: Finished) -> None:
     """Named `module:Class` in the scenario: trained, evaluated, calibrated, simulated, and served by real workers."""
     table = load_accuracy(job.folder / "accuracy.json")
     assert len(table.tuples) == 4

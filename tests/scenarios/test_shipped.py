@@ -15,11 +15,13 @@ from hw.accuracy import Evaluation, load_accuracy
 from hw.datasets import Dataset, load_dataset
 from hw.evaluation import evaluate
 from hw.networks import ModelFile, Network
+from policies.registry import RULES
 from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import made_by
 from scenarios.files.spec import RatesWorkload
 from scenarios.job.network import training_knobs, training_text
 from scenarios.runs.bound import overload_of
-from scenarios.study.cases import RULES, made_by, read_case
+from scenarios.study.cases import read_case
 from scenarios.world.materials import load_world
 
 ROOT = Path(__file__).parents[2]

@@ -24,8 +24,9 @@ from scenarios.metrics.signatures import (
     tally,
     tally_text,
 )
+from scenarios.show.comparison import comparison_table
 from scenarios.show.page import build_report
-from scenarios.show.words import format_comparison, format_result
+from scenarios.show.result import format_result
 from sim.cluster import ClusterSpec, Simulation
 from sim.costs import ProfileCosts
 from tests import worlds
@@ -276,8 +277,9 @@ def test_what_tables_say() -> None:
     assert "signature" not in format_result(calm)
     compared = compare_results([result, edited(calm, seed=1)])
     assert compared["rows"][0]["signatures"] == {"accuracy collapse": 1}
-    assert "\nSignature: random shows accuracy collapse (1 of 2 runs)." in format_comparison(compared)
-    assert "Signature" not in format_comparison(compare_results([calm]))
+    said = ["Signature of a failure: random shows accuracy collapse (1 of 2 runs)."]
+    assert comparison_table(compared).warnings == said
+    assert comparison_table(compare_results([calm])).warnings == []
 
 
 def test_the_command_line_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ from policies.errors import WorkError
 from policies.ppo import checkpoint
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
-from scenarios.job.run import ScenarioRun
+from scenarios.job.job import Job
+from scenarios.job.router import able_engine, make_router
 from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
@@ -50,8 +51,8 @@ def train(path: Path, *flags: str) -> int:
 def as_run_does(path: Path, said: list[str] | None = None) -> None:
     """The stage of `slimsched run`."""
     scenario = load_scenario(path)
-    job = ScenarioRun(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
-    job.make_router(make_world(scenario, path.parent / "run"), None)
+    job = Job(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
+    make_router(job, make_world(scenario, path.parent / "run"), None)
 
 
 def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +137,7 @@ def test_run_falls_back_on_the_reference_and_says_why(tmp_path: Path, monkeypatc
     def refuse(_: World) -> None:
         raise UnsupportedScenario("a thing")
 
-    monkeypatch.setattr("scenarios.job.run.require_compiled", refuse)
+    monkeypatch.setattr("scenarios.job.router.require_compiled", refuse)
     said: list[str] = []
     as_run_does(write(tmp_path), said)
     refused = said.index("train: the compiled engine can't do a thing")
@@ -147,9 +148,9 @@ def test_run_falls_back_on_the_reference_and_says_why(tmp_path: Path, monkeypatc
 def test_a_scenario_that_cannot_be_trained_compiled_is_known_beforehand(tmp_path: Path) -> None:
     """Episodes that are too long are seen before anything is trained."""
     scenario = load_scenario(write(tmp_path, TOO_LONG))
-    job = ScenarioRun(scenario, tmp_path / "run", say=lambda _: None, quiet=True)
-    assert job._able_engine(make_world(scenario, tmp_path)) == "simpy"
-    assert job._able_engine(world_of(tmp_path)) == "compiled"
+    job = Job(scenario, tmp_path / "run", say=lambda _: None, quiet=True)
+    assert able_engine(job, make_world(scenario, tmp_path)) == "simpy"
+    assert able_engine(job, world_of(tmp_path)) == "compiled"
 
 
 def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

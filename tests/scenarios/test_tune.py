@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import log
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import yaml
 
 from policies.errors import InputError
+from policies.registry import TUNED
+from policies.rules.context import RouterContext
+from policies.rules.specs import Space
 from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
 from scenarios.learn.course import Course, latency_cost
+from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.spaces import KINDS, LadderSpace, TuningKnobs
 from scenarios.learn.tune import _first, _generation, floor_to, natural_floor, tune_world
 from scenarios.learn.tuned_files import failure_path
 from scenarios.world.materials import load_world
@@ -61,7 +65,7 @@ def world(scenario: Path) -> World:
 SLOW_TO_START = {"milp": 0.72, "infaas": 0.74}  # they begin with the cheapest tuple, and a tiny run is over soon
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TUNED)
 def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind: str) -> None:
     floor = SLOW_TO_START.get(kind, KNOBS.floor)
     found = tune_world(world, kind, replace(KNOBS, floor=floor))
@@ -148,26 +152,21 @@ def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
     assert latency_cost(scores, replace(KNOBS, tail=0.0, logs=False)) == pytest.approx(log(0.0505))
 
 
-class _FixedSpace(LadderSpace):
+def candidates_alone(*starts: float) -> Space:
     """A router is its candidate."""
+    first = np.array([starts[0] if starts else 0.0])
 
-    def __init__(self, *starts: float) -> None:
-        self._starts = [np.array([value]) for value in starts]
+    def spec(values: Any) -> Any:
+        return SimpleNamespace(make=lambda context: values)
 
-    def starts(self) -> list[Any]:
-        """See `Space`."""
-        return self._starts
-
-    def router(self, values: Any) -> Any:
-        """See `Space`."""
-        return values
+    return Space("", first, first, first, spec, [np.array([value]) for value in starts])
 
 
 class _Watched(Course):
     """No run is made: the first number of a candidate is its latency in seconds."""
 
     def __init__(self, knobs: TuningKnobs) -> None:
-        self.knobs, self.decisions = knobs, 0
+        self.knobs, self.decisions, self.context = knobs, 0, cast(RouterContext, None)
         self.ran: list[tuple[float, str, int]] = []
 
     def excerpt(self, name: str, part: int) -> Any:
@@ -186,7 +185,7 @@ def test_candidates_meet_the_same_runs_and_the_worst_are_given_up(race: bool, co
     """Each switch does what it says: half of the candidates run once only; each has runs of its own."""
     course = _Watched(replace(KNOBS, common=common, episodes=3, tail=0.0))
     candidates = np.array([[0.1], [0.4], [0.2], [0.3]])
-    costs, _ = _generation(_FixedSpace(), course, candidates, 5, 0.0, race=race)
+    costs, _ = _generation(candidates_alone(), course, candidates, 5, 0.0, race=race)
     given_up = [bool(np.isinf(cost)) for cost in costs]
     assert given_up == ([False, True, False, True] if race else [False] * 4)
     assert len(course.ran) == (4 + 2 * 2 if race else 4 + 4 * 2)
@@ -205,7 +204,7 @@ def test_a_search_begins_elsewhere_only_where_the_first_start_blows_up() -> None
     """By more than a factor e; then with the best."""
     for slow, wanted in ((0.2, 0.2), (0.4, 0.1)):
         course = _Watched(replace(KNOBS, tail=0.0))
-        assert _first(_FixedSpace(slow, 0.15, 0.1), course) == pytest.approx([wanted])
+        assert _first(candidates_alone(slow, 0.15, 0.1), course) == pytest.approx([wanted])
 
 
 def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from policies.faults import Crash, Outage
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
-from scenarios.files.spec import FlashWorkload, RatesWorkload
+from scenarios.files.spec import FlashWorkload, RatesWorkload, Workload, WorkloadSection
 from scenarios.world.materials import load_world
+from scenarios.world.workloads import Excerpt, arrivals_ns
 from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
 
@@ -36,7 +38,7 @@ def write(folder: Path, workload: str, more: str = "") -> Path:
 
 def counts(world: World, halves: int, *, tuning: bool = False) -> list[float]:
     """Arrivals in each half second, summed over seeds."""
-    runs = [world.arrivals_ns(seed, halves / 2, tuning=tuning) / 1e9 for seed in range(10)]
+    runs = [world.arrivals_ns(seed, halves / 2, excerpt=Excerpt() if tuning else None) / 1e9 for seed in range(10)]
     return list(np.histogram(np.concatenate(runs), np.arange(halves + 1) / 2)[0] / 10)
 
 
@@ -98,7 +100,7 @@ def test_an_excerpt_meets_what_comes_late_in_the_scenario(tmp_path: Path) -> Non
     """Short runs for tuning begin anywhere: some see the crowd and the fault, at their time less the excerpt's."""
     world = load_world(write(tmp_path, FLASH, FAULTS))
     plain = [world.run_spec(seed, duration_s=0.1) for seed in range(30)]
-    runs = [world.run_spec(seed, duration_s=0.1, tuning=True) for seed in range(30)]
+    runs = [world.run_spec(seed, duration_s=0.1, excerpt=Excerpt()) for seed in range(30)]
     assert max(len(run.arrivals_ns) for run in plain) < 160 < 350 < max(len(run.arrivals_ns) for run in runs)
     assert all(run.faults == (Outage(0, 200_000_000, 500_000_000), Crash(1, 600_000_000)) for run in plain)
     met = {len(run.faults) for run in runs}
@@ -110,6 +112,13 @@ def test_an_excerpt_meets_what_comes_late_in_the_scenario(tmp_path: Path) -> Non
         begins_ns = {600_000_000 - at_ns for at_ns in crashes}
         begins_ns |= {500_000_000 - (end_ns or 0) for _, end_ns in outages}
         assert len(begins_ns) <= 1 or max(begins_ns) - min(begins_ns) <= 1
-    whole = world.run_spec(3, tuning=True)
+    whole = world.run_spec(3, excerpt=Excerpt())
     assert whole.faults == world.run_spec(3).faults
     assert (whole.arrivals_ns == world.run_spec(3).arrivals_ns).all()
+
+
+def test_every_kind_of_workload_is_played() -> None:
+    """By a function that is registered for it: its section and that function are all of a new one."""
+    union, _ = get_args(Workload)
+    unknown = arrivals_ns.dispatch(WorkloadSection)
+    assert [kind.__name__ for kind in get_args(union) if arrivals_ns.dispatch(kind) is unknown] == []

@@ -1,5 +1,7 @@
 """The Gymnasium environment keeps Gymnasium's rules and ours."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -68,3 +70,13 @@ def test_masked_choices_are_replaced_and_said() -> None:
         _, _, _, truncated, info = env.step(np.array([0, 3, 0]))
         seen.append((bool(allowed[0, 3]), info["replaced"]))
     assert (False, True) in seen
+
+
+@pytest.mark.parametrize("action", [[9, 9, 9], [0, 0, 6], [-1, 0, 0], [0, 0], [0, 0, 0, 0], 1, ["a", 0, 0]])
+def test_an_action_that_is_none_says_what_is_allowed(action: Any) -> None:
+    """In one line; the run goes on with an action that is one."""
+    env = make_env()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"action .*: allowed are .* below \(3, 4, 6\)"):
+        env.step(action)
+    env.step(np.array([2, 3, 5]))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from scenarios.metrics.statistics import estimate
-from scenarios.show.words import interval, table
+from scenarios.show.numbers import interval
+from scenarios.show.table import Table, columns, to_text
 
 OURS = "ours"
 GOAL_THROUGHPUT, GOAL_OVERHEAD = 3.0, 1 / 3  # at least, and at most
@@ -113,7 +114,7 @@ def format_report(report: Mapping[str, Any]) -> str:
         ]
         for name, found in report["systems"].items()
     ]
-    lines = [table(head, rows)]
+    lines = [to_text([Table(columns(*head), rows)])]
     for name, ratio in report["ours_to"].items():
         throughput, overhead = ratio["images_per_s"], ratio["overhead_p50_s"]
         lines += [

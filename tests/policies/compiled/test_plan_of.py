@@ -10,26 +10,10 @@ import numpy as np
 import pytest
 
 import policies.plan_of
-from policies.compiled import layout
-from policies.compiled.layout import (
-    ITS_SIZE,
-    ITS_WORK_NS,
-    NONE,
-    OUTSIDE,
-    PLAN_MOST_DRAWS,
-    PLAN_TURN,
-    PLAN_VARIANTS_AT,
-    PLAN_WIDTH_RULE,
-    SEEN_PREVIOUS,
-    SEEN_SEGMENT,
-    SEEN_SERVERS,
-    VARIANT_LEVEL,
-    VARIANT_SINCE_NS,
-    VARIANT_SIZE,
-    VARIANTS_SERVERS,
-)
+from policies.compiled.layout import NONE, OUTSIDE, Plan, SeenServer, Sheet, Variant, VariantSteps
 from policies.compiled.milp import view_of
-from policies.compiled.plan import Plan, cost_table, exists, work_keys
+from policies.compiled.plan import PlanRow, cost_table, exists, work_keys
+from policies.compiled.sheet import blank_sheet
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.plan_of import plan_of
@@ -42,7 +26,6 @@ from policies.rules.placements import LeastWork, RoundRobin, ShortestDelay, Shor
 from policies.rules.slackfit import SlackFit
 from policies.rules.widths import FixedWidths, Ladder
 from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, WorkKey
-from sim.compiled import layout as engine_layout
 from tests import worlds
 from tests.parity.scenarios import Scenario
 
@@ -181,12 +164,12 @@ def test_a_plan_begins_with_what_its_router_remembers_and_gives_it_back() -> Non
     rule, turns = variants(levels=[2, 1], since_ns=[5, 7]), RoundRobin(1)
     planned = plan_of(by(rule, turns), CONFIG)
     assert planned is not None
-    row = planned.row
-    first = row[PLAN_VARIANTS_AT] + VARIANTS_SERVERS
-    its = row[first : first + 2 * VARIANT_SIZE].reshape(2, VARIANT_SIZE)
-    assert its[:, [VARIANT_LEVEL, VARIANT_SINCE_NS]].tolist() == [[2, 5], [1, 7]]
-    assert row[PLAN_TURN] == 1
-    its[:, VARIANT_LEVEL], its[:, VARIANT_SINCE_NS], row[PLAN_TURN] = (0, 3), (11, 13), 0
+    plan = Plan(planned.row)
+    first = plan.width_rule.variants_at + VariantSteps.size
+    its = planned.row[first : first + 2 * Variant.size].view(Variant.dtype)
+    assert its[["level", "since_ns"]].tolist() == [(2, 5), (1, 7)]
+    assert plan.turn == 1
+    its["level"], its["since_ns"], plan.turn = (0, 3), (11, 13), 0
     planned.keep()
     assert (rule.levels, rule.since_ns, turns.last) == ([0, 3], [11, 13], 0)
 
@@ -195,12 +178,12 @@ def test_a_turn_before_the_first_is_the_first() -> None:
     """A row has nothing before its beginning."""
     planned = plan_of(by(placement=RoundRobin(-9)), CONFIG)
     assert planned is not None
-    assert planned.row[PLAN_TURN] == NONE
+    assert Plan(planned.row).turn == NONE
 
 
 def test_only_what_draws_asks_for_numbers() -> None:
     draws = {name: plan_of(make_router(name, CONTEXT), CONFIG) for name in ("random", "sticky", "power-of-two")}
-    assert {name: int(each.row[PLAN_MOST_DRAWS]) for name, each in draws.items() if each is not None} == {
+    assert {name: Plan(each.row).most_draws for name, each in draws.items() if each is not None} == {
         "random": 3,
         "sticky": 0,
         "power-of-two": 2,
@@ -240,25 +223,21 @@ def test_tables_are_of_one_cost_model_and_one_network() -> None:
 
 
 def test_a_plan_that_nobody_filled_in_asks_whoever_runs_it() -> None:
-    assert Plan(CONFIG, None).row()[PLAN_WIDTH_RULE] == OUTSIDE
-
-
-def test_layouts_share_no_name() -> None:
-    """Kernels of the engine see both at once."""
-    names = {name for name in vars(layout) if name.isupper()} & {name for name in vars(engine_layout) if name.isupper()}
-    assert names == {"NONE"}
+    assert PlanRow(CONFIG, None).head.width_rule.rule == OUTSIDE
 
 
 def test_a_view_of_a_sheet_is_what_a_rule_that_plans_reads() -> None:
     config: RouterConfig = replace(CONFIG, holds=(CONFIG.holds[0], (((False,) * 4),) * 4))
-    sheet = np.zeros(SEEN_SERVERS + 2 * ITS_SIZE, np.int64)
-    sheet[:SEEN_SERVERS] = (9, 1, 3, 0, 5, 2, 6, 40)
-    sheet[SEEN_SERVERS : SEEN_SERVERS + ITS_WORK_NS] = (15, 15, 7, 1)
+    sheet = blank_sheet(2)
+    seen, first = Sheet(sheet), SeenServer(sheet, Sheet.size)
+    seen.now_ns, seen.segment, seen.previous_width, seen.location = 9, 1, 3, 0
+    seen.candidates, seen.entered_ns, seen.fifo_length, seen.completed = 5, 2, 6, 40
+    first.code, first.holds, first.requests, first.blocks = 15, 15, 7, 1
     view = view_of(sheet, config)
     assert (view.now_ns, view.candidates, view.head_entered_ns, view.fifo_length, view.completed) == (9, 5, 2, 6, 40)
     assert (view.head.segment, view.head.previous_width, view.head.location) == (2, 0.75, 0)
     one, other = view.servers
     assert (one.valid, one.outstanding_requests, one.outstanding_blocks, any(one.widths)) == (True, 7, 1, True)
     assert (other.valid, other.outstanding_blocks, any(other.widths)) == (False, 0, False)
-    sheet[SEEN_SEGMENT] = sheet[SEEN_PREVIOUS] = 0
+    seen.segment = seen.previous_width = 0
     assert view_of(sheet, config).head.previous_width == IMAGE

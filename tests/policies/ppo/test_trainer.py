@@ -158,7 +158,7 @@ def test_train_resumes_from_its_folder_and_finishes_at_once_when_done(tmp_path: 
     longer = replace(KNOBS, decisions=1536, checkpoint_every=7)
     train([more], longer, 0, SPEC, checkpoint_dir=tmp_path, resume=True)
     assert len(more.choices) == 512
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_resume_refuses_another_run(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
 from policies.tide import knobs
 from policies.tide.router import GUARD_ON_S, TideRouter, worth_of_steps
+from policies.tide.spec import TideSpec
 from policies.vocabulary import ClusterView, HeadKey, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
 
@@ -191,7 +192,7 @@ def test_the_worth_of_steps_adds_up_for_a_table_that_does() -> None:
 def test_a_file_reads_back_as_the_same_router(tmp_path: Path) -> None:
     path, router = tmp_path / "tide.safetensors", tide(price=-3.0)
     router.save(path, {"seed": 7})
-    again = TideRouter.load(path, context(servers=2))
+    again = TideSpec.read(path).make(context(servers=2))
     assert again.values == pytest.approx(router.values)
     assert (again.plan() == tide(price=-3.0).plan()).all()
     assert checkpoint.kind_of(path) == "tide"
@@ -204,7 +205,7 @@ def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
     fewer = RouterConfig(4, (0.5, 1.0), tuple(((True, True),) * 4 for _ in range(2)))
     other = RouterContext(fewer, given.costs, given.prior, given.power_limits_w)
     with pytest.raises(InputError, match=r"trained for 4 segments at widths \[0.25, 0.5, 0.75, 1.0\]"):
-        TideRouter.load(path, other)
+        TideSpec.read(path).make(other)
 
 
 def test_a_file_with_other_knobs_is_of_another_version(tmp_path: Path) -> None:
@@ -214,10 +215,10 @@ def test_a_file_with_other_knobs_is_of_another_version(tmp_path: Path) -> None:
     names = [name for name in json.loads(header["names"]) if name != "hold"]
     checkpoint.write(path, tensors, {**header, "names": json.dumps(names)})
     with pytest.raises(InputError, match=r"another version of Tide, whose knobs differ \(hold\)"):
-        TideRouter.load(path, context())
+        TideSpec.read(path).make(context())
     checkpoint.write(path, {"tide.values": tensors["tide.values"][:-1]}, header)
     with pytest.raises(InputError, match=r"tide.values: has the shape \(32,\), not \(33,\): damaged"):
-        TideRouter.load(path, context())
+        TideSpec.read(path).make(context())
 
 
 def test_knobs_can_be_switched_off() -> None:

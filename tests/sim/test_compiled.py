@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from policies.compiled.layout import LARGEST, RANDOM_WIDTH
+from policies.compiled.plan import PlanRow
 from policies.errors import WorkError
 from policies.faults import Crash, Outage, Supervision
 from policies.observation import masks
@@ -17,10 +23,11 @@ from policies.vocabulary import NS_PER_S, Choice
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled import UnsupportedScenario
-from sim.compiled import simulation as batch
-from sim.compiled.layout import INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
+from sim.compiled.layout import BLOCKS_FULL, INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
 from sim.compiled.program import Program, Shape, margin, program_of
 from sim.compiled.rollout import Rollouts
+from sim.compiled.run import RunRow
+from sim.compiled.run_plan import run_to_end
 from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
 
@@ -101,20 +108,95 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     run = worlds.run(spec, worlds.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))
     ample = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     grown: list[int] = []
-    grow = batch.RunRow.grow
+    grow = RunRow.grow
 
-    def scarce(program: Program, requests: int, instances: int, *rest: Any) -> Shape:
-        return Shape(program, requests, instances, *rest) if grown else Shape(program, 2, margin(program), *rest)
+    def scarce(program: Program, requests: int, instances: int, blocks: int, **rest: Any) -> Shape:
+        sizes = (requests, instances, blocks) if grown else (2, margin(program), 1)
+        return Shape(program, *sizes, **rest)
 
-    def noted(self: batch.RunRow, status: int) -> None:
+    def noted(self: RunRow, status: int) -> None:
         grown.append(status)
         grow(self, status)
 
     monkeypatch.setattr(Program, "shape", scarce)
-    monkeypatch.setattr(batch.RunRow, "grow", noted)
+    monkeypatch.setattr(RunRow, "grow", noted)
     again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     assert again == ample
-    assert {REQUESTS_FULL, INSTANCES_FULL, RECORDS_FULL} <= set(grown)
+    assert {REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL} <= set(grown)
+
+
+def with_limit(outstanding_blocks: int) -> tuple[ClusterSpec, RunSpec]:
+    """One server that gets more than it can do, so that what is outstanding only grows."""
+    spec = worlds.cluster([worlds.profile()], router={"outstanding_blocks": outstanding_blocks})
+    return spec, worlds.run(spec, worlds.poisson_s(2000, 0.1), 0.1, end="cut")
+
+
+def test_a_row_grows_with_the_blocks_in_use_and_not_with_their_limit() -> None:
+    sizes = []
+    for limit in (5_000, 100_000):
+        spec, spec_run = with_limit(limit)
+        run = RunRow(program_of(spec), spec_run)
+        before = run.row.nbytes
+        run_to_end(run, planned(spec), np.random.default_rng(0))
+        sizes.append((before, run.row.nbytes, run.shape.blocks, run.cluster.decision))
+    assert sizes[0] == sizes[1]
+    assert sizes[0][2] < 2 * sizes[0][3]
+
+
+def planned(spec: ClusterSpec) -> np.ndarray:
+    """A router in compiled form: each image alone, at random."""
+    plan = PlanRow(spec.router, None)
+    plan.head.width_rule.rule, plan.head.group_rule = RANDOM_WIDTH, LARGEST
+    plan.set_groups((1,))
+    return plan.row()
+
+
+COUNT = """
+import sys
+import numpy as np
+from sim.compiled.program import program_of
+from sim.compiled.run import RunRow
+from sim.compiled.run_plan import run_to_end
+from tests.sim.test_compiled import planned, with_limit
+
+for limit in (5_000, 100_000):
+    spec, run = with_limit(limit)
+    row, calls = RunRow(program_of(spec), run), 0
+
+    def count(frame, event, argument):
+        global calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    run_to_end(row, planned(spec), np.random.default_rng(0))
+    sys.setprofile(None)
+    print(calls)
+"""
+
+
+def test_a_run_takes_as_many_steps_whatever_the_limit_of_blocks() -> None:
+    """Counted in the interpreter, where every record that is looked at is a call."""
+    environment = {**os.environ, "SLIMSCHED_JIT": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", COUNT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=True)
+    low, high = map(int, done.stdout.split())
+    assert low == high
+
+
+def _same(run: RunSpec, seed: int) -> RunSpec:
+    return run
+
+
+def test_the_memory_of_a_rollout_follows_the_decisions_that_wait() -> None:
+    """A limit that is never reached costs nothing."""
+    rows = []
+    for limit in (5_000, 100_000):
+        spec, run = with_limit(limit)
+        many, weights = rollouts(partial(_same, replace(run, detail=False)), spec, clusters=2)
+        many.collect(weights, 0.1, 100)
+        assert many._columns is not None
+        rows.append(len(many._columns))
+    assert rows[0] == rows[1] < 1_000
 
 
 # -------------------------------------------------------------------------------------------------------------- faults

@@ -1,0 +1,48 @@
+"""What a calibration is of, and within which limits: the noun that goes from the command down to the bench."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hw.device import DeviceSpec
+from hw.networks import ModelFile
+from policies.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A device to measure while it runs a model.
+
+    Attributes:
+        file: the slimmable network.
+        budget_s: wall time; a small one leaves things out and says so (`Profile.omitted`), never a key.
+        batch_limit: the largest batch measured; the simulator refuses larger ones.
+        log_path: finished measurements; an interrupted calibration goes on from there.
+        seed: of the order and of the held-out points.
+        peer: a second device of this host: moving activations to it gives `Profile.link`; None leaves it out.
+        sensor_period_s: how often serving reads the device's sensor.
+        name: of the profile; made from the device and the model by default.
+        allow_busy: measure although other programs use the device.
+
+    Raises:
+        InputError: the budget or the limit makes no sense.
+    """
+
+    file: ModelFile
+    device: DeviceSpec
+    budget_s: float
+    batch_limit: int
+    log_path: Path
+    seed: int = 0
+    peer: DeviceSpec | None = None
+    sensor_period_s: float = 0.1
+    name: str = ""
+    allow_busy: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.budget_s > 0:
+            found = f"must be more than 0 s, found {self.budget_s:g}; 45s to 15m is usual"
+            raise InputError("calibrate", "budget", found)
+        if self.batch_limit < 1:
+            raise InputError("calibrate", "batch_limit", f"must be at least 1, found {self.batch_limit}")

@@ -1,0 +1,203 @@
+"""Instances on a device, and how they serve: what runs in a worker, and what calibration times, is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import threading
+import time  # noqa: TID251 - real passes are timed with a real clock
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor
+
+from hw.activations import Row, gather, in_format, rows_of, shares_memory
+from hw.device import DeviceSpec
+from hw.slimmable import SegmentInstance, SlimmableModel
+from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
+
+_NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
+
+
+def open_device(device: DeviceSpec) -> torch.device:
+    """Pin this process and set torch up as the device says; returns where tensors live."""
+    if device.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, device.cores)
+    if device.kind == "cpu":
+        os.nice(_NICENESS)
+    torch.set_num_threads(device.threads)
+    if device.kind == "cuda":
+        torch.cuda.set_device(device.index)
+        torch.zeros(1, device="cuda")  # the context exists from here on
+        return torch.device("cuda", device.index)
+    torch.backends.mkldnn.enabled = device.onednn  # type: ignore[assignment]
+    return torch.device("cpu")
+
+
+def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
+    """`open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
+    before_bytes = _used_vram_bytes(device)
+    place = open_device(device)
+    return place, max(0, _used_vram_bytes(device) - before_bytes)
+
+
+def context_bytes(device: DeviceSpec) -> int:
+    """What `open_measured` finds in a process of its own, which ends at once; 0 where the device can't be opened."""
+    if device.kind == "cpu":
+        return 0
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(open_measured, device).result()[1]
+        except (RuntimeError, OSError):  # who works on it says why
+            return 0
+
+
+def _used_vram_bytes(device: DeviceSpec) -> int:
+    """Memory in use on a GPU, by whomever; 0 on a CPU, or where NVML does not say."""
+    nvml = load_nvml() if device.kind == "cuda" else None
+    return 0 if nvml is None else used_vram_bytes(nvml, nvml_handle(nvml, device.index))
+
+
+def serve(
+    instance: SegmentInstance,
+    rows: Sequence[Row],
+    width: float,
+    previous_width: float,
+    padded: int,
+    memory_format: torch.memory_format,
+) -> Tensor:
+    """One batch, from single activations to its outputs on an idle device: what is timed is what serves.
+
+    Args:
+        rows: n images, or activations of one shape.
+        padded: the batch size that the device sees, zeros beyond n.
+
+    Returns:
+        (n, ...) outputs in memory of their own; whoever keeps a single row keeps them all.
+    """
+    x = gather(rows)
+    if padded > len(rows):
+        x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - len(rows)))
+    y = instance.run(in_format(x, memory_format), width, previous_width)
+    if y.is_cuda:
+        torch.cuda.current_stream(y.device).synchronize()
+    if shares_memory(x, y):  # the inputs' place will be written to again
+        y = y.clone()
+    return y[: len(rows)]
+
+
+class Lane:
+    """An instance's own thread (and, on a GPU, its own stream): jobs run one after another in it."""
+
+    def __init__(self, device: DeviceSpec, place: torch.device) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(device, place), daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job after those before it; it must not raise."""
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Finish what was submitted, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self, device: DeviceSpec, place: torch.device) -> None:
+        torch.set_num_threads(device.threads)  # OpenMP keeps the number by thread
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            if place.type == "cuda":
+                stack.enter_context(torch.cuda.stream(torch.cuda.Stream(place)))  # type: ignore[no-untyped-call]
+            while (job := self._jobs.get()) is not None:
+                job()
+
+
+class Instances:
+    """Makes instances of a model on a device, within the device's budget; its weights lie in host memory.
+
+    Args:
+        model: with all its weights.
+        path: of its file, from which weights can be read again.
+        device: how to run.
+        place: where tensors live, by `open_device`.
+    """
+
+    def __init__(self, model: SlimmableModel, path: Path, device: DeviceSpec, place: torch.device) -> None:
+        self.model = model
+        self._path = path
+        self.device = device
+        self.place = place
+        self._lock = threading.Lock()
+        self.used_bytes = 0
+
+    def make(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
+        """An instance on the device; raises `MemoryError` beyond the budget."""
+        needed = self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
+        with self._lock:
+            if self.used_bytes + needed > self.device.vram_bytes:
+                raise MemoryError(f"{needed} bytes more than {self.used_bytes} exceed {self.device.vram_bytes}")
+            self.used_bytes += needed
+        try:
+            source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
+            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
+            if self.place.type == "cuda":
+                torch.cuda.current_stream(self.place).synchronize()
+        except BaseException:
+            with self._lock:
+                self.used_bytes -= needed
+            raise
+        return instance
+
+    def free(self, instance: SegmentInstance) -> None:
+        """Give the budget back; the tensors go with their last reference."""
+        with self._lock:
+            self.used_bytes -= instance.weight_bytes
+
+    def inputs(self, segment: int, previous_width: float, batch: int) -> list[Row]:
+        """Activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
+        shape = self.model.activation_shape(segment - 1, previous_width)
+        block = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
+        return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
+
+    def _from_disk(self, segment: int, width: float) -> SegmentInstance:
+        shapes = self.model.instance_shapes(segment, width)
+        with safe_open(self._path, framework="pt") as file:
+            weights = {  # copies: a view of the mapped file would be read only when a batch needs it
+                name: file.get_slice(name)[tuple(slice(0, n) for n in shape)].clone(
+                    memory_format=torch.contiguous_format
+                )
+                for name, shape in shapes.items()
+            }
+        return SegmentInstance(self.model, segment, width, weights)
+
+
+def give_back(place: torch.device) -> None:
+    """What was freed goes back to the device or the system, not into an allocator's store."""
+    if place.type == "cuda":
+        torch.cuda.empty_cache()
+    elif _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):  # not glibc
+        return None
+    return found
+
+
+_malloc_trim = _find_malloc_trim()
+
+
+def seconds_since(begin_ns: int) -> float:
+    """On the clock that passes are timed with."""
+    return (time.monotonic_ns() - begin_ns) / 1e9

@@ -1,0 +1,140 @@
+"""Records: numbers in a row, declared once by name and type, and read by name in Python and in compiled code alike.
+
+A row is one array of 8-byte numbers, and a record is a few of them in a line:
+
+    class Move(Record):
+        ends_ns: int
+        source: int
+
+    move = Move(block, p.moves_at, 2)     # the third of the moves that begin so many numbers after the block's first
+    move.ends_ns = now + 5                # compiled, this is one store
+
+A field is an `int`, a `float`, or another record, which then stands inside. A record is made from an array of numbers,
+from the address of its first number, or from another record, with how many numbers later it begins and, where several
+stand in a line, which of them it is. Nothing is copied: a record is a pointer, and it has no bounds in compiled code.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.jit import IS_ON, python_view
+
+
+class Record:
+    """The base of all of them.
+
+    Attributes:
+        size: how many numbers it has.
+        offsets: where each of its fields stands in it.
+        dtype: the same as numpy tells it, for lists of records in Python.
+    """
+
+    size: ClassVar[int] = 0
+    offsets: ClassVar[dict[str, int]] = {}
+    dtype: ClassVar[np.dtype[Any]]
+    __slots__ = ("_at", "_ints", "_reals")
+    _at: int
+    _ints: Any
+    _reals: Any
+
+    def __init__(self, base: Record | npt.NDArray[Any] | int, at: int = 0, number: int = 0) -> None:
+        self._at = int(at + number * self.size)
+        if isinstance(base, Record):
+            self._ints, self._reals, self._at = base._ints, base._reals, self._at + base._at
+        else:
+            self._ints, self._reals = python_view(base, "q"), python_view(base, "d")
+
+    def __init_subclass__(cls) -> None:
+        fields = [(name, kind) for name, kind in get_type_hints(cls).items() if name not in Record.__annotations__]
+        cls.offsets, cls.size = {}, 0
+        for name, kind in fields:
+            setattr(cls, name, _property(cls.size, kind))
+            cls.offsets[name] = cls.size
+            cls.size += kind.size if issubclass(kind, Record) else 1
+        cls.dtype = np.dtype([(name, _dtype(kind)) for name, kind in fields], align=True)
+        if IS_ON:
+            _teach(cls)
+
+    @classmethod
+    def blank(cls) -> Self:
+        """One of zeros."""
+        return cls(np.zeros(cls.size, np.int64))
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """Its own."""
+        return self.following[: self.size]
+
+    @property
+    def following(self) -> npt.NDArray[np.int64]:
+        """All numbers from its first one on."""
+        return np.asarray(self.view_as("q"))
+
+    def view_as(self, kind: str) -> Any:
+        """The same as numbers of Python; `kind` as in `struct`."""
+        return (self._ints if kind == "q" else self._reals)[self._at :]
+
+
+def _dtype(kind: type) -> Any:
+    return kind.dtype if issubclass(kind, Record) else np.float64 if kind is float else np.int64
+
+
+def _property(offset: int, kind: type) -> property:
+    if issubclass(kind, Record):
+        return property(lambda self: kind(self, offset))
+    if kind is float:
+
+        def get_real(self: Any) -> float:
+            return self._reals[self._at + offset]
+
+        def set_real(self: Any, value: float) -> None:
+            self._reals[self._at + offset] = value
+
+        return property(get_real, set_real)
+
+    def get(self: Any) -> int:
+        return self._ints[self._at + offset]
+
+    def put(self: Any, value: int) -> None:
+        self._ints[self._at + offset] = value
+
+    return property(get, put)
+
+
+if IS_ON:
+    from numba.core import types
+    from numba.core.typing.templates import signature
+    from numba.extending import lower_builtin, type_callable
+    from numba.np.numpy_support import from_dtype
+
+    def _teach(record: type[Record]) -> None:
+        """Let compiled code make one: it is numpy's structured type there, whose fields Numba reads and writes."""
+        pointer = from_dtype(record.dtype)
+
+        @type_callable(record)
+        def _type(context: Any) -> Any:
+            def typer(base: Any, at: Any = None, number: Any = None) -> Any:
+                return signature(pointer, *[types.unliteral(each) for each in (base, at, number) if each is not None])
+
+            return typer
+
+        def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind, *kinds = signature.args
+            base, *counts = arguments
+            numbers = context.get_value_type(types.CPointer(types.int64))
+            if isinstance(kind, types.Array):
+                base = context.make_array(kind)(context, builder, base).data
+            base = (builder.inttoptr if isinstance(kind, types.Integer) else builder.bitcast)(base, numbers)
+            for count, kind, size in zip(counts, kinds, (1, record.size), strict=False):
+                steps = builder.mul(
+                    context.cast(builder, count, kind, types.int64), context.get_constant(types.int64, size)
+                )
+                base = builder.gep(base, [steps])
+            return builder.bitcast(base, context.get_value_type(pointer))
+
+        for given in range(3):
+            lower_builtin(record, types.Any, *[types.Integer] * given)(make)

@@ -1,0 +1,46 @@
+"""Where a record of a sheet or a plan begins, and what the tables of a plan say."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from policies.compiled.layout import ANYWHERE, Plan, SeenServer, Sheet
+from policies.jit import ints, kernel
+
+_SHEET: Final = Sheet.size
+
+
+@kernel
+def seen_at(sheet: Sheet, index: int) -> SeenServer:
+    """What is seen of a server."""
+    return SeenServer(sheet, _SHEET, index)
+
+
+@kernel
+def largest_group(plan: Plan) -> int:
+    """The largest of the groups to choose from."""
+    return ints(plan)[plan.groups_at + plan.group_count - 1]
+
+
+@kernel
+def key_of(plan: Plan, sheet: Sheet, width: int) -> int:
+    """The work key of the head at this width."""
+    return (sheet.segment * plan.widths + width) * (plan.widths + 1) + sheet.previous_width
+
+
+@kernel
+def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
+    """`costs.batch_ns`."""
+    return ints(plan)[plan.batch_ns_at + (server * plan.keys + key) * (plan.most + 1) + batch]
+
+
+@kernel
+def transfer_ns(plan: Plan, sheet: Sheet, server: int) -> int:
+    """`costs.transfer_ns`: the candidates' inputs; 0 where a block may mix locations."""
+    source = sheet.location
+    if source == ANYWHERE:
+        return 0
+    line = sheet.segment * (plan.widths + 1) + sheet.previous_width
+    lines = plan.segments * (plan.widths + 1)
+    place = ((source + 1) * plan.servers + server) * lines + line
+    return ints(plan)[plan.transfer_ns_at + place * (plan.most + 1) + sheet.candidates]

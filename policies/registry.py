@@ -1,0 +1,97 @@
+"""Every kind of router that has a name: the one list that names, help, file endings, checks and tuning ask.
+
+It opens no other module, so that help on the command line is quick: `spec` says where a kind's parameters stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+_SPECS: Final = "policies.rules.specs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterKind:
+    """One kind of router.
+
+    Attributes:
+        name: on the command line, in scenarios and in rule files.
+        help: what it does, in a few words.
+        spec: `module:Class` of its parameters (`policies.names.RouterSpec`); called with no arguments it has defaults.
+        numbers: the parameter that numbers after a colon stand for (`ladder:8,32`); empty where none may follow.
+        needs_numbers: whether there is no router of that name without them.
+        is_placed: whether `@placement` may follow.
+        is_rule: whether its parameters are a rule's, which has a file of text; the rest is stored as numbers.
+        is_tuned: whether `slimsched tune` finds its parameters.
+    """
+
+    name: str
+    help: str
+    spec: str
+    numbers: str = ""
+    needs_numbers: bool = False
+    is_placed: bool = False
+    is_rule: bool = True
+    is_tuned: bool = True
+
+    def load(self) -> Any:
+        """The class of its parameters."""
+        module, _, name = self.spec.partition(":")
+        return getattr(import_module(module), name)
+
+
+KINDS: Final[Mapping[str, RouterKind]] = {
+    kind.name: kind
+    for kind in (
+        RouterKind(
+            name="random",
+            help="server, width and group each at random: the paper's baseline",
+            spec=f"{_SPECS}:PaperRandom",
+            is_rule=False,
+            is_tuned=False,
+        ),
+        RouterKind(
+            name="ladder",
+            help="width tuples by load",
+            spec=f"{_SPECS}:LadderRule",
+            numbers="thresholds",
+            is_placed=True,
+        ),
+        RouterKind(
+            name="slackfit",
+            help="width and group by slack, after SuperServe",
+            spec=f"{_SPECS}:SlackFitRule",
+            is_placed=True,
+        ),
+        RouterKind(
+            name="infaas",
+            help="each server one tuple by its load, after INFaaS",
+            spec=f"{_SPECS}:InfaasRule",
+            is_placed=True,
+        ),
+        RouterKind(
+            name="milp",
+            help="tuples and shares from a mixed integer programme, after Proteus",
+            spec=f"{_SPECS}:MilpRule",
+        ),
+        RouterKind(
+            name="fixed",
+            help="one width tuple for every request",
+            spec=f"{_SPECS}:FixedRule",
+            numbers="tuple",
+            needs_numbers=True,
+            is_placed=True,
+        ),
+        RouterKind(
+            name="tide",
+            help="widths at a price that follows the load",
+            spec="policies.tide.spec:TideSpec",
+            is_rule=False,
+        ),
+    )
+}
+TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)
+RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)

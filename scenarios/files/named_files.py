@@ -1,0 +1,90 @@
+"""Which files does a scenario name? Its keys say so themselves: what names a file is marked with a `FileName`.
+
+So a new key is found here without being listed: by what makes paths absolute, and by what asks whether a file changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from policies.strict import StrictModel
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class FileName:
+    """Marks a key of a document (with `Annotated`) whose text names a file.
+
+    Attributes:
+        is_path: whether a text is a path; a router's name, say, is none.
+        find: the file that a text stands for; None where it stands for none.
+    """
+
+    is_path: Callable[[str], bool] = lambda text: True
+    find: Callable[[str], Path | None] = Path
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file that a document names: under which key, and where it lies."""
+
+    key: str
+    path: Path
+
+
+def marker_of(field: FieldInfo) -> FileName | None:
+    """What marks a key as one of files; None where nothing does."""
+    return next((each for each in _metadata(field.annotation, *field.metadata) if isinstance(each, FileName)), None)
+
+
+def named_files(document: StrictModel, key: str = "") -> Iterator[NamedFile]:
+    """Every file that a document names, in the order of its keys."""
+    for name, field in type(document).model_fields.items():
+        here = f"{key}.{field.alias or name}" if key else field.alias or name
+        yield from _found(getattr(document, name), marker_of(field), here)
+
+
+def with_paths(document: Model, rename: Callable[[str], str]) -> Model:
+    """A document with every path in it renamed; what was not given stays so."""
+    update = {}
+    for name, field in type(document).model_fields.items():
+        old = getattr(document, name)
+        if (new := _renamed(old, marker_of(field), rename)) is not old:
+            update[name] = new
+    return document.model_copy(update=update) if update else document
+
+
+def _found(value: Any, marker: FileName | None, key: str) -> Iterator[NamedFile]:
+    if isinstance(value, StrictModel):
+        yield from named_files(value, key)
+    elif isinstance(value, tuple):
+        for index, each in enumerate(value):
+            yield from _found(each, marker, f"{key}.{index}")
+    elif isinstance(value, str) and marker is not None and (path := marker.find(value)) is not None:
+        yield NamedFile(key, path)
+
+
+def _renamed(value: Any, marker: FileName | None, rename: Callable[[str], str]) -> Any:
+    """The very same object where nothing in it changes."""
+    if isinstance(value, BaseModel):
+        return with_paths(value, rename)
+    if isinstance(value, tuple):
+        new = tuple(_renamed(each, marker, rename) for each in value)
+        return value if all(one is other for one, other in zip(new, value, strict=True)) else new
+    if isinstance(value, str) and marker is not None and marker.is_path(value):
+        return rename(value)
+    return value
+
+
+def _metadata(annotation: Any, *known: Any) -> Iterator[Any]:
+    """All that is noted beside a type and the types in it."""
+    yield from known
+    for part in get_args(annotation):
+        yield from _metadata(part, *getattr(part, "__metadata__", ()))

@@ -1,0 +1,46 @@
+"""What ships with the project, in `scenarios/data`: profiles by name, and everything by its former path as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from policies.errors import InputError, nearest
+
+SHIPPED: Final = Path(__file__).parents[1] / "data"
+SHIPPED_PROFILES: Final = SHIPPED / "profiles"
+CALIBRATED: Final = Path("profiles")  # where `slimsched calibrate` writes by default
+_MOVED: Final = ("models", "profiles", "routers", "traces")  # they lay beside the scenarios; now they lie in `data`
+
+
+def moved(path: Path) -> Path:
+    """A path, or where its file lies now: `models/x` and the like have moved to `data/models/x`."""
+    if not path.exists():
+        for place, part in reversed(list(enumerate(path.parts))):
+            now = Path(*path.parts[:place], SHIPPED.name, *path.parts[place:])
+            if part in _MOVED and now.exists():
+                return now
+    return path
+
+
+def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
+    """The file of a profile; a bare word that is no file is the name of a shipped one.
+
+    Raises:
+        InputError: a bare word that no shipped profile has.
+    """
+    path = moved(Path(named))
+    if not is_shipped_name(str(path)) or path.exists():
+        return path
+    shipped = {file.stem: file for file in SHIPPED_PROFILES.glob("*.yaml")}
+    if path.name.lower() not in shipped:
+        calibrated = CALIBRATED / f"{path.name}.yaml"
+        hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
+        problem = f"no such file, and no shipped profile has this name; {hint}{nearest(path.name.lower(), shipped)}"
+        raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
+    return shipped[path.name.lower()]
+
+
+def is_shipped_name(text: str) -> bool:
+    """Whether it is a bare word, without folder and ending: no file of the user's, but a profile's name."""
+    return Path(text).name == text and not Path(text).suffix

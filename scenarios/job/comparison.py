@@ -1,0 +1,103 @@
+"""The stage `compare`: every router with every seed, in simulation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from policies.errors import InputError, nearest
+from scenarios.files.documents import read_json, write_json
+from scenarios.files.router_names import display_name
+from scenarios.job.job import Job
+from scenarios.metrics.comparison import Bounds, Comparison, compare_results
+from scenarios.metrics.result import Result, Simulator
+from scenarios.runs.records import write_run
+from scenarios.runs.simulate import run_simulation, simulate_all
+from scenarios.terminal.progress import Progress
+from scenarios.world.world import World
+
+RESULTS = "results.json"
+KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
+
+
+def compare(
+    job: Job,
+    world: World,
+    engine: Simulator = "simpy",
+    *,
+    jobs: int = 1,
+    against: str | None = None,
+    bounds: Callable[[Comparison], Bounds] | None = None,
+) -> Comparison:
+    """Every router with every seed, in simulation.
+
+    Args:
+        jobs: processes beside each other.
+        against: the router of the paired differences; see `compare_results`.
+        bounds: makes the points of the bounds, once it is known how accurate the routers are.
+
+    Raises:
+        InputError: `against` is not compared.
+    """
+    names = [display_name(router) for router in job.scenario.compare.routers]
+    if against is not None and against not in names:
+        raise InputError("--against", "", f"{against!r} is not compared here; {nearest(against, names)}")
+    results = _compared(job, world, engine, jobs)
+    document = compare_results(results, against=against)
+    if bounds is not None:
+        document = compare_results(results, against=against, bounds=bounds(document))
+    write_json(job.folder / "comparison.json", document)
+    return document
+
+
+def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Result]:
+    """The stage: all results, of which those of an interrupted comparison are not made again."""
+    given = job.scenario.compare
+    shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
+    fingerprint = job.world_hash(given.routers, given.seeds, shape, *job.router_file(given.routers), RESULTS)
+    target = job.folder / RESULTS
+    partial = job.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
+
+    def work() -> Sequence[Path]:
+        finished: list[Result] = read_json(partial) if partial.is_file() else []
+        known = list(finished)
+        runs = len(given.routers) * len(given.seeds)
+        with Progress("compare", runs, unit="run", quiet=job.quiet) as progress:
+
+            def keep(result: Result) -> None:
+                if result not in finished:
+                    finished.append(result)
+                    write_json(partial, finished)
+                progress.update(1)
+
+            results = simulate_all(
+                world, given.routers, given.seeds, trained=job.trained, finished=known, on_result=keep,
+                engine=engine, jobs=jobs,
+            )  # fmt: skip
+        write_json(target, results)
+        _keep_records(job, world, engine)
+        return [target]
+
+    job.stage("compare", fingerprint, work)
+    partial.unlink(missing_ok=True)
+    results: list[Result] = read_json(target)
+    return results
+
+
+def _keep_records(job: Job, world: World, engine: Simulator) -> None:
+    """Whole records, for the report, of the routers that no validation will keep."""
+    for stale in (job.folder / "simulation").glob("*"):
+        if not any((job.folder / "hardware").glob(f"{stale.name}*")):  # those of a validation have real twins
+            shutil.rmtree(stale)
+    validated = job.scenario.validate_.routers if job.can_validate else ()
+    seed = job.scenario.compare.seeds[0]
+    images = len(world.arrivals_ns(seed, job.scenario.duration_s))
+    if images > KEPT_IMAGES:
+        remedy = "`slimsched simulate --out` keeps one run's"
+        job.say(f"compare: {images} images a run are too many for the report: no records of them; {remedy}")
+        return
+    for router in job.scenario.compare.routers:
+        if router not in validated:
+            policy = world.router(router, job.trained)
+            write_run(job.folder, *run_simulation(world, policy, display_name(router), seed, engine=engine))

@@ -1,0 +1,43 @@
+"""How a router is tuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TuningKnobs:
+    """How a router is tuned; the switches are those of the ablation in docs/tide.md.
+
+    Attributes:
+        floor: mean accuracy, a share, that must be kept.
+        decisions: how many simulated decisions the search may take; levelling comes on top, for all alike.
+        seed: of the search, and of the runs it sees.
+        episodes: runs that every candidate is measured on in a generation.
+        episode_s: their length; excerpts of the scenario.
+        levels: full-length runs that the floor is set on.
+        tail: weight of log p99 beside the log mean: the tail constraint.
+        common: all candidates of a generation see the same runs (common random numbers).
+        logs: objectives are logarithms, so that runs of unequal load count alike.
+        race: candidates that are worst on the first run are given up: those that blew up cost little.
+        pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
+        rates: each run's rate is drawn from this range, in times of the workload's.
+        without: groups of Tide's knobs that are switched off.
+        population, elite: of a generation.
+    """
+
+    floor: float
+    decisions: int = 40_000_000
+    seed: int = 0
+    episodes: int = 3
+    episode_s: float = 10.0
+    levels: int = 3
+    tail: float = 0.2
+    common: bool = True
+    logs: bool = True
+    race: bool = True
+    pid: bool = True
+    rates: tuple[float, float] = (1.0, 1.0)
+    without: tuple[str, ...] = ()
+    population: int = 16
+    elite: int = 4

@@ -1,0 +1,116 @@
+"""What `slimsched profile check` found, as a table with what follows from it, and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from calibrate.check import CheckedFigure, holds, is_judged, is_promising
+from scenarios.show.numbers import number
+from scenarios.show.table import Column, Table, to_text
+from scenarios.terminal.screen import screen_width
+from sim.profile import Profile
+
+SCHEMA = "slimsched.check/1"
+NOTHING = "nothing could be measured"
+RULE = "a figure drifts only where its whole 95 % interval lies beyond what is allowed"
+
+
+def format_check(profile: Profile, checked: Sequence[CheckedFigure]) -> str:
+    """A row a quantity; then what has drifted, in words, and what to do."""
+    return to_text([check_table(profile, checked)], screen_width())
+
+
+def check_table(profile: Profile, checked: Sequence[CheckedFigure]) -> Table:
+    """How far each quantity is off, and what is allowed; what could not be measured has no row, but a note."""
+    errors = (Column("error", "%"), Column("largest", "%"), Column("bias", "%"), Column("95 % of it"))
+    allowed = (Column("allowed", "%"), Column("allowed bias", "%"))
+    head = [Column("checked"), Column("measured"), *errors, *allowed, Column("verdict", is_text=True)]
+    notes = [*_notes(checked), *_conclusion(profile, checked)]
+    return Table(head, [_row(each) for each in checked if each.pairs], notes=notes)
+
+
+def _row(found: CheckedFigure) -> list[str]:
+    low, high = found.bias_interval_pct
+    return [
+        found.figure,
+        str(len(found.pairs)),
+        number(found.median_abs_pct, 1),
+        number(found.max_abs_pct, 1),
+        number(found.bias_pct, 1, signed=True),
+        f"{number(low, 1, signed=True)} to {number(high, 1, signed=True)}",
+        number(found.allowed.size_pct, 1),
+        number(found.allowed.bias_pct, 1),
+        found.verdict,
+    ]
+
+
+def _notes(checked: Sequence[CheckedFigure]) -> Iterator[str]:
+    """What was not judged and why, and how to read the table."""
+    yield from (f"{each.figure} is not judged: {each.not_judged}" for each in checked if each.not_judged)
+    yield from (f"{each.figure}: {NOTHING}" for each in checked if not each.pairs)
+    for each in checked:
+        if not is_promising(each) and not each.not_judged:
+            reason = "the profile states so large errors itself that only larger ones count"
+            yield f"{each.figure}: {reason}; calibrate longer, or on a quieter machine"
+    yield RULE
+    yield "errors are medians, in per cent of what is measured now; bias above 0: the profile says more"
+
+
+def _conclusion(profile: Profile, checked: Sequence[CheckedFigure]) -> Iterator[str]:
+    """Whether the profile holds; if not, what has drifted and what to do."""
+    if holds(checked):
+        yield f"the profile {profile.name} holds"
+    elif not is_judged(checked):
+        reasons = "; ".join(f"{each.figure}: {each.not_judged or NOTHING}" for each in checked)
+        yield f"nothing could be judged, so the profile {profile.name} may hold or not ({reasons or NOTHING})"
+    else:
+        yield from (_drifted(each) for each in checked if each.finding)
+        yield f"the profile {profile.name} no longer holds; `slimsched calibrate` makes a new one"
+
+
+def _drifted(found: CheckedFigure) -> str:
+    """What has drifted, and that it is the table's bias: a profile that says three times as much is 67 % off one way
+    and 200 % the other."""
+    if not found.is_biased:
+        return found.finding
+    told = f"it says {1 + found.bias_pct / 100:.2f} times what is measured now"
+    return f"{found.finding} ({told}, a bias of {found.bias_pct:+.1f} %)"
+
+
+def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[CheckedFigure]) -> dict[str, Any]:
+    """`slimsched.check/1`: errors in per cent, predicted and measured values in the quantity's own unit."""
+    return {
+        "schema": SCHEMA,
+        "profile": profile.name,
+        "device": profile.device.name,
+        "holds": holds(checked),
+        "judged": is_judged(checked),
+        "warnings": list(warnings),
+        "figures": [_entry(each) for each in checked],
+    }
+
+
+def _entry(found: CheckedFigure) -> dict[str, Any]:
+    errors = {}
+    if found.pairs:
+        errors = {
+            "median_abs_pct": found.median_abs_pct,
+            "mean_abs_pct": found.mean_abs_pct,
+            "max_abs_pct": found.max_abs_pct,
+            "bias_pct": found.bias_pct,
+            "bias_interval_pct": list(found.bias_interval_pct),
+            "size_interval_pct": list(found.size_interval_pct),
+        }
+    return {
+        "figure": found.figure,
+        "verdict": found.verdict,
+        "not_judged": found.not_judged,
+        "finding": found.finding,
+        "looks": found.looks,
+        "allowed_size_pct": found.allowed.size_pct,
+        "allowed_bias_pct": found.allowed.bias_pct,
+        **errors,
+        "pairs": [asdict(pair) for pair in found.pairs],
+    }

@@ -1,0 +1,49 @@
+"""The page of what every number means: the catalogue's tables, with the prose of a template around them.
+
+`python -m scenarios.show.metrics_page > docs/metrics.md` writes it anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from scenarios.metrics.catalogue import COSTS, MEASURES, OF_SERVERS, PAIRED, VALIDATED, Measure
+from scenarios.show.table import Table, columns, to_markdown
+
+
+def metrics_page() -> str:
+    """The whole page."""
+    environment = Environment(  # noqa: S701 - it writes Markdown
+        loader=PackageLoader("scenarios.show", "templates"), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    return environment.get_template("metrics.md.j2").render(
+        of_results=_table(MEASURES.values()),
+        of_servers=_table(OF_SERVERS, "servers[]."),
+        paired=_names(PAIRED),
+        costs=" and ".join(_names(COSTS).rsplit(", ", 1)),
+        validated=", ".join(f"`{measure.stem}`" for measure in VALIDATED),
+    )
+
+
+def _table(measures: Iterable[Measure], place: str = "") -> str:
+    rows = [
+        [
+            f"`{place}{'.'.join(measure.keys)}`",
+            f"{measure.head} {measure.unit}".strip(),
+            measure.better or "",
+            measure.meaning,
+        ]
+        for measure in measures
+    ]
+    return to_markdown(Table(columns("key", "shown as", "better", "meaning"), rows))
+
+
+def _names(measures: Iterable[Measure]) -> str:
+    return ", ".join(f"`{measure.name}` ({measure.title})" for measure in measures)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_page())

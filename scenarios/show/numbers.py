@@ -1,0 +1,68 @@
+"""Numbers as text. How many digits a measure has, and in which unit it is shown, the catalogue says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import floor, log10
+from typing import Any
+
+from scenarios.metrics.catalogue import Measure
+from scenarios.metrics.statistics import Estimate
+
+NONE = "-"
+PLUS_MINUS = " +-"  # plain ASCII; pages write ± instead
+COUNTING = 3  # digits, where a measure has no number of its own
+
+
+def number(
+    value: float | None, digits: int | None, scale: float = 1.0, *, signed: bool = False, grouped: bool = False
+) -> str:
+    """With so many digits after the point, or three that count; `-` for none."""
+    if value is None:
+        return NONE
+    after = places(value * scale, COUNTING) if digits is None else digits
+    return f"{value * scale:{'+' if signed else ''}{',' if grouped else ''}.{after}f}"
+
+
+def interval(
+    found: Estimate | Mapping[str, Any], digits: int | None, scale: float = 1.0, *, signed: bool = False, unit: str = ""
+) -> str:
+    """`mean +-half-width`, or the mean alone where there is no interval; `-` for no mean."""
+    mean, half = found["mean"], found["ci95"]
+    if mean is None:
+        return NONE
+    after = places(mean * scale, COUNTING) if digits is None else digits
+    text = number(mean, after, scale, signed=signed)
+    text += "" if half is None else f"{PLUS_MINUS}{number(half, after, scale)}"
+    return f"{text} {unit}".rstrip()
+
+
+def shown(measure: Measure, found: Any) -> str:
+    """A value or an estimate as its measure is shown; the unit is the column's."""
+    write = interval if isinstance(found, Mapping) else number
+    return write(found, measure.digits, measure.scale)
+
+
+def change(found: Estimate | Mapping[str, Any], unit: str = "%") -> str:
+    """A change or an error in percent, with its sign."""
+    return interval(found, 1, signed=True, unit=unit)
+
+
+def places(value: float, counting: int) -> int:
+    """After the point, so that this many digits of the value count; none of 0."""
+    return max(0, counting - 1 - floor(log10(abs(value)))) if value else 0
+
+
+def share(value: float | None) -> str:
+    """A share in percent, with the sign: for sentences."""
+    return NONE if value is None else f"{number(value, 2, 100)} %"
+
+
+def duration(value_s: float | None) -> str:
+    """Seconds, or milliseconds below one."""
+    return NONE if value_s is None else f"{value_s:.3f} s" if value_s >= 1 else f"{value_s * 1000:.2f} ms"
+
+
+def plural(count: int, word: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,162 @@
+"""The charts of a profile: its latency curves, and the paper's Figures 1 to 3. It decides nothing but how they look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from scenarios.show.charts import GREY, canvas, plain, plain_log_ticks
+from scenarios.show.profile_curves import LatencyBand, uniform_curves
+from sim.profile import LatencyCurve, Profile
+from sim.steady import SteadyPoint, knee
+from sim.tables import BatchKey
+
+NESTED_BY = 1.4  # points, for each line that lies on top
+SAME = 0.02  # shares that differ by less are the same to the eye
+
+
+def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> Figure:
+    """Solo latency along the batch size, a panel a segment, a line a width (previous width the same)."""
+
+    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+        median_ms = np.asarray(curve.p50_s) * 1000
+        panel.plot(curve.batches, median_ms, "-o", color=color, markersize=2.5, label=f"{curve.width:g}")
+        band = bands.get(_key(curve))
+        if band is None:
+            return
+        low_ms, high_ms = np.asarray(band.low_s) * 1000, np.asarray(band.high_s) * 1000
+        panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=0.18, linewidth=0)
+        for sign in (-1, 1) if band.error_share else ():
+            stated_ms = median_ms * (1 + sign * (band.error_share or 0.0))
+            panel.plot(curve.batches, stated_ms, "--", color=color, linewidth=0.7)
+
+    notes: dict[str, Artist] = {}
+    if any(curve.jitter or curve.p95_s for curve in profile.latency):
+        notes["5-95 % of repeats"] = Patch(color=GREY, alpha=0.3, linewidth=0)
+    if any(band.error_share for band in bands.values()):
+        notes["stated error"] = Line2D([], [], color=GREY, linestyle="--", linewidth=0.8)
+    return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy", notes=notes)
+
+
+def utilization_by_batch(profile: Profile) -> Figure:
+    """Figure 1 of the paper: utilization against batch size; dotted, the share of the SMs where it is known."""
+
+    widths = profile.model.widths
+    is_flat = np.ptp([share for curve in profile.latency for share in curve.utilization]) < SAME
+
+    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+        shares = 100 * np.asarray(curve.utilization)
+        above = (len(widths) - 1 - widths.index(curve.width)) * is_flat  # a CPU is always busy: all lines are one
+        thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, f"{curve.width:g}"
+        panel.plot(curve.batches, shares, "-o", color=color, linewidth=thick, markersize=dot, label=label)
+        if curve.sm_utilization:
+            panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)
+        panel.set_ylim(0, 104)
+
+    notes: dict[str, Artist] = {}
+    if any(curve.sm_utilization for curve in profile.latency):
+        notes["any kernel runs"] = Line2D([], [], color=GREY, marker="o", markersize=2.5)
+        notes["share of the SMs"] = Line2D([], [], color=GREY, linestyle=":", linewidth=1)
+    return _panels(profile, draw, "batch size", "utilization, %", log="x", notes=notes)
+
+
+def energy_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
+    """Figure 2 of the paper: the energy of one batch (mean power x latency) as load on the device grows."""
+    power = f"power {profile.power.provenance}"
+    return _by_utilization(profile, under_load, lambda point: point.energy_j, "energy of a batch, J", power)
+
+
+def latency_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:
+    """Figure 3 of the paper: mean latency of a batch as load on the device grows."""
+    return _by_utilization(profile, under_load, lambda point: 1000 * point.latency_s, "mean latency of a batch, ms")
+
+
+def _by_utilization(
+    profile: Profile,
+    under_load: Mapping[BatchKey, Sequence[SteadyPoint]],
+    value: Callable[[SteadyPoint], float],
+    ylabel: str,
+    source: str = "",
+) -> Figure:
+    """A ring where the device is nearly idle, a dot at the knee of latency; shaded, where the paper saw the bend."""
+
+    def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
+        points = under_load[_key(curve)]
+        shares, values = [100 * point.utilization for point in points], [value(point) for point in points]
+        panel.plot(shares, values, "-", color=color, label=f"{curve.width:g}")
+        panel.plot(shares[0], values[0], "o", color=color, markersize=3.5, markerfacecolor="white")
+        bend = knee(points)
+        if bend is not None:
+            panel.plot(100 * bend.utilization, value(bend), "o", color=color, markersize=3.5)
+
+    notes: dict[str, Artist] = {
+        "nearly idle": Line2D([], [], color=GREY, marker="o", markersize=3.5, markerfacecolor="white", linewidth=0),
+        "latency's knee": Line2D([], [], color=GREY, marker="o", markersize=3.5, linewidth=0),
+        "the paper's bend": Patch(color=GREY, alpha=0.2, linewidth=0),
+    }
+    figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y", notes=notes, source=source)
+    for panel in figure.axes:
+        panel.axvspan(90, 95, color=GREY, alpha=0.2, linewidth=0)
+        panel.set(xlim=(0, 103), xticks=range(0, 101, 25))
+    return figure
+
+
+def _key(curve: LatencyCurve) -> BatchKey:
+    return curve.segment, curve.width, curve.previous_width
+
+
+def _panels(
+    profile: Profile,
+    draw: Callable[[Axes, LatencyCurve, str], None],
+    xlabel: str,
+    ylabel: str,
+    *,
+    log: str,
+    notes: Mapping[str, Artist],
+    source: str = "",
+) -> Figure:
+    """A panel a segment; `notes` stand in the legend below the widths, `source` behind the device."""
+    segments, widths = profile.model.segments, profile.model.widths
+    columns = min(segments, 2)  # so that a phone's screen keeps the text readable
+    rows = -(-segments // columns)
+    with canvas(1.9 + 2.0 * columns, 0.95 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
+        shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, 0.85, len(widths))]
+        for curve in uniform_curves(profile):
+            panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
+            draw(panel, curve, shades[widths.index(curve.width)])
+        for index, panel in enumerate(grid.ravel()):
+            _dress_panel(panel, index, segments, log)
+        figure.suptitle(_heading(profile, source), fontsize=8.5)
+        figure.supxlabel(xlabel, fontsize=9)
+        figure.supylabel(ylabel, fontsize=9)
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        handles, labels = [*handles, *notes.values()], [*(f"width {label}" for label in labels), *notes]
+        figure.legend(handles, labels, loc="outside right center")
+    return figure
+
+
+def _heading(profile: Profile, source: str) -> str:
+    """Whose curves these are, where they are from, and which of them are drawn."""
+    drawn, known = sum(1 for _ in uniform_curves(profile)), len(profile.latency)
+    which = "" if drawn == known else f"\n{drawn} of {known} curves: where the previous width is the same"
+    named = f"{profile.name}: {profile.device.name}, latency {profile.provenance}"
+    return f"{named}{', ' if source else ''}{source}{which}"
+
+
+def _dress_panel(panel: Axes, index: int, segments: int, log: str) -> None:
+    panel.set_title(f"segment {index + 1}")
+    panel.set_visible(index < segments)
+    if "x" in log:  # batch sizes
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(FuncFormatter(plain))
+    if "y" in log:
+        panel.set_yscale("log")
+        plain_log_ticks(panel.yaxis)

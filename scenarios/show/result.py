@@ -1,0 +1,53 @@
+"""One run, and a trained router's score, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scenarios.metrics.catalogue import OF_SERVERS
+from scenarios.metrics.result import Result, Score
+from scenarios.show.numbers import duration, number, share, shown
+from scenarios.show.table import Column, Table, column, to_text
+from scenarios.show.words import extrapolated, provenance, signature_texts
+from scenarios.terminal.screen import screen_width
+
+
+def format_result(result: Result) -> str:
+    """One run: its numbers, then its servers."""
+    ran = f"{result['mode']} ({result['engine']})"
+    head = f"{result['scenario']}: router {result['router']}, seed {result['seed']}, {ran}"
+    body = "\n".join(f"  {name:<11} {text}" for name, text in _facts(result))
+    return f"{head}\n{body}\n\n{to_text([servers_table(result)], screen_width())}"
+
+
+def _facts(result: Result) -> Iterator[tuple[str, str]]:
+    images, latency, joules = result["images"], result["latency_s"], result["energy_per_image_j"]
+    completed = f"{images['completed']} of {images['arrived']} completed"
+    yield "images", f"{completed}, {images['failed']} failed, {images['in_flight']} in flight"
+    yield "accuracy", share(result["accuracy"])
+    shares = f"p50 {duration(latency['p50'])}, p95 {duration(latency['p95'])}, p99 {duration(latency['p99'])}"
+    yield "latency", f"mean {duration(latency['mean'])}, {shares}"
+    yield "throughput", f"{number(result['throughput_img_s'], 1)} images/s"
+    if result["goodput_img_s"] is not None:
+        yield "goodput", f"{number(result['goodput_img_s'], 1)} images/s within the deadline"
+    parts = ", ".join(f"{key} {number(joules[key], 4)}" for key in ("dynamic", "base", "idle"))
+    yield "energy", f"{number(joules['total'], 4)} J/image ({parts})"
+    yield "paper's E", f"{number(result['energy_j']['mean'], 4)} J (mean power x latency)"
+    yield "provenance", provenance(result)
+    if (of_time := result.get("extrapolated_share", 0.0)) > 0:
+        yield "beware", extrapolated(of_time)
+    yield from (("signature", text) for text in signature_texts(result.get("signatures")))
+
+
+def servers_table(result: Result) -> Table:
+    """What each server did."""
+    rows = [[server["name"], *(shown(each, each.of(server)) for each in OF_SERVERS)] for server in result["servers"]]
+    return Table([Column("server"), *map(column, OF_SERVERS)], rows)
+
+
+def format_score(score: Score) -> str:
+    """What a trained router was scored."""
+    found = f"reward {number(score['reward'], 4)}, latency {duration(score['latency_s'])}"
+    where = "both engines, bit for bit the same" if len(score["engines"]) > 1 else "the reference"
+    text = f"{found}, accuracy {share(score['accuracy'])} on a run not trained on; scored on {where}"
+    return "\n".join([text, *(f"signature: {sign}" for sign in signature_texts(score.get("signatures")))])

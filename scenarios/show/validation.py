@@ -1,0 +1,186 @@
+"""A validation's tables and sentences, for a terminal and for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.records import STAGES
+from scenarios.metrics.catalogue import MEASURES, VALIDATED
+from scenarios.metrics.fidelity import (
+    REPEATS_OF_NOISE,
+    LoadAxisRow,
+    Ranking,
+    Row,
+    SaturatedRow,
+    Validation,
+    middle_load,
+)
+from scenarios.show.numbers import NONE, change, interval, number, plural, shown
+from scenarios.show.table import Column, Table, column, columns, to_text
+from scenarios.terminal.screen import screen_width
+
+_LATENCY, _THROUGHPUT = MEASURES["latency_mean_s"], MEASURES["throughput_img_s"]
+
+
+def format_validation(validation: Validation) -> str:
+    """The sim-to-real table of each load, where an image's time goes, saturation; then what there is to say."""
+    at_middle = stages_table(rows_at_middle(validation["rows"]))
+    tables = [*errors_tables(validation), *([at_middle] if at_middle.rows else []), *saturation_tables(validation)]
+    return to_text([validation["scenario"], *tables, "\n".join(validation_notes(validation))], screen_width())
+
+
+def rows_at_middle(rows: Sequence[Row]) -> list[Row]:
+    """Those of the load that charts show."""
+    chosen = middle_load(row["load"] for row in rows)
+    return [row for row in rows if row["load"] == chosen]
+
+
+def load_title(row: Row) -> str:
+    """What a table of rows at one load is headed with."""
+    rate = "a trace's own rate" if row["rate_img_s"] is None else f"{number(row['rate_img_s'], 1)} images/s"
+    of = rate if row["load"] is None else f"load {row['load']:g} ({rate})"
+    return f"{of}, {plural(len(row['seeds']) * row['repeats'], 'hardware run')} a router"
+
+
+def _is_paced(row: Row) -> bool:
+    pace = row.get("pace")
+    return pace is not None and pace["mean"] is not None
+
+
+def errors_tables(validation: Validation) -> list[Table]:
+    """A table a load: both worlds' mean latency, then each error and what is allowed."""
+    by_load: dict[float | None, list[Row]] = {}
+    for row in validation.get("rows", []):
+        by_load.setdefault(row["load"], []).append(row)
+    return [_errors_table(rows) for rows in by_load.values()]
+
+
+def _errors_table(rows: Sequence[Row]) -> Table:
+    judged = {name for row in rows for name, met in row["met"].items() if met is not None}
+    paced = any(map(_is_paced, rows))
+    head = [Column("router"), column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
+    head += columns("pace") if paced else []
+    for measure in VALIDATED:
+        head.append(Column(f"{measure.head} error", "%", meaning=measure.meaning))
+        head += columns("allowed") if measure.stem in judged else []
+    body = []
+    for row in rows:
+        cells = [row["router"], *(shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware"))]
+        cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
+        cells += [interval(row["pace"], 2)] if paced else []
+        for measure in VALIDATED:
+            cells.append(change(row["error_pct"][measure.stem], unit=""))
+            if measure.stem in judged:
+                cells.append(verdict(row["target_pct"][measure.stem], row["met"][measure.stem]))
+        body.append(cells)
+    return Table(head, body, title=load_title(rows[0]))
+
+
+def stages_table(rows: Sequence[Row]) -> Table:
+    """Mean milliseconds an image spent in each stage, simulated/hardware; no rows where no run kept them."""
+    known = [(row["router"], row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
+    body = [
+        [router, *(f"{number(simulated[name], 2, 1000)}/{number(hardware[name], 2, 1000)}" for name in STAGES)]
+        for router, simulated, hardware in known
+        if simulated is not None and hardware is not None
+    ]
+    title = f"{load_title(rows[0])}: where an image's time goes, simulated/hardware, ms" if rows else ""
+    return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title=title)
+
+
+def saturation_tables(validation: Validation) -> list[Table]:
+    """Throughput of saturated runs, and the error along the load axis near saturation; what was run of the two."""
+    saturated, near = validation.get("saturated", []), validation.get("load_axis", [])
+    found = [_saturated_table(saturated)] if saturated else []
+    return [*found, *([_load_axis_table(near)] if near else [])]
+
+
+def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
+    head = [Column("router"), Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
+    head += [column(_THROUGHPUT, "hardware"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
+    body = [
+        [
+            row["router"],
+            number(row["rate_img_s"], 0),
+            shown(_THROUGHPUT, row["simulated_img_s"]),
+            shown(_THROUGHPUT, row["hardware_img_s"]),
+            number(row["error_pct"], 1, signed=True),
+            verdict(row["target_pct"], row["met"]),
+            _kept_up(row),
+        ]
+        for row in rows
+    ]
+    return Table(head, body, title="saturated: arrivals just above capacity")
+
+
+def _kept_up(row: SaturatedRow) -> str:
+    """Which world carried what arrived, if one did: it was not saturated."""
+    kept_up = [world for world, is_saturated in row["saturated"].items() if not is_saturated]
+    return f"not saturated: {', '.join(kept_up)}" if kept_up else ""
+
+
+def _load_axis_table(rows: Sequence[LoadAxisRow]) -> Table:
+    head = [Column("router"), Column("arriving", "images/s"), column(_LATENCY, "simulated")]
+    head += [column(_LATENCY, "hardware"), Column("load axis error", "%"), Column("allowed")]
+    body = [
+        [
+            row["router"],
+            number(row["rate_img_s"], 1),
+            shown(_LATENCY, row["simulated_latency_s"]),
+            shown(_LATENCY, row["hardware_latency_s"]),
+            change(row["error_pct"], unit=""),
+            verdict(row["target_pct"], row["met"]),
+        ]
+        for row in rows
+    ]
+    title = "near saturation, at 90 % of what the router carries on the hardware: at how much more load the simulation"
+    return Table(head, body, title=f"{title} is as slow")
+
+
+def verdict(target: float | None, is_met: bool | None) -> str:
+    """What is allowed, and whether it was kept."""
+    if target is None:
+        return NONE
+    return f"{target:.1f} {'' if is_met is None else 'met' if is_met else 'missed'}".rstrip()
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def validation_notes(validation: Validation) -> list[str]:
+    """What errors and intervals are, when noise widens what is allowed, how routers rank, and what nobody can know."""
+    rows = validation.get("rows", [])
+    notes = [
+        "Errors are (simulated - hardware) / hardware; noise is the hardware's own, between repeats.",
+        f"From {REPEATS_OF_NOISE} repeats on, twice the noise is allowed where that is more than the promise.",
+    ]
+    if any(len(row["seeds"]) > 1 for row in rows):
+        notes.append("Intervals (95 %) are over seeds, each the mean of its repeats.")
+    elif any(row["repeats"] > 1 for row in rows):
+        notes.append("Intervals (95 %) are over repeats of one trace.")
+    if any(map(_is_paced, rows)):
+        notes.append("Pace: how many times as long as at full pace the devices took; each run's twin replays it.")
+    if validation.get("saturated"):
+        notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
+    return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]
+
+
+def _ranking_text(ranking: Ranking) -> str:
+    """One sentence about the order of the routers at one load."""
+    at = "" if ranking["load"] is None else f" at load {ranking['load']:g}"
+    text = f"Ranking of routers by mean latency{at}: tau {number(ranking['tau'], 2)} over {ranking['pairs']} pairs"
+    if not ranking["separated_pairs"]:
+        return f"{text}; no two differ on the hardware by more than chance."
+    apart = f"{number(ranking['tau_separated'], 2)} over the {ranking['separated_pairs']} that differ on the hardware"
+    word = "met" if ranking["met"] else "missed"
+    return f"{text}; {apart} by more than chance (allowed {ranking['target']:g}: {word})."
+
+
+def _energy_reasons(validation: Validation) -> list[str]:
+    """Why errors that nobody can know are left out."""
+    reasons: dict[str, list[str]] = {}
+    for pair in validation["pairs"]:
+        for name, why in pair["not_applicable"].items():
+            if name not in reasons.setdefault(why, []):
+                reasons[why].append(name)
+    return [f"{', '.join(found)}: {why}" for why, found in reasons.items()]

@@ -1,0 +1,129 @@
+"""The results: runs what is missing, then writes the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from policies.vocabulary import Provenance
+from scenarios.files.documents import read_json, write_text
+from scenarios.files.router_names import made_by
+from scenarios.runs.parallel import core_count
+from scenarios.show import charts
+from scenarios.study import pictures
+from scenarios.study.cases import Case, experiments, read_case, scenario_files
+from scenarios.study.findings import Found, Made, Notes, Row, judge
+from scenarios.study.page import results_page
+from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
+
+ROOT: Final = Path(__file__).parents[2]
+SCENARIOS: Final = ROOT / "scenarios"
+ABLATION, REMARKS = "ablation.json", "results-remarks.md"  # beside the page
+
+
+def make_results(
+    *,
+    folder: Path = SCENARIOS,
+    out: Path = Path("runs/results"),
+    page: Path | None = None,
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    jobs: int | None = None,
+    quiet: bool = False,
+) -> tuple[Path, int]:
+    """Everything; returns the page and how many runs had to be made.
+
+    Args:
+        folder: of the scenario files, with `data/routers/` in it.
+        page: by default `docs/results.md` for all of it, and a page in `out` for a part.
+
+    Raises:
+        InputError: a scenario or a router's file is wrong, or `only` names none.
+        WorkError: a run can't go on.
+    """
+    cases = experiments([read_case(path, seeds) for path in scenario_files(folder, tuple(only))])
+    is_part = bool(only) or seeds is not None
+    target = page or (out / "results.md" if is_part else ROOT / "docs" / "results.md")
+    number = jobs or core_count()
+    made = run_missing(cases, out, number, quiet=quiet)
+    fluid = fluid_of(cases, out, number, quiet=quiet)
+    found = [found_in(case, out, fluid[case.name]) for case in cases]
+    write_text(target, results_page(found, notes_of(cases, found, target)))
+    return target, made
+
+
+def found_in(case: Case, out: Path, fluid: Fluid) -> Found:
+    """One scenario's stored runs, with the bound beside each router."""
+    stored, rows = collect(case, out), []
+    for contender in case.contenders:
+        results = stored.get(contender.label)
+        if not results:
+            continue
+        point = point_of(results)
+        rows.append(
+            Row(
+                label=contender.label,
+                group=contender.group,
+                results=tuple(results),
+                bound_energy_j=None if point is None else fluid.energy_j.get(point),
+                bound_latency_s=None if point is None else fluid.latency_s.get(point),
+            )
+        )
+    prior = case.world.accuracy.prior
+    return Found(
+        name=case.name,
+        file=case.path.name,
+        remark=case.remark,
+        is_moving=case.is_moving,
+        is_paper=case.is_paper,
+        seeds=case.seeds,
+        duration_s=case.scenario.duration_s,
+        warmup_s=case.scenario.warmup_s,
+        floor=case.scenario.tuning.floor,
+        accuracies=(min(prior.top1.values()), max(prior.top1.values())),
+        rows=tuple(rows),
+        missing=case.missing,
+        oracle=fluid.oracle,
+    )
+
+
+def notes_of(cases: Sequence[Case], found: Sequence[Found], target: Path) -> Notes:
+    """What stands beside the tables; the pictures are drawn here."""
+    from hw.telemetry import cpu_name
+
+    ablation, remarks = target.parent / ABLATION, target.parent / REMARKS
+    return Notes(
+        machine={"processor": cpu_name(), "cores": str(core_count())},
+        versions=versions(),
+        wall_s=sum(result["wall_s"] for each in found for row in each.rows for result in row.results),
+        provenance=str(Provenance.weakest(*(case.world.provenance for case in cases))),
+        ablation=read_json(ablation) if ablation.is_file() else None,
+        made=tuple(_made(cases)),
+        remarks=remarks.read_text(encoding="utf-8") if remarks.is_file() else "",
+        pictures=_pictures(found, target.parent),
+    )
+
+
+def _made(cases: Sequence[Case]) -> list[Made]:
+    """Each router's file once."""
+    found: dict[Path, Made] = {}
+    for case in cases:
+        for contender in case.contenders:
+            if contender.file is not None and contender.file not in found:
+                named = contender.file.relative_to(case.path.parent).as_posix()
+                found[contender.file] = Made(case.name, contender.label, named, made_by(contender.file))
+    return list(found.values())
+
+
+def _pictures(found: Sequence[Found], folder: Path) -> dict[str, str]:
+    main = [each for each in found if not each.is_paper and each.rows]
+    verdicts = [judge(each) for each in main]
+    drawn: dict[str, str] = {}
+    if any(verdict.versus is not None for verdict in verdicts):
+        charts.save(pictures.gains_chart(verdicts), folder / "images" / "results-gains.svg")
+        drawn[pictures.GAINS] = "images/results-gains.svg"
+    if main:
+        charts.save(pictures.fronts_chart(main), folder / "images" / "results-fronts.svg")
+        drawn[pictures.FRONTS] = "images/results-fronts.svg"
+    return drawn

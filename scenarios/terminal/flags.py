@@ -1,0 +1,167 @@
+"""What a command line is parsed with: a parser that names the nearest word, and what the text of a flag may be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from policies.errors import InputError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that accepts no abbreviations and raises `InputError` instead of ending the process."""
+
+    def __init__(self, **options: Any) -> None:
+        self._flags: list[str] = []
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """As every parser does; long flags are remembered."""
+        self._flags += [name for name in names if name.startswith("--")]
+        return super().add_argument(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong, with the command that explains it."""
+        raise InputError(self.prog, "", f"{message} (try {self.prog} --help)")
+
+    def require_none(self, unknown: Sequence[str]) -> None:
+        """Raises `InputError` where words are left that nothing took; it names the nearest flag."""
+        if unknown:
+            known = nearest(unknown[0], self._flags) if unknown[0].startswith("-") else "it takes no such argument"
+            raise InputError(self.prog, "", f"unknown {unknown[0]!r}; {known}")
+
+    def require_word(self, name: str, word: str, known: Iterable[str]) -> None:
+        """Raises `InputError` for a word that is not known, with the nearest that is."""
+        if word not in (words := tuple(known)):
+            self.error(f"{name}: unknown {word!r}; {nearest(word, words)}")
+
+
+# ------------------------------------------------------------------------------------------------ what a flag's text is
+
+
+def one_of(*known: str) -> Callable[[str], str]:
+    """One of some words."""
+
+    def word(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"unknown {text!r}; {nearest(text, known)}")
+        return text
+
+    return word
+
+
+def whole(text: str) -> int:
+    """0, 1, 2 ..."""
+    return _whole(text, 0)
+
+
+def positive(text: str) -> int:
+    """1, 2, 3 ..."""
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least {least}")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """From 0 to 1."""
+    return _between(text, 0.0, 1.0)
+
+
+def precision(text: str) -> float:
+    """Of a search, as a share."""
+    return _between(text, 0.001, 0.5)
+
+
+def _between(text: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number from {least:g} to {most:g}")
+    return value
+
+
+def duration_s(text: str) -> float:
+    """`45s`, `5m`, `1h`."""
+    from scenarios.files.spec import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def options(text: str) -> dict[str, Any]:
+    """What an own network's class is called with."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object, such as {{"classes": 10}}')
+    return value
+
+
+def path(text: str) -> Path:
+    """A path."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
+def new_file(text: str) -> Path:
+    """A file that can be written; its folder is made."""
+    from scenarios.terminal.places import writable_file
+
+    return _checked(text, writable_file)
+
+
+def new_file_here(text: str) -> Path:
+    """A file that can be written into a folder that is there."""
+    from scenarios.terminal.places import in_a_folder, writable_file
+
+    return _checked(text, in_a_folder, writable_file)
+
+
+def json_file(text: str) -> Path:
+    """A file for JSON, or `-` for standard output."""
+    return Path(text) if text == "-" else new_file_here(text)
+
+
+def picture(text: str) -> Path:
+    """A file for a picture."""
+    if path(text).suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text}: name a .png or .svg file")
+    return new_file(text)
+
+
+def new_folder(text: str) -> Path:
+    """A folder that can be written into; it is made."""
+    from scenarios.terminal.places import writable_folder
+
+    return _checked(text, writable_folder)
+
+
+def new_folder_here(text: str) -> Path:
+    """The same, in a folder that is there."""
+    from scenarios.terminal.places import in_a_folder, writable_folder
+
+    return _checked(text, in_a_folder, writable_folder)
+
+
+def _checked(text: str, *checks: Callable[[Path], Path]) -> Path:
+    place = path(text)
+    try:
+        for check in checks:
+            check(place)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return place

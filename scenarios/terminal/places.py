@@ -1,0 +1,65 @@
+"""Where a command may write: what can't be written is told before the work, and nothing is made by looking."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from policies.errors import InputError
+
+
+def writable_file(path: Path) -> Path:
+    """The path, if a file can be written there; folders that are missing would be made.
+
+    Raises:
+        InputError: it can't.
+    """
+    with _told_of(path):
+        if path.is_dir():
+            raise InputError(str(path), "", "this is a folder; name a file")
+        if path.exists() and not path.is_file():
+            raise InputError(str(path), "", "this is a device or a pipe; name a file")
+        _require_writable(path, path.absolute().parent)
+    return path
+
+
+def writable_folder(path: Path) -> Path:
+    """The path, if files can be written into a folder there; it would be made where it is missing.
+
+    Raises:
+        InputError: they can't.
+    """
+    with _told_of(path):
+        if path.exists() and not path.is_dir():
+            raise InputError(str(path), "", "this is a file; name a folder")
+        _require_writable(path, path.absolute())
+    return path
+
+
+def in_a_folder(path: Path) -> Path:
+    """The path, if its folder is there: a mistyped path makes no folders; raises `InputError` if it is not."""
+    with _told_of(path):
+        if not path.absolute().parent.is_dir():
+            problem = f"there is no folder {path.parent}; make it, or name one that exists"
+            raise InputError(str(path), "", problem)
+    return path
+
+
+def _require_writable(path: Path, folder: Path) -> None:
+    """Into the folder, or into the nearest above it that is there."""
+    while not (folder.exists() or folder.is_symlink()):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(str(path), "", f"{folder} is no folder: nothing can lie below it; name another place")
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(str(path), "", f"can't be written ({error.strerror}); name another place") from None

@@ -1,0 +1,238 @@
+"""One run as a row of numbers: the row of its cluster, and all that the row's addresses point to."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.chance import derived_seed
+from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
+from policies.jit import entry
+from policies.vocabulary import NS_PER_S
+from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
+from sim.cluster import RunSpec
+from sim.compiled.errors import UnsupportedScenario
+from sim.compiled.faults import BEGINS, ENDS, plan_fault
+from sim.compiled.layout import (
+    BLOCKS_FULL,
+    COME_UP,
+    CRASH,
+    DRAWN,
+    HANG,
+    INSTANCES_FULL,
+    NEVER,
+    NONE,
+    RECORDS_FULL,
+    REPLAYED,
+    REQUESTS_FULL,
+    SQUEEZE,
+    STRAGGLE,
+    TAKE_OUT,
+    BatchRow,
+    BlockRow,
+    Cluster,
+    Device,
+    PaceChange,
+    Parameters,
+    ReadingRow,
+    RequestRow,
+    RestartRow,
+    Stages,
+)
+from sim.compiled.program import Numbers, Program, addressed, margin
+from sim.compiled.rows import server_at
+from sim.faults import poisoned_requests
+from sim.network import LINKS
+
+MOST_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
+_FIRST_ROWS = 1024  # of a list of records
+Planned = tuple[int, int, int, int, int, float]
+
+
+@entry
+def plan_cluster_fault(
+    row: Numbers, parameters: Numbers, due_ns: int, server: int, order: int, what: int, argument: int, factor: float
+) -> None:
+    """Put a fault on a cluster's list."""
+    c, p = Cluster(row), Parameters(parameters)
+    plan_fault(c, p, server_at(c, p, server), due_ns, order, what, argument, factor)
+
+
+def request_row(segments: int) -> np.dtype[Any]:
+    """A request's record, whole: `lost` is the last of its stages."""
+    return np.dtype(
+        [
+            ("head", RequestRow.dtype),
+            ("stages_ns", np.int64, (Stages.size + 1,)),
+            ("servers", np.int64, (segments,)),
+            ("widths", np.int64, (segments,)),
+        ]
+    )
+
+
+class Records:
+    """The lists that a run's records go to; they double when they are full."""
+
+    def __init__(self, requests: int, segments: int, restarts: int, servers: int) -> None:
+        readings = _FIRST_ROWS + servers  # the first instant has one a server
+        self.requests = np.zeros(requests, request_row(segments))
+        self.blocks, self.batches = np.zeros(_FIRST_ROWS, BlockRow.dtype), np.zeros(_FIRST_ROWS, BatchRow.dtype)
+        self.readings, self.variances = np.zeros(readings, ReadingRow.dtype), np.zeros(readings)
+        self.restarts = np.zeros(restarts, RestartRow.dtype)
+
+    def place_in(self, c: Cluster) -> None:
+        """Tell a cluster where they are."""
+        c.request_rows_at, c.restarts_at = addressed(self.requests), addressed(self.restarts)
+        c.block_rows_at, c.block_rows_room = addressed(self.blocks), len(self.blocks)
+        c.batch_rows_at, c.batch_rows_room = addressed(self.batches), len(self.batches)
+        c.reading_rows_at, c.reading_rows_room = addressed(self.readings), len(self.readings)
+        c.variances_at, c.variances_room = addressed(self.variances), len(self.variances)
+
+    def grow(self, blocks: int) -> None:
+        """Make them twice as long; and so many blocks beyond that may all end at once."""
+        self.blocks = np.concatenate([self.blocks, np.zeros(len(self.blocks) + blocks, BlockRow.dtype)])
+        self.batches, self.readings = np.tile(self.batches, 2), np.tile(self.readings, 2)
+        self.variances = np.tile(self.variances, 2)
+
+
+class RunRow:
+    """A cluster's row for one run, with all that its addresses point to.
+
+    Args:
+        keeps: record requests (and, where the run asks for detail, blocks, batches and telemetry).
+
+    Attributes:
+        row: it, and `cluster` is its beginning; both are others when it has grown.
+        records: what has been recorded.
+
+    Raises:
+        UnsupportedScenario: the run is too long, keeps a log, or its labels come from elsewhere.
+    """
+
+    def __init__(self, program: Program, run: RunSpec, *, keeps: bool = True) -> None:
+        _require_supported(program, run)
+        self.program, self.run = program, run
+        planned = sum(2 for fault in run.faults if not isinstance(fault, Poison))
+        servers = program.servers
+        preloaded = sum(len(server.knobs.preload) for server in program.cluster.servers)
+        self.shape = program.shape(
+            requests=64 + 8 * servers,
+            instances=margin(program) + 4 * servers + preloaded,
+            blocks=min(servers * program.cluster.router.outstanding_blocks, 4 + 4 * servers),
+            faults=planned + 2 * servers + 2,
+            keeps=keeps,
+        )
+        self.row = self.shape.row()
+        self.cluster = Cluster(self.row)
+        self.records = Records(len(run.arrivals_ns) if keeps else 0, program.segments, planned + servers, servers)
+        self._kept: list[npt.NDArray[Any]] = []
+        self._set_run()
+        for fault in run.faults:
+            for each in steps(fault):
+                plan_cluster_fault(self.row, self.shape.parameters, *each)
+
+    def _keep(self, array: npt.NDArray[Any]) -> int:
+        self._kept.append(array)
+        return addressed(array)
+
+    def _set_run(self) -> None:
+        run, c, p = self.run, self.cluster, self.shape.p
+        arrivals = np.ascontiguousarray(run.arrivals_ns, np.int64)
+        c.arrivals_at, c.arrival_count = self._keep(arrivals), len(arrivals)
+        c.horizon_ns, c.limit_ns, c.drains = run.horizon_ns, run.drain_limit_ns, run.end == "drain"
+        c.deadline_ns = NONE if run.deadline_ns is None else run.deadline_ns
+        c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
+        c.jitter_salt, c.links_salt = derived_seed(run.seed, "jitter"), derived_seed(run.seed, LINKS)
+        self._set_labels(c)
+        poisoned = poisoned_requests(run.faults)
+        if poisoned:
+            marks = np.zeros(max(len(arrivals), max(poisoned) + 1), np.uint8)
+            marks[list(poisoned)] = 1
+            c.poison_at = self._keep(marks)
+        for index in range(p.devices):
+            device = Device(c, p.devices_at, index)
+            device.pace_salt = derived_seed(run.seed, f"pace:{index}")
+            if index in run.paces:
+                changes = np.array([*run.paces[index], (0, 0.0)], PaceChange.dtype)
+                device.changes_at, device.changes = self._keep(changes), len(run.paces[index])
+        self.records.place_in(c)
+        self._set_scratch()
+
+    def _set_scratch(self) -> None:
+        self._scratch = np.zeros(self.shape.requests, np.int64)
+        self.cluster.scratch_at = addressed(self._scratch)
+
+    def _set_labels(self, c: Cluster) -> None:
+        labels = self.run.correctness
+        c.label_kind, table = label_table(self.program, labels)
+        c.label_table_at = self._keep(table)
+        if isinstance(labels, BernoulliCorrectness):
+            c.labels_salt = labels.salt
+        elif isinstance(labels, MatrixCorrectness):
+            correct = np.ascontiguousarray(labels.correct, np.bool_).view(np.uint8)
+            images = labels.images[: c.arrival_count]
+            if len(images) < c.arrival_count or (len(images) and not 0 <= images.min() <= images.max() < len(correct)):
+                raise ValueError(f"every request needs one of the {len(correct)} images of the matrix")
+            c.labels_at, c.label_columns = self._keep(correct), correct.shape[1]
+            c.images_at = self._keep(np.ascontiguousarray(labels.images, np.int64))
+
+    def grow(self, status: int) -> None:
+        """Make room for what `advance` lacked."""
+        shape = self.shape
+        if status == RECORDS_FULL:
+            self.records.grow(shape.blocks)
+            self.records.place_in(self.cluster)
+            return
+        requests = shape.requests + (shape.requests // 2 if status == REQUESTS_FULL else 0)
+        instances = shape.instances + (shape.instances // 2 if status == INSTANCES_FULL else 0)
+        blocks = shape.blocks + (max(1, shape.blocks // 2) if status == BLOCKS_FULL else 0)
+        self.shape, self.row = shape.grown(self.row, requests, instances, blocks)
+        self.cluster = Cluster(self.row)
+        self._set_scratch()
+
+
+def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]]:
+    """By the number of a width tuple: its accuracy (DRAWN), or its column of the matrix (REPLAYED).
+
+    Raises:
+        UnsupportedScenario: labels of another kind.
+    """
+    tuples = product(program.widths, repeat=program.segments)
+    if type(labels) is BernoulliCorrectness:  # a subclass may have a rule of its own
+        return DRAWN, np.array([labels.prior(widths) for widths in tuples], np.float64)
+    if type(labels) is MatrixCorrectness:
+        return REPLAYED, np.array([labels.column.get(widths, NONE) for widths in tuples], np.int64)
+    raise UnsupportedScenario(f"labels of {type(labels).__name__}")
+
+
+def _require_supported(program: Program, run: RunSpec) -> None:
+    used = {server.device for server in program.cluster.servers}
+    for index, tables in enumerate(program.cluster.devices):
+        if index not in used and (tables.pace is not None or index in run.paces):
+            raise UnsupportedScenario("a device that has a pace but no server")
+    if run.keep_log:
+        raise UnsupportedScenario("a log of every step")
+    if run.horizon_ns + run.drain_limit_ns > MOST_NS:
+        longest_s = (MOST_NS - run.drain_limit_ns) // NS_PER_S
+        raise UnsupportedScenario(f"runs longer than {longest_s} s")
+
+
+def steps(fault: Fault) -> list[Planned]:
+    """What a fault brings about: (when, server, order, what, argument, factor), as `FaultDriver.plan` plans it."""
+    match fault:
+        case Outage(server, start_ns, end_ns):
+            out = [(start_ns, server, BEGINS, TAKE_OUT, NEVER if end_ns is None else end_ns, 0.0)]
+            return out if end_ns is None else [*out, (end_ns, server, ENDS, COME_UP, 0, 0.0)]
+        case Slowness(server, start_ns, end_ns, factor):
+            return [(start_ns, server, BEGINS, STRAGGLE, 0, factor), (end_ns, server, ENDS, STRAGGLE, 0, 1.0)]
+        case Squeeze(server, start_ns, end_ns, batch):
+            return [(start_ns, server, BEGINS, SQUEEZE, batch, 0.0), (end_ns, server, ENDS, SQUEEZE, NONE, 0.0)]
+        case Crash(server, at_ns):
+            return [(at_ns, server, BEGINS, CRASH, 0, 0.0)]
+        case Hang(server, at_ns):
+            return [(at_ns, server, BEGINS, HANG, 0, 0.0)]
+        case Poison():
+            return []

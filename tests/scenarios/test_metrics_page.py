@@ -1,0 +1,133 @@
+"""`docs/metrics.md` explains every number, key and column that is shown, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from policies.records import STAGES
+from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
+from scenarios.metrics.comparison import Comparison, compare_results
+from scenarios.metrics.fidelity import Validation, validate_results
+from scenarios.metrics.result import Result, Score, SignatureName
+from scenarios.show.comparison import comparison_tables
+from scenarios.show.metrics_page import metrics_page
+from scenarios.show.result import servers_table
+from scenarios.show.table import Table
+from scenarios.show.validation import errors_tables, saturation_tables, stages_table
+from tests.scenarios.folders import simulated
+from tests.scenarios.test_comparison import run
+from tests.scenarios.test_fidelity import pair, repeats, saturated
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+LONGEST_CELL = 250  # characters
+
+
+def section(title: str) -> list[list[str]]:
+    """The rows of the tables right under a heading; a row is its cells."""
+    text = PAGE.read_text()
+    after = text[text.index(f"# {title}") :].partition("\n")[2]
+    lines = re.split(r"^#+ ", after, maxsplit=1, flags=re.MULTILINE)[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [row for row in rows if not set("".join(row)) <= {"-", " "}][1:]
+
+
+def explained(title: str) -> set[str]:
+    """All names in the first cells of a section's tables."""
+    return {name for row in section(title) for name in re.findall("`([^`]+)`", row[0])}
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return simulated("random", 0)[0]
+
+
+def test_the_page_is_what_the_catalogue_says() -> None:
+    """Written by `python -m scenarios.show.metrics_page`."""
+    assert PAGE.read_text() == metrics_page()
+
+
+def test_every_key_of_a_result_is_explained_and_no_other(result: Result) -> None:
+    """Numbers by the catalogue, each where it lies in a result; the rest by hand."""
+    numbers = explained("Result: `slimsched.result/1`")
+    assert numbers == {".".join(measure.keys) for measure in MEASURES.values()}
+    assert numbers | explained("Other keys") == set(places(dict(result)))
+    of_server = {f"servers[].{key}" for key in result["servers"][0]} - {"servers[].name"}
+    assert explained("Servers") == of_server == {f"servers[].{'.'.join(measure.keys)}" for measure in OF_SERVERS}
+
+
+def places(found: dict[str, Any]) -> Iterator[str]:
+    """The paths of a result's numbers, and its other keys."""
+    measured = {measure.keys[0] for measure in MEASURES.values()}
+    for key, value in found.items():
+        yield from (f"{key}.{part}" for part in value) if key in measured and isinstance(value, dict) else (key,)
+
+
+@pytest.mark.parametrize(
+    ("title", "document"),
+    [
+        ("Comparison: `slimsched.comparison/1`", Comparison),
+        ("Score: `slimsched.score/1`", Score),
+        ("Validation: `slimsched.validation/1`", Validation),
+    ],
+)
+def test_every_key_of_a_document_is_explained_and_no_other(title: str, document: type) -> None:
+    assert explained(title) == document.__annotations__.keys()
+
+
+def test_stages_and_signatures_are_explained() -> None:
+    assert explained("Stages") == set(STAGES)
+    text = PAGE.read_text().casefold()
+    assert [name for name in get_args(SignatureName) if f"\n**{name.casefold()}.**" not in text] == []
+
+
+def shown_tables(result: Result) -> list[Table]:
+    """Every table of results that there is, with all of its columns."""
+    costs = ("latency_mean_s", "latency_p99_s", "energy_dynamic_j")
+    runs = [{**run(name, seed, 0.7, 1.0 + seed), "scenario": "paper"} for name in ("random", "jsq") for seed in (0, 1)]
+    comparison = compare_results(runs, bounds={cost: [(0.7, 0.1)] for cost in costs})  # type: ignore[arg-type]
+    near = pair("a", 1, 1, kind="near", scale=1.0)
+    paced = [pair("a", 1, 1, load=0.5, rate_img_s=9.0, pace=1.1)]
+    validation = validate_results([*paced, *repeats("a", 1.0, [1.0]), near, saturated("a", 2, 1)], "measured")  # type: ignore[arg-type]
+    tables = [servers_table(result), *comparison_tables(comparison), *errors_tables(validation)]
+    return [*tables, stages_table(validation["rows"]), *saturation_tables(validation)]
+
+
+def test_every_column_is_explained_and_no_other(result: Result) -> None:
+    """By the catalogue's heads, or where the page explains columns; there `...` stands for a measure's head."""
+    heads = {found.head for table in shown_tables(result) for found in table.columns}
+    measures = {measure.head for measure in (*MEASURES.values(), *OF_SERVERS)}
+    patterns = explained("Columns of the tables")
+    others = heads - measures - {"router", "server", *(name.replace("_", " ") for name in STAGES)}
+    used = {head: {name for name in names_of(head, measures) if name in patterns} for head in others}
+    assert [head for head, names in used.items() if not names] == []
+    assert patterns == set().union(*used.values())
+
+
+def names_of(head: str, measures: set[str]) -> set[str]:
+    """What the page may call a column."""
+    return {head, *(head.replace(measure, "...") for measure in measures)}
+
+
+def test_no_cell_is_longer_than_can_be_read() -> None:
+    cells = [cell for line in PAGE.read_text().splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert max(map(len, cells)) <= LONGEST_CELL
+
+
+def test_what_a_measure_is_called_tells_where_it_lies(result: Result) -> None:
+    """Each is found in a result (these two need a table of accuracies, and a deadline); a stem has no unit."""
+    lost = [name for name, measure in MEASURES.items() if measure.of(result) is None]
+    assert lost == ["goodput_img_s", "expected_accuracy"]
+    stems = {name: MEASURES[name].stem for name in ("latency_p99_s", "throughput_img_s", "energy_j", "accuracy")}
+    assert list(stems.values()) == ["latency_p99", "throughput", "energy", "accuracy"]
+
+
+def test_no_two_columns_of_a_table_have_one_head(result: Result) -> None:
+    """But for those that belong to the column before them."""
+    for table in shown_tables(result):
+        titles = [found.title for found in table.columns if found.head not in ("allowed", "change")]
+        assert len(titles) == len(set(titles)), table.title

@@ -1,0 +1,88 @@
+"""A router of the user's own, `module:Class`: found in the current folder, checked, and known again by its code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scenarios.cli import main
+from tests.scenarios.files import write_scenario
+
+MODULE = """
+from policies.vocabulary import Choice
+
+
+class Mine:
+    def __init__(self, context):
+        pass
+
+    def choose(self, view, rng):
+        return {}
+"""
+
+
+FINE = "Choice([server.valid for server in view.servers].index(True), 1.0, 4)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the user is; Python does not look there by itself, as an installed command's does not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if part not in ("", str(tmp_path))])
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def write(folder: Path, returned: str) -> Path:
+    """The tiny scenario, and beside it a router that returns this."""
+    (folder / "mine.py").write_text(MODULE.format(returned))
+    return write_scenario(folder)
+
+
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_it_is_found_where_the_user_is_and_decides(
+    engine: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On both engines."""
+    path = write(folder, FINE)
+    assert main(["simulate", str(path), "--router", "mine:Mine", "--engine", engine, "--quiet"]) == 0
+    assert "mine:Mine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("3", "mine:Mine: choose returned 3; allowed is a policies.vocabulary.Choice(server, width, group)"),
+        ("Choice(99, 1.0, 4)", "allowed servers are those that are valid now: 0, 1"),
+        ("Choice(1, 0.3, 4)", "allowed widths on server 1 are 0.5, 1.0"),
+        ("Choice(1, 1.0, 0)", "allowed groups are whole numbers from 1"),
+        ("1 / 0", "mine:Mine: choose: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_its_nonsense_ends_in_one_line(
+    engine: str, returned: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, as where a user's network fails."""
+    path = write(folder, returned)
+    assert main(["simulate", str(path), "--router", "mine:Mine", "--engine", engine, "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_stage_is_made_anew_when_its_code_has_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """But not for a comment."""
+    path = write(folder, FINE)
+    command = ["compare", str(path), "--router", "mine:Mine", "--seed", "0", "--out", "run"]
+    told = []
+    for returned in (FINE, f"{FINE}  # a remark", FINE.replace("4", "8")):
+        (folder / "mine.py").write_text(MODULE.format(returned))
+        assert main(command) == 0
+        told.append(capsys.readouterr().err)
+    assert "compare: not done yet" in told[0]
+    assert "compare: skipped, done before" in told[1]
+    assert "compare: its inputs have changed" in told[2]

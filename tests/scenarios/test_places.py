@@ -1,0 +1,89 @@
+"""Where nothing can be written: every command says so in one line, with exit code 2, before it opens anything else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError
+from scenarios.cli import COMMANDS, main
+from scenarios.terminal.places import writable_file, writable_folder
+from tests.scenarios.files import write_scenario
+
+READ = ("--model", "--start")  # files that are there already
+GIVEN = {"calibrate": ["--model", "x"], "tune": ["--router", "tide"], "model check": ["x"], "model bench": ["x"]}
+NAMES = {"tune": "x.safetensors", "--picture": "x.png"}  # that end as they must
+WITHOUT = ("devices", "profile schema", "profile synth", "calibrate", "model check", "model bench")
+
+
+def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:
+    """Of each command, the flags that name what it writes: (command, flag, metavar), from its help."""
+    found = []
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([*command.split(), "--help"])
+        usage = re.findall(r"(--[a-z]+) (FILE\S*|DIR|PATH)", capsys.readouterr().out.partition("options:")[2])
+        found += [(command, flag, kind) for flag, kind in sorted(set(usage)) if flag not in READ]
+    return found
+
+
+def _refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(words) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert len(streams.err.strip().splitlines()) == 1, streams.err
+    return streams.err
+
+
+def test_no_command_works_towards_what_cant_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The scenario is not even opened: there is none. The flags come from each command's help, so none is forgotten."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder" / "x.png").mkdir(parents=True)
+    (tmp_path / "folder" / "x.safetensors").mkdir()
+    flags = _flags(capsys)
+    assert {flag for _, flag, _ in flags} == {"--json", "--out", "--plot", "--figures", "--picture"}
+    for command, flag, kind in flags:
+        name = NAMES.get(command if flag == "--out" else flag, "x")
+        there = (
+            tmp_path / "file" if kind == "DIR" else tmp_path / "folder" / name if name != "x" else tmp_path / "folder"
+        )
+        words = [*command.split(), *([] if command in WITHOUT else ["no.yaml"]), *GIVEN.get(command, [])]
+        words += ["rtx-2080-ti"] if command == "profile synth" else []
+        for place, said in (
+            (tmp_path / "file" / "below" / name, "file"),
+            (there, "this is a f"),
+            (Path("/proc") / name, "can't be written"),
+            (tmp_path / ("n" * 300) / name, "n"),
+        ):
+            assert said in _refused([*words, flag, str(place)], capsys), (command, flag, place)
+        assert "empty" in _refused([*words, flag, ""], capsys), (command, flag)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_the_folder_by_default_is_looked_at_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario = write_scenario(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("a file")
+    assert "runs is no folder" in _refused(["simulate", str(scenario)], capsys)
+
+
+def test_looking_makes_nothing(tmp_path: Path) -> None:
+    assert writable_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert writable_file(tmp_path / "a" / "b" / "c") == tmp_path / "a" / "b" / "c"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_no_place_for_a_file() -> None:
+    """A file that is written whole takes the place of what was there."""
+    with pytest.raises(InputError, match="a device or a pipe"):
+        writable_file(Path("/dev/null"))
+
+
+def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    with pytest.raises(InputError, match="is no folder"):
+        writable_folder(tmp_path / "link")

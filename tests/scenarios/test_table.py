@@ -1,0 +1,109 @@
+"""One table, three ways to write it; numbers as the catalogue wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scenarios.metrics.catalogue import MEASURES
+from scenarios.show.html import Page, render
+from scenarios.show.numbers import change, interval, number, places, plural, shown
+from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
+
+WIDE = Table(
+    [Column("router"), *(Column(f"measure {letter}", "ms") for letter in "abcdefgh"), Column("said", is_text=True)],
+    [[name, *(f"{place * 10:.2f} +-0.25" for place in range(8)), "so"] for name in ("random", "a-longer-name")],
+    title="a title",
+    notes=["a note that is a sentence of more than forty characters, so it has to be broken"],
+)
+
+
+def test_numbers_are_right_and_words_are_left() -> None:
+    """The first column is words, whatever it says."""
+    table = Table([Column("router"), Column("mean", "ms"), Column("said", is_text=True)],
+                  [["a", "1.25", "x"], ["longer", "10.00", "yes"]])  # fmt: skip
+    assert to_text([table]).splitlines() == [
+        "router  mean ms  said",
+        "------  -------  ----",
+        "a          1.25  x",
+        "longer    10.00  yes",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_a_narrow_terminal_gets_blocks(width: int) -> None:
+    """No line is longer; each block begins with the first column; no cell is lost."""
+    text = to_text([WIDE], width)
+    assert max(map(len, text.splitlines())) <= width
+    blocks = text.partition("\n")[2].split("\n\n")
+    assert len(blocks) > 1
+    for block in blocks:
+        assert sum(line.startswith("random") for line in block.splitlines()) == 1
+    assert [cell for row in WIDE.rows for cell in row[1:] if text.count(cell) < 2] == []
+
+
+def test_where_there_is_no_terminal_nothing_is_broken() -> None:
+    lines = to_text([WIDE]).splitlines()
+    assert len(lines) == 6
+    assert lines[-1] == WIDE.notes[0]
+
+
+def test_a_head_is_broken_before_the_table_is() -> None:
+    """Words stand above each other, the last at the bottom."""
+    table = Table(columns("router", "on the front of"), [["a", "p99"]])
+    assert to_text([table], 20).splitlines()[:4] == ["           on", "          the", "        front", "router     of"]
+
+
+def test_a_table_without_rows_has_its_head() -> None:
+    assert to_text([Table(columns("a", "b"), [])], 80) == to_text([Table(columns("a", "b"), [])]) == "a  b\n-  -"
+
+
+def test_markdown_has_pipes_and_its_own_sign() -> None:
+    table = Table([Column("router"), column(MEASURES["latency_mean_s"])], [["a|b", "1.0 +-0.5"]])
+    assert to_markdown(table) == "| router | latency ms |\n| --- | --- |\n| a/b | 1.0 ± 0.5 |"
+
+
+def test_a_page_escapes_names_and_writes_intervals_small() -> None:
+    """The head tells what it means and where it is from; notes are notes, and warnings stand out."""
+    head = [Column("router"), Column("x", "ms", meaning="So <long>.", provenance="datasheet")]
+    table = Table(head, [["<b>", "1.0 +-0.5"]], "T & Co", ["a note"], ["beware"], base="<b>")
+    page = render(Page("name", {"One": [table], "Two": []}))
+    assert '<tr class="base"><td class="text">&lt;b&gt;</td><td>1.0 <small>±0.5</small></td></tr>' in page
+    assert 'title="So &lt;long&gt;. Provenance: datasheet.">x, ms</th>' in page
+    assert "<h3>T &amp; Co</h3>" in page
+    assert '<p class="note">a note</p>' in page
+    assert '<p class="warning">beware</p>' in page
+    assert "Not in this run folder: two." in page
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (number(None, 2), "-"),
+        (number(0.12345, 2, 100), "12.35"),
+        (number(1234.5, 0, grouped=True), "1,234"),
+        (number(-1.0, 1, signed=True), "-1.0"),
+        (number(0.02934, None), "0.0293"),
+        (number(123456.0, None), "123456"),
+        (number(0.0, None), "0"),
+        (interval({"mean": None, "ci95": None}, 2), "-"),
+        (interval({"mean": 1.5, "ci95": None}, 2, 1000), "1500.00"),
+        (interval({"mean": 0.329, "ci95": 0.0219}, None), "0.329 +-0.022"),
+        (change({"mean": 3.0, "ci95": 0.5}), "+3.0 +-0.5 %"),
+        (change({"mean": 3.0, "ci95": None}, unit=""), "+3.0"),
+        (shown(MEASURES["latency_p99_s"], 0.00516), "5.16"),
+        (shown(MEASURES["latency_p99_s"], {"mean": 0.00516, "ci95": 0.0001}), "5.16 +-0.10"),
+        (shown(MEASURES["energy_j"], None), "-"),
+        (plural(1, "seed"), "1 seed"),
+        (plural(2, "seed"), "2 seeds"),
+    ],
+)
+def test_numbers_as_text(text: str, wanted: str) -> None:
+    assert text == wanted
+
+
+def test_digits_that_count() -> None:
+    """After the point, for values on either side of it."""
+    given: dict[Any, int] = {0.00123: 4, 0.0999: 3, 1.5: 1, 99.0: 0, 12345.0: 0, 0: 0}
+    assert {value: places(value, 2) for value in given} == given
