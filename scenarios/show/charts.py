@@ -109,7 +109,7 @@ class StageBar:
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the house's style and its axes; of so many inches and panels."""
+    """An empty chart in the house's style, and its axes: of so many inches and panels."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots(rows, columns, **options)

@@ -15,7 +15,7 @@ from sim.profile import Profile
 SCHEMA = "slimsched.check/1"
 NOTHING = "nothing could be measured"
 _ERRORS = ("median_abs_pct", "mean_abs_pct", "max_abs_pct", "bias_pct", "bias_interval_pct", "size_interval_pct")
-RULE = "a figure drifts only where its whole 95 % interval lies beyond what is allowed"
+RULE = "a number has drifted only where its whole 95 % interval lies beyond what is allowed"
 
 
 def format_check(profile: Profile, checked: Sequence[CheckedFigure]) -> str:
