@@ -104,6 +104,7 @@ def _bounds(world: World, comparison: Comparison, output: Output) -> Bounds:
 def capacity(arguments: Namespace) -> int:
     """The largest stable rate."""
     from scenarios.files.router_names import display_name
+    from scenarios.runs.capacity import Search
     from scenarios.runs.capacity import capacity as find_capacity
 
     output = Output(arguments)
@@ -114,15 +115,17 @@ def capacity(arguments: Namespace) -> int:
         found = find_capacity(
             world,
             lambda: world.router(arguments.router, trained_in(folder)),
-            router=display_name(arguments.router),
-            seeds=require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
-            duration_s=arguments.duration,
-            precision=arguments.precision,
-            own_workload=arguments.workload == "own",
+            Search(
+                display_name(arguments.router),
+                require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
+                arguments.duration,
+                arguments.precision,
+                arguments.workload == "own",
+                arguments.engine,
+            ),
             on_progress=lambda rate, stable: output.remark(
                 f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"
             ),
-            engine=arguments.engine,
         )
     text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
     seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"

@@ -52,7 +52,7 @@ from scenarios.metrics.catalogue import CHECKED
 from scenarios.metrics.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import UNMETERED
-from scenarios.runs.capacity import capacity
+from scenarios.runs.capacity import Search, capacity
 from scenarios.runs.simulate import simulate_figures
 from scenarios.terminal.progress import Progress
 from scenarios.world.build import build_world, device_section
@@ -219,14 +219,8 @@ def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World,
     )
     prior = AccuracyPrior({(profile.model.widths[-1],) * profile.model.segments: 0.5})  # labels are not looked at
     world = build_world(scenario, {SERVER: profile}, Accuracy(prior))
-    found = capacity(
-        world,
-        lambda: world.router(ROUTER),
-        router=ROUTER,
-        seeds=(seed,),
-        duration_s=CAPACITY_IMAGES / world.capacity_img_s,
-        precision=CAPACITY_PRECISION,
-    )
+    search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION)
+    found = capacity(world, lambda: world.router(ROUTER), search)
     return world, found.stable_img_s
 
 
