@@ -45,8 +45,6 @@ from hw.messages import (
     Release,
     Reset,
     Run,
-    Slow,
-    Squeeze,
     Take,
     ToWorker,
     Unload,
@@ -57,6 +55,7 @@ from hw.networks import ModelFile
 from hw.pace import Pacemeter
 from hw.slimmable import SegmentInstance
 from hw.wire import decode, encode
+from policies.faults import Impairment
 
 _SWITCH_S = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 
@@ -93,8 +92,7 @@ class Executor:
         self._store = Activations(arenas, own, device, self._place)
         self._lanes: dict[int, Lane] = {}
         self._instances: dict[int, SegmentInstance] = {}
-        self._slow_factor = 1.0
-        self._most_images: int | None = None
+        self._impairment = Impairment()
         self._pacemeter = Pacemeter() if device.kind == "cpu" else None
 
     # ------------------------------------------------------------------------------------------------------ messages
@@ -141,10 +139,8 @@ class Executor:
                 self._lanes[message.instance].submit(lambda: self._load(message))
             case Unload():
                 self._unload(message)
-            case Slow(factor):
-                self._slow_factor = factor
-            case Squeeze(images):
-                self._most_images = images
+            case Impairment():
+                self._impairment = message
             case Warm() | Reset() | Benchmark() | BenchmarkTogether():
                 self._obey_and_wait(message)
             case Close():
@@ -221,7 +217,7 @@ class Executor:
             self._maker.free(instance)
         self._lanes.clear()
         self._instances.clear()
-        self._slow_factor, self._most_images = 1.0, None
+        self._impairment = Impairment()
         return self._store.clear()
 
     # ------------------------------------------------------------------------------------------------------- batches
@@ -236,8 +232,8 @@ class Executor:
         except Exception as error:  # it concerns the whole batch
             self.reply(Broken(message.batch, *explain(error)))
             return
-        if self._slow_factor > 1.0:
-            time.sleep((self._slow_factor - 1.0) * seconds_since(begin_ns))
+        if (factor := self._impairment.slow_factor) > 1.0:
+            time.sleep((factor - 1.0) * seconds_since(begin_ns))
         forward_s = seconds_since(begin_ns)
         reading = self._pacemeter.take() if self._pacemeter else (0, 0.0)
         if not outcome.failed:
@@ -282,8 +278,9 @@ class Executor:
         self._attempt(instance, message, requests[half:], outcome)
 
     def _forward(self, instance: SegmentInstance, message: Run, requests: Sequence[int]) -> Tensor:
-        if self._most_images is not None and len(requests) > self._most_images:
-            raise MemoryError(f"{len(requests)} images, there is memory for {self._most_images}")
+        most_images = self._impairment.images
+        if most_images is not None and len(requests) > most_images:
+            raise MemoryError(f"{len(requests)} images, there is memory for {most_images}")
         rows = [self._store.row(request) for request in requests]
         shape = self._model.activation_shape(message.segment - 1, message.previous_width)
         for block in {id(block): block for block, _ in rows}.values():

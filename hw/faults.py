@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hw.server import RealServer
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
@@ -58,8 +59,8 @@ class FaultPlan:
                 self._at(start_ns, lambda: server.straggle(factor))
                 self._at(end_ns, lambda: server.straggle(1.0), ends=True)
             case Squeeze(_, start_ns, end_ns, batch):
-                self._at(start_ns, lambda: server.squeeze(batch))
-                self._at(end_ns, lambda: server.squeeze(None), ends=True)
+                self._at(start_ns, lambda: server.impair(replace(server.impairment, images=batch)))
+                self._at(end_ns, lambda: server.impair(replace(server.impairment, images=None)), ends=True)
 
     def _at(self, at_ns: int, what: Callable[[], None], ends: bool = False) -> None:
         """At one instant what ends comes before what begins."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from policies.faults import Impairment  # a message, too: all of it at once, each time something changes; not answered
+
 Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_down", "internal_error"]
 REASONS: Final[tuple[Reason, ...]] = (
     "out_of_memory",
@@ -104,23 +106,6 @@ class Ping:
     """Say that you are alive."""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """From now on take `factor` times as long for every batch (a fault that is brought about). Not answered."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Squeeze:
-    """From now on have memory for so many images at once (a fault that is brought about); None for as many as fit.
-
-    Not answered.
-    """
-
-    images: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +312,7 @@ ToWorker = (
     | Move
     | Release
     | Ping
-    | Slow
-    | Squeeze
+    | Impairment
     | Warm
     | Benchmark
     | BenchmarkTogether

@@ -31,8 +31,6 @@ from hw.messages import (
     Ready,
     Refused,
     Run,
-    Slow,
-    Squeeze,
     ToWorker,
     Unload,
     Unloaded,
@@ -41,7 +39,7 @@ from hw.messages import (
 from hw.telemetry import Reading
 from hw.watch import Watch
 from hw.worker import WorkerDiedError, WorkerSlot
-from policies.faults import WORKER_HUNG, RestartPlan, Supervision
+from policies.faults import WORKER_HUNG, Impairment, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.records import ServerTotals
 from policies.vocabulary import (
@@ -169,9 +167,7 @@ class RealServer:
         self._up_from_ns = 0
         self._is_starting = False
         self._warm_number = 0
-        self._slow_factor = 1.0
-        self._most_images: int | None = None
-        self._impaired: tuple[float, int | None] = (1.0, None)  # what the worker has been told
+        self.impairment = self._reported = Impairment()  # what is the matter, and what the worker knows of it
         self._clock = clock
         self._books = books
         self._tell_router = tell_router
@@ -255,7 +251,7 @@ class RealServer:
         if self._down_ns is not None:
             self.restarts_ns.append((self._down_ns, now_ns))
             self._down_ns = None
-        self._impair()
+        self._tell_worker()
         self._tell_router(ServerUp(self.index, self.epoch))
         self.deliver(ServerUp(self.index, self.epoch))
 
@@ -292,7 +288,7 @@ class RealServer:
             return False
         self._restart_at_ns = None
         self._is_starting = True
-        self._impaired = (1.0, None)
+        self._reported = Impairment()
         patient = replace(self._supervision, stuck_ns=max(START_LIMIT_NS, self._supervision.stuck_ns))
         self._watch = Watch(patient, now_ns)
         self._watch.asked("start", now_ns)
@@ -369,23 +365,20 @@ class RealServer:
 
     def straggle(self, factor: float) -> None:
         """Be slow from now on, or (1) as fast as ever; recorded in both cores' logs."""
-        self._slow_factor = factor
-        self._impair()
+        self.impair(replace(self.impairment, slow_factor=factor))
         event = StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index)
         self.deliver(event)
         self._tell_router(event)
 
-    def squeeze(self, images: int | None) -> None:
-        """Have memory for so many images at once; None for as many as there really is."""
-        self._most_images = images
-        self._impair()
+    def impair(self, impairment: Impairment) -> None:
+        """From now on this is the matter with it; the worker that is there takes it on."""
+        self.impairment = impairment
+        self._tell_worker()
 
-    def _impair(self) -> None:
-        """The worker that is there has the faults that are on."""
-        if self.is_up and (self._slow_factor, self._most_images) != self._impaired:
-            self.send(Slow(self._slow_factor))
-            self.send(Squeeze(self._most_images))
-            self._impaired = (self._slow_factor, self._most_images)
+    def _tell_worker(self) -> None:
+        if self.is_up and self.impairment != self._reported:
+            self.send(self.impairment)
+            self._reported = self.impairment
 
     def hear(self, message: FromWorker) -> None:
         """An answer of the worker that concerns an instance, a batch or itself."""

@@ -68,6 +68,20 @@ class Poison:
 
 Fault = Outage | Slowness | Crash | Hang | Squeeze | Poison
 
+
+@dataclass(frozen=True, slots=True)
+class Impairment:
+    """All that is wrong with a worker that goes on.
+
+    Attributes:
+        slow_factor: it takes so many times as long for every batch.
+        images: it has memory for so many at once; None for as many as fit.
+    """
+
+    slow_factor: float = 1.0
+    images: int | None = None
+
+
 WORKER_DIED = "worker_died"
 WORKER_HUNG = "worker_hung"
 NO_LABEL = "no_label"

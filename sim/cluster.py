@@ -43,7 +43,7 @@ from sim.costs import input_bytes
 from sim.faults import FaultDriver, poisoned_requests
 from sim.network import LINKS, Network
 from sim.physics import SimulatedDevice
-from sim.server import ServerSpec, SharedDevice, SimulatedServer
+from sim.server import Outcomes, ServerSpec, SharedDevice, SimulatedServer
 from sim.tables import DeviceTables
 
 
@@ -126,24 +126,14 @@ class Simulation:
         self._arrived = 0
         self._host_free_ns = 0
         self._ended_ns: int | None = None
-        salt = derived_seed(run.seed, "jitter")
-        poisoned = poisoned_requests(run.faults)
-        self.servers = tuple(self._server(index, spec, salt, poisoned) for index, spec in enumerate(cluster.servers))
+        outcomes = Outcomes(self._labels, derived_seed(run.seed, "jitter"), poisoned_requests(run.faults))
+        self.servers = tuple(self._server(index, spec, outcomes) for index, spec in enumerate(cluster.servers))
         self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)
         self._set_off()
 
-    def _server(self, index: int, spec: ServerSpec, salt: int, poisoned: frozenset[int]) -> SimulatedServer:
-        return SimulatedServer(
-            index,
-            spec,
-            self._devices[spec.device],
-            self._agenda,
-            self._ledger,
-            self._labels,
-            self._tell_router,
-            jitter_salt=salt,
-            poisoned=poisoned,
-        )
+    def _server(self, index: int, spec: ServerSpec, outcomes: Outcomes) -> SimulatedServer:
+        device = self._devices[spec.device]
+        return SimulatedServer(index, spec, device, self._agenda, self._ledger, outcomes, self._tell_router)
 
     def _set_off(self) -> None:
         for server in self.servers:

@@ -123,15 +123,23 @@ def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
     return (*parts_that_fit(larger, room), *parts_that_fit(size - larger, room))
 
 
-class SimulatedServer:
-    """One server in simulated time.
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What a run has drawn beforehand for its batches.
 
-    Args:
+    Attributes:
         is_correct: (requests, width) -> for each whether its label is right, asked at the last segment.
-        to_router: takes what the server tells the router.
         jitter_salt: of the hash that draws each batch's jitter.
         poisoned: requests for which the last segment finds no label.
     """
+
+    is_correct: Callable[[tuple[int, ...], float], tuple[bool, ...]]
+    jitter_salt: int
+    poisoned: frozenset[int] = frozenset()
+
+
+class SimulatedServer:
+    """One server in simulated time; `to_router` takes what it tells the router."""
 
     def __init__(
         self,
@@ -140,11 +148,8 @@ class SimulatedServer:
         device: SharedDevice,
         agenda: Agenda,
         ledger: Ledger,
-        is_correct: Callable[[tuple[int, ...], float], tuple[bool, ...]],
+        outcomes: Outcomes,
         to_router: Callable[[RouterEvent], None],
-        *,
-        jitter_salt: int,
-        poisoned: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.spec = spec
@@ -157,10 +162,10 @@ class SimulatedServer:
         self._device = device
         self._agenda = agenda
         self._ledger = ledger
-        self._is_correct = is_correct
+        self._is_correct = outcomes.is_correct
         self._to_router = to_router
-        self._jitter_salt = jitter_salt
-        self._poisoned = poisoned
+        self._jitter_salt = outcomes.jitter_salt
+        self._poisoned = outcomes.poisoned
         self._sensor = WindowedSensor(device.physics)
         self._in_host_memory: set[tuple[int, float]] = set()
         self._instances: dict[int, tuple[int, float]] = {}

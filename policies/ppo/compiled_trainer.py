@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -22,9 +21,8 @@ from policies.ppo.compiled_update import CompiledLearner
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.layout import Layout
 from policies.ppo.network import PolicyNetwork
-from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.ppo.training import Log, TrainingRun, scalars_of
+from policies.ppo.training import TrainingRun, scalars_of
 from policies.reward import RewardTerms
 
 
@@ -66,34 +64,14 @@ class Rollouts(Protocol):
         ...
 
 
-def train(
-    begin: Callable[[int], Rollouts],
-    knobs: PPOKnobs,
-    seed: int,
-    spec: PolicySpec,
-    *,
-    log: Log | None = None,
-    checkpoint_dir: Path | None = None,
-    resume: bool = False,
-    deterministic: bool = False,
-    threads: int = 2,
-) -> PPORouter:
-    """Train a router for `knobs.decisions` decisions, over all clusters together.
+class CompiledTrainer(TrainingRun):
+    """Trains a router for `knobs.decisions` decisions, over all clusters together; `run` is its loop.
 
     Args:
         begin: makes the clusters; it is given the number of their first episode, 0 unless a run is resumed.
-        knobs, seed, spec, log, checkpoint_dir, resume, deterministic: as in `trainer.train`.
+        knobs, seed, spec, deterministic: as in `trainer.train`.
         threads: that learn, 1 or 2.
-
-    Raises:
-        InputError: the checkpoint to resume from is of another training run.
-        WorkError: no decision is made, or training diverges.
     """
-    return CompiledTrainer(begin, knobs, seed, spec, deterministic, threads).run(log, checkpoint_dir, resume)
-
-
-class CompiledTrainer(TrainingRun):
-    """The state of one training run; `train` is its loop."""
 
     def __init__(
         self,

@@ -76,8 +76,13 @@ class TrainingRun(ABC):
     def _put(self, weights: checkpoint.Tensors, moments: checkpoint.Tensors) -> None:
         """Take over what these two gave."""
 
-    def run(self, log: Log | None, checkpoint_dir: Path | None, resume: bool) -> PPORouter:
-        """All of it, from the start or from the folder's checkpoint."""
+    def run(self, log: Log | None = None, checkpoint_dir: Path | None = None, resume: bool = False) -> PPORouter:
+        """All of it, from the start or from the folder's checkpoint.
+
+        Raises:
+            InputError: the checkpoint to resume from is of another training run.
+            WorkError: no decision is made, or training diverges.
+        """
         path = checkpoint_dir / CHECKPOINT if checkpoint_dir is not None else None
         if resume and path is not None and path.is_file():
             self.restore(path)

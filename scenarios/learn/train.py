@@ -136,7 +136,7 @@ def _train_in_torch(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
 
 
 def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log: Log, resume: bool) -> PPORouter:
-    from policies.ppo import compiled_trainer  # they need numba
+    from policies.ppo.compiled_trainer import CompiledTrainer  # they need numba
     from sim.compiled.rollout import Rollouts
 
     spec, threads = _spec(world), min(os.cpu_count() or 1, MOST_THREADS)
@@ -153,17 +153,8 @@ def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
             first_episode=first_episode,
         )
 
-    return compiled_trainer.train(
-        begin,
-        knobs,
-        seed,
-        spec,
-        log=log,
-        checkpoint_dir=folder,
-        resume=resume,
-        deterministic=world.scenario.training.deterministic,
-        threads=threads,
-    )
+    trainer = CompiledTrainer(begin, knobs, seed, spec, world.scenario.training.deterministic, threads)
+    return trainer.run(log, folder, resume)
 
 
 # --------------------------------------------------------------------------------------------------------- its score

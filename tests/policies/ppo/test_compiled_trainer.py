@@ -10,7 +10,7 @@ from policies.chance import derived_seed
 from policies.errors import InputError, WorkError
 from policies.ppo import PPOKnobs, PPORouter
 from policies.ppo.buffer import Experience
-from policies.ppo.compiled_trainer import CompiledTrainer, train
+from policies.ppo.compiled_trainer import CompiledTrainer
 from policies.ppo.compiled_update import CompiledLearner
 from policies.ppo.layout import Layout
 from policies.ppo.network import PolicyNetwork
@@ -116,7 +116,8 @@ def test_it_begins_with_the_weights_of_the_readable_trainer() -> None:
 def test_same_seed_twice_gives_equal_weights() -> None:
     """Training is a function of its seed, whatever the threads: to the bit with the same, otherwise with another."""
     first, same, other = (
-        weights(train(BanditRollouts, KNOBS, seed, SPEC, threads=threads)) for seed, threads in ((1, 1), (1, 2), (2, 2))
+        weights(CompiledTrainer(BanditRollouts, KNOBS, seed, SPEC, threads=threads).run())
+        for seed, threads in ((1, 1), (1, 2), (2, 2))
     )
     assert first == same
     assert first != other
@@ -132,7 +133,7 @@ def test_log_has_what_the_readable_trainers_has() -> None:
         begun.append(BanditRollouts(first))
         return begun[0]
 
-    train(begin, KNOBS, 0, SPEC, log=lambda done, scalars: logged.append((done, scalars)))
+    CompiledTrainer(begin, KNOBS, 0, SPEC).run(log=lambda done, scalars: logged.append((done, scalars)))
     knobs = replace(KNOBS, decisions=500)
     Trainer([Bandit(parts=True)], knobs, 0, SPEC).run(lambda _, scalars: wanted.append(scalars), None, False)
     assert set(logged[0][1]) == set(wanted[0])
@@ -161,7 +162,7 @@ def test_clusters_that_never_decide_are_an_error() -> None:
             return NOTHING
 
     with pytest.raises(WorkError, match="no cluster made a decision"):
-        train(Idle, KNOBS, 0, SPEC)
+        CompiledTrainer(Idle, KNOBS, 0, SPEC).run()
 
 
 # ------------------------------------------------------------------------------------------------ keeping, resuming
@@ -193,16 +194,16 @@ def test_resume_continues_with_weights_moments_and_new_episodes(tmp_path: Path) 
 
 def test_train_resumes_from_its_folder_and_finishes_at_once_when_done(tmp_path: Path) -> None:
     """A finished run resumed decides nothing more; with more decisions it goes on from there."""
-    done = train(BanditRollouts, KNOBS, 0, SPEC, checkpoint_dir=tmp_path)
+    done = CompiledTrainer(BanditRollouts, KNOBS, 0, SPEC).run(checkpoint_dir=tmp_path)
     begun: list[int] = []
 
     def begin(first: int) -> BanditRollouts:
         begun.append(first)
         return BanditRollouts(first)
 
-    again = train(begin, KNOBS, 0, SPEC, checkpoint_dir=tmp_path, resume=True)
+    again = CompiledTrainer(begin, KNOBS, 0, SPEC).run(checkpoint_dir=tmp_path, resume=True)
     assert (weights(again), begun) == (weights(done), [])
-    train(begin, replace(KNOBS, decisions=4800), 0, SPEC, checkpoint_dir=tmp_path, resume=True)
+    CompiledTrainer(begin, replace(KNOBS, decisions=4800), 0, SPEC).run(checkpoint_dir=tmp_path, resume=True)
     assert begun == [80]
     loaded = PPORouter.load(tmp_path / CHECKPOINT)
     assert loaded.spec == SPEC
@@ -211,14 +212,14 @@ def test_train_resumes_from_its_folder_and_finishes_at_once_when_done(tmp_path: 
 
 def test_resume_refuses_another_run(tmp_path: Path) -> None:
     """The readable trainer's rules: other knobs, another seed, another cluster."""
-    train(BanditRollouts, replace(KNOBS, decisions=10), 0, SPEC, checkpoint_dir=tmp_path)
+    CompiledTrainer(BanditRollouts, replace(KNOBS, decisions=10), 0, SPEC).run(checkpoint_dir=tmp_path)
     for knobs, seed, spec, words in (
         (replace(KNOBS, clip=0.1), 0, SPEC, "another clip;"),
         (KNOBS, 1, SPEC, "another seed;"),
         (KNOBS, 0, replace(SPEC, groups=(1, 2, 4)), "another cluster;"),
     ):
         with pytest.raises(InputError, match=words):
-            train(BanditRollouts, knobs, seed, spec, checkpoint_dir=tmp_path, resume=True)
+            CompiledTrainer(BanditRollouts, knobs, seed, spec).run(checkpoint_dir=tmp_path, resume=True)
 
 
 def test_each_trainer_reads_the_others_checkpoint(tmp_path: Path) -> None:
