@@ -1,4 +1,4 @@
-"""Shared memory that has no name, and the books of who holds which part of it.
+"""Shared memory that has no name, and the ledger of who holds which part of it.
 
 Every worker has an arena that all workers and the driver map: activations and images for it are written there by
 whoever has them, and read there in place. It is an anonymous file (`memfd` where there is one), so that the kernel

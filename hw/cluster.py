@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.arena import ALIGNMENT, Arena, Inbox
-from hw.books import LateLedger
 from hw.faults import FaultPlan
+from hw.late_ledger import LateLedger
 from hw.link import LinkModel
 from hw.messages import FromWorker, MoveBroken, Moved, Release
 from hw.networks import ModelFile
@@ -274,10 +274,10 @@ class _Device:
 
     def describe(self) -> dict[str, str]:
         """Where each field comes from, in words."""
-        told = self.sensor.describe()
+        reported = self.sensor.describe()
         if not self.trusts_counter:
-            told["energy"] += ", not trusted: power is integrated"
-        return told
+            reported["energy"] += ", not trusted: power is integrated"
+        return reported
 
     def watch(self, servers: Sequence[RealServer]) -> None:
         """Count the device memory of these servers."""
@@ -371,8 +371,7 @@ class _Run:
     ) -> None:
         self._spec = run
         self._router = RouterCore(router_config)
-        self._ledger = ledger
-        self._books = LateLedger(ledger)
+        self._ledger = LateLedger(ledger)
         self._policy = policy
         self._rng = rng
         self._on_progress = on_progress
@@ -393,7 +392,7 @@ class _Run:
         self._servers = [
             RealServer(
                 index, spec, slot, Inbox(arena), labels, cluster.spec.segments, cluster.supervision,
-                self._clock, self._books, self._events.append,
+                self._clock, self._ledger, self._events.append,
             )
             for index, (spec, slot, arena) in enumerate(
                 zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
@@ -434,7 +433,7 @@ class _Run:
             while not self._is_over():
                 self._turn()
             self._busy_ns = time.thread_time_ns() - busy_ns - self._idle_ns
-            self._books.catch_up()
+            self._ledger.catch_up()
         ended_ns = self._clock.now_ns()
         for device in self._devices:
             device.read(ended_ns)
@@ -471,7 +470,7 @@ class _Run:
             self._events.append(RouterTimer())
         self._settle()
         self._flush()
-        self._books.catch_up()
+        self._ledger.catch_up()
         if not self._is_over():
             self._listen(self._wait_s())
 
@@ -594,7 +593,7 @@ class _Run:
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
         commands = self._router.handle(event, now_ns)
-        self._books.observe_router(event, commands, now_ns)
+        self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
             self._carry_out(command)
 
@@ -635,7 +634,7 @@ class _Run:
                 self._servers[index].report(reading)
 
     def _record(self, ended_ns: int) -> RunRecord:
-        ledger = self._ledger
+        ledger = self._ledger.ledger
         ledger.close(ended_ns)
         owners = {index: number for number, device in enumerate(self._devices) for index in device.servers}
         return RunRecord(

@@ -1,4 +1,4 @@
-"""How fast a CPU's core runs at this moment, told by a fixed piece of arithmetic."""
+"""How fast a CPU's core runs at this moment, reported by a fixed piece of arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PERIOD_NS = 20_000_000  # while it serves, a worker spends 0.2 % of its time on
 
 
 class Reference:
-    """A fixed piece of arithmetic that touches no memory: its CPU time tells how fast the core runs now.
+    """A fixed piece of arithmetic that touches no memory: its CPU time reports how fast the core runs now.
 
     A core that is lent by a virtual machine's host may be half of a physical one: while another tenant computes on the
     other half, everything takes half as long again, and no counter of the guest shows it. One call into C that keeps

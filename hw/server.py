@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.arena import Inbox
-from hw.books import LateLedger
 from hw.device import DeviceSpec
+from hw.late_ledger import LateLedger
 from hw.messages import (
     Broken,
     Done,
@@ -126,11 +126,11 @@ class RealServer:
         index: of the server in the cluster.
         spec: of the server.
         slot: where its workers sit.
-        inbox: the books of its arena.
+        inbox: the ledger of its arena.
         labels: (n,) the right label of every request.
         segments: S.
         supervision: how its worker is watched and brought back.
-        clock, books: of the run.
+        clock, ledger: of the run.
         tell_router: queues an event for the router's core.
     """
 
@@ -144,7 +144,7 @@ class RealServer:
         segments: int,
         supervision: Supervision,
         clock: RunClock,
-        books: LateLedger,
+        ledger: LateLedger,
         tell_router: Callable[[RouterEvent], None],
     ) -> None:
         self.index = index
@@ -169,7 +169,7 @@ class RealServer:
         self._warm_number = 0
         self.impairment = self._reported = Impairment()  # what is the matter, and what the worker knows of it
         self._clock = clock
-        self._books = books
+        self._ledger = ledger
         self._tell_router = tell_router
         self._watch = Watch(supervision, 0)
         self._predicted: dict[int, int] = {}
@@ -227,7 +227,7 @@ class RealServer:
 
     def totals(self, device: int, busy_s: float) -> ServerTotals:
         """This server's row of the record."""
-        counts = self._books.ledger.counts[self.index]
+        counts = self._ledger.ledger.counts[self.index]
         return ServerTotals(
             name=self.spec.name,
             device=device,
@@ -267,8 +267,8 @@ class RealServer:
         self.slot.worker.kill()
         self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
         self.stay_down(until_ns)
-        for books in (self._batches, self._loading, self._loaded_before, self._instance_bytes, self._predicted):
-            books.clear()
+        for kept in (self._batches, self._loading, self._loaded_before, self._instance_bytes, self._predicted):
+            kept.clear()
         if was_up:
             self._down_ns = now_ns
             self.deliver(ServerDown(self.index, self.epoch, reason))
@@ -339,7 +339,7 @@ class RealServer:
         """Hand an event to the scheduler and carry out what it answers."""
         now_ns = self._clock.now_ns()
         commands = self.scheduler.handle(event, now_ns)
-        self._books.observe_server(self.index, event, commands, now_ns)
+        self._ledger.observe_server(self.index, event, commands, now_ns)
         for command in commands:
             self._carry_out(command)
 

@@ -1,4 +1,4 @@
-"""The books of a run: watches every step of every core, and turns them into records and credits (Eq. 7).
+"""The ledger of a run: watches every step of every core, and turns them into records and credits (Eq. 7).
 
 Both worlds feed it the same steps, so records mean the same in both. It decides nothing and measures nothing itself.
 """
@@ -101,7 +101,7 @@ class _Batch(msgspec.Struct):
 
 
 class _Journey(msgspec.Struct):
-    """One request's books.
+    """One request's entry.
 
     Attributes:
         since_ns: until when its time is accounted for.
@@ -129,14 +129,14 @@ class _Journey(msgspec.Struct):
         """It is back from a segment: divide the time since it entered the FIFO for it."""
         block, batch = self.block, self.batch
         if block is None or batch is None:
-            return  # told by an earlier epoch of its server: the router takes no notice
+            return  # reported by an earlier epoch of its server: the router takes no notice
         self.lost_ns += sum(sum(again_ns) for again_ns in self.stages_ns[segment - 1 :])
         entered_ns = self.since_ns
         snapshot_ns = max(entered_ns, block.snapshot_ns)
         sent_ns = max(snapshot_ns, block.sent_ns)
         arrived_ns = max(sent_ns, block.arrived_ns)
         commanded_ns = max(arrived_ns, batch.commanded_ns)
-        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)  # real ones are told by another process
+        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)  # real ones are reported by another process
         ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
         load_began_ns, loaded_ns = batch.load_ns
         load_ns = max(0, min(loaded_ns, commanded_ns) - max(arrived_ns, load_began_ns))

@@ -1,4 +1,4 @@
-"""The router's core: the global FIFO, blocks by key, and the books of what is in flight. It chooses nothing itself.
+"""The router's core: the global FIFO, blocks by key, and the ledger of what is in flight. It chooses nothing itself.
 
 Events and the time go in, commands come out. When somebody waits and a server can take a block, it wants its timer at
 once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`, with a
@@ -59,7 +59,7 @@ class _Line(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class _Request(msgspec.Struct):
-    """One request's books; `block` is the decision whose block it is in, None in the FIFO."""
+    """One request's entry in the router's ledger; `block` is the decision whose block it is in, None in the FIFO."""
 
     deadline_ns: int | None
     entered_ns: int
@@ -89,9 +89,9 @@ class _OpenBlock(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Server:
-    """One server's books, its last report, and what the router's views show of it.
+    """One server's entry in the router's ledger, its last report, and what the router's views show of it.
 
-    `views` has a view for each segment that was asked about since the books changed.
+    `views` has a view for each segment that was asked about since the entry changed.
     """
 
     up: bool = False
@@ -199,7 +199,7 @@ class RouterCore:
         """Take one event at its time; returns what to do, in order."""
         commands: list[RouterCommand] = []
         take = self._take.get(type(event))
-        if take is not None:  # transfers that started and stragglers change no books
+        if take is not None:  # transfers that started and stragglers change no entry
             take(event, now_ns, commands)
         self.next_wake_ns = self._next_wake_ns(now_ns)
         return commands
@@ -226,19 +226,19 @@ class RouterCore:
 
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
-        books = self._requests[event.request] = _Request(event.deadline_ns, now_ns)
-        self._enter(event.request, books, now_ns)
+        entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns)
+        self._enter(event.request, entry, now_ns)
 
-    def _enter(self, request: int, books: _Request, now_ns: int) -> None:
+    def _enter(self, request: int, entry: _Request, now_ns: int) -> None:
         """To the FIFO's tail, under the key that its place and activations give it."""
-        books.entered_ns = now_ns
-        books.block = None
-        self._fifo.push(self._line(request, books), (request,))
+        entry.entered_ns = now_ns
+        entry.block = None
+        self._fifo.push(self._line(request, entry), (request,))
 
-    def _line(self, request: int, books: _Request) -> _Line:
-        location = books.location if self.config.block_key == "location" else ANYWHERE
-        place = (len(books.widths) + 1, books.widths[-1] if books.widths else IMAGE, location)
-        if books.retries >= ALONE_AFTER:
+    def _line(self, request: int, entry: _Request) -> _Line:
+        location = entry.location if self.config.block_key == "location" else ANYWHERE
+        place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location)
+        if entry.retries >= ALONE_AFTER:
             return _Line(HeadKey(*place), request)
         line = self._lines.get(place)
         if line is None:
@@ -282,7 +282,7 @@ class RouterCore:
         return None
 
     def _server_views(self, segment: int) -> tuple[ServerView, ...]:
-        """What a head of this segment sees of the servers; made anew where their books have changed."""
+        """What a head of this segment sees of the servers; made anew where their entries have changed."""
         views: list[ServerView] = []
         for state, masks in zip(self._servers, self._masks, strict=True):
             view = state.views.get(segment)
@@ -346,9 +346,9 @@ class RouterCore:
     def _move(self, event: TransferFinished, now_ns: int, commands: list[RouterCommand]) -> None:
         epoch = self._servers[event.destination].epoch
         for request in event.requests:
-            books = self._requests.get(request)
-            if books is not None and books.block == event.block:
-                books.location, books.location_epoch = event.destination, epoch
+            entry = self._requests.get(request)
+            if entry is not None and entry.block == event.block:
+                entry.location, entry.location_epoch = event.destination, epoch
 
     # ------------------------------------------------------------------------------------------------ what comes back
 
@@ -357,18 +357,18 @@ class RouterCore:
         if not self._is_current(event.server, event.epoch):
             return
         for position, request in enumerate(event.requests):
-            books = self._requests[request]
-            entered_ns, block = books.entered_ns, books.block
-            books.widths += (event.width,)
-            books.location, books.location_epoch = event.server, event.epoch
+            entry = self._requests[request]
+            entered_ns, block = entry.entered_ns, entry.block
+            entry.widths += (event.width,)
+            entry.location, entry.location_epoch = event.server, event.epoch
             correct = bool(event.correct) and event.correct[position]
             if event.segment == self.config.segments:
                 self.completed += 1
                 del self._requests[request]
-                commands.append(RequestCompleted(request, books.widths, correct, books.retries))
+                commands.append(RequestCompleted(request, entry.widths, correct, entry.retries))
             else:
-                self._enter(request, books, now_ns)
-            self._leave_block(block, request, _Member(entered_ns, now_ns, books.widths, correct, False), commands)
+                self._enter(request, entry, now_ns)
+            self._leave_block(block, request, _Member(entered_ns, now_ns, entry.widths, correct, False), commands)
 
     def _return_unmoved(self, event: TransferFailed, now_ns: int, commands: list[RouterCommand]) -> None:
         if event.block in self._blocks:
@@ -381,24 +381,24 @@ class RouterCore:
     def _retry(self, requests: Iterable[int], reason: str, now_ns: int, commands: list[RouterCommand]) -> None:
         """Back to the FIFO's tail; from segment 1 where the activations died with their server (the image is here)."""
         for request in requests:
-            books = self._requests[request]
-            member = _Member(books.entered_ns, now_ns, widths=(), correct=False, failed=True)
-            block = books.block
-            books.retries += 1
-            if books.location != ROUTER and not self._is_current(books.location, books.location_epoch):
-                books.widths, books.location = (), ROUTER
-            if books.retries > self.config.max_retries:
+            entry = self._requests[request]
+            member = _Member(entry.entered_ns, now_ns, widths=(), correct=False, failed=True)
+            block = entry.block
+            entry.retries += 1
+            if entry.location != ROUTER and not self._is_current(entry.location, entry.location_epoch):
+                entry.widths, entry.location = (), ROUTER
+            if entry.retries > self.config.max_retries:
                 self._give_up(request, reason, commands)
             else:
-                self._enter(request, books, now_ns)
+                self._enter(request, entry, now_ns)
             self._leave_block(block, request, member, commands)
 
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
-        books = self._requests.pop(request)
+        entry = self._requests.pop(request)
         self.failed += 1
-        commands.append(RequestFailed(request, reason, books.retries))
-        if books.location != ROUTER:
-            commands.append(ReleaseActivations(books.location, (request,)))
+        commands.append(RequestFailed(request, reason, entry.retries))
+        if entry.location != ROUTER:
+            commands.append(ReleaseActivations(entry.location, (request,)))
 
     def _leave_block(self, block: int | None, request: int, member: _Member, commands: list[RouterCommand]) -> None:
         """A member of a block has ended; the block ends with its last one."""
@@ -443,7 +443,7 @@ class RouterCore:
             if request not in open_block.ended
         ]
         waiting = [
-            request for request, books in self._requests.items() if books.block is None and books.location == server
+            request for request, entry in self._requests.items() if entry.block is None and entry.location == server
         ]
         doomed = set(waiting)
         for line in {self._line(request, self._requests[request]): None for request in waiting}:

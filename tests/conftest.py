@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("drawn anew", deadline=None)  # a busy machine is no mistake of ours
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "drawn anew")
 
 
 @pytest.fixture

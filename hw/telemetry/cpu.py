@@ -1,4 +1,4 @@
-"""A CPU device's sensor where no counter tells its power: CPU clocks are measured, power is modelled from them."""
+"""A CPU device's sensor where no counter reports its power: CPU clocks are measured, power is modelled from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def cpu_name() -> str:
-    """The processor's model name, where the system tells."""
+    """The processor's model name, where the system reports."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

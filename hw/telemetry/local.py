@@ -50,7 +50,7 @@ def cpu_sensor(
     vram_used_bytes: Callable[[], int],
     powercap: Path = POWERCAP,
 ) -> Sensor:
-    """RAPL where it can be read and the cores are the whole machine (it cannot tell cores apart), else modelled."""
+    """RAPL where it can be read and the cores are the whole machine (it cannot report cores apart), else modelled."""
     share = CpuShare(pids, len(cores))
     every = os.cpu_count()
     if len(cores) == every:
@@ -82,5 +82,5 @@ def _describe_gpu(nvml: Any, index: int) -> DeviceDescription:
         vram_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     except nvml.NVMLError:
         vram_bytes = 0
-    told, facts = NvmlSensor(nvml, handle).describe(), board_facts(nvml, handle)
-    return DeviceDescription(device_label(nvml, handle), "cuda", index, (), vram_bytes, told, facts)
+    reported, facts = NvmlSensor(nvml, handle).describe(), board_facts(nvml, handle)
+    return DeviceDescription(device_label(nvml, handle), "cuda", index, (), vram_bytes, reported, facts)

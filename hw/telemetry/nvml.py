@@ -214,7 +214,7 @@ class NvmlSensor:
             whole = ", of the whole GPU: MIG is on" if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board) else ""
             return Support(Provenance.MEASURED if name == "energy" else Provenance.POLLED, how + whole)
         if name in _NOT_OF_AN_INSTANCE and _under_mig(self._board):
-            reason += "; NVML does not tell it under MIG"
+            reason += "; NVML does not report it under MIG"
         return Support(None, reason)
 
     def _ways(self) -> dict[str, list[tuple[str, Callable[[], Any]]]]:
@@ -250,7 +250,7 @@ class NvmlSensor:
 
 
 def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
-    """Architecture, driver, clocks, temperature, limits and mode, as far as NVML tells them."""
+    """Architecture, driver, clocks, temperature, limits and mode, as far as NVML reports them."""
     board = Board(nvml, handle)
     questions: dict[str, Callable[[], Any]] = {
         "architecture": lambda: architecture_of(board),

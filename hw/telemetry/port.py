@@ -11,11 +11,11 @@ from policies.vocabulary import Provenance
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Whether a sensor tells a field.
+    """Whether a sensor reports a field.
 
     Attributes:
-        provenance: of the field's values; None where the sensor does not tell it.
-        how: by which means it is told, or why it is not, with the remedy where there is one; may be empty.
+        provenance: of the field's values; None where the sensor does not report it.
+        how: by which means it is reported, or why it is not, with the remedy where there is one; may be empty.
     """
 
     provenance: Provenance | None
@@ -31,11 +31,11 @@ class Reading:
     """One sample.
 
     Attributes:
-        power_w: of the device; None where nothing tells.
+        power_w: of the device; None where nothing reports.
         utilization: share in [0, 1] of the time that the device was busy since the sample before; None likewise.
         vram_used_bytes: device memory in use; None likewise.
         provenance: of each field that is not None, by its name.
-        lost: the device is gone (fallen off the bus, driver dead): nothing will be told any more.
+        lost: the device is gone (fallen off the bus, driver dead): nothing will be reported any more.
     """
 
     power_w: float | None
@@ -47,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What calibration looks at beside a `Reading`; too slow for a scheduler's period. None where nothing tells.
+    """What calibration looks at beside a `Reading`; too slow for a scheduler's period. None where nothing reports.
 
     Attributes:
         power_average_w: the reading that the board itself averages, mostly over a second.
@@ -70,7 +70,7 @@ class Sensor(Protocol):
     """One device's telemetry."""
 
     def supports(self) -> Mapping[str, Support]:
-        """For `power`, `utilization`, `vram`, `energy` and whatever else it may tell: how, or why not."""
+        """For `power`, `utilization`, `vram`, `energy` and whatever else it may report: how, or why not."""
         ...
 
     def sample(self) -> Reading:

@@ -264,12 +264,12 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         run.grow(status)
         self._place(e)
 
-    def _infos(self, told: Bools) -> dict[str, Any]:
-        """As `VectorEnv._add_info` would gather them from the told clusters."""
+    def _infos(self, wanted: Bools) -> dict[str, Any]:
+        """As `VectorEnv._add_info` would gather them from the wanted clusters."""
         out = self._out
-        asked = told & (self._status == ASKED)
-        infos = {"credits": self._credits(told), "replaced": out.replaced & told}
-        masks = {"credits": told.copy(), "replaced": told.copy()}
+        asked = wanted & (self._status == ASKED)
+        infos = {"credits": self._credits(wanted), "replaced": out.replaced & wanted}
+        masks = {"credits": wanted.copy(), "replaced": wanted.copy()}
         if asked.any():
             infos |= {"decision": np.where(asked, out.decisions, 0)}
             infos |= {"server_mask": out.server_masks & asked[:, None]}
@@ -277,15 +277,15 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             masks |= {key: asked.copy() for key in ("decision", "server_mask", "width_mask")}
         return infos | {f"_{key}": mask for key, mask in masks.items()}
 
-    def _credits(self, told: Bools) -> NDArray[np.object_]:
-        """Each told cluster's (decision id, reward) pairs; None for the others."""
+    def _credits(self, wanted: Bools) -> NDArray[np.object_]:
+        """Each wanted cluster's (decision id, reward) pairs; None for the others."""
         out = self._out
         is_one = np.arange(out.credits.shape[1]) < out.counts[:, None]
         pairs = list(zip(out.credited[is_one].tolist(), out.credits[is_one].tolist(), strict=True))
         ends = np.cumsum(out.counts).tolist()
         found = np.full(self.num_envs, None, dtype=object)
         for e, (end, count) in enumerate(zip(ends, out.counts.tolist(), strict=True)):
-            if told[e]:
+            if wanted[e]:
                 found[e] = pairs[end - count : end]
         return found
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calibrate.bench import (
@@ -72,7 +72,6 @@ def test_a_log_reads_back(tmp_path: Path) -> None:
         assert log.spent_s == 1.5 * len(RESULTS)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2000))
 @example(1)
 def test_a_torn_log_continues_at_its_last_whole_line(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.samples import KEPT, Pooled, Samples
@@ -12,7 +12,6 @@ from calibrate.samples import KEPT, Pooled, Samples
 positive = st.floats(1e-6, 1e3)
 
 
-@settings(deadline=None)
 @given(st.lists(positive, min_size=1, max_size=700))
 def test_the_mean_survives(repeats: list[float]) -> None:
     """However many repeats are kept as however few numbers."""
@@ -22,7 +21,6 @@ def test_the_mean_survives(repeats: list[float]) -> None:
     assert Pooled.of([samples]).mean == pytest.approx(np.mean(repeats), rel=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(positive, min_size=1, max_size=300), min_size=1, max_size=4), st.integers(1, 40))
 def test_slices_ascend_and_keep_the_mean(rounds: list[list[float]], number: int) -> None:
     """The jitter's quantiles average to the mean of all repeats, or throughput would drift."""

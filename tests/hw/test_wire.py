@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hw import messages
@@ -14,7 +14,6 @@ from hw.wire import decode, encode
 KINDS = (*typing.get_args(messages.ToWorker), *typing.get_args(messages.FromWorker))
 
 
-@settings(deadline=None)  # it times nothing
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) -> None:

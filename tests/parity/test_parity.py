@@ -35,7 +35,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return draw_scenario(HypothesisDraws(draw), "drawn")
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_engines_agree_on_whatever_hypothesis_draws(scenario: Scenario) -> None:
     assert compare(scenario, CompiledSimulation) is None

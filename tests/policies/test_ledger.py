@@ -1,4 +1,4 @@
-"""The books: the paper's energy, credits, and what a dead server counts."""
+"""The ledger: the paper's energy, credits, and what a dead server counts."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ def test_reported_power_is_a_step_function_with_an_exact_integral() -> None:
 
 def test_a_requests_energy_is_mean_reported_power_over_its_life() -> None:
     """The paper's E of one image; retries are told."""
-    books = ledger()
-    books.observe_router(report(0, 0, 100.0, 0.0), (), 0)
-    books.observe_router(report(1, 0, 200.0, 0.0), (), 0)
-    books.observe_router(RequestArrived(1), (), S)
+    kept = ledger()
+    kept.observe_router(report(0, 0, 100.0, 0.0), (), 0)
+    kept.observe_router(report(1, 0, 200.0, 0.0), (), 0)
+    kept.observe_router(RequestArrived(1), (), S)
     returned = RequestsReturned(0, 1, (1,), 2, 1.0, (True,))
-    books.observe_router(returned, (RequestCompleted(1, (1.0, 1.0), True, 2),), 3 * S)
-    (record,) = books.requests
+    kept.observe_router(returned, (RequestCompleted(1, (1.0, 1.0), True, 2),), 3 * S)
+    (record,) = kept.requests
     assert record.energy_j == pytest.approx(300.0)
     assert record.retries == 2
 
 
 def test_a_dead_server_reports_nothing() -> None:
     """Its last reading ends with it: neither its power nor its utilization stays in later credits."""
-    books = ledger(gamma=1.0, delta=1.0)
-    books.observe_router(report(0, 0, 100.0, 1.0), (), 0)
-    books.observe_router(report(1, 0, 100.0, 0.0), (), 0)
-    books.observe_router(ServerDown(0, 1, "killed"), (), S)
+    kept = ledger(gamma=1.0, delta=1.0)
+    kept.observe_router(report(0, 0, 100.0, 1.0), (), 0)
+    kept.observe_router(report(1, 0, 100.0, 0.0), (), 0)
+    kept.observe_router(ServerDown(0, 1, "killed"), (), S)
     view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
-    books.observe_router(RouterTimer(), (Decide(1, view),), S)
+    kept.observe_router(RouterTimer(), (Decide(1, view),), S)
     sent = SendBlock(Block(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
-    books.observe_router(RequestArrived(5), (), S)
-    books.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
+    kept.observe_router(RequestArrived(5), (), S)
+    kept.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
     ended = BlockFinished(1, 1, 1, (5,), (S,), (2 * S,), ((1.0,),), (False,), (False,))
-    books.observe_router(RouterTimer(), (ended,), 2 * S)
-    ((decision, terms),) = books.take_credits()
+    kept.observe_router(RouterTimer(), (ended,), 2 * S)
+    ((decision, terms),) = kept.take_credits()
     assert decision == 1
     assert terms.energy == pytest.approx(-50.0)
     assert terms.imbalance == 0.0
@@ -83,7 +83,7 @@ def test_a_dead_server_reports_nothing() -> None:
 
 def test_a_failed_batch_passes_no_image() -> None:
     """It is in no count and leaves no batch record."""
-    books = ledger()
-    books.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0)  # type: ignore[arg-type]
-    books.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5)
-    assert (books.counts[0].images, books.counts[0].batches, books.batches) == (0, 0, [])
+    kept = ledger()
+    kept.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0)  # type: ignore[arg-type]
+    kept.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5)
+    assert (kept.counts[0].images, kept.counts[0].batches, kept.batches) == (0, 0, [])

@@ -48,7 +48,7 @@ clusters = st.integers(2, 4).flatmap(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(clusters, st.floats(0.05, 1.2))
 def test_no_assignment_is_better(cluster: tuple[Capacity, tuple[float, ...]], load: float) -> None:
     """Against all of them; and the plan keeps every limit and gives the accuracy that it says."""
@@ -69,7 +69,7 @@ def test_no_assignment_is_better(cluster: tuple[Capacity, tuple[float, ...]], lo
         assert share * demand <= row[index] * (1 + 1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(clusters)
 def test_more_demand_is_no_more_accurate(cluster: tuple[Capacity, tuple[float, ...]]) -> None:
     """A plan for more would do for less."""

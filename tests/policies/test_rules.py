@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -128,7 +128,6 @@ def test_random_draws_server_then_width_then_group() -> None:
     assert choices == [Choice(2, 0.25, 32), Choice(0, 1.0, 8), Choice(2, 0.75, 2)]
 
 
-@settings(deadline=None)
 @given(st.permutations([(WorkKey(s, w, 0.5), s + 2) for s in (2, 3, 4) for w in (0.25, 0.75, 1.0)]))
 def test_outstanding_work_does_not_depend_on_its_order(work: list[tuple[WorkKey, int]]) -> None:
     """Times are whole nanoseconds before they are added; as floats these would differ in their last bits."""
@@ -228,7 +227,6 @@ def test_speed_shortens_a_queue() -> None:
     assert choose("power-of-two-speed", view(server(4), server(7)), fast).server == 1
 
 
-@settings(deadline=None)
 @given(clusters, st.integers(0, 2**32 - 1))
 def test_speed_changes_nothing_among_equals(cluster: list[ServerView], seed: int) -> None:
     """On servers of one speed the rules by speed decide as those without."""

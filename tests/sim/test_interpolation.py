@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.interpolation import (
@@ -24,7 +24,6 @@ def curves(draw: st.DrawFn, monotone: bool = True) -> tuple[list[int], list[floa
     return batches, sorted(values) if monotone else values
 
 
-@settings(deadline=None)
 @given(curves())
 def test_exact_at_the_measured_batches(curve: tuple[list[int], list[float]]) -> None:
     """Ascending measurements are reproduced as they are."""
@@ -33,7 +32,6 @@ def test_exact_at_the_measured_batches(curve: tuple[list[int], list[float]]) -> 
     assert [table[b] for b in batches] == pytest.approx(latency_s, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(curves(monotone=False))
 def test_monotone_whatever_was_measured(curve: tuple[list[int], list[float]]) -> None:
     """A larger batch is never predicted to be faster, and every latency is positive."""
@@ -44,7 +42,6 @@ def test_monotone_whatever_was_measured(curve: tuple[list[int], list[float]]) ->
     assert (table[1:] > 0).all()
 
 
-@settings(deadline=None)
 @given(curves())
 def test_one_batch_agrees_with_the_table(curve: tuple[list[int], list[float]]) -> None:
     """The function and the table are one formula."""
@@ -78,7 +75,6 @@ def test_below_the_grid_follows_the_affine_model() -> None:
     assert interpolate_latency_s(batches, latency_s, 1) == pytest.approx(3.0)
 
 
-@settings(deadline=None)
 @given(t0=st.floats(1e-4, 1.0), knee=st.integers(2, 30), slope=st.floats(0.05, 1.0))
 def test_four_points_suffice_for_the_affine_model(t0: float, knee: int, slope: float) -> None:
     """Two points on each side of the knee recover it exactly."""
@@ -90,7 +86,6 @@ def test_four_points_suffice_for_the_affine_model(t0: float, knee: int, slope: f
     assert affine_s(fitted, sizes) == pytest.approx(affine_s(truth, sizes), rel=1e-6)
 
 
-@settings(deadline=None)
 @given(curves(monotone=False))
 def test_the_affine_model_is_positive(curve: tuple[list[int], list[float]]) -> None:
     """No measurement, however odd, makes it predict a latency of nothing."""

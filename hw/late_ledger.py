@@ -1,4 +1,4 @@
-"""Book-keeping that waits: a run's ledger is told of steps when the workers have been told what to do."""
+"""A ledger that waits: it takes a run's steps once the workers have been told what to do."""
 
 from __future__ import annotations
 
