@@ -52,6 +52,7 @@ BESIDE = "PYTEST_XDIST_WORKER" in os.environ
 NICENESS = 10
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts real workers goes first, one after another; the rest file by file, so that fixtures are made once."""
     if BESIDE:
