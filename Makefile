@@ -18,10 +18,9 @@ quickstart: install  ## the whole main job on the hardware that is here; resumes
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 
 JOBS ?= 2
-BESIDE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 test: install  ## every test that this machine can run, but what waits for `make parity`; JOBS processes (docs/tests.md)
-	$(BIN)/python -m pytest $(BESIDE) -m "not mutants and not release"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not mutants and not release"
 
 SEEDS ?= 0:10000
 

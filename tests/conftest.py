@@ -1,20 +1,26 @@
 """What all tests share: hypothesis' settings, signals as a shell in front of a user has them, and which tests go where.
 
 Hypothesis draws anew on every run here, and the same every time in CI: a change is judged by itself, not by luck.
+It has no deadlines: a busy machine is no mistake.
 """
 
 import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("drawn anew", deadline=None)  # a busy machine is no mistake of ours
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "drawn anew")
+ROOT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture
@@ -50,15 +56,29 @@ def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
 
 BESIDE = "PYTEST_XDIST_WORKER" in os.environ
 NICENESS = 10
+WORKERS = "workers"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What starts real workers goes first, one after another; the rest file by file, so that fixtures are made once.
+
+    A scheduler of our own, for that of xdist 3.8 (`--dist loadgroup`) finds no group with pytest 9.2.
+    """
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False  # the order of the tests is that of the groups
+    return ByGroup(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts real workers goes first, one after another; the rest file by file, so that fixtures are made once."""
+    """In the order in which they are given to processes."""
     if BESIDE:
         items.sort(key=_measures_nothing)
-        for item in items:
-            file = item.nodeid.split("::")[0]
-            item.add_marker(pytest.mark.xdist_group(file if _measures_nothing(item) else "workers"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -68,4 +88,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _measures_nothing(item: pytest.Item) -> bool:
-    return item.get_closest_marker("workers") is None
+    return _group(item.nodeid.partition("::")[0]) != WORKERS
+
+
+@cache
+def _group(file: str) -> str:
+    """Of all tests of a file; the process that gives them out has not imported it."""
+    return WORKERS if "pytest.mark.workers" in (ROOT / file).read_text(encoding="utf-8") else file
