@@ -20,7 +20,7 @@ quickstart: install  ## the whole main job on the hardware that is here; resumes
 JOBS ?= 2
 BESIDE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
-test: install  ## every test that this machine can run, but the mutants of `make parity`; JOBS processes, see tests/conftest.py
+test: install  ## every test that this machine can run, but what waits for `make parity`; JOBS processes (docs/tests.md)
 	$(BIN)/python -m pytest $(BESIDE) -m "not mutants and not release"
 
 SEEDS ?= 0:10000

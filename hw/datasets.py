@@ -1,22 +1,27 @@
-"""The images that networks are trained and tested on: scikit-learn's digits, and CIFAR-100."""
+"""The images that networks are trained and tested on: scikit-learn's digits, CIFAR-100, a folder, or a user's class."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.slimmable import ModelSpec
 from policies.errors import InputError, nearest
+from policies.files import folder_hash
+from policies.own import code_hash, is_own, own_class
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torchvision.datasets import CIFAR100
 
+    from hw.slimmable import ModelSpec
+
 DATASETS = ("digits", "cifar100")
+PARTS = ("train", "test")
 DATA_VARIABLE = "SLIMSCHED_DATA"
 DATA_FOLDER = "data"  # where the variable is not set
 TEST_SHARE_OF_DIGITS = 4  # one image in four
@@ -37,19 +42,53 @@ class Dataset:
     classes: int
 
 
-def load_dataset(name: str, root: Path | None = None) -> Dataset:
-    """A data set by name; `root` (else the environment's SLIMSCHED_DATA, else `data`) is where CIFAR-100 lies.
+class OwnDataset(Protocol):
+    """What a user's class, called without arguments, must give for each of `train` and `test`.
 
-    CIFAR-100 is downloaded there if it is missing.
+    Images are (n, C, H, W) of numbers, labels (n,) whole numbers from 0; both parts have the same shape of image. Here
+    they are normalised per channel by the training images' mean and deviation.
+    """
+
+    train: tuple[NDArray[Any], NDArray[Any]]
+    test: tuple[NDArray[Any], NDArray[Any]]
+
+
+def is_image_folder(name: str) -> bool:
+    """Whether a data set's name is the path of a folder, and neither a known set's nor a class's."""
+    return name not in DATASETS and not is_own(name)
+
+
+def load_dataset(name: str, root: Path | None = None) -> Dataset:
+    """A data set: by name, a user's class as `module:Class` (see `OwnDataset`), or a folder of images.
+
+    In a folder lie `train/CLASS/*.png` and `test/CLASS/*.png`, as torchvision's `ImageFolder` has them (other formats
+    that it knows are read, too). CIFAR-100 is downloaded where it is missing.
+
+    Args:
+        root: where CIFAR-100 lies; else the environment's SLIMSCHED_DATA, else `data`.
 
     Raises:
-        InputError: the name is unknown, or the files are missing and can't be fetched, or damaged.
+        InputError: there is no such set, its files are missing and can't be fetched, or it is damaged.
     """
     if name == "digits":
         return _digits()
     if name == "cifar100":
         return _cifar100(root if root is not None else Path(os.environ.get(DATA_VARIABLE, DATA_FOLDER)))
-    raise InputError("dataset", "name", f"unknown data set {name!r}; {nearest(name, DATASETS)}")
+    return _own(name) if is_own(name) else _folder(Path(name))
+
+
+def dataset_label(name: str) -> str:
+    """What changes when the images do: of a folder its name and content's hash, of a user's class its code's.
+
+    Raises:
+        InputError: there is no such folder or class.
+    """
+    if name in DATASETS:
+        return name
+    if is_own(name):
+        return f"{name} {code_hash(_own_class(name))}"
+    folder = require_image_folder(Path(name))
+    return f"{folder.name}@{folder_hash(folder)[:16]}"
 
 
 def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
@@ -100,5 +139,121 @@ def _cifar100_part(root: Path, *, train: bool) -> CIFAR100:
 def _normalised(name: str, train: Images, train_labels: Labels, test: Images, labels: Labels, classes: int) -> Dataset:
     mean = train.mean(axis=(0, 2, 3), keepdims=True)
     deviation = train.std(axis=(0, 2, 3), keepdims=True)
+    deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that says nothing
     scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
     return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes)
+
+
+# ------------------------------------------------------------------------------------------------- a folder of images
+
+
+def require_image_folder(folder: Path) -> Path:
+    """The folder; raises `InputError` where there is none, or it has no part to train or to test on."""
+    if not folder.is_dir():
+        allowed = "`module:Class`, or a folder with train/CLASS/*.png and test/CLASS/*.png"
+        raise _wrong(f"{folder}: no such data set or folder; {nearest(folder.name, DATASETS)}, or {allowed}")
+    for part in PARTS:
+        if not (folder / part).is_dir():
+            raise _wrong(f"{folder} has no folder {part!r}; images lie in train/CLASS/*.png and test/CLASS/*.png")
+    return folder
+
+
+def _folder(folder: Path) -> Dataset:
+    """8-bit images, all of one size; they have one channel where all are grey, else three."""
+    from torchvision.datasets import ImageFolder
+
+    require_image_folder(folder)
+    found = []
+    for part in PARTS:
+        try:
+            found.append(ImageFolder(str(folder / part)))
+        except (FileNotFoundError, OSError) as error:  # no classes, or one without images: it says which
+            raise _wrong(f"{folder / part}: {' '.join(str(error).split())}") from None
+    train, test = found
+    if train.classes != test.classes:
+        differ = ", ".join(sorted(set(train.classes) ^ set(test.classes)))
+        raise _wrong(f"{folder}: train and test must have the same classes; these are in one alone: {differ}")
+    size = _size(Path(train.samples[0][0]))
+    mode = "L" if all(_is_grey(Path(path)) for part in found for path, _ in part.samples) else "RGB"
+    images = [np.stack([_pixels(Path(path), mode, size) for path, _ in part.samples]) for part in found]
+    labels = [np.asarray(part.targets, np.int64) for part in found]
+    return _normalised(dataset_label(str(folder)), images[0], labels[0], images[1], labels[1], len(train.classes))
+
+
+def _opened(path: Path) -> Image:
+    from PIL import Image
+
+    try:
+        return Image.open(path)
+    except OSError as error:
+        raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
+
+
+def _size(path: Path) -> tuple[int, int]:
+    with _opened(path) as image:
+        return image.size
+
+
+def _is_grey(path: Path) -> bool:
+    with _opened(path) as image:
+        return image.mode in ("1", "L")
+
+
+def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
+    """(C, H, W) as float32."""
+    with _opened(path) as image:
+        if image.size != size:
+            found, wanted = (f"{width} x {height}" for width, height in (image.size, size))
+            raise _wrong(f"{path} has {found} pixels, the first image {wanted}; make all images equally large")
+        try:
+            pixels = np.asarray(image.convert(mode), np.float32)
+        except OSError as error:  # cut short
+            raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
+    return pixels[None] if mode == "L" else np.moveaxis(pixels, -1, 0)
+
+
+# ------------------------------------------------------------------------------------------------- a user's own class
+
+
+def _own(name: str) -> Dataset:
+    made = _own_class(name)
+    try:
+        given = made()
+        parts = [(part, getattr(given, part)) for part in PARTS]
+    except Exception as error:
+        raise _wrong(f"{name!r} could not be made: {type(error).__name__}: {error}") from error
+    (train, train_labels), (test, test_labels) = (_part(f"{name}: {part}", value) for part, value in parts)
+    if train.shape[1:] != test.shape[1:]:
+        raise _wrong(f"{name}: images of train are {train.shape[1:]}, of test {test.shape[1:]}; they must be alike")
+    classes = int(train_labels.max()) + 1
+    if test_labels.max() >= classes:
+        raise _wrong(f"{name}: test has the label {test_labels.max()}; labels of train end at {classes - 1}")
+    return _normalised(name, train, train_labels, test, test_labels, classes)
+
+
+def _own_class(name: str) -> Any:
+    try:
+        return own_class(name)
+    except Exception as error:
+        raise _wrong(f"{name!r} could not be made: {type(error).__name__}: {error}") from error
+
+
+def _part(what: str, value: Any) -> tuple[Images, Labels]:
+    """Images and labels of a part, checked."""
+    try:
+        images, labels = (np.asarray(each) for each in value)
+    except (TypeError, ValueError):
+        raise _wrong(f"{what} must be a pair: images (n, C, H, W) and labels (n,)") from None
+    if images.ndim != 4 or images.dtype.kind not in "uif" or images.size == 0:
+        raise _wrong(f"{what}: images must be numbers of the shape (n, C, H, W), found {images.dtype} {images.shape}")
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
+        problem = f"{what}: labels must be ({len(images)},) whole numbers from 0, found {labels.dtype} {labels.shape}"
+        raise _wrong(problem)
+    numbers = images.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise _wrong(f"{what}: images must be finite numbers")
+    return numbers, labels.astype(np.int64)
+
+
+def _wrong(problem: str) -> InputError:
+    return InputError("model", "dataset", problem)

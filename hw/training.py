@@ -98,8 +98,8 @@ RECIPES: dict[str, TrainingKnobs] = {
 
 
 def recipe(dataset: str, network: str) -> TrainingKnobs:
-    """How a network is trained on a data set where nobody says otherwise."""
-    return RECIPES.get(f"{dataset} {network}", RECIPES[dataset])
+    """How a network is trained on a data set where nobody says otherwise; on a user's own, with the defaults."""
+    return RECIPES.get(f"{dataset} {network}") or RECIPES.get(dataset, TrainingKnobs())
 
 
 @dataclass(frozen=True, slots=True)

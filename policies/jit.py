@@ -1,17 +1,19 @@
 """Compiled kernels: Numba's decorators with a cache that knows every source, and rows of raw memory to work on.
 
-A kernel is written as plain Python over *rows*: `k[a + WAKE_NS] += 1` on integers, `r[a + WORK_NS]` on reals. Compiled,
-a row is one pointer without bounds; with `SLIMSCHED_JIT=0` in the environment nothing is compiled, a row is a numpy
-array, and the same source runs (slowly, with bounds) in the interpreter, to be debugged and to be broken on purpose.
+A kernel is written as plain Python over records (`policies.compiled.record`) and *rows*: `request.retries += 1`,
+`ints(p)[at + n]`. Compiled, both are pointers without bounds; with `SLIMSCHED_JIT=0` in the environment nothing is
+compiled, they are views of the same memory, and the same source runs (slowly, with bounds) in the interpreter, to be
+debugged and to be broken on purpose.
 
-Numba keeps compiled code by the age of one file, and does not notice when a callee in another file has changed. So the
-folder of the cache carries a hash of all sources that kernels are in.
+Numba keeps compiled code by the age of one file, and does not notice when a callee in another file has changed. So what
+a module compiles is kept in a folder whose name is a hash of the module and of all that it imports.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -58,8 +60,7 @@ def _cached(function: Function, options: dict[str, Any]) -> Function:
     if not IS_ON:
         return function
     base = cache_folder()
-    package = Path(sys.modules[function.__module__].__file__ or "").parent
-    folder = None if base is None else _writable(base / _sources_hash(package))
+    folder = None if base is None else _writable(base / sources_hash(function.__module__))
     if folder is None:
         return cast(Function, _njit(**options)(function))
     settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
@@ -151,7 +152,7 @@ def cache_folder() -> Path | None:
 def cache_problem() -> str | None:
     """Why compiled code can't be kept, and what to do; None where it is."""
     folder = cache_folder()
-    if folder is not None and _writable(folder / _sources_hash(Path(__file__).parent)) is not None:
+    if folder is not None and _writable(folder) is not None:
         return None
     remedy = "set SLIMSCHED_CACHE to a folder that can"
     return f"{folder or 'the home folder'} can't be written, so the engine is compiled anew at each start; {remedy}"
@@ -169,16 +170,39 @@ def _writable(folder: Path) -> Path | None:
     return folder
 
 
-@lru_cache
-def _sources_hash(package: Path) -> str:
-    """Of the package that an entry stands in, and of all that compiled code may hold a constant of."""
-    root = Path(__file__).parent.parent
-    shared = [source for name in ("policies", "sim") for source in (root / name).rglob("*.py")]
-    sources = sorted({*shared, *package.glob("*.py")})
+def sources_hash(module: str) -> str:
+    """Of a module and of all that it imports, from its own package or this one, when it is imported itself.
+
+    Compiled code holds no more than what stands there: callees, and constants.
+    """
+    packages = {module.partition(".")[0], __name__.partition(".")[0]}
+    found: dict[str, bytes] = {}
+    left = [module, __name__]
+    while left:
+        name = left.pop()
+        if name in found or name.partition(".")[0] not in packages:
+            continue
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            found[name], imported = _source(Path(file))
+            left += imported
     digest = sha256(f"{numba.__version__} {np.__version__} {sys.version}".encode())
-    for source in sources:
-        digest.update(source.read_bytes())
+    for name in sorted(found):
+        digest.update(found[name])
     return digest.hexdigest()[:16]
+
+
+_IMPORTS = re.compile(rb"^from ([\w.]+) import (\([^)]*\)|.*)|^import ([\w.]+)", re.MULTILINE)
+
+
+@lru_cache
+def _source(file: Path) -> tuple[bytes, tuple[str, ...]]:
+    """A source, and the modules that it may import at its top level."""
+    source, imported = file.read_bytes(), []
+    for module, names, alone in _IMPORTS.findall(source):
+        imported.append((module or alone).decode())
+        imported += [f"{module.decode()}.{name.decode()}" for name in re.findall(rb"\w+", names)]
+    return source, tuple(imported)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
-from policies.compiled.layout import (
+from policies.compiled.layout import NONE, Plan, WidthRule
+from policies.compiled.milp import MilpMemory, Replan
+from policies.compiled.plan import PlanRow, Table, cost_table
+from policies.compiled.rules import (
     AT_RANDOM,
     BY_SERVER,
     DEFICIT,
@@ -22,7 +25,6 @@ from policies.compiled.layout import (
     INFAAS,
     LADDER,
     LEAST_WORK,
-    NONE,
     POWER_OF_TWO,
     POWER_OF_TWO_BY_SPEED,
     RANDOM_GROUP,
@@ -33,13 +35,9 @@ from policies.compiled.layout import (
     SHORTEST_QUEUE_BY_SPEED,
     SLACKFIT,
     WEIGHTED_RANDOM,
-    Plan,
     Variant,
     VariantSteps,
-    WidthRule,
 )
-from policies.compiled.milp import MilpMemory, Replan
-from policies.compiled.plan import PlanRow, Table, cost_table
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
 from policies.rules import groups, infaas, milp, placements, slackfit, widths

@@ -18,6 +18,7 @@ from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
     duration_s,
+    file_here,
     json_file,
     new_file_here,
     new_folder,
@@ -28,6 +29,7 @@ from scenarios.terminal.flags import (
     picture,
     positive,
     precision,
+    router,
     share,
     whole,
 )
@@ -59,6 +61,7 @@ def _engine(parser: argparse.ArgumentParser) -> None:
 def _router(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--router",
+        type=router,
         default="random",
         metavar="NAME_OR_FILE",
         help="by name (docs/routers.md), a rule file, or a trained router's file",
@@ -68,7 +71,7 @@ def _router(parser: argparse.ArgumentParser) -> None:
 
 def _routers(parser: argparse.ArgumentParser) -> None:
     text = "instead of the scenario's; may be given several times"
-    parser.add_argument("--router", action="append", metavar="NAME_OR_FILE", help=text)
+    parser.add_argument("--router", type=router, action="append", metavar="NAME_OR_FILE", help=text)
     parser.add_argument("--seed", type=whole, action="append", metavar="N", help=text)
 
 
@@ -98,7 +101,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
     parser.add_argument("--decisions", type=positive, metavar="N", help="of the search; the scenario's by default")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the search and its runs (0)")
-    parser.add_argument("--start", type=path, metavar="FILE", help="begin with what was tuned before, for tide")
+    parser.add_argument("--start", type=file_here, metavar="FILE", help="begin with what was tuned before, for tide")
     text = "switch a group of Tide's numbers off; may be given several times (docs/tide.md)"
     parser.add_argument("--without", action="append", default=[], metavar="SWITCH", help=text)
 
@@ -127,7 +130,9 @@ def _model_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a trained network (safetensors)")
+    parser.add_argument(
+        "--model", type=file_here, required=True, metavar="FILE", help="a trained network (safetensors)"
+    )
     _network(parser, None)
     text = (
         "cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are two "
@@ -147,7 +152,7 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
 
 def _profile_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", type=Path, metavar="PROFILE", help="a measured profile's file (YAML)")
-    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the network that it is of")
+    parser.add_argument("--model", type=file_here, required=True, metavar="FILE", help="the network that it is of")
     _network(parser, None)
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; by default what the profile was measured on")
     parser.add_argument("--points", type=positive, default=24, metavar="N", help="batches measured alone (24)")
@@ -167,7 +172,7 @@ def _bound(parser: argparse.ArgumentParser) -> None:
 
 def _capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--router", default="random", metavar="NAME_OR_FILE", help="by name, or a trained router's file"
+        "--router", type=router, default="random", metavar="NAME_OR_FILE", help="by name, or a trained router's file"
     )
     text = "the scenario's by default; may be given several times: then most of them must be stable"
     parser.add_argument("--seed", type=whole, action="append", metavar="N", help=text)

@@ -3,9 +3,11 @@
 Hypothesis draws anew on every run here, and the same every time in CI: a change is judged by itself, not by luck.
 """
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -24,6 +26,24 @@ def usual_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Real workers share one import of torch, which is most of their start: they are forked from a process that has it.
+
+    What they are given travels as it does to a spawned one. Those of commands that tests start are spawned, as ever.
+    """
+    if all(map(_measures_nothing, request.session.items)):
+        yield
+        return
+    import hw.worker
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hw.executor"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hw.worker, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        yield
 
 
 # ------------------------------------------------------------------------------------------- beside each other: xdist

@@ -3,25 +3,28 @@
 A row is one array of 8-byte numbers, and a record is a few of them in a line:
 
     class Move(Record):
-        ends_ns: int
-        source: int
+        end_ns = source = INT
 
     move = Move(block, p.moves_at, 2)     # the third of the moves that begin so many numbers after the block's first
-    move.ends_ns = now + 5                # compiled, this is one store
+    move.end_ns = now + 5                # compiled, this is one store
 
-A field is an `int`, a `float`, or another record, which then stands inside. A record is made from an array of numbers,
-from the address of its first number, or from another record, with how many numbers later it begins and, where several
-stand in a line, which of them it is. Nothing is copied: a record is a pointer, and it has no bounds in compiled code.
+A field is an INT, a REAL, or another record, which then stands inside (`times = Times.blank()`). Fields of one type may
+share a line. A record is made from an array of numbers, from the address of its first number, or from another record,
+with how many numbers later it begins and, where several stand in a line, which of them it is. Nothing is copied: a
+record is a pointer, and it has no bounds in compiled code.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.jit import IS_ON, python_view
+
+INT: int = 0
+REAL: float = 0.0
 
 
 class Record:
@@ -31,25 +34,27 @@ class Record:
         size: how many numbers it has.
         offsets: where each of its fields stands in it.
         dtype: the same as numpy tells it, for lists of records in Python.
+        integers, floats, begin: in Python, the memory that it stands in, read either way, and where it begins there.
     """
 
     size: ClassVar[int] = 0
     offsets: ClassVar[dict[str, int]] = {}
     dtype: ClassVar[np.dtype[Any]]
-    __slots__ = ("_at", "_ints", "_reals")
-    _at: int
-    _ints: Any
-    _reals: Any
+    __slots__ = ("begin", "floats", "integers")
+    begin: int
+    integers: Any
+    floats: Any
 
     def __init__(self, base: Record | npt.NDArray[Any] | int, at: int = 0, number: int = 0) -> None:
-        self._at = int(at + number * self.size)
+        self.begin = int(at + number * self.size)
         if isinstance(base, Record):
-            self._ints, self._reals, self._at = base._ints, base._reals, self._at + base._at
+            self.integers, self.floats, self.begin = base.integers, base.floats, self.begin + base.begin
         else:
-            self._ints, self._reals = python_view(base, "q"), python_view(base, "d")
+            self.integers, self.floats = python_view(base, "q"), python_view(base, "d")
 
     def __init_subclass__(cls) -> None:
-        fields = [(name, kind) for name, kind in get_type_hints(cls).items() if name not in Record.__annotations__]
+        given = [(name, type(value)) for name, value in vars(cls).items() if not name.startswith("__")]
+        fields = [(name, kind) for name, kind in given if kind in (int, float) or issubclass(kind, Record)]
         cls.offsets, cls.size = {}, 0
         for name, kind in fields:
             setattr(cls, name, _property(cls.size, kind))
@@ -76,7 +81,7 @@ class Record:
 
     def view_as(self, kind: str) -> Any:
         """The same as numbers of Python; `kind` as in `struct`."""
-        return (self._ints if kind == "q" else self._reals)[self._at :]
+        return (self.integers if kind == "q" else self.floats)[self.begin :]
 
 
 def _dtype(kind: type) -> Any:
@@ -89,18 +94,18 @@ def _property(offset: int, kind: type) -> property:
     if kind is float:
 
         def get_real(self: Any) -> float:
-            return self._reals[self._at + offset]
+            return self.floats[self.begin + offset]
 
         def set_real(self: Any, value: float) -> None:
-            self._reals[self._at + offset] = value
+            self.floats[self.begin + offset] = value
 
         return property(get_real, set_real)
 
     def get(self: Any) -> int:
-        return self._ints[self._at + offset]
+        return self.integers[self.begin + offset]
 
     def put(self: Any, value: int) -> None:
-        self._ints[self._at + offset] = value
+        self.integers[self.begin + offset] = value
 
     return property(get, put)
 

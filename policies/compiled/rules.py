@@ -6,36 +6,52 @@ do, and draw the same numbers in the same order.
 
 from __future__ import annotations
 
-from policies.compiled.layout import (
-    AT_RANDOM,
-    BY_SERVER,
-    DEFICIT,
-    IDLE_QUEUE,
-    INFAAS,
-    LADDER,
-    LEAST_WORK,
-    NONE,
-    POWER_OF_TWO,
-    POWER_OF_TWO_BY_SPEED,
-    RANDOM_GROUP,
-    RANDOM_WIDTH,
-    ROUND_ROBIN,
-    SHORTEST_QUEUE,
-    SHORTEST_QUEUE_BY_SPEED,
-    SLACKFIT,
-    TIDE,
-    WEIGHTED_RANDOM,
-    Latest,
-    Plan,
-    Sheet,
-    Variant,
-    VariantSteps,
-    WidthRule,
-)
+from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
+from policies.compiled.record import INT, Record
 from policies.compiled.rows import batch_ns, key_of, largest_group, seen_at, transfer_ns
 from policies.compiled.tide import choose_by_tide
 from policies.jit import ints, kernel, reals, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
+
+# Placements.
+(
+    AT_RANDOM,
+    WEIGHTED_RANDOM,
+    ROUND_ROBIN,
+    SHORTEST_QUEUE,
+    SHORTEST_QUEUE_BY_SPEED,
+    POWER_OF_TWO,
+    POWER_OF_TWO_BY_SPEED,
+    IDLE_QUEUE,
+    LEAST_WORK,
+    SHORTEST_DELAY,
+    DEFICIT,
+) = range(11)
+
+# Rules of widths.
+RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE = range(OUTSIDE + 1, OUTSIDE + 8)
+
+# Rules of groups.
+LARGEST, RANDOM_GROUP = range(2)
+
+
+class VariantSteps(Record):
+    """INFaaS: when a server steps from one variant to another; its `Variant` for each server follows."""
+
+    waiting_ns = up_ns = down_ns = hold_ns = INT
+
+
+class Variant(Record):
+    """A server's variants: how many, which it is now and since when, and their width tuples."""
+
+    count = level = since_ns = tuples_at = INT
+
+
+class Latest(Record):
+    """SlackFit: the latest time that is known of each bucket: of the first one."""
+
+    of_first_ns = INT
+
 
 _STEPS = VariantSteps.size
 

@@ -8,9 +8,41 @@ from __future__ import annotations
 
 from math import exp, log
 
-from policies.compiled.layout import ANYWHERE, NONE, Knobs, Memory, Plan, Remembered, Sheet
+from policies.compiled.layout import ANYWHERE, NONE, Plan, Sheet
+from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, key_of, largest_group, seen_at, transfer_ns
 from policies.jit import ints, kernel, reals
+
+
+class Price(Record):
+    """The weights of Tide's price (`policies.tide.knobs`)."""
+
+    level = queue_2 = queue_16 = queue_128 = backlog_1ms = rising = risen = load = overload = load_now = REAL
+    waited_1ms = REAL
+
+
+class Knobs(Record):
+    """What Tide has learned, and tables that depend on the cluster."""
+
+    price = Price.blank()
+    transfer = batch = move_s = slowness = share = share_load = delay = hold = coming = REAL
+    worth_at = cost_at = capacity_at = INT
+    tau_fast_s = tau_mid_s = tau_slow_s = tau_speed_s = waiting_s = guard_on_s = guard_off_s = REAL
+
+
+class Memory(Record):
+    """What Tide remembers; each server's follows, then the width that each gave each segment last."""
+
+    now_ns = arrived = INT
+    fast_img_s = mid_img_s = slow_img_s = price = backlog_s = REAL
+    is_guarded = handovers = guarded = INT
+
+
+class Remembered(Record):
+    """What Tide remembers of a server."""
+
+    work_s = busy_s = drained_s = coming = REAL
+
 
 _NS = 1e9
 _MEMORY = Memory.size

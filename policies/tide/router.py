@@ -12,9 +12,11 @@ from typing import Any, Final
 import numpy as np
 
 from policies.compiled.decide import choose_once
-from policies.compiled.layout import NONE, TIDE, Knobs, Memory, Plan, Remembered
+from policies.compiled.layout import NONE, Plan
 from policies.compiled.plan import PlanRow, cost_tables
+from policies.compiled.rules import TIDE
 from policies.compiled.sheet import SheetWriter
+from policies.compiled.tide import Knobs, Memory, Remembered
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext

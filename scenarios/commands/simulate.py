@@ -111,20 +111,21 @@ def capacity(arguments: Namespace) -> int:
     check_router(arguments.router, "--router")
     scenario, folder = opened(arguments)
     world = world_in(scenario, folder)
-    search = Search(
-        seeds=require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
-        duration_s=arguments.duration,
-        precision=arguments.precision,
-        own_workload=arguments.workload == "own",
-        engine=arguments.engine,
-    )
     with compiling_told(output, (arguments.router,), arguments.engine):
         found = find_capacity(
             world,
             lambda: world.router(arguments.router, trained_in(folder)),
-            display_name(arguments.router),
-            search,
-            lambda rate, stable: output.remark(f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"),
+            Search(
+                display_name(arguments.router),
+                require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
+                arguments.duration,
+                arguments.precision,
+                arguments.workload == "own",
+                arguments.engine,
+            ),
+            on_progress=lambda rate, stable: output.remark(
+                f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"
+            ),
         )
     text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
     seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"

@@ -20,7 +20,6 @@ from scenarios.metrics.fidelity import (
     ValidationRun,
     Worlds,
     reference_img_s,
-    validation_run,
 )
 from scenarios.metrics.result import Result
 from scenarios.world.world import World
@@ -276,13 +275,15 @@ class Campaign:
         if job.kind == "saturated":
             assert twin_record is not None, "there is one saturated run of a router"
             growth = Worlds(simulated=self._backlog_growth(twin_record), hardware=self._backlog_growth(record))
-        run = validation_run(
-            twin,
-            hardware,
+        run = ValidationRun(
             kind=job.kind,
+            router=hardware["router"],
             load=job.load,
             rate_img_s=job.rate_img_s,
+            seed=hardware["seed"],
             repeat=job.repeat,
+            simulated=twin,
+            hardware=hardware,
             backlog_growth=growth,
             scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
             pace=_mean_of(job.paces, record.ended_ns),

@@ -219,8 +219,8 @@ def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World,
     )
     prior = AccuracyPrior({(profile.model.widths[-1],) * profile.model.segments: 0.5})  # labels are not looked at
     world = build_world(scenario, {SERVER: profile}, Accuracy(prior))
-    search = Search((seed,), duration_s=CAPACITY_IMAGES / world.capacity_img_s, precision=CAPACITY_PRECISION)
-    found = capacity(world, lambda: world.router(ROUTER), ROUTER, search)
+    search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION)
+    found = capacity(world, lambda: world.router(ROUTER), search)
     return world, found.stable_img_s
 
 

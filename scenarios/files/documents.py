@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.errors import InputError, nearest
-from policies.files import atomic_path
+from policies.files import atomic_path, folder_hash
 
 
 def write_text(path: Path, text: str) -> None:
@@ -38,12 +38,16 @@ def read_json(path: Path) -> Any:
 
 
 def inputs_hash(*parts: Any) -> str:
-    """A fingerprint of what a stage depends on: plain data, texts, and the contents of files (as `Path`)."""
+    """A fingerprint of what a stage depends on: plain data, texts, and the contents of files and folders (`Path`)."""
     digest = hashlib.sha256()
     for part in parts:
-        data = part.read_bytes() if isinstance(part, Path) else json.dumps(part, sort_keys=True, default=str).encode()
+        data = _content(part) if isinstance(part, Path) else json.dumps(part, sort_keys=True, default=str).encode()
         digest.update(len(data).to_bytes(8, "big") + data)
     return digest.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    return folder_hash(path).encode() if path.is_dir() else path.read_bytes()
 
 
 def read_text(path: Path, source: str | None = None, key: str = "") -> str:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hw.datasets import is_image_folder, require_image_folder
 from policies import strict
 from policies.errors import InputError, nearest
 from policies.own import is_own
@@ -42,6 +43,7 @@ def load_scenario(path: Path | str) -> Scenario:
     if scenario.model.accuracy is not None:
         read_text(Path(scenario.model.accuracy), source, "model.accuracy")
     _check_network(scenario, source)
+    _check_dataset(scenario, source)
     _check_servers(scenario, source)
     _check_profiles(scenario, source)
     check_faults(scenario, source)
@@ -84,6 +86,15 @@ def _check_network(scenario: Scenario, source: str) -> None:
     if not is_own(name):
         problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
         raise InputError(source, "model.network", problem)
+
+
+def _check_dataset(scenario: Scenario, source: str) -> None:
+    """That its folder is there; a user's own class is imported when it is needed."""
+    if is_image_folder(scenario.model.dataset):
+        try:
+            require_image_folder(Path(scenario.model.dataset))
+        except InputError as error:
+            raise InputError(source, "model.dataset", error.problem) from None
 
 
 def _check_servers(scenario: Scenario, source: str) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from hw.datasets import is_image_folder
 from policies.faults import Supervision
 from policies.interfaces import GROUPS
 from policies.strict import StrictModel, form
@@ -49,6 +50,7 @@ SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGE
 Whole = Annotated[int, Field(ge=0)]
 FilePath = Annotated[str, FileName()]
 ProfileName = Annotated[str, FileName(lambda text: not is_shipped_name(text), profile_file)]
+DatasetName = Annotated[str, FileName(is_image_folder, lambda text: Path(text) if is_image_folder(text) else None)]
 RouterName = Annotated[str, FileName(is_router_file, router_file)]
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
@@ -101,7 +103,11 @@ class ModelSection(StrictModel):
         "hw.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="what an own network's class is called with")
-    dataset: Literal["digits", "cifar100"] = Field("digits", description="the images it is trained and tested on")
+    dataset: DatasetName = Field(
+        "digits",
+        description="the images it is trained and tested on: `digits`, `cifar100`, `module:Class` for an own set "
+        "(hw.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
+    )
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
     checkpoint: FilePath | None = Field(
         None, description="a trained network's file (safetensors); of an own class, `network` must name it as well"

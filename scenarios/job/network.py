@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
-from hw.accuracy import PaperTable, load_accuracy, save_accuracy
+from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
 from hw.conformance import require_conformance
-from hw.datasets import load_dataset, require_fit
+from hw.datasets import Dataset, dataset_label, is_image_folder, load_dataset, require_fit
 from hw.device import require_torch_device
 from hw.evaluation import evaluate
 from hw.networks import ModelFile, Network, save_model
@@ -44,7 +44,7 @@ def require_accuracy(job: Job) -> None:
     if table.hash != metadata["hash"]:
         problem = f"{given.accuracy} is of the network {table.hash}, the checkpoint is {metadata['hash']}"
         raise InputError(job.scenario.name, key, f"{problem}; leave it out, or name the one that belongs to it")
-    load_dataset(table.dataset)  # a missing folder shows now, not after the calibration
+    load_measured(job.scenario, table)  # a missing folder shows now, not after the calibration
 
 
 def make_model(job: Job) -> None:
@@ -56,7 +56,7 @@ def make_model(job: Job) -> None:
     if network.is_own:
         require_conformance(network)  # a broken rule shows now, not after hours
     knobs = training_knobs(job.scenario)
-    fingerprint = inputs_hash(network.label, network.code_hash(), given.dataset, knobs.of_the_result())
+    fingerprint = inputs_hash(network.label, network.code_hash(), dataset_of(job.scenario), knobs.of_the_result())
 
     def work() -> Sequence[Path]:
         with blamed_on(job.scenario):
@@ -77,7 +77,7 @@ def make_accuracy(job: Job) -> None:
     network = job.network
     if network is not None and network.is_own:
         require_conformance(network)
-    fingerprint = inputs_hash(ACCURACY_SCHEMA, job.scenario.model.dataset, job.model.path, job.code_hash)
+    fingerprint = inputs_hash(ACCURACY_SCHEMA, dataset_of(job.scenario), job.model.path, job.code_hash)
     if job.scenario.model.accuracy is None:
         job.stage("accuracy", fingerprint, work)
 
@@ -112,6 +112,29 @@ def blamed_on(scenario: Scenario) -> Iterator[None]:
         raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
 
 
+def dataset_of(scenario: Scenario) -> str:
+    """What changes when the images of the scenario's data set do."""
+    with blamed_on(scenario):
+        return dataset_label(scenario.model.dataset)
+
+
+def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:
+    """The data set that an accuracy was measured on: the images that requests are drawn from.
+
+    Raises:
+        InputError: it is not there, or is a folder that has changed since.
+    """
+    with blamed_on(scenario):
+        given = scenario.model.dataset
+        if not is_image_folder(given):
+            return load_dataset(evaluation.dataset)
+        found = load_dataset(given)
+        if found.name != evaluation.dataset:
+            problem = f"the accuracy was measured on {evaluation.dataset}, this is {found.name}; evaluate again"
+            raise InputError("model", "dataset", problem)
+        return found
+
+
 def training_text(knobs: TrainingKnobs) -> str:
     """How a network was trained, as its file keeps it."""
     return json.dumps(asdict(knobs), sort_keys=True)
@@ -124,16 +147,17 @@ def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bo
     knobs = training_knobs(scenario)
     work = folder / "training" / f"model-{fingerprint[:12]}"
     work.parent.mkdir(parents=True, exist_ok=True)
+    data = load_dataset(scenario.model.dataset)
     with own_code(network), Progress("train the network", None, unit="step", quiet=quiet) as progress:
         model = train(
             network,
-            load_dataset(scenario.model.dataset),
+            data,
             knobs,
             checkpoint=work.with_suffix(".safetensors"),
             tensorboard=work,
             on_step=progress.set,
         )
-    metadata = {"dataset": scenario.model.dataset, "training": training_text(knobs)}
+    metadata = {"dataset": data.name, "training": training_text(knobs)}
     save_model(folder / MODEL_FILE, model, network.label, metadata)
     return [folder / MODEL_FILE]
 

@@ -16,6 +16,7 @@ from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import ServerSection
 from scenarios.job.job import Job
+from scenarios.job.network import blamed_on
 from scenarios.world.materials import calibrated_path, profile_path
 
 
@@ -85,7 +86,9 @@ def make_serving(job: Job) -> None:
         for source, path in zip(sources, paths, strict=True):
             write_text(path, source.read_text(encoding="utf-8"))
         world = job.world()
-        overheads = measure_serving(world, job.model, load_dataset(job.scenario.model.dataset), job.scenario.seed)
+        with blamed_on(job.scenario):
+            images = load_dataset(job.scenario.model.dataset)
+        overheads = measure_serving(world, job.model, images, job.scenario.seed)
         names = [server.name for server in job.scenario.cluster.named_servers]
         for server, path in zip(servers, paths, strict=True):
             profile = with_overheads(read_profile(path), overheads, names.index(server.name))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hw.datasets import Dataset, load_dataset
 from hw.networks import ModelFile
 from policies.errors import InputError
 from scenarios.executors.campaign import Finished, Plan
@@ -17,6 +16,7 @@ from scenarios.executors.run import validate_runs
 from scenarios.files.documents import read_json, write_json
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
+from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import CORES_FILE, load_point, write_cores, write_run
@@ -87,7 +87,10 @@ def validate_world(
 
     Finished runs are kept in `partial` as well; those that are there already are not made again.
     """
-    data: Dataset = load_dataset(load_evaluation_dataset(world))
+    evaluation = world.accuracy.evaluation
+    if evaluation is None:
+        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
+    data = load_measured(world.scenario, evaluation)
     runs: list[ValidationRun] = read_json(partial) if partial.is_file() else []
     total = round(plan.duration_s * plan.hardware_runs)
     with Progress("real executors", total, unit="second", quiet=quiet) as progress:
@@ -111,11 +114,3 @@ def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
         write_run(folder, made.run["simulated"], made.simulated, point=point)
     is_repeated = repeats > 1 and made.job.kind != "saturated"
     write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=made.job.repeat if is_repeated else None)
-
-
-def load_evaluation_dataset(world: World) -> str:
-    """The data set that the accuracy was measured on: the images that requests are drawn from."""
-    evaluation = world.accuracy.evaluation
-    if evaluation is None:
-        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
-    return evaluation.dataset

@@ -65,17 +65,21 @@ def _latency(key: str, title: str, head: str, meaning: str) -> Measure:
     return Measure(f"latency_{key}_s", keys, title, head, meaning, unit="ms", scale=1000, digits=2, better="lower")
 
 
-def _image_energy(name: str, key: str, title: str, head: str, meaning: str) -> Measure:
-    keys = ("energy_per_image_j", key)
-    return Measure(name, keys, title, head, meaning, unit="J/image", digits=None, better="lower")
+def _joules(name: str, place: str, title: str, head: str, unit: str, meaning: str) -> Measure:
+    return Measure(name, tuple(place.split(".")), title, head, meaning, unit=unit, digits=None, better="lower")
+
+
+def _rate(name: str, meaning: str) -> Measure:
+    key = f"{name}_img_s"
+    return Measure(key, (key,), name, name, meaning, unit="images/s", digits=1, better="higher")
 
 
 def _images(key: str, meaning: str) -> Measure:
     return Measure(f"images_{key}", ("images", key), f"images {key.replace('_', ' ')}", "images", meaning)
 
 
-def _seconds(name: str, title: str, head: str, meaning: str) -> Measure:
-    return Measure(name, (name,), title, head, meaning, unit="s", digits=1, is_averaged=False)
+def _seconds(name: str, title: str, meaning: str) -> Measure:
+    return Measure(name, (name,), title, title, meaning, unit="s", digits=1, is_averaged=False)
 
 
 _ALL: Final = (
@@ -90,82 +94,49 @@ _ALL: Final = (
     _latency("p95", "p95 latency", "p95", "The smallest latency that 95 % of the images do not exceed."),
     _latency("p99", "p99 latency", "p99", "The smallest latency that 99 % of the images do not exceed."),
     _latency("max", "longest latency", "longest", "Of any completed image of the window."),
-    Measure(
-        "energy_j", ("energy_j", "mean"), "mean energy (the paper's E)", "E",
-        "The paper's E of an image: the servers' mean reported power, integrated over the image's time in the system. "
-        "An image that only waits is billed, too.", unit="J", digits=None, better="lower",
-    ),
-    Measure(
-        "energy_std_j", ("energy_j", "std"), "standard deviation of energy (the paper's E)", "E std",
-        "Of the same, over the window's images.", unit="J", digits=None, better="lower",
-    ),
-    _image_energy(
-        "energy_per_image_j", "total", "energy per image", "energy",
-        "All devices' power over the whole run, divided by the completed images.",
-    ),
-    _image_energy(
-        "energy_dynamic_j", "dynamic", "attributed energy", "attributed",
-        "The part that computing took: the total less base and idle.",
-    ),
-    _image_energy(
-        "energy_base_j", "base", "energy for being ready", "base",
-        "The part for being ready: power with contexts and nothing running, less bare idle power, times the duration.",
-    ),
-    _image_energy(
-        "energy_idle_j", "idle", "idle energy", "idle",
-        "The part that flows in any case: bare idle power times the duration.",
-    ),
-    Measure(
-        "gpu_var", ("gpu_var", "mean"), "imbalance", "imbalance",
-        "Variance of utilization over servers, taken at every telemetry report of the run.", digits=4, better="lower",
-    ),
-    Measure(
-        "gpu_var_std", ("gpu_var", "std"), "standard deviation of imbalance", "imbalance std",
-        "Of the same, over the reports of the run.", digits=4,
-    ),
-    Measure(
-        "throughput_img_s", ("throughput_img_s",), "throughput", "throughput",
-        "Completions in the window's time, divided by that time.", unit="images/s", digits=1, better="higher",
-    ),
-    _percent(
-        "extrapolated_share", "time extrapolated", "extrapolated",
-        "Share of the run's time in which more batches ran at once on a device than calibration ran together; "
-        "of the device with the largest. Slow-downs were extrapolated then. 0 on hardware, and where no profile says.",
-        better="lower",
-    ),
-    Measure(
-        "goodput_img_s", ("goodput_img_s",), "goodput", "goodput",
-        "Throughput of the images that kept the deadline; `null` without one.", unit="images/s", digits=1,
-        better="higher",
-    ),
-    Measure(
-        "censored", ("censored",), "images without a latency", "censored",
-        "Requests of the window that were still in flight when the run ended. Their latencies are in no number.",
-        better="lower",
-    ),
+    _joules("energy_j", "energy_j.mean", "mean energy (the paper's E)", "E", "J",
+            "The paper's E of an image: the servers' mean reported power, integrated over the image's time in the "
+            "system. An image that only waits is billed, too."),
+    _joules("energy_std_j", "energy_j.std", "standard deviation of energy (the paper's E)", "E std", "J",
+            "Of the same, over the window's images."),
+    _joules("energy_per_image_j", "energy_per_image_j.total", "energy per image", "energy", "J/image",
+            "All devices' power over the whole run, divided by the completed images."),
+    _joules("energy_dynamic_j", "energy_per_image_j.dynamic", "attributed energy", "attributed", "J/image",
+            "The part that computing took: the total less base and idle."),
+    _joules("energy_base_j", "energy_per_image_j.base", "energy for being ready", "base", "J/image",
+            "The part for being ready: power with contexts and nothing running, less bare idle power, times the "
+            "duration."),
+    _joules("energy_idle_j", "energy_per_image_j.idle", "idle energy", "idle", "J/image",
+            "The part that flows in any case: bare idle power times the duration."),
+    Measure("gpu_var", ("gpu_var", "mean"), "imbalance", "imbalance",
+            "Variance of utilization over servers, taken at every telemetry report of the run.", digits=4,
+            better="lower"),
+    Measure("gpu_var_std", ("gpu_var", "std"), "standard deviation of imbalance", "imbalance std",
+            "Of the same, over the reports of the run.", digits=4),
+    _rate("throughput", "Completions in the window's time, divided by that time."),
+    _percent("extrapolated_share", "time extrapolated", "extrapolated",
+             "Share of the run's time in which more batches ran at once on a device than calibration ran together; of "
+             "the device with the largest. Slow-downs were extrapolated then. 0 on hardware, and where no profile "
+             "says.", better="lower"),
+    _rate("goodput", "Throughput of the images that kept the deadline; `null` without one."),
+    Measure("censored", ("censored",), "images without a latency", "censored",
+            "Requests of the window that were still in flight when the run ended. Their latencies are in no number.",
+            better="lower"),
     Measure("decisions", ("decisions",), "decisions", "decisions", "Routing decisions that were asked for."),
-    _percent(
-        "expected_accuracy", "expected accuracy", "expected accuracy",
-        "Mean accuracy, by the network's table, of the width tuples that ran: `accuracy` without the chance of single "
-        "labels. `null` where no table was at hand.", better="higher",
-    ),
-    Measure(
-        "moves_per_image", ("moves_per_image",), "moves of an image", "moves",
-        "How many segments of an image ran on another server than the segment before.", digits=2,
-    ),
-    _seconds(
-        "duration_s", "duration", "duration",
-        "Of the whole run. With `end: drain` until the last completion, if that is after the arrivals' end.",
-    ),
-    _seconds("warmup_s", "warm-up", "warm-up", "Requests that arrived earlier are not in the window."),
-    _seconds(
-        "wall_s", "wall time", "wall time",
-        "How long the run took to compute. Of a simulation the only number that differs from time to time. Compiling "
-        "the engine and keeping the run's record are not in it.",
-    ),
+    _percent("expected_accuracy", "expected accuracy", "expected accuracy",
+             "Mean accuracy, by the network's table, of the width tuples that ran: `accuracy` without the chance of "
+             "single labels. `null` where no table was at hand.", better="higher"),
+    Measure("moves_per_image", ("moves_per_image",), "moves of an image", "moves",
+            "How many segments of an image ran on another server than the segment before.", digits=2),
+    _seconds("duration_s", "duration",
+             "Of the whole run. With `end: drain` until the last completion, if that is after the arrivals' end."),
+    _seconds("warmup_s", "warm-up", "Requests that arrived earlier are not in the window."),
+    _seconds("wall_s", "wall time",
+             "How long the run took to compute. Of a simulation the only number that differs from time to time. "
+             "Compiling the engine and keeping the run's record are not in it."),
 )  # fmt: skip
 MEASURES: Final[Mapping[str, Measure]] = {measure.name: measure for measure in _ALL}
-"""All of a result, in the order of its keys."""
+"""All of a result, in the order of a comparison's keys."""
 
 
 def _of_server(name: str, head: str, meaning: str, **options: Any) -> Measure:
@@ -173,21 +144,17 @@ def _of_server(name: str, head: str, meaning: str, **options: Any) -> Measure:
 
 
 OF_SERVERS: Final = (
-    _of_server(
-        "utilization", "utilization",
-        "Of the server's device, over the run. Servers that share a device show the same.",
-        unit="%", scale=100, digits=2,
-    ),
+    _of_server("utilization", "utilization",
+               "Of the server's device, over the run. Servers that share a device show the same.",
+               unit="%", scale=100, digits=2),
     _of_server("mean_power_w", "power", "Mean power of the server's device.", unit="W", digits=1),
     _of_server("images", "images", "Segment passes, not whole images: one that ran four segments here counts as four."),
     _of_server("batches", "batches", "Batches that the server ran."),
     _of_server("mean_batch", "mean batch", "Segment passes in a batch. Padding is not counted.", digits=1),
     _of_server("loads", "loads", "Instances that were loaded."),
     _of_server("unloads", "unloads", "Instances that were unloaded."),
-    _of_server(
-        "vram_peak_bytes", "peak memory", "The most memory that its instances and its context held.",
-        unit="MB", scale=1e-6,
-    ),
+    _of_server("vram_peak_bytes", "peak memory", "The most memory that its instances and its context held.",
+               unit="MB", scale=1e-6),
 )  # fmt: skip
 """Of each of a result's `servers`; their keys lie in a server's entry."""
 

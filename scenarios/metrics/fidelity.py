@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import sqrt
-from typing import Literal, NotRequired, TypedDict, Unpack
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -38,8 +38,8 @@ class Worlds(TypedDict):
     hardware: float
 
 
-class Part(TypedDict, total=False):
-    """What one hardware run is of a validation.
+class ValidationRun(TypedDict):
+    """One hardware run and its simulated twin, as `validate` leaves them: both of one router and seed.
 
     `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `scale` is
     told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `pace` is
@@ -48,21 +48,16 @@ class Part(TypedDict, total=False):
     """
 
     kind: Kind
+    router: str
     load: float | None
     rate_img_s: float | None
-    repeat: int
-    backlog_growth: Worlds | None
-    scale: float | None
-    pace: float | None
-
-
-class ValidationRun(Part):
-    """One hardware run and its simulated twin, as `validate` leaves them."""
-
-    router: str
     seed: int
+    repeat: int
     simulated: Result
     hardware: Result
+    backlog_growth: Worlds | None
+    scale: float | None
+    pace: NotRequired[float | None]
 
 
 class Pair(TypedDict):
@@ -162,24 +157,6 @@ class Validation(TypedDict):
     saturated: list[SaturatedRow]
     load_axis: list[LoadAxisRow]
     ranking: list[Ranking]
-
-
-def validation_run(simulated: Result, hardware: Result, **part: Unpack[Part]) -> ValidationRun:
-    """The two results of one router and seed; a pair that is its only repeat, where `part` does not say otherwise."""
-    assert simulated["router"] == hardware["router"], "both are of one router"
-    return ValidationRun(
-        kind=part.get("kind", "pair"),
-        router=simulated["router"],
-        load=part.get("load"),
-        rate_img_s=part.get("rate_img_s"),
-        seed=simulated["seed"],
-        repeat=part.get("repeat", 0),
-        simulated=simulated,
-        hardware=hardware,
-        backlog_growth=part.get("backlog_growth"),
-        scale=part.get("scale"),
-        pace=part.get("pace"),
-    )
 
 
 def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Validation:

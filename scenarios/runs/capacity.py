@@ -37,15 +37,16 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Search:
-    """How a largest stable rate is looked for.
+    """How a capacity is searched for.
 
     Attributes:
-        seeds: of the runs at each rate; with more than half of them it must be stable.
+        router: its name, for random streams and the result.
         duration_s: of each run.
         precision: of the rate, as a share of it.
-        own_workload: keep the scenario's arrivals and faults: then bursts of that length decide.
+        own_workload: keep the scenario's arrivals and faults.
     """
 
+    router: str
     seeds: tuple[int, ...]
     duration_s: float = 20.0
     precision: float = 0.05
@@ -53,11 +54,24 @@ class Search:
     engine: Simulator = "simpy"
 
 
+def backlog_is_steady(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> bool:
+    """Whether a run at `scale` times the world's rate ends its second half with about the backlog it began with."""
+    run = world.run_spec(seed, duration_s=search.duration_s, scale=scale, detail=False, end="cut")
+    simulation = world.simulation(run, search.engine)
+    simulation.finish(policy, stream(seed, f"router:{search.router}"))
+    requests = simulation.columns().requests
+    half_ns = run.horizon_ns // 2
+    arrived = int(np.count_nonzero(requests.arrived_ns > half_ns))
+    done = int(np.count_nonzero((requests.status != IN_FLIGHT) & (requests.finished_ns > half_ns)))
+    return arrived - done <= GROWTH_LIMIT * arrived + NOISE_IMAGES
+
+
 def capacity(
     world: World,
     policy: Callable[[], RoutingPolicy],
-    router: str,
     search: Search,
+    *,
+    is_steady: Callable[[World, RoutingPolicy, float, int, Search], bool] = backlog_is_steady,
     on_progress: Callable[[float, bool], None] | None = None,
 ) -> Capacity:
     """Bisect on stability (not on overload throughput, which falls as the rate rises).
@@ -66,30 +80,29 @@ def capacity(
     with more than half of the seeds: near its limit a router may fare well or badly by chance.
 
     A stable rate is one that can last, so it is searched with Poisson arrivals and no faults on the scenario's cluster,
-    whatever moves there, unless its own workload is asked for.
+    whatever moves there. `own_workload` keeps the scenario's arrivals and faults: then bursts of that length decide.
 
     Args:
-        policy: makes a fresh router.
-        router: its name, and that of its random stream.
+        is_steady: what one run says, by world, router, scale of the rate, seed and search.
 
     Raises:
         InputError: the workload is a trace, which has no rate, and its own arrivals are asked for.
         WorkError: even a thousandth of the estimated capacity is not stable.
     """
-    world, seeds = world if search.own_workload else steady(world), search.seeds
+    world = world if search.own_workload else steady(world)
     if world.rate_img_s is None:
         problem = "a trace has no rate to search; take poisson, or name another workload"
         raise InputError(world.scenario.name, "workload.kind", problem)
-    given_img_s, runs, needed = world.rate_img_s, 0, len(seeds) // 2 + 1
+    given_img_s, runs, needed = world.rate_img_s, 0, len(search.seeds) // 2 + 1
 
     def is_stable(rate_img_s: float) -> bool:
         nonlocal runs
         steady_runs = 0
-        for tried, seed in enumerate(seeds, start=1):
+        for tried, seed in enumerate(search.seeds, start=1):
             scale = rate_img_s / given_img_s
-            steady_runs += _backlog_is_steady(world, policy(), scale, seed, router, search)
+            steady_runs += is_steady(world, policy(), scale, seed, search)
             runs += 1
-            if steady_runs >= needed or steady_runs + len(seeds) - tried < needed:
+            if steady_runs >= needed or steady_runs + len(search.seeds) - tried < needed:
                 break  # the others can't change it
         if on_progress is not None:
             on_progress(rate_img_s, steady_runs >= needed)
@@ -102,24 +115,11 @@ def capacity(
         middle = (low + high) / 2
         low, high = (middle, high) if is_stable(middle) else (low, middle)
         if high < 1e-3 * world.capacity_img_s:
-            raise WorkError(f"{router}: no stable rate above {high:.3g} images/s")
-    return Capacity(router, world.scenario.workload.kind, seeds, low, high, runs)
+            raise WorkError(f"{search.router}: no stable rate above {high:.3g} images/s")
+    return Capacity(search.router, world.scenario.workload.kind, search.seeds, low, high, runs)
 
 
 def steady(world: World) -> World:
     """The same cluster under Poisson arrivals at its estimated capacity, and nothing goes wrong."""
     workload = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
     return replace(world, scenario=world.scenario.model_copy(update={"workload": workload, "faults": ()}))
-
-
-def _backlog_is_steady(
-    world: World, policy: RoutingPolicy, scale: float, seed: int, router: str, search: Search
-) -> bool:
-    run = world.run_spec(seed, duration_s=search.duration_s, scale=scale, detail=False, end="cut")
-    simulation = world.simulation(run, search.engine)
-    simulation.finish(policy, stream(seed, f"router:{router}"))
-    requests = simulation.columns().requests
-    half_ns = run.horizon_ns // 2
-    arrived = int(np.count_nonzero(requests.arrived_ns > half_ns))
-    done = int(np.count_nonzero((requests.status != IN_FLIGHT) & (requests.finished_ns > half_ns)))
-    return arrived - done <= GROWTH_LIMIT * arrived + NOISE_IMAGES

@@ -20,6 +20,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
 
 from policies.errors import InputError
 from policies.files import atomic_path
@@ -108,7 +109,7 @@ class StageBar:
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the house's style and its axes; of so many inches and panels."""
+    """An empty chart in the house's style, and its axes: of so many inches and panels."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots(rows, columns, **options)
@@ -256,11 +257,9 @@ def over_time(servers: Sequence[Telemetry]) -> Figure:
     """Each server's utilization and power along the run."""
     with canvas(6.2, 4.2, 2, 1, sharex=True) as (figure, (top, bottom)):
         for index, server in enumerate(servers):
-            step = max(1, len(server.times_s) // TIMELINE_POINTS)
-            times_s = np.asarray(server.times_s)[::step]
-            style = {"color": COLORS[index % len(COLORS)], "linewidth": 1.1}
-            top.plot(times_s, 100 * np.asarray(server.utilization)[::step], label=server.server, **style)
-            bottom.plot(times_s, np.asarray(server.power_w)[::step], **style)
+            times_s, style = _thinned(server.times_s), {"color": COLORS[index % len(COLORS)], "linewidth": 1.1}
+            top.plot(times_s, 100 * _thinned(server.utilization), label=server.server, **style)
+            bottom.plot(times_s, _thinned(server.power_w), **style)
         top.set(ylabel="utilization, %", ylim=(-2, 102))
         bottom.set(xlabel="time, s", ylabel="power, W")
         bottom.set_ylim(bottom=0)
@@ -275,13 +274,17 @@ def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]
         for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
             panel, color = axes[index][0], COLORS[index % len(COLORS)]
             for of, line, label in ((ours, "-", "simulation"), (theirs, "--", "hardware")):
-                step = max(1, len(of.times_s) // TIMELINE_POINTS)
-                shares = 100 * np.asarray(of.utilization)[::step]
-                panel.plot(np.asarray(of.times_s)[::step], shares, line, color=color, linewidth=1.1, label=label)
+                shares = 100 * _thinned(of.utilization)
+                panel.plot(_thinned(of.times_s), shares, line, color=color, linewidth=1.1, label=label)
             panel.set(ylabel=f"{ours.server}: utilization, %", ylim=(-2, 102))
         axes[-1][0].set_xlabel("time, s")
         figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
+
+
+def _thinned(values: Sequence[float]) -> NDArray[np.float64]:
+    """As many as can be seen, evenly chosen."""
+    return np.asarray(values)[:: max(1, len(values) // TIMELINE_POINTS)]
 
 
 def stage_bars(bars: Sequence[StageBar]) -> Figure:

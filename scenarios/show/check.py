@@ -14,7 +14,8 @@ from sim.profile import Profile
 
 SCHEMA = "slimsched.check/1"
 NOTHING = "nothing could be measured"
-RULE = "a figure drifts only where its whole 95 % interval lies beyond what is allowed"
+_ERRORS = ("median_abs_pct", "mean_abs_pct", "max_abs_pct", "bias_pct", "bias_interval_pct", "size_interval_pct")
+RULE = "a number has drifted only where its whole 95 % interval lies beyond what is allowed"
 
 
 def format_check(profile: Profile, checked: Sequence[CheckedFigure]) -> str:
@@ -93,24 +94,10 @@ def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[
 
 
 def _entry(found: CheckedFigure) -> dict[str, Any]:
-    errors = {}
-    if found.pairs:
-        errors = {
-            "median_abs_pct": found.median_abs_pct,
-            "mean_abs_pct": found.mean_abs_pct,
-            "max_abs_pct": found.max_abs_pct,
-            "bias_pct": found.bias_pct,
-            "bias_interval_pct": list(found.bias_interval_pct),
-            "size_interval_pct": list(found.size_interval_pct),
-        }
     return {
-        "figure": found.figure,
-        "verdict": found.verdict,
-        "not_judged": found.not_judged,
-        "finding": found.finding,
-        "looks": found.looks,
+        **{key: getattr(found, key) for key in ("figure", "verdict", "not_judged", "finding", "looks")},
         "allowed_size_pct": found.allowed.size_pct,
         "allowed_bias_pct": found.allowed.bias_pct,
-        **errors,
+        **({key: getattr(found, key) for key in _ERRORS} if found.pairs else {}),
         "pairs": [asdict(pair) for pair in found.pairs],
     }

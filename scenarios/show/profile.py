@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from textwrap import fill
 
 from policies.vocabulary import Provenance
-from scenarios.show.numbers import PLUS_MINUS, number
+from scenarios.metrics.statistics import Estimate
+from scenarios.show.numbers import interval, number
 from scenarios.show.table import Column, Table, columns, to_text
 from sim.profile import Profile
 
@@ -101,7 +102,7 @@ def _size(count_bytes: float) -> str:
 
 
 def _with_interval(value: float, half_width: float | None) -> str:
-    return number(value, 3) + ("" if half_width is None else f"{PLUS_MINUS}{number(half_width, 3)}")
+    return interval(Estimate(mean=value, ci95=half_width), 3)
 
 
 def _overheads(profile: Profile) -> str:

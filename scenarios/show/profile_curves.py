@@ -1,4 +1,4 @@
-"""What a profile's figures are drawn from: its curves as the simulator replays them, and how far they may be wrong.
+"""What a profile's charts are drawn from: its curves as the simulator replays them, and how far they may be wrong.
 
 It draws nothing and reads no file.
 """

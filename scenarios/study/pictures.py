@@ -41,13 +41,8 @@ def gains_chart(verdicts: Sequence[Verdict]) -> Figure:
                 axes.errorbar(mean, place + shift, xerr=half, fmt=marker, color=color, markersize=4, elinewidth=1,
                               capsize=2, label=label)  # fmt: skip
         axes.axvline(0, color="#666", linewidth=0.8)
-        ends = [
-            (change["mean"] or 0.0) + sign * (change["ci95"] or 0.0)
-            for verdict in shown
-            if verdict.versus is not None
-            for change in (verdict.versus.mean, verdict.versus.p99)
-            for sign in (-1, 1)
-        ]
+        changes = [each for of in shown if of.versus is not None for each in (of.versus.mean, of.versus.p99)]
+        ends = [(each["mean"] or 0.0) + sign * (each["ci95"] or 0.0) for each in changes for sign in (-1, 1)]
         axes.set(xlim=(max(lowest, min([*ends, -15.0]) - 5), min(100.0, max([*ends, 5.0]) + 5)),
                  xlabel="Tide less its best rival, %", yticks=range(len(shown)),
                  yticklabels=[verdict.scenario for verdict in shown])  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from policies.errors import InputError, nearest
+from scenarios.files.shipped import moved
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,6 +116,17 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
+
+
+def file_here(text: str) -> Path:
+    """A file to read; what ships with the project may be named as it lay before `scenarios/data`."""
+    return moved(path(text))
+
+
+def router(text: str) -> str:
+    """A router's name, or its file as above."""
+    now = moved(Path(text))
+    return text if now == Path(text) else str(now)
 
 
 def new_file(text: str) -> Path:

@@ -9,6 +9,17 @@ from __future__ import annotations
 
 from policies.jit import ints, ints_at, kernel, reals_at
 from sim.compiled.chance import hashed_below
+from sim.compiled.codes import (
+    ASKED,
+    BLOCKS_FULL,
+    ENDED,
+    FIRST_DRAW,
+    INSTANCES_FULL,
+    NEVER,
+    NONE,
+    RECORDS_FULL,
+    REQUESTS_FULL,
+)
 from sim.compiled.faults import next_fault, return_to_service
 from sim.compiled.greedy import (
     begin_next,
@@ -20,21 +31,7 @@ from sim.compiled.greedy import (
     sample,
     schedule,
 )
-from sim.compiled.layout import (
-    ASKED,
-    BLOCKS_FULL,
-    ENDED,
-    FIRST_DRAW,
-    INSTANCES_FULL,
-    NEVER,
-    NONE,
-    RECORDS_FULL,
-    REQUESTS_FULL,
-    Cluster,
-    Device,
-    Parameters,
-    Server,
-)
+from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.ledger import record_rest
 from sim.compiled.physics import advance_device, rerate
 from sim.compiled.router import arrive, ask, ask_ns, end_transfer, may_send, plan_arrival, send_block

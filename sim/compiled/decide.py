@@ -5,11 +5,11 @@ from __future__ import annotations
 from policies.compiled.layout import ANYWHERE, OUTSIDE, Plan, Sheet
 from policies.compiled.rows import seen_at
 from policies.compiled.rules import choose
-from policies.jit import entry, ints, kernel
+from policies.jit import Ints, entry, ints, kernel
 from sim.compiled.agenda import advance, decide
-from sim.compiled.layout import ASKED, NONE, Cluster, Parameters, Server
+from sim.compiled.codes import ASKED, NONE
+from sim.compiled.layout import Cluster, Parameters, Server
 from sim.compiled.observation import code_of
-from sim.compiled.program import Numbers
 from sim.compiled.rows import block_at, key_at, knobs_of, request_at, server_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
@@ -50,9 +50,7 @@ def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
 
 
 @entry
-def run_cluster(
-    row: Numbers, parameters: Numbers, plan: Numbers, sheet: Numbers, server: int, width: int, group: int
-) -> int:
+def run_cluster(row: Ints, parameters: Ints, plan: Ints, sheet: Ints, server: int, width: int, group: int) -> int:
     """Run a cluster to its end, to a decision that is not the plan's, or until something must grow or be made.
 
     It begins with its first instant, with the decision that is asked for, or with the answer to it (`server` is NONE

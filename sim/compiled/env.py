@@ -18,8 +18,9 @@ from policies.errors import WorkError
 from policies.jit import Ints, Reals, Singles, entry, ints, kernel, singles
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.agenda import advance, decide
+from sim.compiled.codes import ASKED, ENDED, NO_CURVE, NO_TUPLE
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import ASKED, ENDED, NO_CURVE, NO_TUPLE, Cluster, Credit, Parameters
+from sim.compiled.layout import Cluster, Credit, Parameters
 from sim.compiled.observation import code_of, write_observation
 from sim.compiled.program import addressed, program_of
 from sim.compiled.rows import knobs_of, request_at, server_at

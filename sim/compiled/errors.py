@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies.errors import InputError
-from sim.compiled.layout import NO_TUPLE
+from sim.compiled.codes import NO_TUPLE
 
 
 class UnsupportedScenario(InputError):  # noqa: N818 - it names the user's scenario

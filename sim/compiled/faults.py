@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from policies.jit import ints, kernel
+from policies.jit import Ints, entry, ints, kernel
+from sim.compiled.codes import COME_UP, CRASH, HANG, NEVER, NONE, NOTICE_HANG, SQUEEZE, STRAGGLE, TAKE_OUT
 from sim.compiled.greedy import come_up, go_down
-from sim.compiled.layout import (
-    COME_UP,
-    CRASH,
-    HANG,
-    NEVER,
-    NONE,
-    NOTICE_HANG,
-    SQUEEZE,
-    STRAGGLE,
-    TAKE_OUT,
-    Cluster,
-    Parameters,
-    PlannedFault,
-    RestartRow,
-    Server,
-)
+from sim.compiled.layout import Cluster, Parameters, PlannedFault, RestartRow, Server
 from sim.compiled.physics import freeze, straggle
 from sim.compiled.router import fail_transfers
-from sim.compiled.rows import fault_at, reschedule
+from sim.compiled.rows import fault_at, reschedule, server_at
 
 ENDS, BEGINS = range(2)  # at one instant what ends comes first
 _FAULT = PlannedFault.size
@@ -40,6 +26,15 @@ def plan_fault(
     c.fault_number += 1
     server.times.fault = min(server.times.fault, due_ns)
     reschedule(c, p, server)
+
+
+@entry
+def plan_cluster_fault(
+    row: Ints, parameters: Ints, due_ns: int, server: int, order: int, what: int, argument: int, factor: float
+) -> None:
+    """Put a fault on a cluster's list."""
+    c, p = Cluster(row), Parameters(parameters)
+    plan_fault(c, p, server_at(c, p, server), due_ns, order, what, argument, factor)
 
 
 @kernel

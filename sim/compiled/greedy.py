@@ -10,19 +10,10 @@ from math import ceil
 
 from policies.jit import bytes_at, ints, kernel, reals
 from sim.compiled.chance import hashed_below
+from sim.compiled.codes import BUSY, FREE, LOADING, MEMORY, NEVER, NO_CURVE, NONE, TOO_LARGE, UNLABELLED, UNLOADING
 from sim.compiled.fifo import dequeue, enqueue
 from sim.compiled.layout import (
-    BUSY,
-    FREE,
-    LOADING,
-    MEMORY,
-    NEVER,
-    NO_CURVE,
-    NONE,
     ORDER_AT,
-    TOO_LARGE,
-    UNLABELLED,
-    UNLOADING,
     BatchCost,
     Block,
     Cluster,

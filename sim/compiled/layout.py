@@ -10,34 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.compiled.layout import NONE
-from policies.compiled.record import Record
-
-__all__ = ["NONE"]
-
-NEVER: Final = 1 << 62
-ALONE: Final = -1  # the line of a request that shares no block
-FIRST_DRAW: Final = 1 << 32  # `sim.server._FIRST`: the hash's numbers of a device's first state
-LOGS_TABULATED: Final = 1 << 15
-
-# Why `advance` came back.
-ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE = range(1, 9)
-
-# An instance's state.
-LOADING, FREE, BUSY, UNLOADING = range(4)
-
-# A request's fate.
-COMPLETED, IN_FLIGHT, FAILED = range(3)
-
-# Why a request was tried again or given up (`REASONS` are their names in records).
-NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY = range(6)
-
-# Whether labels are drawn from a table, or replayed from a matrix.
-DRAWN, REPLAYED = range(2)
-
-# What a fault does.
-TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)
-
+from policies.compiled.record import INT, REAL, Record
 
 # ------------------------------------------------------------------------------------------------------ the cluster
 
@@ -45,87 +18,22 @@ TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)
 class Cluster(Record):
     """A cluster: the beginning of its row."""
 
-    status: int
-    is_set_off: int
-    now_ns: int
-    ended_ns: int
-    horizon_ns: int
-    limit_ns: int
-    drains: int
-    detail: int
-    keeps: int
-    faulty: int
-    arrivals_at: int
-    arrival_count: int
-    arrived: int
-    arrival_ns: int
-    deadline_ns: int
-    decision: int
-    asked: int
-    decision_end_ns: int
-    host_free_ns: int
-    at_cap: int
-    snapshot_ns: int
-    tag: int
-    draws_salt: int
-    dropped: int
-    slot: int
-    line: int
-    is_alone: int
-    candidates: int
-    removals: int
-    removals_seen: int
-    server: int
-    width: int
-    group: int
-    fifo_head: int
-    fifo_tail: int
-    fifo_length: int
-    completed: int
-    failed: int
-    in_flight: int
-    free_request: int
-    free_requests: int
-    free_instance: int
-    free_instances: int
-    free_block: int
-    free_blocks: int
-    free_servers: int
-    gone: int
-    power_ns: int
-    mean_power_w: float
-    energy_j: float
-    variance: float
-    variance_is_stale: int
-    jitter_salt: int
-    links_salt: int
-    poison_at: int
-    label_kind: int
-    labels_salt: int
-    label_table_at: int
-    labels_at: int
-    label_columns: int
-    images_at: int
-    faults: int
-    fault_number: int
-    restarts: int
-    restarts_at: int
-    scratch_at: int
-    credits: int
-    request_rows: int
-    request_rows_at: int
-    block_rows: int
-    block_rows_at: int
-    block_rows_room: int
-    batch_rows: int
-    batch_rows_at: int
-    batch_rows_room: int
-    reading_rows: int
-    reading_rows_at: int
-    reading_rows_room: int
-    variances: int
-    variances_at: int
-    variances_room: int
+    status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
+    arrivals_at = arrival_count = arrived = arrival_ns = deadline_ns = INT
+    decision = asked = decision_end_ns = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
+    slot = line = is_alone = candidates = removals = removals_seen = server = width = group = INT
+    fifo_head = fifo_tail = fifo_length = completed = failed = in_flight = INT
+    free_request = free_requests = free_instance = free_instances = free_block = free_blocks = INT
+    free_servers = gone = INT
+    power_ns = INT
+    mean_power_w = energy_j = variance = REAL
+    variance_is_stale = INT
+    jitter_salt = links_salt = poison_at = INT
+    label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
+    faults = fault_number = restarts = restarts_at = scratch_at = INT
+    credits = request_rows = request_rows_at = block_rows = block_rows_at = block_rows_room = INT
+    batch_rows = batch_rows_at = batch_rows_room = reading_rows = reading_rows_at = reading_rows_room = INT
+    variances = variances_at = variances_room = INT
 
 
 # --------------------------------------------------------------------------------------------------------- the servers
@@ -134,76 +42,35 @@ class Cluster(Record):
 class Times(Record):
     """When what happens next at a server, in the order in which it happens at one instant (`sim.agenda.Kind`)."""
 
-    transfer: int
-    start: int
-    end: int
-    load: int
-    unload: int
-    timer: int
-    telemetry: int
-    fault: int
-    pace: int
+    transfer = start = end = load = unload = timer = telemetry = fault = pace = INT
 
 
 class Pending(Record):
     """Instances of a server that wait for the same thing, each for its own time."""
 
-    head: int
+    head = INT
 
 
 class Server(Record):
     """A server; the keys that wait there follow (`ORDER_AT`), then its queues, instances, reports and readings."""
 
-    index: int
-    knobs_at: int
-    device: int
-    times: Times
-    next_ns: int
-    epoch: int
-    is_up: int
-    is_hung: int
-    queued: int
-    sequence: int
-    running: int
-    keys: int
-    used_bytes: int
-    freeing_bytes: int
-    peak_bytes: int
-    utilization: float
-    idle_head: int
-    idle_tail: int
-    next_instance: int
-    next_batch: int
-    backed_off: int
-    starts_head: int
-    starts_tail: int
-    loading: Pending
-    unloading: Pending
-    failing: Pending
-    factor: float
-    room: int
-    requests: int
-    blocks: int
-    first_block: int
-    last_block: int
-    first_moving: int
-    last_moving: int
-    seen_utilization: float
-    seen_power_w: float
-    seen_vram_bytes: int
-    first_report: int
-    reports: int
-    read: int
-    sample_ns: int
-    images: int
-    batches: int
-    loads: int
-    unloads: int
-    down_since_ns: int
-    out_until_ns: int
-    ready_ns: int
-    deaths: int
-    up_since_ns: int
+    index = knobs_at = device = INT
+    times = Times.blank()
+    next_ns = epoch = is_up = is_hung = INT
+    queued = sequence = running = keys = used_bytes = freeing_bytes = peak_bytes = INT
+    utilization = REAL
+    idle_head = idle_tail = next_instance = next_batch = backed_off = INT
+    starts_head = starts_tail = INT
+    loading = Pending.blank()
+    unloading = Pending.blank()
+    failing = Pending.blank()
+    factor = REAL
+    room = INT
+    requests = blocks = first_block = last_block = first_moving = last_moving = INT
+    seen_utilization = seen_power_w = REAL
+    seen_vram_bytes = INT
+    first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
+    down_since_ns = out_until_ns = ready_ns = deaths = up_since_ns = INT
 
 
 ORDER_AT: Final = Server.size
@@ -212,45 +79,28 @@ ORDER_AT: Final = Server.size
 class KeyQueue(Record):
     """A work key's queue at a server (segment, width, previous width), and what the router has sent there of it."""
 
-    head: int
-    tail: int
-    count: int
-    blocked_since_ns: int
-    loads: int
-    outstanding: int
-    since: int
+    head = tail = count = blocked_since_ns = loads = outstanding = since = INT
 
 
 class Instances(Record):
     """The instances of one segment and width at a server."""
 
-    head: int
-    free: int
-    loading: int
-    alive: int
-    is_hosted: int
-    failures: int
-    retry_ns: int
+    head = free = loading = alive = is_hosted = failures = retry_ns = INT
 
 
 class Report(Record):
     """A sensor's report on its way."""
 
-    received_ns: int
-    sampled_ns: int
-    epoch: int
-    utilization: float
-    power_w: float
-    vram_bytes: int
-    queue_length: int
+    received_ns = sampled_ns = epoch = INT
+    utilization = power_w = REAL
+    vram_bytes = queue_length = INT
 
 
 class Reading(Record):
     """What a sensor reads: integrals."""
 
-    sampled_ns: int
-    energy_mj: float
-    busy_ms: float
+    sampled_ns = INT
+    energy_mj = busy_ms = REAL
 
 
 # --------------------------------------------------------------------------------------------------- devices and media
@@ -259,39 +109,27 @@ class Reading(Record):
 class Device(Record):
     """A device."""
 
-    model_at: int
-    is_touched: int
-    updated_ns: int
-    power_mw: float
-    busy_permille: int
-    energy_mw_ns: float
-    busy_permille_ns: int
-    pace: float
-    is_extrapolated: int
-    extrapolated_ns: int
-    first: int
-    last: int
-    count: int
-    pace_salt: int
-    pace_number: int
-    is_slow: int
-    changes_at: int
-    changes: int
-    change: int
+    model_at = is_touched = updated_ns = INT
+    power_mw = REAL
+    busy_permille = INT
+    energy_mw_ns = REAL
+    busy_permille_ns = INT
+    pace = REAL
+    is_extrapolated = extrapolated_ns = first = last = count = INT
+    pace_salt = pace_number = is_slow = changes_at = changes = change = INT
 
 
 class Medium(Record):
     """What transfers share."""
 
-    free_ns: int
-    transfers: int
+    free_ns = transfers = INT
 
 
 class PaceChange(Record):
     """From when on a device has which pace."""
 
-    from_ns: int
-    factor: float
+    from_ns = INT
+    factor = REAL
 
 
 # ----------------------------------------------------------------------------------------------------------- the pools
@@ -300,151 +138,82 @@ class PaceChange(Record):
 class Request(Record):
     """A request in flight; its `Life` follows where a run keeps records."""
 
-    id: int
-    next: int
-    fifo_next: int
-    fifo_previous: int
-    line: int
-    entered_ns: int
-    entered_j: float
-    segment: int
-    previous_width: int
-    code: int
-    location: int
-    epoch: int
-    retries: int
-    block: int
-    position: int
-    sequence: int
-    arrived_ns: int
-    arrived_j: float
-    deadline_ns: int
+    id = next = fifo_next = fifo_previous = line = entered_ns = INT
+    entered_j = REAL
+    segment = previous_width = code = location = epoch = retries = block = position = sequence = INT
+    arrived_ns = INT
+    arrived_j = REAL
+    deadline_ns = INT
 
 
 class Life(Record):
     """What a request's record needs beyond that: its servers, its widths and its stages follow, by segment."""
 
-    length: int
-    since_ns: int
-    lost_ns: int
-    stages: int
+    length = since_ns = lost_ns = stages = INT
 
 
 class Stages(Record):
     """Where an image's time goes in a segment (`policies.records.STAGES` but `lost`)."""
 
-    router_wait: int
-    decision: int
-    transfer: int
-    queue: int
-    load: int
-    dispatch: int
-    run: int
+    router_wait = decision = transfer = queue = load = dispatch = run = INT
 
 
 class Instance(Record):
     """An instance, and the batch that it runs."""
 
-    id: int
-    spec: int
-    state: int
-    used_ns: int
-    next: int
-    idle_next: int
-    idle_previous: int
-    link: int
-    due_ns: int
-    server: int
-    batch: int
-    head: int
-    failed: int
-    count: int
-    key: int
-    served_width: int
-    padded: int
-    commanded_ns: int
-    started_ns: int
-    load_began_ns: int
-    loaded_ns: int
-    run_next: int
-    run_previous: int
-    work_ns: float
-    slow_down: float
-    end_ns: int
-    factor: float
-    is_frozen: int
-    cost_at: int
+    id = spec = state = used_ns = next = idle_next = idle_previous = link = due_ns = server = INT
+    batch = head = failed = count = key = served_width = padded = commanded_ns = started_ns = INT
+    load_began_ns = loaded_ns = INT
+    run_next = run_previous = INT
+    work_ns = slow_down = REAL
+    end_ns = INT
+    factor = REAL
+    is_frozen = cost_at = INT
 
 
 class Block(Record):
     """A block on its way or at its server; its moves and its members follow."""
 
-    next: int
-    previous: int
-    next_moving: int
-    decision: int
-    server: int
-    key: int
-    count: int
-    ended: int
-    moves: int
-    moving: int
-    line: int
-    tag: int
-    snapshot_ns: int
-    sent_ns: int
-    arrived_ns: int
+    next = previous = next_moving = decision = server = key = count = ended = moves = moving = line = tag = INT
+    snapshot_ns = sent_ns = arrived_ns = INT
 
 
 class Move(Record):
     """Inputs of a block on their way from one place."""
 
-    end_ns: int
-    source: int
-    is_moving: int
+    end_ns = source = is_moving = INT
 
 
 class Member(Record):
     """A member of a block."""
 
-    request: int
-    has_ended: int
-    source: int
-    span_ns: int
-    energy_j: float
-    accuracy: float
+    request = has_ended = source = span_ns = INT
+    energy_j = accuracy = REAL
 
 
 class Line(Record):
     """A line of the router's FIFO: those who may share a block."""
 
-    head: int
-    tail: int
-    count: int
+    head = tail = count = INT
 
 
 class Calendar(Record):
     """A tree of winners; as many times follow as it has leaves, twice."""
 
-    unused: int
+    unused = INT
 
 
 class Parts(Record):
     """The sizes into which a batch is divided that lacks memory: the first of them."""
 
-    size_of_first: int
+    size_of_first = INT
 
 
 class PlannedFault(Record):
     """A fault that is to come."""
 
-    due_ns: int
-    server: int
-    order: int
-    number: int
-    what: int
-    argument: int
-    factor: float
+    due_ns = server = order = number = what = argument = INT
+    factor = REAL
 
 
 # --------------------------------------------------------------------------------------------------------- the records
@@ -453,84 +222,53 @@ class PlannedFault(Record):
 class Terms(Record):
     """The terms of a reward, weighted (`policies.reward.RewardTerms`)."""
 
-    accuracy: float
-    latency: float
-    energy: float
-    imbalance: float
-    bonus: float
+    accuracy = latency = energy = imbalance = bonus = REAL
 
 
 class Credit(Record):
     """A decision's reward."""
 
-    decision: int
-    terms: Terms
-    total: float
-    tag: int
+    decision = INT
+    terms = Terms.blank()
+    total = REAL
+    tag = INT
 
 
 class RequestRow(Record):
     """A request's record; then its stages, and its servers and widths by segment."""
 
-    id: int
-    arrived_ns: int
-    finished_ns: int
-    fate: int
-    reason: int
-    retries: int
-    correct: int
-    energy_j: float
-    length: int
+    id = arrived_ns = finished_ns = fate = reason = retries = correct = INT
+    energy_j = REAL
+    length = INT
 
 
 class BlockRow(Record):
     """A block's record."""
 
-    decision: int
-    line: int
-    server: int
-    key: int
-    count: int
-    snapshot_ns: int
-    sent_ns: int
-    arrived_ns: int
-    ended_ns: int
-    latency_s: float
-    reward: Terms
+    decision = line = server = key = count = snapshot_ns = sent_ns = arrived_ns = ended_ns = INT
+    latency_s = REAL
+    reward = Terms.blank()
 
 
 class BatchRow(Record):
     """A batch's record."""
 
-    server: int
-    batch: int
-    instance: int
-    segment: int
-    width: int
-    previous_width: int
-    count: int
-    commanded_ns: int
-    started_ns: int
-    ended_ns: int
+    server = batch = instance = segment = width = previous_width = count = commanded_ns = started_ns = INT
+    ended_ns = INT
 
 
 class ReadingRow(Record):
     """A sensor reading's record."""
 
-    server: int
-    sampled_ns: int
-    utilization: float
-    power_w: float
-    vram_bytes: int
-    queue_length: int
+    server = sampled_ns = INT
+    utilization = power_w = REAL
+    vram_bytes = queue_length = INT
 
 
 class RestartRow(Record):
     """A restart's record."""
 
-    server: int
-    down_ns: int
-    up_ns: int
+    server = down_ns = up_ns = INT
 
 
 # ------------------------------------------------------------------------------------------------------ the parameters
@@ -539,155 +277,61 @@ class RestartRow(Record):
 class Parameters(Record):
     """A cluster's parameters: the beginning of their row."""
 
-    servers: int
-    devices: int
-    segments: int
-    widths: int
-    keys: int
-    specs: int
-    lines: int
-    cap: int
-    group: int
-    moves: int
-    leaves: int
-    media: int
-    decision_ns: int
-    busy_ns: int
-    anywhere: int
-    max_retries: int
-    sheds: int
-    alpha: float
-    beta: float
-    gamma: float
-    delta: float
-    bonus: float
-    centre: int
-    mean_top1: float
-    prior_at: int
-    prior_levels_at: int
-    hang_ns: int
-    backoff_ns: int
-    backoff_limit_ns: int
-    stable_ns: int
-    start_ns: int
-    tree_at: int
-    valid_at: int
-    servers_at: int
-    server_size: int
-    queues_at: int
-    instance_lists_at: int
-    reports_at: int
-    reports: int
-    readings_at: int
-    readings: int
-    devices_at: int
-    media_at: int
-    blocks_at: int
-    blocks: int
-    block_size: int
-    members_at: int
-    lines_at: int
-    faults_at: int
-    faults: int
-    credits_at: int
-    candidates_at: int
-    parts_at: int
-    instances_at: int
-    instances: int
-    requests_at: int
-    requests: int
-    request_size: int
-    margin: int
-    server_knobs_at: int
-    device_models_at: int
-    logs_at: int
+    servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
+    decision_ns = busy_ns = anywhere = max_retries = sheds = INT
+    alpha = beta = gamma = delta = bonus = REAL
+    centre = INT
+    mean_top1 = REAL
+    prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
+    tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
+    readings_at = readings = INT
+    devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
+    credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT
+    request_size = INT
+    margin = server_knobs_at = device_models_at = logs_at = INT
 
 
 class ServerKnobs(Record):
     """A server's settings, and its link."""
 
-    batch_limit: int
-    vram_cap_bytes: int
-    utilization_block: float
-    idle_unload_ns: int
-    scale_trigger: int
-    scale_cap: int
-    blocks_head_of_line: int
-    skip_limit_ns: int
-    serves_as_instance: int
-    padded_at: int
-    padded_count: int
-    preload_at: int
-    preload_count: int
-    load_retries: int
-    load_backoff_ns: int
-    context_bytes: int
-    medium: int
-    latency_s: float
-    bandwidth_bytes_s: float
-    loss: float
-    instance_bytes_at: int
-    can_hold_at: int
-    holds_any_at: int
-    codes_at: int
-    power_limit_w: float
+    batch_limit = vram_cap_bytes = INT
+    utilization_block = REAL
+    idle_unload_ns = scale_trigger = scale_cap = blocks_head_of_line = skip_limit_ns = INT
+    serves_as_instance = padded_at = padded_count = preload_at = preload_count = load_retries = INT
+    load_backoff_ns = context_bytes = INT
+    medium = INT
+    latency_s = bandwidth_bytes_s = loss = REAL
+    instance_bytes_at = can_hold_at = holds_any_at = codes_at = INT
+    power_limit_w = REAL
 
 
 class DeviceModel(Record):
     """What a device's profile says."""
 
-    costs_at: int
-    batch_limit: int
-    crowding_at: int
-    crowding_across_at: int
-    is_hosted: int
-    most_at_once: float
-    most_processes: float
-    alpha: float
-    idle_mw: float
-    cap_mw: float
-    throttle: float
-    phi_min: float
-    period_ns: int
-    lag_ns: int
-    power_window: int
-    utilization_window: int
-    dispatch_ns: int
-    instance_costs_at: int
-    input_bytes_at: int
-    servers_at: int
-    server_count: int
-    mean_pace: float
-    has_pace: int
-    slow_factor: float
-    full_at: int
-    full_count: int
-    full_sum_ns: int
-    slow_at: int
-    slow_count: int
-    slow_sum_ns: int
+    costs_at = batch_limit = crowding_at = crowding_across_at = is_hosted = INT
+    most_at_once = most_processes = REAL
+    alpha = idle_mw = cap_mw = throttle = phi_min = REAL
+    period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
+    input_bytes_at = INT
+    servers_at = server_count = INT
+    mean_pace = REAL
+    has_pace = INT
+    slow_factor = REAL
+    full_at = full_count = full_sum_ns = slow_at = slow_count = slow_sum_ns = INT
 
 
 class BatchCost(Record):
     """One batch size of one work key on a device."""
 
-    latency_ns: int
-    typical_ns: int
-    demand_permille: int
-    host_permille: int
-    busy_permille: int
-    bandwidth: float
-    power_mw: float
-    jitter_at: int
-    jitter_count: int
+    latency_ns = typical_ns = demand_permille = host_permille = busy_permille = INT
+    bandwidth = power_mw = REAL
+    jitter_at = jitter_count = INT
 
 
 class InstanceCost(Record):
     """What an instance costs on a device."""
 
-    load_ns: int
-    reload_ns: int
-    unload_ns: int
+    load_ns = reload_ns = unload_ns = INT
 
 
 # ----------------------------------------------------------------------------------------------------------- the views
@@ -696,30 +340,18 @@ class InstanceCost(Record):
 class HeadSeen(Record):
     """What a router may know of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
 
-    segment: int
-    previous_width: int
-    location: int
-    candidates: int
-    entered_ns: int
-    fifo_length: int
-    completed: int
+    segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
 
 
 class ServerSeen(Record):
     """What a router may know of a server (`policies.vocabulary.ServerView`); so many `WorkSeen` follow."""
 
-    is_valid: int
-    requests: int
-    blocks: int
-    vram_bytes: int
-    utilization: float
-    power_w: float
-    keys: int
+    is_valid = requests = blocks = vram_bytes = INT
+    utilization = power_w = REAL
+    keys = INT
 
 
 class WorkSeen(Record):
     """Requests that are outstanding of a work key, and since which decision there are any."""
 
-    since: int
-    key: int
-    requests: int
+    since = key = requests = INT

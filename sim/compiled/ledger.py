@@ -7,10 +7,8 @@ remembers it when it enters the FIFO, and no history is kept.
 from __future__ import annotations
 
 from policies.jit import Ints, ints, kernel, reals, reals_at
+from sim.compiled.codes import IN_FLIGHT, NO_REASON, NONE
 from sim.compiled.layout import (
-    IN_FLIGHT,
-    NO_REASON,
-    NONE,
     BatchRow,
     Block,
     BlockRow,

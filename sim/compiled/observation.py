@@ -1,4 +1,4 @@
-"""What a learned router sees and may choose (`policies.observation`), written from a cluster's row."""
+"""What a router sees and may choose, written from a cluster's row: a learned one (`policies.observation`), and any."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from math import log1p
 
 import numpy as np
 
-from policies.jit import Ints, Singles, ints, kernel, reals
-from sim.compiled.layout import LOGS_TABULATED, Cluster, Parameters
-from sim.compiled.rows import knobs_of, request_at, server_at
+from policies.jit import Ints, Singles, entry, ints, kernel, reals
+from sim.compiled.codes import LOGS_TABULATED
+from sim.compiled.layout import Cluster, HeadSeen, Parameters, ServerSeen, WorkSeen
+from sim.compiled.rows import key_at, knobs_of, request_at, server_at
+
+_HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
 
 
 @kernel
@@ -42,3 +45,36 @@ def code_of(c: Cluster, p: Parameters, index: int, segment: int) -> int:
     server = server_at(c, p, index)
     is_free = server.is_up == 1 and server.blocks < p.cap
     return ints(p)[knobs_of(p, server).codes_at + segment] if is_free else 0
+
+
+@entry
+def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
+    """What a router may know, in one list: `HeadSeen`, then for each server `ServerSeen` and its work, oldest first.
+
+    Returns its length.
+    """
+    c, p, head = Cluster(row), Parameters(parameters), HeadSeen(out)
+    request = request_at(c, p, c.slot)
+    head.segment, head.previous_width, head.location = request.segment, request.previous_width, request.location
+    head.candidates, head.entered_ns = c.candidates, request.entered_ns
+    head.fifo_length, head.completed = c.fifo_length, c.completed
+    at = _HEAD_SEEN
+    for index in range(p.servers):
+        server, seen = server_at(c, p, index), ServerSeen(out, at)
+        seen.is_valid = code_of(c, p, index, request.segment) != 0
+        seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
+        seen.utilization, seen.power_w = server.seen_utilization, server.seen_power_w
+        seen.keys = 0
+        for key in range(p.keys):
+            queue = key_at(p, server, key)
+            if queue.outstanding > 0:
+                place = seen.keys
+                while place > 0 and WorkSeen(seen, _SERVER_SEEN, place - 1).since > queue.since:
+                    before, work = WorkSeen(seen, _SERVER_SEEN, place - 1), WorkSeen(seen, _SERVER_SEEN, place)
+                    work.since, work.key, work.requests = before.since, before.key, before.requests
+                    place -= 1
+                work = WorkSeen(seen, _SERVER_SEEN, place)
+                work.since, work.key, work.requests = queue.since, key, queue.outstanding
+                seen.keys += 1
+        at += _SERVER_SEEN + seen.keys * _WORK_SEEN
+    return at

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from policies.jit import ints, kernel, reals
-from sim.compiled.layout import NEVER, NONE, Cluster, Device, Parameters, Server
+from sim.compiled.codes import NEVER, NONE
+from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.rows import cost_of, device_at, instance_at, model_of, reschedule, server_at
 from sim.tables import CROWDING_LIMIT_PERMILLE
 

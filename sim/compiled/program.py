@@ -14,11 +14,9 @@ import numpy.typing as npt
 from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
 from sim.cluster import ClusterSpec
+from sim.compiled.codes import LOGS_TABULATED, NEVER, NONE
 from sim.compiled.errors import UnsupportedScenario
 from sim.compiled.layout import (
-    LOGS_TABULATED,
-    NEVER,
-    NONE,
     ORDER_AT,
     BatchCost,
     Block,
@@ -325,10 +323,10 @@ class Shape:
             device.first = device.last = NONE
         lines = row[p.lines_at : p.lines_at + p.lines * Line.size].view(Line.dtype)
         lines["head"] = lines["tail"] = NONE
-        self._link_free(row, 0, 0, 0)
+        self.link_free(row, 0, 0, 0)
         return row
 
-    def _link_free(self, row: Numbers, instances: int, requests: int, blocks: int) -> None:
+    def link_free(self, row: Numbers, instances: int, requests: int, blocks: int) -> None:
         """Put the pools' slots from these numbers on into their free lists."""
         c, p = Cluster(row), self.p
         at, offset = p.instances_at, Instance.offsets["next"]
@@ -367,7 +365,7 @@ class Shape:
         for field, size in self._areas.items():
             old, new = getattr(self.p, field), getattr(shape.p, field)
             larger[new : new + size] = row[old : old + size]
-        shape._link_free(larger, self.instances, self.requests, self.blocks)
+        shape.link_free(larger, self.instances, self.requests, self.blocks)
         return shape, larger
 
 

@@ -26,19 +26,9 @@ from policies.reward import RewardTerms
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.agenda import advance, decide
 from sim.compiled.chance import hashed_share
+from sim.compiled.codes import ASKED, BLOCKS_FULL, ENDED, INSTANCES_FULL, NONE, REQUESTS_FULL
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import (
-    ASKED,
-    BLOCKS_FULL,
-    ENDED,
-    INSTANCES_FULL,
-    NONE,
-    REQUESTS_FULL,
-    Cluster,
-    Credit,
-    Parameters,
-    Terms,
-)
+from sim.compiled.layout import Cluster, Credit, Parameters, Terms
 from sim.compiled.observation import write_codes, write_observation
 from sim.compiled.program import Numbers, addressed, program_of
 from sim.compiled.rows import block_at, server_at

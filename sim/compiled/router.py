@@ -8,28 +8,9 @@ import numpy as np
 
 from policies.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
 from sim.compiled.chance import hashed_share
+from sim.compiled.codes import ALONE, COMPLETED, DEADLINE, DRAWN, FAILED, NEVER, NO_REASON, NO_TUPLE, NONE, SERVER_LOST
 from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with
-from sim.compiled.layout import (
-    ALONE,
-    COMPLETED,
-    DEADLINE,
-    DRAWN,
-    FAILED,
-    NEVER,
-    NO_REASON,
-    NO_TUPLE,
-    NONE,
-    SERVER_LOST,
-    Block,
-    Cluster,
-    Instance,
-    Life,
-    Medium,
-    Parameters,
-    Request,
-    Server,
-    ServerKnobs,
-)
+from sim.compiled.layout import Block, Cluster, Instance, Life, Medium, Parameters, Request, Server, ServerKnobs
 from sim.compiled.ledger import (
     close_block,
     collect_in_flight,

@@ -10,13 +10,10 @@ import numpy.typing as npt
 
 from policies.chance import derived_seed
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
-from policies.jit import entry
 from policies.vocabulary import NS_PER_S
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec
-from sim.compiled.errors import UnsupportedScenario
-from sim.compiled.faults import BEGINS, ENDS, plan_fault
-from sim.compiled.layout import (
+from sim.compiled.codes import (
     BLOCKS_FULL,
     COME_UP,
     CRASH,
@@ -31,34 +28,27 @@ from sim.compiled.layout import (
     SQUEEZE,
     STRAGGLE,
     TAKE_OUT,
+)
+from sim.compiled.errors import UnsupportedScenario
+from sim.compiled.faults import BEGINS, ENDS, plan_cluster_fault
+from sim.compiled.layout import (
     BatchRow,
     BlockRow,
     Cluster,
     Device,
     PaceChange,
-    Parameters,
     ReadingRow,
     RequestRow,
     RestartRow,
     Stages,
 )
-from sim.compiled.program import Numbers, Program, addressed, margin
-from sim.compiled.rows import server_at
+from sim.compiled.program import Program, addressed, margin
 from sim.faults import poisoned_requests
 from sim.network import LINKS
 
 MOST_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
 _FIRST_ROWS = 1024  # of a list of records
 Planned = tuple[int, int, int, int, int, float]
-
-
-@entry
-def plan_cluster_fault(
-    row: Numbers, parameters: Numbers, due_ns: int, server: int, order: int, what: int, argument: int, factor: float
-) -> None:
-    """Put a fault on a cluster's list."""
-    c, p = Cluster(row), Parameters(parameters)
-    plan_fault(c, p, server_at(c, p, server), due_ns, order, what, argument, factor)
 
 
 def request_row(segments: int) -> np.dtype[Any]:

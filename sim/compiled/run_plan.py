@@ -11,9 +11,9 @@ from policies.compiled.milp import Replan
 from policies.compiled.sheet import blank_sheet
 from policies.errors import WorkError
 from policies.jit import Ints
+from sim.compiled.codes import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.compiled.decide import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.compiled.program import addressed
 from sim.compiled.run import RunRow
 

@@ -8,9 +8,10 @@ from math import exp, log
 import numpy as np
 import numpy.typing as npt
 
-from policies.compiled.record import Record
+from policies.compiled.record import INT, REAL, Record
 from policies.jit import Ints, Reals, entry, ints
-from sim.compiled.layout import COMPLETED, Parameters, RequestRow, Stages
+from sim.compiled.codes import COMPLETED
+from sim.compiled.layout import Parameters, RequestRow, Stages
 from sim.compiled.program import Program
 from sim.compiled.run import RunRow
 
@@ -20,14 +21,10 @@ _SERVERS_AT = RequestRow.size + Stages.size + 1
 
 
 class _Tally(Record):
-    counted: int
-    unfinished: int
-    sum_s: float
-    squares: float
-    accuracy: float
-    moves: int
-    p50_s: float
-    p99_s: float
+    counted = unfinished = INT
+    sum_s = squares = accuracy = REAL
+    moves = INT
+    p50_s = p99_s = REAL
 
 
 @entry

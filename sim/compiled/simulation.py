@@ -10,7 +10,6 @@ import numpy as np
 from policies.errors import WorkError
 from policies.faults import NO_LABEL, OUT_OF_MEMORY
 from policies.interfaces import RoutingPolicy
-from policies.jit import Ints, entry
 from policies.plan_of import plan_of
 from policies.records import (
     BatchRecord,
@@ -26,10 +25,7 @@ from policies.records import (
 from policies.reward import RewardTerms
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, Decide, HeadKey, ServerView, WorkKey
 from sim.cluster import ClusterSpec, RunSpec
-from sim.compiled.columns import request_columns
-from sim.compiled.decide import run_cluster
-from sim.compiled.errors import problem_of
-from sim.compiled.layout import (
+from sim.compiled.codes import (
     ASKED,
     COMPLETED,
     DEADLINE,
@@ -43,18 +39,13 @@ from sim.compiled.layout import (
     SERVER_LOST,
     TOO_LARGE,
     UNLABELLED,
-    Cluster,
-    Credit,
-    Device,
-    HeadSeen,
-    Parameters,
-    Server,
-    ServerSeen,
-    WorkSeen,
 )
-from sim.compiled.observation import code_of
-from sim.compiled.program import Numbers, program_of
-from sim.compiled.rows import key_at, request_at, server_at
+from sim.compiled.columns import request_columns
+from sim.compiled.decide import run_cluster
+from sim.compiled.errors import problem_of
+from sim.compiled.layout import Credit, Device, HeadSeen, Server, ServerSeen, WorkSeen
+from sim.compiled.observation import read_view
+from sim.compiled.program import program_of
 from sim.compiled.run import RunRow
 from sim.compiled.run_plan import NO_ANSWER, NO_PLAN, NO_SHEET, run_to_end
 
@@ -62,35 +53,8 @@ REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "
            MEMORY: OUT_OF_MEMORY, NO_REASON: ""}  # fmt: skip
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
-
-
-@entry
-def read_view(row: Numbers, parameters: Numbers, out: Ints) -> None:
-    """What a router may know, in one list: `HeadSeen`, then for each server `ServerSeen` and its work, oldest first."""
-    c, p, head = Cluster(row), Parameters(parameters), HeadSeen(out)
-    request = request_at(c, p, c.slot)
-    head.segment, head.previous_width, head.location = request.segment, request.previous_width, request.location
-    head.candidates, head.entered_ns = c.candidates, request.entered_ns
-    head.fifo_length, head.completed = c.fifo_length, c.completed
-    at = _HEAD_SEEN
-    for index in range(p.servers):
-        server, seen = server_at(c, p, index), ServerSeen(out, at)
-        seen.is_valid = code_of(c, p, index, request.segment) != 0
-        seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
-        seen.utilization, seen.power_w = server.seen_utilization, server.seen_power_w
-        seen.keys = 0
-        for key in range(p.keys):
-            queue = key_at(p, server, key)
-            if queue.outstanding > 0:
-                place = seen.keys
-                while place > 0 and WorkSeen(seen, _SERVER_SEEN, place - 1).since > queue.since:
-                    before, work = WorkSeen(seen, _SERVER_SEEN, place - 1), WorkSeen(seen, _SERVER_SEEN, place)
-                    work.since, work.key, work.requests = before.since, before.key, before.requests
-                    place -= 1
-                work = WorkSeen(seen, _SERVER_SEEN, place)
-                work.since, work.key, work.requests = queue.since, key, queue.outstanding
-                seen.keys += 1
-        at += _SERVER_SEEN + seen.keys * _WORK_SEEN
+_UTILIZATION, _POWER = ServerSeen.offsets["utilization"], ServerSeen.offsets["power_w"]
+_KEY, _REQUESTS = WorkSeen.offsets["key"], WorkSeen.offsets["requests"]
 
 
 def _require(is_so: bool, otherwise: str) -> None:
@@ -117,7 +81,7 @@ class CompiledSimulation:
         self._answer = NO_ANSWER
         work = len(self._program.keys) * _WORK_SEEN
         self._seen = np.zeros(_HEAD_SEEN + self._program.servers * (_SERVER_SEEN + work), np.int64)
-        self._head = HeadSeen(self._seen)
+        self._widths = (IMAGE, *cluster.router.widths)
         self._keys = [WorkKey(*key) for key in self._program.keys]
         self._masks = [[tuple(widths) for widths in server] for server in cluster.router.holds]
 
@@ -201,33 +165,33 @@ class CompiledSimulation:
             c.credits = 0
 
     def _view(self) -> ClusterView:
-        run, widths, head = self._run, self._program.widths, self._head
-        read_view(run.row, run.shape.parameters, self._seen)
-        segment, at, servers = head.segment + 1, _HEAD_SEEN, []
-        location = ANYWHERE if self.cluster.router.block_key == "any" else head.location
+        run = self._run
+        length = read_view(run.row, run.shape.parameters, self._seen)
+        numbers, reals = self._seen[:length].tolist(), self._seen[:length].view(np.float64).tolist()
+        segment, x, location, candidates, entered_ns, fifo_length, completed = numbers[:_HEAD_SEEN]
+        if self.cluster.router.block_key == "any":
+            location = ANYWHERE
+        servers, at = [], _HEAD_SEEN
         for masks in self._masks:
-            seen = ServerSeen(head, at)
-            end = at + _SERVER_SEEN + seen.keys * _WORK_SEEN
-            work = self._seen[at + _SERVER_SEEN : end].tolist()
+            first, at = at, at + _SERVER_SEEN
+            is_valid, requests, blocks, vram_bytes, _, _, keys = numbers[first:at]
+            end = at + keys * _WORK_SEEN
+            work = zip(numbers[at + _KEY : end : _WORK_SEEN], numbers[at + _REQUESTS : end : _WORK_SEEN], strict=True)
             servers.append(
                 ServerView(
-                    valid=bool(seen.is_valid),
-                    widths=masks[segment - 1],
-                    outstanding_requests=seen.requests,
-                    outstanding_blocks=seen.blocks,
-                    outstanding={
-                        self._keys[key]: n for key, n in zip(work[1::_WORK_SEEN], work[2::_WORK_SEEN], strict=True)
-                    },
-                    utilization=seen.utilization,
-                    power_w=seen.power_w,
-                    vram_used_bytes=seen.vram_bytes,
+                    valid=bool(is_valid),
+                    widths=masks[segment],
+                    outstanding_requests=requests,
+                    outstanding_blocks=blocks,
+                    outstanding={self._keys[key]: n for key, n in work},
+                    utilization=reals[first + _UTILIZATION],
+                    power_w=reals[first + _POWER],
+                    vram_used_bytes=vram_bytes,
                 )
             )
             at = end
-        key = HeadKey(segment, (IMAGE, *widths)[head.previous_width], location)
-        return ClusterView(
-            self.now_ns, key, head.candidates, head.entered_ns, head.fifo_length, head.completed, tuple(servers)
-        )
+        head = HeadKey(segment + 1, self._widths[x], location)
+        return ClusterView(self.now_ns, head, candidates, entered_ns, fifo_length, completed, tuple(servers))
 
     # ------------------------------------------------------------------------------------------------------ records
 
@@ -288,7 +252,7 @@ class CompiledSimulation:
     def _head_of(self, line: int) -> HeadKey:
         rest, place = divmod(line, self._program.servers + 2)
         segment, x = divmod(rest, self._program.width_count + 1)
-        return HeadKey(segment + 1, (IMAGE, *self._program.widths)[x], place - 2)
+        return HeadKey(segment + 1, self._widths[x], place - 2)
 
     def _blocks(self) -> tuple[BlockRecord, ...]:
         found = self._run.records.blocks[: self._run.cluster.block_rows].tolist()
@@ -310,7 +274,7 @@ class CompiledSimulation:
         )
 
     def _batches(self) -> tuple[BatchRecord, ...]:
-        widths = (IMAGE, *self._program.widths)
+        widths = self._widths
         return tuple(
             BatchRecord(
                 server=server,

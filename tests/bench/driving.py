@@ -18,7 +18,8 @@ from policies.jit import singles
 from policies.vocabulary import Choice, ClusterView
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled.agenda import advance, decide
-from sim.compiled.layout import ASKED, ENDED, Cluster, Parameters
+from sim.compiled.codes import ASKED, ENDED
+from sim.compiled.layout import Cluster, Parameters
 from sim.compiled.observation import code_of, write_observation
 from sim.compiled.program import program_of
 from sim.compiled.rows import request_at

@@ -34,7 +34,7 @@ from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from sim.accuracy import MatrixCorrectness
 from sim.cluster import Simulation
 from sim.compiled import run_plan
-from sim.compiled.layout import REQUESTS_FULL
+from sim.compiled.codes import REQUESTS_FULL
 from sim.compiled.program import Program, Shape, margin
 from sim.compiled.run import RunRow
 from sim.compiled.simulation import CompiledSimulation

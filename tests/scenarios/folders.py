@@ -14,7 +14,7 @@ from policies.records import RunRecord
 from policies.vocabulary import Provenance
 from scenarios.files.documents import write_json, write_text
 from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.fidelity import validate_results, validation_run
+from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.folder import RunFolder, environment
@@ -53,6 +53,15 @@ def summary(record: RunRecord, **changes: Any) -> Result:
     of_window = {key: changes.pop(key) for key in ("warmup_s", "horizon_s", "deadline_s") if key in changes}
     result = summarise(record, replace(LABEL, **changes), replace(WINDOW, **of_window), wall_s=0.1, prior=prior)
     return result if context is None else diagnosed(result, context)
+
+
+def validation_run(simulated: Result, hardware: Result, **changes: Any) -> ValidationRun:
+    """A pair that is its only repeat, but for the changes."""
+    told: ValidationRun = {
+        "kind": "pair", "router": simulated["router"], "load": None, "rate_img_s": None, "seed": simulated["seed"],
+        "repeat": 0, "simulated": simulated, "hardware": hardware, "backlog_growth": None, "scale": None, "pace": None,
+    }  # fmt: skip
+    return {**told, **changes}  # type: ignore[typeddict-item]
 
 
 def run_folder(

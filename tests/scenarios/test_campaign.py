@@ -289,7 +289,7 @@ def test_an_interrupted_validation_keeps_each_run(
                 raise KeyboardInterrupt
             yield each
 
-    monkeypatch.setattr(validation, "load_dataset", lambda name: None)
+    monkeypatch.setattr(validation, "load_measured", lambda *_: None)
 
     def validate() -> Validation:
         model = ModelFile(tmp_path / "none", None)

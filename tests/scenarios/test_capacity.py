@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,8 @@ import pytest
 
 from policies.errors import InputError
 from scenarios.cli import main
-from scenarios.runs import capacity as room
 from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import capacity
+from scenarios.runs.capacity import Capacity, Search, backlog_is_steady, capacity
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
@@ -27,9 +27,9 @@ def world_of(folder: Path, workload: str = POISSON, more: str = "") -> World:
     return load_world(path)
 
 
-def search(world: World, **changes: Any) -> room.Capacity:
-    settings = {"seeds": (0,), "duration_s": 0.4, "precision": 0.25, **changes}
-    return capacity(world, lambda: world.router("sticky"), "sticky", room.Search(**settings))
+def search(world: World, is_steady: Any = backlog_is_steady, **changes: Any) -> Capacity:
+    settings = replace(Search("sticky", (0,), duration_s=0.4, precision=0.25), **changes)
+    return capacity(world, lambda: world.router("sticky"), settings, is_steady=is_steady)
 
 
 def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound(tmp_path: Path) -> None:
@@ -41,29 +41,29 @@ def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound
     assert (found.workload, found.seeds) == ("poisson", (0,))
 
 
-def stable_below(monkeypatch: pytest.MonkeyPatch, limits_img_s: dict[int, float]) -> list[tuple[int, float]]:
-    """Instead of simulating: a run is stable below its seed's limit. The runs that were asked for."""
-    asked = []
+class Limits:
+    """Instead of simulating: a run is stable below its seed's limit. `asked` are the runs."""
 
-    def steady(world: World, policy: Any, scale: float, seed: int, *rest: Any) -> bool:
-        asked.append((seed, scale * (world.rate_img_s or 0.0)))
-        return asked[-1][1] < limits_img_s[seed]
+    def __init__(self, limits_img_s: dict[int, float]) -> None:
+        self.limits_img_s = limits_img_s
+        self.asked: list[tuple[int, float]] = []
 
-    monkeypatch.setattr(room, "_backlog_is_steady", steady)
-    return asked
+    def __call__(self, world: World, policy: Any, scale: float, seed: int, search: Search) -> bool:
+        self.asked.append((seed, scale * (world.rate_img_s or 0.0)))
+        return self.asked[-1][1] < self.limits_img_s[seed]
 
 
-def test_most_seeds_decide_and_no_more_are_run_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_seeds_decide_and_no_more_are_run_than_needed(tmp_path: Path) -> None:
     """Of three the middle one, of two the lower: a tie is not stable."""
     world = world_of(tmp_path)
-    asked = stable_below(monkeypatch, {0: 100.0, 1: 300.0, 2: 200.0})
-    three = search(world, seeds=(0, 1, 2), precision=0.01)
+    limits = Limits({0: 100.0, 1: 300.0, 2: 200.0})
+    three, asked = search(world, limits, seeds=(0, 1, 2), precision=0.01), limits.asked
     assert three.stable_img_s < 200 <= three.unstable_img_s <= 1.011 * three.stable_img_s
     assert three.runs == len(asked)
     rates = {rate for _, rate in asked}
     assert len(asked) < 3 * len(rates)
     assert sum(rate >= 300 for _, rate in asked) == 2 * len({rate for rate in rates if rate >= 300})
-    two = search(world, seeds=(1, 2), precision=0.01)
+    two = search(world, limits, seeds=(1, 2), precision=0.01)
     assert two.stable_img_s < 200 <= two.unstable_img_s
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from policies.ppo.spec import PolicySpec
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.gym import ID
+from scenarios.metrics.result import Simulator
 from scenarios.runs.capacity import Search, capacity
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.compiling import compiling_text, telling
@@ -49,6 +49,7 @@ WORLDS = {
     "bursts": "workload: {kind: mmpp, rate_img_s: 900, burst_factor: 4, burst_share: 0.2, dwell_s: 0.1}\nend: cut",
     "faults": OLD + FAULTS,
 }
+ENGINES: tuple[Simulator, ...] = ("simpy", "compiled")
 ROUTERS = ("random", "jsq", "shortest-delay", "slackfit", "ladder", "drawn.safetensors", "likeliest.safetensors")
 
 
@@ -127,9 +128,9 @@ def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.C
 def test_the_capacity_is_the_same(tmp_path: Path) -> None:
     """As many runs, between the same rates."""
     world = world_of(tmp_path)
-    reference = Search((0,), duration_s=0.5, precision=0.3)
-    searches = (reference, replace(reference, engine="compiled"))
-    ours, theirs = (capacity(world, lambda: world.router("jsq"), "jsq", search) for search in searches)
+    ours, theirs = (
+        capacity(world, lambda: world.router("jsq"), Search("jsq", (0,), 0.5, 0.3, engine=engine)) for engine in ENGINES
+    )
     assert ours == theirs
     assert ours.runs > 1
 

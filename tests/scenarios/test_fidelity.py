@@ -17,7 +17,6 @@ from scenarios.metrics.fidelity import (
     middle_load,
     reference_img_s,
     validate_results,
-    validation_run,
 )
 from scenarios.metrics.result import Result
 from scenarios.show.validation import (
@@ -27,7 +26,7 @@ from scenarios.show.validation import (
     stages_table,
     validation_notes,
 )
-from tests.scenarios.folders import summary
+from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
 HARDWARE: Any = {"mode": "hardware", "engine": "torch"}

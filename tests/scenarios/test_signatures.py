@@ -291,7 +291,7 @@ def test_the_command_line_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (found["name"], found["threshold"]) == ("accuracy collapse", 0.05)
     folder = tmp_path / "run"
     assert main(["compare", str(path), "--router", "fixed:0.5,0.5", "--router", "sticky", "--out", str(folder)]) == 0
-    assert "Signature: fixed:0.5,0.5 shows accuracy collapse (2 of 2 runs)." in capsys.readouterr().out
+    assert "Signature of a failure: fixed:0.5,0.5 shows accuracy collapse (2 of 2 runs)." in capsys.readouterr().out
     assert "fixed:0.5,0.5 shows accuracy collapse (2 of 2 runs)" in build_report(folder).read_text()
 
 

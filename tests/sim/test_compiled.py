@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.compiled.layout import LARGEST, RANDOM_WIDTH
 from policies.compiled.plan import PlanRow
+from policies.compiled.rules import LARGEST, RANDOM_WIDTH
 from policies.errors import WorkError
 from policies.faults import Crash, Outage, Supervision
 from policies.observation import masks
@@ -23,7 +23,7 @@ from policies.vocabulary import NS_PER_S, Choice
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled import UnsupportedScenario
-from sim.compiled.layout import BLOCKS_FULL, INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
+from sim.compiled.codes import BLOCKS_FULL, INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
 from sim.compiled.program import Program, Shape, margin, program_of
 from sim.compiled.rollout import Rollouts
 from sim.compiled.run import RunRow

@@ -1,0 +1,32 @@
+"""Numbers that stand for words in a cluster's row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from policies.compiled.layout import NONE
+
+__all__ = ["NONE"]
+
+NEVER: Final = 1 << 62
+ALONE: Final = -1  # the line of a request that shares no block
+FIRST_DRAW: Final = 1 << 32  # `sim.server._FIRST`: the hash's numbers of a device's first state
+LOGS_TABULATED: Final = 1 << 15
+
+# Why `advance` came back.
+ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE = range(1, 9)
+
+# An instance's state.
+LOADING, FREE, BUSY, UNLOADING = range(4)
+
+# A request's fate.
+COMPLETED, IN_FLIGHT, FAILED = range(3)
+
+# Why a request was tried again or given up (`REASONS` are their names in records).
+NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY = range(6)
+
+# Whether labels are drawn from a table, or replayed from a matrix.
+DRAWN, REPLAYED = range(2)
+
+# What a fault does.
+TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)

@@ -1,0 +1,142 @@
+"""Data sets of the user's own: a folder of images, or a class; what is wrong is one line with its place and remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hw.datasets import dataset_label, load_dataset
+from hw.training import TrainingKnobs, recipe
+from policies.errors import InputError
+
+
+def image(path: Path, grey: int = 100, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> None:
+    """One image, of one shade."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, grey if mode == "L" else (grey, grey, 0)).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes with two images to train on and one to test on, 6 wide and 4 high."""
+    root = tmp_path / "pets"
+    for name, grey in (("cat", 50), ("dog", 150)):
+        for number in range(2):
+            image(root / "train" / name / f"{number}.png", grey + 10 * number)
+        image(root / "test" / name / "0.png", grey)
+    return root
+
+
+def test_a_folder_is_read_as_torchvision_lays_it_out(folder: Path) -> None:
+    """Classes by their names, images as (C, H, W), normalised by the training images."""
+    data = load_dataset(str(folder))
+    assert data.train_images.shape == (4, 3, 4, 6)
+    assert data.test_images.dtype == np.float32
+    assert (data.train_labels.tolist(), data.test_labels.tolist(), data.classes) == ([0, 0, 1, 1], [0, 1], 2)
+    assert data.train_images.mean(axis=(0, 2, 3)) == pytest.approx([0, 0, 0], abs=1e-6)
+    assert data.train_images[:, 0].std() == pytest.approx(1, abs=1e-5)
+    assert (data.train_images[:, 2] == 0).all(), "a channel that says nothing stays finite"
+    assert data.test_images[0, 0, 0, 0] == data.train_images[0, 0, 0, 0] < data.test_images[1, 0, 0, 0]
+
+
+def test_grey_images_have_one_channel(folder: Path) -> None:
+    """If all are; one with colour makes three of them all."""
+    for path in folder.rglob("*.png"):
+        image(path, 7 * len(path.read_bytes()) % 256, mode="L")
+    assert load_dataset(str(folder)).train_images.shape == (4, 1, 4, 6)
+    image(folder / "test" / "cat" / "0.png")
+    assert load_dataset(str(folder)).train_images.shape == (4, 3, 4, 6)
+
+
+def test_a_folder_is_known_by_its_content(folder: Path) -> None:
+    """By no path of the machine; another image, or name, is another set."""
+    label = dataset_label(str(folder))
+    assert label.startswith("pets@")
+    assert load_dataset(str(folder)).name == label
+    assert str(folder.parent) not in label
+    image(folder / "train" / "cat" / "0.png", 51)
+    changed = dataset_label(str(folder))
+    (folder / "train" / "cat" / "0.png").rename(folder / "train" / "cat" / "9.png")
+    assert len({label, changed, dataset_label(str(folder))}) == 3
+
+
+def cut(path: Path) -> None:
+    """An image's file without its end."""
+    path.write_bytes(path.read_bytes()[:45])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda root: (root / "test").rename(root / "tests"), r"has no folder 'test'; images lie in train/CLASS"),
+        (lambda root: (root / "train" / "dog").rename(root / "train" / "dgo"), "same classes.*: dgo, dog"),
+        (lambda root: [path.unlink() for path in (root / "test" / "dog").iterdir()], "test: .*dog"),
+        (lambda root: image(root / "train" / "dog" / "7.png", size=(9, 9)), r"7\.png has 9 x 9 .* 6 x 4; make all"),
+        (lambda root: (root / "train" / "dog" / "7.png").write_bytes(b"no image"), r"7\.png: no readable image"),
+        (lambda root: cut(root / "test" / "dog" / "0.png"), r"0\.png: no readable image"),
+    ],
+    ids=["no test", "other classes", "no images", "another size", "no image", "cut short"],
+)  # fmt: skip
+def test_what_is_wrong_with_a_folder(spoil: Callable[[Path], Any], words: str, folder: Path) -> None:
+    """Names the file or folder, and what to do."""
+    spoil(folder)
+    with pytest.raises(InputError, match=f"model: dataset: .*{words}"):
+        load_dataset(str(folder))
+
+
+def pair(count: int = 3, shape: tuple[int, ...] = (1, 2, 2), labels: list[Any] | None = None) -> tuple[Any, Any]:
+    return np.arange(count * int(np.prod(shape)), dtype=float).reshape(count, *shape), np.array(labels or [0, 1, 1])
+
+
+def own(monkeypatch: pytest.MonkeyPatch, train: Any, test: Any) -> str:
+    """A module with a class that gives these."""
+    module = ModuleType("users_images")
+    module.Mine = lambda: SimpleNamespace(train=train, test=test)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "users_images", module)
+    return "users_images:Mine"
+
+
+def test_a_class_gives_images_and_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called without arguments; numbers of any kind are normalised."""
+    data = load_dataset(own(monkeypatch, pair(), pair()))
+    assert (data.name, data.classes) == ("users_images:Mine", 2)
+    assert data.train_images.dtype == np.float32
+    assert data.train_images.mean() == pytest.approx(0, abs=1e-6)
+    assert (data.train_images == data.test_images).all()
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (3, pair(), r"train must be a pair: images \(n, C, H, W\) and labels"),
+        (pair(shape=(2, 2)), pair(), r"train: images .* of the shape \(n, C, H, W\), found float64 \(3, 2, 2\)"),
+        (pair(), pair(0), "test: images must be numbers"),
+        (pair(), (pair()[0], ["a", "b", "c"]), r"test: labels must be \(3,\) whole numbers from 0, found"),
+        (pair(), pair(labels=[0, 1, -1]), "test: labels must be"),
+        (pair(), pair(labels=[0, 1, 2]), "test has the label 2; labels of train end at 1"),
+        (pair(), pair(shape=(1, 3, 3)), "must be alike"),
+        ((np.full((3, 1, 2, 2), np.nan), np.array([0, 1, 1])), pair(), "finite"),
+    ],
+)  # fmt: skip
+def test_what_a_class_gives_is_checked(train: Any, test: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that names the class, what it gave and what it must give."""
+    with pytest.raises(InputError, match=f"model: dataset: users_images:Mine: .*{words}|dataset: users.*{words}"):
+        load_dataset(own(monkeypatch, train, test))
+
+
+def test_a_class_that_cannot_be_made() -> None:
+    """Missing, or failing."""
+    for name, words in (("no_such_module_here:Mine", "ModuleNotFoundError"), ("hw.datasets:Dataset", "TypeError")):
+        with pytest.raises(InputError, match=f"'{name}' could not be made: {words}"):
+            load_dataset(name)
+
+
+def test_sets_of_ones_own_are_trained_on_by_the_default_recipe() -> None:
+    assert recipe("pets@0123", "slimresnet-tiny") == TrainingKnobs()
