@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from calibrate.pace import PaceLook
 from calibrate.plan import Point
 from calibrate.samples import Samples
+from calibrate.slowdown import SlowdownLook
 from policies.vocabulary import Provenance
 
 
@@ -21,7 +21,7 @@ class Loop:
 
     Attributes:
         waited_s: how long the process was ready but had no core, because other programs had it.
-        references_s: for each repeat the time of a fixed piece of work beside it (`calibrate.pace`); empty on a GPU.
+        references_s: of a fixed piece of work beside each repeat (`calibrate.slowdown`); empty on a GPU.
     """
 
     repeats_s: Sequence[float]
@@ -111,13 +111,13 @@ class SoloResult:
     """A round of a solo point; `samples` in seconds.
 
     Attributes:
-        samples: the repeats at the device's full pace; all of them, where it never had it (`is_slow`).
+        samples: the repeats at the device's full speed; all of them, where it never had it (`is_slow`).
         slow: the others; None where there are none.
-        passes, slow_passes: of all tries, and how many of them were not at full pace.
+        passes, slow_passes: of all tries, and how many of them were not at full speed.
         reference_s: the median reference beside `samples`; 0 without references.
         least_reference_s: the least one beside any pass, but for a few per cent that are flukes.
         disturbed_share: of its time, what other programs took.
-        tries: how often it was measured, because of them or for want of full pace; the best one is kept.
+        tries: how often it was measured, because of them or for want of full speed; the best one is kept.
     """
 
     samples: Samples
@@ -143,9 +143,9 @@ class TogetherResult:
     """Mean seconds a batch, alone just before and together, for each member; 0.0 together where none was finished.
 
     Attributes:
-        alone_reference, together_reference: how much longer than at full pace a fixed piece of work took meanwhile, for
-            each member; 1.0 where the passes were picked at full pace, or nothing tells.
-        is_slow: some member never had full pace alone.
+        alone_reference, together_reference: how much longer than at full speed a fixed piece of work took meanwhile,
+            for each member; 1.0 where the passes were picked at full speed, or nothing tells.
+        is_slow: some member never had full speed alone.
         disturbed_share, tries: see `SoloResult`.
     """
 
@@ -167,7 +167,7 @@ class TogetherResult:
 class WatchResult:
     """How the device's own speed came and went."""
 
-    pace: PaceLook
+    slowdown: SlowdownLook
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Result]] = {
         **{**raw, "samples": _samples(raw["samples"]), "slow": _samples(raw["slow"]) if raw["slow"] else None}
     ),
     "TogetherResult": lambda raw: _together(raw),
-    "WatchResult": lambda raw: WatchResult(PaceLook(**raw["pace"])),
+    "WatchResult": lambda raw: WatchResult(SlowdownLook(**(raw.get("slowdown") or raw["pace"]))),  # its former name
     "HoldResult": lambda raw: HoldResult(tuple(raw["loads_s"]), tuple(raw["unloads_s"]), raw["vram_bytes"]),
     "TimesResult": lambda raw: TimesResult(_samples(raw["samples"])),
     "SteadyResult": lambda raw: SteadyResult(_steady(raw["load"])),

@@ -25,10 +25,10 @@ from calibrate.bench import Bench, SoloResult, WatchResult
 from calibrate.costs import Key
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, predict_solo_s
 from calibrate.measure import perform
-from calibrate.pace import PaceLook
 from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together, Watch, estimate_s
 from calibrate.samples import Pooled
 from calibrate.sharing import Floats, observed_sets, predict_slow_downs
+from calibrate.slowdown import SlowdownLook
 from policies.errors import InputError
 from sim.profile import LatencyCurve, Profile
 from sim.tables import sharing_of
@@ -256,7 +256,7 @@ class _Visit:
     """A device that a profile is checked on.
 
     Attributes:
-        pace: how the device's own speed comes and goes now; points and sets are compared at its full pace.
+        slowdown: how the device's own speed comes and goes now; points and sets are compared at its full speed.
         slow_factor: how much longer passes take in a slow spell; from the profile, else as the reference does.
         exponent: what makes the reference x times slower makes passes x to this power slower.
     """
@@ -264,7 +264,7 @@ class _Visit:
     bench: Bench
     profile: Profile
     curves: Mapping[Key, LatencyCurve]
-    pace: PaceLook
+    slowdown: SlowdownLook
     slow_factor: float
     exponent: float
 
@@ -273,13 +273,15 @@ class _Visit:
         curves = _curves(profile)
         seen = perform(bench, Watch(Point(*min(curves), 1)), replace(EFFORT, min_s=WATCH_S), _guess(curves))
         assert isinstance(seen, WatchResult)
-        known = profile.pace
-        slow_factor = seen.pace.slow_reference if known is None else known.slow_factor
-        return cls(bench, profile, curves, seen.pace, slow_factor, 1.0 if known is None else known.reference_exponent)
+        known = profile.slowdown
+        slow_factor = seen.slowdown.slow_reference if known is None else known.slow_factor
+        return cls(
+            bench, profile, curves, seen.slowdown, slow_factor, 1.0 if known is None else known.reference_exponent
+        )
 
     def solo(self, point: Point) -> Pair:
-        """A point alone, at full pace; what never had it is brought there."""
-        result = perform(self.bench, Solo(point), EFFORT, _guess(self.curves), self.pace)
+        """A point alone, at full speed; what never had it is brought there."""
+        result = perform(self.bench, Solo(point), EFFORT, _guess(self.curves), self.slowdown)
         assert isinstance(result, SoloResult)
         measured_s = Pooled.of([result.samples]).quantile(0.5) / (self.slow_factor if result.is_slow else 1.0)
         return Pair(str(point), (predict_solo_s(self.curves[point.key], point.batch),), (measured_s,))
@@ -292,7 +294,7 @@ class _Visit:
         """
         now_s = {point: min(self.bench.solo(point, 1, 3, 0.0).repeats_s) for point in dict.fromkeys(points)}
         step = Together(points, across=across)
-        result = perform(self.bench, step, EFFORT, now_s.__getitem__, self.pace)
+        result = perform(self.bench, step, EFFORT, now_s.__getitem__, self.slowdown)
         (observed,) = observed_sets([(step, result)], held_out=False, reference_exponent=self.exponent)
         if len(observed.seen) < len(points):
             return []

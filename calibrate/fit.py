@@ -33,7 +33,6 @@ from calibrate.errors import (
     stated,
 )
 from calibrate.measure import DISTURBED, Measurement, undisturbed
-from calibrate.pace import SHORTEST_SPELL_S, SLACK, UNSEEN, PaceLook
 from calibrate.plan import Dispatch, Hold, Point, Solo, Together, Transfer
 from calibrate.samples import Pooled
 from calibrate.sharing import (
@@ -46,6 +45,7 @@ from calibrate.sharing import (
     predicted_and_seen,
     sharing_from,
 )
+from calibrate.slowdown import SHORTEST_SPELL_S, SLACK, UNSEEN, SlowdownLook
 from policies.vocabulary import Provenance
 from sim.profile import (
     AT_ONCE,
@@ -58,15 +58,15 @@ from sim.profile import (
     LatencyCurve,
     Link,
     Memory,
-    Pace,
     Power,
     Profile,
     Range,
     Sensor,
+    Slowdown,
     StatedError,
 )
 
-MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full pace
+MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full speed
 SPELL_SHARE = 0.2  # of a point's passes: fewer slow ones are interrupts
 FEWEST_RATIOS = 5  # points with spells, to tell what they do to passes
 EXPONENTS = (0.5, 1.5)  # within reason, of how a pass slows down with the reference
@@ -107,7 +107,7 @@ def fit(
     facts: DeviceFacts,
     name: str,
     omitted: Sequence[str] = (),
-    seen: PaceLook = UNSEEN,
+    seen: SlowdownLook = UNSEEN,
 ) -> Profile:
     """The profile of one device running one model.
 
@@ -119,16 +119,16 @@ def fit(
         ValueError: a key of the model was not measured (the profile would not be whole).
     """
     measurements, seen = _hindsight(measurements, seen)
-    pace = _pace_fit(measurements, seen)
-    solo = _solo_points(measurements, facts.cores, pace, held_out=False)
+    slowdown = _slowdown_fit(measurements, seen)
+    solo = _solo_points(measurements, facts.cores, slowdown, held_out=False)
     steady = power_points(measurements, facts.power, held_out=False)
     curves = _curves(solo, steady, costs, facts)
     hosted = facts.info.kind == "cpu"
-    sets = _observed(measurements, pace, held_out=False)
+    sets = _observed(measurements, slowdown, held_out=False)
     concurrency = fit_concurrency(below_cap(sets, curves, facts.power, hosted=hosted), curves, hosted=hosted)
     power = fit_power_cap(sets, curves, concurrency, facts.power, hosted=hosted) if steady else facts.power
     instances = tuple(_instance(step, result) for step, result in measurements if isinstance(step, Hold))
-    errors = tuple(_errors(measurements, solo, curves, concurrency, costs, facts, pace))
+    errors = tuple(_errors(measurements, solo, curves, concurrency, costs, facts, slowdown))
     info = facts.info.model_copy(update={"stamps": {**facts.info.stamps, **_disturbances(measurements)}})
     return Profile(
         schema=SCHEMA,
@@ -143,7 +143,7 @@ def fit(
         concurrency=concurrency,
         power=metered(power, measurements),
         sensor=facts.sensor,
-        pace=pace.model,
+        slowdown=slowdown.model,
         link=_link(measurements),
         errors=errors,
         ranges=tuple(_ranges(measurements, curves)),
@@ -151,11 +151,11 @@ def fit(
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- pace
+# ----------------------------------------------------------------------------------------------------------- slowdown
 
 
 @dataclass(frozen=True, slots=True)
-class PaceFit:
+class SlowdownFit:
     """How the device's own speed came and went.
 
     Attributes:
@@ -166,13 +166,13 @@ class PaceFit:
 
     factor: float
     reference_exponent: float
-    model: Pace | None
+    model: Slowdown | None
 
 
-def _pace_fit(measurements: Iterable[Measurement], seen: PaceLook) -> PaceFit:
+def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> SlowdownFit:
     """Of the watched spells; what they do to passes is told by the points that had passes of both kinds."""
     if not seen.best_s:
-        return PaceFit(1.0, 1.0, None)
+        return SlowdownFit(1.0, 1.0, None)
     solos = [r for s, r in measurements if isinstance(s, Solo) and isinstance(r, SoloResult) and not s.held_out]
     ratios = [
         Pooled.of([r.slow]).quantile(0.5) / Pooled.of([r.samples]).quantile(0.5)
@@ -184,7 +184,7 @@ def _pace_fit(measurements: Iterable[Measurement], seen: PaceLook) -> PaceFit:
     exponent = float(np.log(factor) / np.log(seen.slow_reference)) if told and seen.slow_reference > SLACK else 1.0
     slow, every = sum(r.slow_passes for r in solos), sum(r.passes for r in solos)
     slow_s, full_s = factor * slow, float(every - slow)
-    model = Pace(
+    model = Slowdown(
         slow_factor=factor,
         slow_share=min(MOST_SLOW, slow_s / (slow_s + full_s)) if every else seen.slow_share,
         mean_slow_s=seen.mean_slow_s or SHORTEST_SPELL_S,
@@ -192,11 +192,11 @@ def _pace_fit(measurements: Iterable[Measurement], seen: PaceLook) -> PaceFit:
         reference_exponent=min(max(exponent, EXPONENTS[0]), EXPONENTS[1]),
         provenance=Provenance.MEASURED,
     )
-    return PaceFit(factor, model.reference_exponent, model)
+    return SlowdownFit(factor, model.reference_exponent, model)
 
 
-def _hindsight(measurements: Sequence[Measurement], seen: PaceLook) -> tuple[list[Measurement], PaceLook]:
-    """With the best reference of all: what was full pace beside a worse one was a slow spell."""
+def _hindsight(measurements: Sequence[Measurement], seen: SlowdownLook) -> tuple[list[Measurement], SlowdownLook]:
+    """With the best reference of all: what was full speed beside a worse one was a slow spell."""
     least = [r.least_reference_s for _, r in measurements if isinstance(r, SoloResult) and r.least_reference_s]
     if not least or SLACK * min(least) > seen.best_s:
         return list(measurements), seen
@@ -210,8 +210,8 @@ def _hindsight(measurements: Sequence[Measurement], seen: PaceLook) -> tuple[lis
     return [(step, corrected(result)) for step, result in measurements], replace(seen, best_s=best_s, full_s=best_s)
 
 
-def _observed(measurements: Iterable[Measurement], pace: PaceFit, *, held_out: bool) -> list[ObservedSet]:
-    return observed_sets(measurements, held_out=held_out, reference_exponent=pace.reference_exponent)
+def _observed(measurements: Iterable[Measurement], slowdown: SlowdownFit, *, held_out: bool) -> list[ObservedSet]:
+    return observed_sets(measurements, held_out=held_out, reference_exponent=slowdown.reference_exponent)
 
 
 def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
@@ -228,17 +228,17 @@ def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
 
 
 def _solo_points(
-    measurements: Iterable[Measurement], cores: int, pace: PaceFit, *, held_out: bool
+    measurements: Iterable[Measurement], cores: int, slowdown: SlowdownFit, *, held_out: bool
 ) -> dict[Point, SoloPoint]:
     rounds: dict[Point, list[SoloResult]] = {}
     for step, result in measurements:
         if isinstance(step, Solo) and isinstance(result, SoloResult) and step.held_out == held_out:
             rounds.setdefault(step.point, []).append(result)
-    return {point: _solo_point(undisturbed(results), cores, pace.factor) for point, results in rounds.items()}
+    return {point: _solo_point(undisturbed(results), cores, slowdown.factor) for point, results in rounds.items()}
 
 
 def _solo_point(results: Sequence[SoloResult], cores: int, slow_factor: float) -> SoloPoint:
-    """At full pace: what never had it is brought there."""
+    """At full speed: what never had it is brought there."""
     rounds = [r.samples.scaled(1 / slow_factor) if r.is_slow else r.samples for r in results]
     medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
     share = sum(map(_cpu_share, results)) / len(results) / cores
@@ -347,9 +347,9 @@ def _errors(
     concurrency: Concurrency,
     costs: ModelCosts,
     facts: DeviceFacts,
-    pace: PaceFit,
+    slowdown: SlowdownFit,
 ) -> Iterator[StatedError]:
-    held_out = _solo_points(measurements, facts.cores, pace, held_out=True)
+    held_out = _solo_points(measurements, facts.cores, slowdown, held_out=True)
     yield from solo_errors(
         {point: found.times for point, found in held_out.items()},
         curves,
@@ -358,7 +358,7 @@ def _errors(
     hosted = facts.info.kind == "cpu"
     sharing = sharing_from(concurrency, hosted=hosted)
     fitted_sets, held_sets = (
-        below_cap(_observed(measurements, pace, held_out=held), curves, facts.power, hosted=hosted)
+        below_cap(_observed(measurements, slowdown, held_out=held), curves, facts.power, hosted=hosted)
         for held in (False, True)
     )
     left_out = cross_validated(fitted_sets, curves, hosted=hosted)

@@ -25,7 +25,6 @@ from calibrate.bench import (
 )
 from calibrate.costs import Key
 from calibrate.log import Log
-from calibrate.pace import BEST_SHARE, SLACK, UNSEEN, PaceLook, at_full_pace, look
 from calibrate.plan import (
     LEAST,
     STEP_OVERHEAD_S,
@@ -49,14 +48,15 @@ from calibrate.plan import (
     together_duration_s,
 )
 from calibrate.samples import Samples
+from calibrate.slowdown import BEST_SHARE, SLACK, UNSEEN, SlowdownLook, at_full_speed, look
 from policies.vocabulary import NS_PER_S
 
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
 DISTURBED = 0.03  # a step of which other programs took more is measured again, at once
 TRIES = 5
-FEWEST_AT_FULL_PACE = 4  # repeats
-FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full pace are chance hits of the reference
-WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's pace; at least and at most
+FEWEST_AT_FULL_SPEED = 4  # repeats
+FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full speed are chance hits of the reference
+WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's slowdown; at least and at most
 LOADS = 3  # of an instance: from disk, then from host memory
 MOST_ROUNDS = 6
 SCOUT_SHARE = 0.1  # of the budget, for whole curves
@@ -93,12 +93,12 @@ class Scouted:
     Attributes:
         corners: for each (segment, width) that was looked at, seconds by batch size.
         curves: of those that were looked at at every scouted batch size.
-        pace: how the device's own speed came and went.
+        slowdown: how the device's own speed came and went.
     """
 
     corners: Mapping[tuple[int, float], Mapping[int, float]]
     curves: tuple[ScoutedCurve, ...]
-    pace: PaceLook
+    slowdown: SlowdownLook
 
     def guess_s(self, point: Point) -> float:
         """Linear in the batch and in the width between what was seen of the segment."""
@@ -119,7 +119,7 @@ def scout(
     watching = replace(SCOUTING, min_s=min(max(WATCH_S[0], WATCH_SHARE * budget_s), WATCH_S[1]))
     seen = Station(bench, log, clock, lambda _: 0.0, UNSEEN).once(watched, watching)
     assert isinstance(seen, WatchResult)
-    station = Station(bench, log, clock, lambda _: 0.0, seen.pace)
+    station = Station(bench, log, clock, lambda _: 0.0, seen.slowdown)
 
     def look(segment: int, width: float, batch: int) -> float:
         previous = max(p for s, w, p in keys if (s, w) == (segment, width))
@@ -137,7 +137,7 @@ def scout(
             break
         ends |= {size: look(*corner, size) for size in sizes if size not in ends}
         curves.append(dict(ends))
-    return Scouted(corners, tuple(curves), seen.pace)
+    return Scouted(corners, tuple(curves), seen.slowdown)
 
 
 def measure(
@@ -148,29 +148,29 @@ def measure(
     budget_s: float,
     clock: Clock,
     on_progress: Callable[[Progress], None] = lambda _: None,
-    pace_seen: PaceLook = UNSEEN,
+    slowdown_seen: SlowdownLook = UNSEEN,
 ) -> Measured:
     """Do what the log does not have yet, until it is done or the budget is spent.
 
     Required steps are done whatever the clock says, with the least effort once they are late; the others stop with the
     budget. The time that earlier sittings took counts.
     """
-    station = Station(bench, log, clock, guess, pace_seen)
-    pace = _Pace(plan.steps, log, budget_s)
+    station = Station(bench, log, clock, guess, slowdown_seen)
+    slowdown = _Slowdown(plan.steps, log, budget_s)
     measurements: list[Measurement] = []
     for planned in plan.steps:
         is_logged = planned.id in log.results
         if not is_logged:
-            if not planned.required and pace.spent_up(planned):
-                pace.skipped(planned)
+            if not planned.required and slowdown.spent_up(planned):
+                slowdown.skipped(planned)
                 continue
-            on_progress(pace.progress(planned))
-        result = station.once(planned, _hurry(plan.effort) if pace.late() else plan.effort)
-        pace.done(planned, now=not is_logged)
+            on_progress(slowdown.progress(planned))
+        result = station.once(planned, _hurry(plan.effort) if slowdown.late() else plan.effort)
+        slowdown.done(planned, now=not is_logged)
         measurements.append((planned.step, result))
     hurried = sum(_is_hurried(result, plan.effort) for _, result in measurements)
-    dropped = list(pace.words(plan.effort.rounds, hurried))
-    measurements += _again(station, plan, pace, on_progress)
+    dropped = list(slowdown.words(plan.effort.rounds, hurried))
+    measurements += _again(station, plan, slowdown, on_progress)
     words = [*_batches_left_out(plan, measurements), *dropped]
     return Measured(tuple(measurements), tuple(words))
 
@@ -184,7 +184,7 @@ def _batches_left_out(plan: Plan, measurements: Sequence[Measurement]) -> Iterat
         yield f"batch sizes {', '.join(missing)} at some keys or all"
 
 
-class _Pace:
+class _Slowdown:
     """Where a measurement stands against its budget."""
 
     def __init__(self, steps: Sequence[Planned], log: Log, budget_s: float) -> None:
@@ -258,19 +258,21 @@ class _Pace:
             yield f"late: {hurried} points have fewer repeats than planned"
 
 
-def _again(station: Station, plan: Plan, pace: _Pace, on_progress: Callable[[Progress], None]) -> Iterator[Measurement]:
+def _again(
+    station: Station, plan: Plan, slowdown: _Slowdown, on_progress: Callable[[Progress], None]
+) -> Iterator[Measurement]:
     """Further rounds over what differs between rounds or was disturbed, the worst first, while time is left."""
     for number in range(max(planned.round for planned in plan.steps) + 1, MOST_ROUNDS + 1):
         unsteady = _unsteady(plan, station.log, number)
-        pace.more(unsteady)
+        slowdown.more(unsteady)
         for planned in unsteady:
             if planned.id not in station.log.results:
-                if pace.spent_up(planned):
+                if slowdown.spent_up(planned):
                     return
-                on_progress(pace.progress(planned))
+                on_progress(slowdown.progress(planned))
             is_logged = planned.id in station.log.results
             yield planned.step, station.once(planned, plan.effort)
-            pace.done(planned, now=not is_logged)
+            slowdown.done(planned, now=not is_logged)
 
 
 def _unsteady(plan: Plan, log: Log, number: int) -> list[Planned]:
@@ -308,34 +310,34 @@ def _hurry(effort: Effort) -> Effort:
 class Station:
     """Where steps are carried out: a bench, its log and clock, a guess of its speed, and how that comes and goes.
 
-    A first look that fell into a slow spell took that for full pace: it learns better as soon as it sees better.
+    A first look that fell into a slow spell took that for full speed: it learns better as soon as it sees better.
     """
 
     bench: Bench
     log: Log
     clock: Clock
     guess: ForwardGuess
-    pace: PaceLook
+    slowdown: SlowdownLook
 
     def once(self, planned: Planned, effort: Effort) -> Result:
         """The step's result: from the log, or measured now and logged."""
         result = self.log.results.get(planned.id)
         if result is None:
             started_ns = self.clock()
-            result = perform(self.bench, planned.step, effort, self.guess, self.pace)
+            result = perform(self.bench, planned.step, effort, self.guess, self.slowdown)
             self.log.append(planned.id, (self.clock() - started_ns) / NS_PER_S, result)
-        if isinstance(result, SoloResult) and 0 < SLACK * result.least_reference_s < self.pace.best_s:
-            self.pace = replace(self.pace, best_s=result.least_reference_s, full_s=result.least_reference_s)
+        if isinstance(result, SoloResult) and 0 < SLACK * result.least_reference_s < self.slowdown.best_s:
+            self.slowdown = replace(self.slowdown, best_s=result.least_reference_s, full_s=result.least_reference_s)
         return result
 
 
-def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, pace: PaceLook = UNSEEN) -> Result:
+def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, slowdown: SlowdownLook = UNSEEN) -> Result:
     """Measure one step on a device whose own speed comes and goes like that."""
     match step:
         case Solo(point):
-            return _retried(lambda: _solo(bench, point, effort, pace.best_s))
+            return _retried(lambda: _solo(bench, point, effort, slowdown.best_s))
         case Together(points, across=across):
-            return _retried(lambda: _together(bench, points, across, effort, guess, pace.best_s))
+            return _retried(lambda: _together(bench, points, across, effort, guess, slowdown.best_s))
         case Watch(point):
             loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s, paused=False)
             return WatchResult(look(loop.repeats_s, loop.references_s))
@@ -371,11 +373,11 @@ def _together(
 
 
 def _mean_alone(loop: Loop, best_s: float) -> tuple[float, float]:
-    """Mean seconds at full pace and 1.0; where it never had it, of all repeats and their references' mean ratio."""
+    """Mean seconds at full speed and 1.0; where it never had it, of all repeats and their references' mean ratio."""
     if not best_s or not loop.references_s:
         return float(np.mean(loop.repeats_s)), 1.0
-    is_full = at_full_pace(loop.references_s, best_s)
-    if np.count_nonzero(is_full) >= max(FEWEST_AT_FULL_PACE, FULL_SHARE * len(is_full)):
+    is_full = at_full_speed(loop.references_s, best_s)
+    if np.count_nonzero(is_full) >= max(FEWEST_AT_FULL_SPEED, FULL_SHARE * len(is_full)):
         return float(np.mean(np.asarray(loop.repeats_s)[is_full])), 1.0
     return float(np.mean(loop.repeats_s)), float(np.mean(loop.references_s)) / best_s
 
@@ -403,8 +405,8 @@ def _solo(bench: Bench, point: Point, effort: Effort, best_s: float) -> SoloResu
     if not best_s or not loop.references_s:
         return SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, disturbed_share=loop.disturbed_share)
     repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)
-    is_full = at_full_pace(loop.references_s, best_s)
-    is_slow = np.count_nonzero(is_full) < min(FEWEST_AT_FULL_PACE, (effort.repeats + 1) // 2)
+    is_full = at_full_speed(loop.references_s, best_s)
+    is_slow = np.count_nonzero(is_full) < min(FEWEST_AT_FULL_SPEED, (effort.repeats + 1) // 2)
     kept = ~is_full if is_slow else is_full
     return SoloResult(
         samples=Samples.of(repeats_s[kept].tolist()),

@@ -71,12 +71,12 @@ def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         told.on_plan(plan)
         measured = measure(
-            ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, told.on_progress, seen.pace
+            ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, told.on_progress, seen.slowdown
         )
         facts = ready.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
     name = wanted.name or f"{device.kind}-{costs.info.name}"
-    return fit(measured.measurements, costs, facts, name, omitted, seen.pace)
+    return fit(measured.measurements, costs, facts, name, omitted, seen.slowdown)
 
 
 def check_profile(

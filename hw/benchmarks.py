@@ -9,6 +9,7 @@ import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
+from hw.core_speed import Reference
 from hw.instances import Instances, Lane, seconds_since, serve
 from hw.messages import (
     Benchmark,
@@ -18,7 +19,6 @@ from hw.messages import (
     ConcurrentResult,
     TogetherResult,
 )
-from hw.pace import Reference
 
 _WARM_PASSES_TOGETHER = 3
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing

@@ -21,6 +21,7 @@ from torch import Tensor
 from hw import benchmarks
 from hw.activations import Activations, Row, gather, rows_of
 from hw.arena import Arena
+from hw.core_speed import SpeedMeter
 from hw.device import DeviceSpec
 from hw.instances import Instances, Lane, give_back, open_measured, seconds_since, serve
 from hw.messages import (
@@ -52,7 +53,6 @@ from hw.messages import (
     Warm,
 )
 from hw.networks import ModelFile
-from hw.pace import Pacemeter
 from hw.slimmable import SegmentInstance
 from hw.wire import decode, encode
 from policies.faults import Impairment
@@ -93,7 +93,7 @@ class Executor:
         self._lanes: dict[int, Lane] = {}
         self._instances: dict[int, SegmentInstance] = {}
         self._impairment = Impairment()
-        self._pacemeter = Pacemeter() if device.kind == "cpu" else None
+        self._speed_meter = SpeedMeter() if device.kind == "cpu" else None
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -235,11 +235,11 @@ class Executor:
         if (factor := self._impairment.slow_factor) > 1.0:
             time.sleep((factor - 1.0) * seconds_since(begin_ns))
         forward_s = seconds_since(begin_ns)
-        reading = self._pacemeter.take() if self._pacemeter else (0, 0.0)
+        reading = self._speed_meter.take() if self._speed_meter else (0, 0.0)
         if not outcome.failed:
             self.reply(Finished(message.batch, labels, begin_ns, forward_s, outcome.passes, (), "", "", *reading))
-            if self._pacemeter:
-                self._pacemeter.look()
+            if self._speed_meter:
+                self._speed_meter.look()
             return
         # lack of memory would cost the instance its place: it is the reason only where there is no other
         reason, detail = min(outcome.failed.values(), key=lambda found: found[0] == "out_of_memory")

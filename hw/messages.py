@@ -199,7 +199,7 @@ class Finished:
         passes: more than one where memory or a broken member made the batch run in parts.
         failed: members that could not be run, for `reason`; their inputs are still stored.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
-            and how long it took (`hw.pace`); else 0.
+            and how long it took (`hw.core_speed`); else 0.
     """
 
     batch: int

@@ -1,8 +1,8 @@
 """The simulation's agenda: SimPy's event queue with this project's order of simultaneous events.
 
 At one instant: arrivals, then by server the ends of transfers, batch starts, batch ends, load ends, unload ends,
-timers, telemetry, faults, changes of a device's pace (each by its own id), and last the end of the router's decision.
-The next decision's start comes when nothing is left at the instant (`is_instant_over`).
+timers, telemetry, faults, changes of a device's slowdown (each by its own id), and last the end of the router's
+decision. The next decision's start comes when nothing is left at the instant (`is_instant_over`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Kind(IntEnum):
     TIMER = 5
     TELEMETRY = 6
     FAULT = 7
-    PACE = 8
+    SLOWDOWN = 8
 
 
 _KINDS = len(Kind)

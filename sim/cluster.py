@@ -76,9 +76,9 @@ class RunSpec:
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
         deadline_ns: after its arrival, for every request; None for no deadlines.
-        seed: of the jitter, the devices' pace and lost packets.
-        paces: for some devices, how their speed really came and went: (when, how many times as long things take from
-            then on), ascending; the others' is drawn, where their profiles have one.
+        seed: of the jitter, the devices' slowdown and lost packets.
+        slowdowns: for some devices, how their speed really came and went: (when, how many times as long things take
+            from then on), ascending; the others' is drawn, where their profiles have one.
         detail, keep_log: what the ledger keeps.
     """
 
@@ -89,7 +89,7 @@ class RunSpec:
     drain_limit_ns: int = 60_000_000_000
     deadline_ns: int | None = None
     faults: tuple[Fault, ...] = ()
-    paces: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    slowdowns: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     seed: int = 0
     detail: bool = True
     keep_log: bool = False
@@ -140,10 +140,10 @@ class Simulation:
             self._faults.come_up(server.index)
             self._sample(server)
         for index, device in enumerate(self._devices):
-            if index in self.spec.paces:
-                device.follow_pace(self.spec.paces[index])
+            if index in self.spec.slowdowns:
+                device.follow_slowdown(self.spec.slowdowns[index])
             else:
-                device.start_pace(derived_seed(self.spec.seed, f"pace:{index}"))
+                device.start_slowdown(derived_seed(self.spec.seed, f"pace:{index}"))
         for fault in self.spec.faults:
             self._faults.plan(fault)
         self._plan_arrival()

@@ -40,7 +40,7 @@ class SimulatedDevice:
         self.running: dict[tuple[int, int], RunningBatch] = {}
         self.power_mw = tables.context_idle_mw
         self.busy_permille = 0
-        self._pace = 1.0
+        self._slowdown = 1.0
         self._is_extrapolated = False
         self._extrapolated_ns = 0
         self._energy_mw_ns = 0.0
@@ -104,10 +104,10 @@ class SimulatedDevice:
                 running.factor = factor
         self._rerate(now_ns)
 
-    def set_pace(self, factor: float, now_ns: int) -> None:
+    def set_slowdown(self, factor: float, now_ns: int) -> None:
         """From now on everything takes so many times as long."""
         self.advance(now_ns)
-        self._pace = factor
+        self._slowdown = factor
         self._rerate(now_ns)
 
     def next_end(self) -> RunningBatch | None:
@@ -143,9 +143,9 @@ class SimulatedDevice:
             table, size = r.table, r.size
             r.slow_down = common * contention(tables.alpha, bandwidth - table.bandwidth[size]) * r.factor
             uncapped_mw += table.power_mw[size] / r.slow_down
-        pace = self._pace / clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
+        slowdown = self._slowdown / clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
         for r in running:
-            r.slow_down *= pace
+            r.slow_down *= slowdown
             r.end_ns = now_ns + max(0, ceil(r.work_ns * r.slow_down))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
         self.busy_permille = min(1000, busy)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -176,14 +176,14 @@ class Power(StrictModel):
         return self
 
 
-class Pace(StrictModel):
+class Slowdown(StrictModel):
     """How a device's own speed comes and goes: its host lends a part of it to others (a virtual machine's cores).
 
-    Latencies are of its full pace; now and then it is `slow_factor` times slower, for `mean_slow_s` on average
+    Latencies are of its full speed; now and then it is `slow_factor` times slower, for `mean_slow_s` on average
     (exponentially distributed), `slow_share` of the time in all.
 
     Attributes:
-        reference_s: at full pace, of the fixed piece of work that tells the pace; 0 where it is not known.
+        reference_s: at full speed, of the fixed piece of work that tells the slowdown; 0 where it is not known.
         reference_exponent: what makes that piece x times slower makes passes x to this power slower.
     """
 
@@ -254,7 +254,7 @@ class Profile(StrictModel):
         decision_busy_s: all that the router's host does for one decision; the next one does not begin before.
         served_extra_s: what a served batch takes of the device beyond its solo pass, where it was measured; on a CPU
             all that the executor does for it.
-        pace: how the device's speed comes and goes; None where it was not seen to.
+        slowdown: how the device's speed comes and goes; None where it was not seen to.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
@@ -278,11 +278,19 @@ class Profile(StrictModel):
     concurrency: Concurrency
     power: Power
     sensor: Sensor
-    pace: Pace | None = None
+    slowdown: Slowdown | None = None
     link: Link | None = None
     errors: tuple[StatedError, ...] = ()
     ranges: tuple[Range, ...] = ()
     omitted: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_former_versions(cls, given: Any) -> Any:
+        """`slowdown` was called `pace`."""
+        if isinstance(given, dict) and "pace" in given and "slowdown" not in given:
+            return {"slowdown" if key == "pace" else key: value for key, value in given.items()}
+        return given
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:

@@ -37,7 +37,7 @@ from policies.vocabulary import (
 from sim.agenda import Agenda, Kind, rank
 from sim.network import Attachment
 from sim.physics import RunningBatch, SimulatedDevice
-from sim.tables import KeyTable, PaceTable
+from sim.tables import KeyTable, SlowdownTable
 from sim.telemetry import WindowedSensor
 
 _FIRST = 1 << 32  # no number of a change
@@ -74,33 +74,33 @@ class SharedDevice:
             order = rank(batch.server, Kind.BATCH_END, batch.batch)
             self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
 
-    def start_pace(self, salt: int) -> None:
+    def start_slowdown(self, salt: int) -> None:
         """Let the device's speed come and go, where its profile says that it does; `salt` is of the hash that draws.
 
         It starts in either state, as it would be found at any time.
         """
-        pace = self.physics.tables.pace
-        if pace is not None:
-            full_ns, slow_ns = sum(pace.full_ns), sum(pace.slow_ns)
+        slowdown = self.physics.tables.slowdown
+        if slowdown is not None:
+            full_ns, slow_ns = sum(slowdown.full_ns), sum(slowdown.slow_ns)
             is_slow = hashed(salt, _FIRST, _FIRST) % (full_ns + slow_ns) < slow_ns
-            self._change_pace(pace, salt, 0, is_slow)
+            self._change_slowdown(slowdown, salt, 0, is_slow)
 
-    def follow_pace(self, changes: Sequence[tuple[int, float]]) -> None:
+    def follow_slowdown(self, changes: Sequence[tuple[int, float]]) -> None:
         """Let the device's speed come and go as it really did."""
         for now_ns, factor in changes:
-            order = rank(min(self._servers, default=0), Kind.PACE)
-            self._agenda.at(now_ns, order, self._set_pace, factor / self.physics.tables.mean_pace)
+            order = rank(min(self._servers, default=0), Kind.SLOWDOWN)
+            self._agenda.at(now_ns, order, self._set_slowdown, factor / self.physics.tables.mean_slowdown)
 
-    def _set_pace(self, factor: float) -> None:
-        self.physics.set_pace(factor, self._agenda.now_ns)
+    def _set_slowdown(self, factor: float) -> None:
+        self.physics.set_slowdown(factor, self._agenda.now_ns)
         self.replan()
 
-    def _change_pace(self, pace: PaceTable, salt: int, number: int, is_slow: bool) -> None:
-        self._set_pace(pace.slow_factor if is_slow else 1.0)
-        durations_ns = pace.slow_ns if is_slow else pace.full_ns
+    def _change_slowdown(self, slowdown: SlowdownTable, salt: int, number: int, is_slow: bool) -> None:
+        self._set_slowdown(slowdown.slow_factor if is_slow else 1.0)
+        durations_ns = slowdown.slow_ns if is_slow else slowdown.full_ns
         next_ns = self._agenda.now_ns + durations_ns[hashed(salt, int(is_slow), number) % len(durations_ns)]
-        order = rank(min(self._servers, default=0), Kind.PACE)
-        self._agenda.at(next_ns, order, self._change_pace, pace, salt, number + 1, not is_slow)
+        order = rank(min(self._servers, default=0), Kind.SLOWDOWN)
+        self._agenda.at(next_ns, order, self._change_slowdown, slowdown, salt, number + 1, not is_slow)
 
     def _end(self, plan: int, batch: RunningBatch) -> None:
         if plan != self._plan:

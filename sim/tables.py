@@ -22,7 +22,7 @@ from sim.profile import AT_ONCE, PROCESSES, LatencyCurve, Profile
 BatchKey = tuple[int, float, float]  # (segment, width, previous width)
 UtilMetric = Literal["nvml", "sm"]
 
-PACE_QUANTILES = 256
+SLOWDOWN_QUANTILES = 256
 CROWDING_LIMIT_PERMILLE = 64_000  # total demand up to which crowding is tabulated: 64 saturating batches at once
 
 
@@ -50,7 +50,7 @@ class KeyTable:
 
 
 @dataclass(frozen=True, slots=True)
-class PaceTable:
+class SlowdownTable:
     """How a device's speed comes and goes: quantiles of how long each state lasts, in equal parts."""
 
     slow_factor: float
@@ -75,7 +75,7 @@ class DeviceTables:
     Attributes:
         crowding: [x] is `sim.device.crowding` at a total of x permille; `crowding_across` the same across processes.
         hosted: see `sim.device.Sharing`.
-        mean_pace: what the latencies hold of the device's slow spells; 1 where these are drawn.
+        mean_slowdown: what the latencies hold of the device's slow spells; 1 where these are drawn.
         most_at_once, most_processes: batches, and processes, at once that the profile was measured with; slow-downs
             beyond are extrapolated.
     """
@@ -85,8 +85,8 @@ class DeviceTables:
     batch_limit: int
     keys: dict[BatchKey, KeyTable]
     instances: dict[tuple[int, float], InstanceTable]
-    pace: PaceTable | None
-    mean_pace: float
+    slowdown: SlowdownTable | None
+    mean_slowdown: float
     alpha: float
     crowding: tuple[float, ...]
     crowding_across: tuple[float, ...]
@@ -152,8 +152,8 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
             )
             for cost in profile.memory.instances
         },
-        pace=_pace_table(profile) if jitter else None,
-        mean_pace=mean_pace_of(profile, jitter),
+        slowdown=_slowdown_table(profile) if jitter else None,
+        mean_slowdown=mean_slowdown_of(profile, jitter),
         alpha=sharing.alpha,
         crowding=_crowding(sharing.beta),
         crowding_across=_crowding(sharing.across_beta),
@@ -204,24 +204,24 @@ def demands(latency_s: Sequence[float]) -> list[float]:
     return [0.0, *(demand(b, float(latency_s[b]), peak_rate_img_s) for b in range(1, len(latency_s)))]
 
 
-def mean_pace_of(profile: Profile, jitter: bool) -> float:
-    """How many times as long as at full pace things take in the tables: on average, where nothing is drawn."""
-    return 1.0 if jitter or profile.pace is None else profile.pace.mean_factor
+def mean_slowdown_of(profile: Profile, jitter: bool) -> float:
+    """How many times as long as at full speed things take in the tables: on average, where nothing is drawn."""
+    return 1.0 if jitter or profile.slowdown is None else profile.slowdown.mean_factor
 
 
-def _pace_table(profile: Profile) -> PaceTable | None:
-    pace = profile.pace
-    if pace is None or pace.slow_share == 0 or pace.slow_factor == 1:
+def _slowdown_table(profile: Profile) -> SlowdownTable | None:
+    slowdown = profile.slowdown
+    if slowdown is None or slowdown.slow_share == 0 or slowdown.slow_factor == 1:
         return None
-    mean_full_s = pace.mean_slow_s * (1 - pace.slow_share) / pace.slow_share
-    shares = (np.arange(PACE_QUANTILES) + 0.5) / PACE_QUANTILES
+    mean_full_s = slowdown.mean_slow_s * (1 - slowdown.slow_share) / slowdown.slow_share
+    shares = (np.arange(SLOWDOWN_QUANTILES) + 0.5) / SLOWDOWN_QUANTILES
     exponential = -np.log1p(-shares)
     exponential /= exponential.mean()
 
     def durations(mean_s: float) -> tuple[int, ...]:
         return tuple(nanoseconds(float(mean_s * share)) for share in exponential)
 
-    return PaceTable(pace.slow_factor, durations(mean_full_s), durations(pace.mean_slow_s))
+    return SlowdownTable(slowdown.slow_factor, durations(mean_full_s), durations(slowdown.mean_slow_s))
 
 
 def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilMetric, profile: Profile) -> KeyTable:
@@ -232,7 +232,7 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
         )
     solo_s = latency_table_s(curve.batches, curve.mean_s, limit)
     whole_s = latency_table_s(curve.batches, curve.mean_s, curve.batches[-1])  # demand is of all that was measured
-    mean_s = mean_pace_of(profile, jitter) * (solo_s + profile.served_extra_s)
+    mean_s = mean_slowdown_of(profile, jitter) * (solo_s + profile.served_extra_s)
     median_s = latency_table_s(curve.batches, curve.p50_s, limit) + profile.served_extra_s
     sizes = range(1, limit + 1)
 

@@ -181,7 +181,7 @@ def fall_back(plan: Plan, sheet: Sheet) -> None:
 
 @kernel
 def score_of(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs, index: int, key: int) -> float:
-    """When the candidates would be done at a server, about: its work and theirs at its real pace, and the way there.
+    """When the candidates would be done at a server, about: its work and theirs at its real speed, and the way there.
 
     Its work is also a share of what is to come back from images that have their place there.
     """

@@ -44,7 +44,7 @@ _REST: Final = (
     Knob("transfer", "placement", 1.2, 0.4, 1.0),  # weight of a transfer's expected time
     Knob("batch", "placement", 2.5, 0.7, 1.0),  # weight of the block's own time
     Knob("move_ms", "placement", 3.0, 0.8),  # what leaving a place costs beside that
-    Knob("slowness", "pace", 0.1, 0.15),  # how far to believe that a server is slower than its profile
+    Knob("slowness", "slowdown", 0.1, 0.15),  # how far to believe that a server is slower than its profile
     Knob("share", "group", 1.0, 0.1, 1.0),  # of the candidates, in one block
     Knob("share_backlog", "group", 0.0, 0.03),
     Knob("delay", "delay", 0.1, 0.1),  # what a block's own time counts beside its images' share of full batches

@@ -26,14 +26,14 @@ from policies.vocabulary import Choice, ClusterView
 
 GUARD_ON_S, GUARD_OFF_S = 0.25, 0.05  # backlog at which the fallback takes over, and gives back
 RATES_S: Final = (0.05, 0.5, 5.0)  # times over which arrivals are averaged
-PACE_S: Final = 0.5  # the same for a server's pace
+SPEED_S: Final = 0.5  # the same for a server's slowdown
 _LEAST_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
 _EFFICIENT = 0.002  # so much less accuracy than one no dearer, and a tuple counts for a third
 _NS = 1e9
 
 
 class TideRouter:
-    """Tide for one cluster. It remembers arrivals and paces, so it serves one run, in one thread.
+    """Tide for one cluster. It remembers arrivals and slowdowns, so it serves one run, in one thread.
 
     Args:
         values: (K,) what was learned, in the order of `knobs.knobs`.
@@ -87,7 +87,7 @@ class TideRouter:
         its.delay = max(delay, 0.0) / unit_s
         its.worth_at, its.cost_at, its.capacity_at = map(plan.add, (worth, cost, capacity))
         its.tau_fast_s, its.tau_mid_s, its.tau_slow_s = RATES_S
-        its.tau_speed_s, its.waiting_s = PACE_S, waiting_s
+        its.tau_speed_s, its.waiting_s = SPEED_S, waiting_s
         its.guard_on_s, its.guard_off_s = GUARD_ON_S if self._guarded else np.inf, GUARD_OFF_S
         plan.head.width_rule.rule, plan.head.knobs_at = TIDE, plan.add(its.numbers)
         seen = np.zeros(Memory.size + config.servers * Remembered.size, np.int64)

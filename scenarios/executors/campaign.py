@@ -12,7 +12,7 @@ from math import inf, sqrt
 from policies.errors import InputError, WorkError
 from policies.records import RunRecord
 from policies.vocabulary import NS_PER_S
-from scenarios.executors.pace import Changes, mean_pace
+from scenarios.executors.slowdown import Changes, mean_slowdown
 from scenarios.files.spec import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
     GROWTH_OF_SATURATION,
@@ -37,7 +37,8 @@ class Job:
     """One run to be made.
 
     `scale` multiplies the workload's own rate; a saturated run is cut at its end; of a probe only its latencies or
-    its backlog are asked. `paces` are what the devices' were in the hardware run of which a simulated one is the twin.
+    its backlog are asked. `slowdowns` are those that the devices had in the hardware run of which a simulated one
+    is the twin.
     """
 
     kind: Kind
@@ -48,7 +49,7 @@ class Job:
     seed: int
     repeat: int = 0
     is_probe: bool = False
-    paces: Mapping[int, Changes] = field(default_factory=dict)
+    slowdowns: Mapping[int, Changes] = field(default_factory=dict)
 
     @property
     def is_calm(self) -> bool:
@@ -143,7 +144,7 @@ class Campaign:
 
     Args:
         finished: what an earlier try has left; those runs are not made again.
-        paces_of: the devices' paces in a hardware run, where they were read; its twin replays them.
+        slowdowns_of: the devices' slowdowns in a hardware run, where they were read; its twin replays them.
     """
 
     def __init__(
@@ -152,10 +153,10 @@ class Campaign:
         simulation: Side,
         hardware: Side,
         finished: Sequence[ValidationRun] = (),
-        paces_of: Callable[[RunRecord], Mapping[int, Changes]] = lambda _: {},
+        slowdowns_of: Callable[[RunRecord], Mapping[int, Changes]] = lambda _: {},
     ) -> None:
         self.plan = plan
-        self._paces_of = paces_of
+        self._slowdowns_of = slowdowns_of
         self.runs: list[ValidationRun] = []
         self._simulation = simulation
         self._hardware = hardware
@@ -266,9 +267,9 @@ class Campaign:
         self.runs.append(run)
 
     def _finish(self, job: Job, hardware: Result, record: RunRecord) -> Finished:
-        """A hardware run with its twin; one twin serves all repeats where the devices' paces are not known."""
-        job = replace(job, paces=self._paces_of(record))
-        twin, twin_record = (None if job.paces else self._twins.get(_key_of(job))), None
+        """A hardware run with its twin; one twin serves all repeats where the devices' slowdowns are not known."""
+        job = replace(job, slowdowns=self._slowdowns_of(record))
+        twin, twin_record = (None if job.slowdowns else self._twins.get(_key_of(job))), None
         if twin is None:
             twin, twin_record = self._simulation(job)
         growth: Worlds | None = None
@@ -286,7 +287,7 @@ class Campaign:
             hardware=hardware,
             backlog_growth=growth,
             scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
-            pace=_mean_of(job.paces, record.ended_ns),
+            slowdown=_mean_of(job.slowdowns, record.ended_ns),
         )
         self._keep(run)
         return Finished(run, job, record, twin_record if job.repeat == 0 else None)
@@ -298,12 +299,14 @@ class Campaign:
             result, _ = self._simulation(replace(job, scale=scale * job.scale, repeat=0, is_probe=True))
             return result["latency_s"]["mean"]
 
-        curve = self._curves.setdefault((job.router, job.repeat if job.paces else 0), LoadCurve(simulated_s))
+        curve = self._curves.setdefault((job.router, job.repeat if job.slowdowns else 0), LoadCurve(simulated_s))
         return None if latency_s is None else curve.scale_at(latency_s)
 
 
-def _mean_of(paces: Mapping[int, Changes], until_ns: int) -> float | None:
-    return sum(mean_pace(changes, until_ns) for changes in paces.values()) / len(paces) if paces else None
+def _mean_of(slowdowns: Mapping[int, Changes], until_ns: int) -> float | None:
+    return (
+        sum(mean_slowdown(changes, until_ns) for changes in slowdowns.values()) / len(slowdowns) if slowdowns else None
+    )
 
 
 class LoadCurve:

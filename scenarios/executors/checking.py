@@ -35,10 +35,10 @@ from policies.reward import AccuracyPrior
 from policies.vocabulary import Provenance
 from scenarios.executors.announce import span
 from scenarios.executors.devices import device_spec
-from scenarios.executors.pace import mean_pace, observed_paces
 from scenarios.executors.preflight import require_device
 from scenarios.executors.run import SATURATED_IMAGES, RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving import is_served, measure_serving, with_overheads
+from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from scenarios.files.spec import (
     ClusterSection,
     DeviceSection,
@@ -69,7 +69,7 @@ FEWEST_IMAGES = 50  # of a run
 SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
-FOREIGN = "it is lent to others and comes back; points are compared at full pace, runs at the pace they had"
+FOREIGN = "it is lent to others and comes back; points are compared at full speed, runs at the slowdown they had"
 MEANS_NOTHING_PCT = 50.0  # allowed: to hold says nothing
 MODELLED = "power is modelled: nothing measures it"
 
@@ -236,14 +236,14 @@ def with_serving(profile: Profile, file: ModelFile, device: DeviceSpec, seed: in
 
 @dataclass(frozen=True, slots=True)
 class OpenLoopRun:
-    """A run on the hardware and its simulated twin, which has the same arrivals and replays the device's pace.
+    """A run on the hardware and its simulated twin, which has the same arrivals and replays the device's slowdown.
 
-    `pace`: how much longer things took than at full pace, on average; None where nothing told.
+    `slowdown`: how much longer things took than at full speed, on average; None where nothing told.
     """
 
     simulated: Result
     real: Result
-    pace: float | None = None
+    slowdown: float | None = None
 
 
 def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) -> Iterator[OpenLoopRun]:
@@ -258,15 +258,21 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
                 image_limit=SATURATED_IMAGES, keep_log=False,
             )  # fmt: skip
             real, record = run_on_hardware(world, cluster, dataset, wanted)
-            paces = observed_paces(record, world.cluster.devices, [0])
+            slowdowns = observed_slowdowns(record, world.cluster.devices, [0])
             simulated = simulate_figures(
-                world, world.router(ROUTER), ROUTER, run_seed, duration_s=duration_s, warmup_s=warmup_s, paces=paces
+                world,
+                world.router(ROUTER),
+                ROUTER,
+                run_seed,
+                duration_s=duration_s,
+                warmup_s=warmup_s,
+                slowdowns=slowdowns,
             )
-            yield OpenLoopRun(simulated, real, mean_pace(paces[0], record.ended_ns) if paces else None)
+            yield OpenLoopRun(simulated, real, mean_slowdown(slowdowns[0], record.ended_ns) if slowdowns else None)
 
 
 def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedFigure]:
-    """Latencies, throughput and energy of runs; and the device's pace, where the profile has one."""
+    """Latencies, throughput and energy of runs; and the device's slowdown, where the profile has one."""
     figures = []
     for measure in CHECKED:
         name, is_latency = measure.title, measure.unit == "ms"
@@ -280,10 +286,14 @@ def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[Che
         allowed = Allowed.by(_PROMISED_PCT[measure.stem], repeatability_pct=repeatability)
         more, less = ("slower", "faster") if is_latency else ("more", "less")
         figures.append(CheckedFigure(name, pairs, allowed, more, less, _not_judged(profile, name)))
-    usual = 1.0 if profile.pace is None else profile.pace.mean_factor
-    paces = tuple(Pair(f"run {i}", (usual,), (run.pace,)) for i, run in enumerate(runs, start=1) if run.pace)
-    if paces:
-        figures.append(CheckedFigure("pace of the device", paces, Allowed(0.0, 0.0), "slower", "faster", FOREIGN))
+    usual = 1.0 if profile.slowdown is None else profile.slowdown.mean_factor
+    slowdowns = tuple(
+        Pair(f"run {i}", (usual,), (run.slowdown,)) for i, run in enumerate(runs, start=1) if run.slowdown
+    )
+    if slowdowns:
+        figures.append(
+            CheckedFigure("slowdown of the device", slowdowns, Allowed(0.0, 0.0), "slower", "faster", FOREIGN)
+        )
     return figures
 
 

@@ -19,7 +19,7 @@ from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign, Finished, Job, Plan, Ran
 from scenarios.executors.devices import device_of
-from scenarios.executors.pace import Changes, observed_paces
+from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
@@ -151,7 +151,7 @@ def validate_runs(
         return calm if job.is_calm else world
 
     def simulate(job: Job) -> Ran:
-        """With the jobs' paces, where they are known: see `scenarios.executors.pace`."""
+        """With the jobs' slowdowns, where they are known: see `scenarios.executors.slowdown`."""
         return run_simulation(
             world_of(job),
             world.router(files[job.router], trained),
@@ -162,12 +162,12 @@ def validate_runs(
             scale=job.scale,
             end=_end_of(job),
             detail=not job.is_probe,
-            paces=job.paces,
+            slowdowns=job.slowdowns,
         )
 
-    def paces_of(record: RunRecord) -> Mapping[int, Changes]:
+    def slowdowns_of(record: RunRecord) -> Mapping[int, Changes]:
         owners = [server.device for server in world.cluster.servers]
-        return observed_paces(record, world.cluster.devices, owners)
+        return observed_slowdowns(record, world.cluster.devices, owners)
 
     with real_cluster(world, model) as cluster:
 
@@ -184,7 +184,7 @@ def validate_runs(
             )
             return run_on_hardware(world_of(job), cluster, dataset, wanted, on_progress)
 
-        yield from Campaign(plan, simulate, serve, finished, paces_of).carry_out()
+        yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 
 
 def _end_of(job: Job) -> str | None:

@@ -11,8 +11,8 @@ seed that no reported run uses, and go into the profiles:
     served_extra_s    what a served pass takes more than the calibrated one; on a CPU, all that its cores do for a batch
                       beyond the calibrated pass (then not in `dispatch_s`)
 
-A calibrated pass is one at the device's full pace, so all is brought to full pace: by what the workers read of it in
-the run (`scenarios.executors.pace`), or by what it is on average (`Profile.pace`) where they read nothing.
+A calibrated pass is one at the device's full speed, so all is brought to full speed: by what the workers read of it in
+the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.slowdown`) where they read nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S
-from scenarios.executors.pace import mean_pace, observed_paces
 from scenarios.executors.run import RealRun, real_cluster, run_on_hardware, without_faults
+from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from scenarios.world.world import World
 from sim.costs import input_bytes
 from sim.profile import Profile
@@ -90,9 +90,9 @@ class _ServedRun:
         self._record = record
         self._owners = owners
         self._tables = [devices[device] for device in owners]
-        paces = observed_paces(record, devices, owners)
+        slowdowns = observed_slowdowns(record, devices, owners)
         self._slower = [
-            mean_pace(paces[index], record.ended_ns) if index in paces else _usual_pace(tables)
+            mean_slowdown(slowdowns[index], record.ended_ns) if index in slowdowns else _usual_slowdown(tables)
             for index, tables in enumerate(devices)
         ]
         late = [batch for batch in record.batches if batch.commanded_ns >= self.after_ns]
@@ -100,11 +100,11 @@ class _ServedRun:
         self._on_device_s = [self._of_device_s(index, tables) for index, tables in enumerate(devices)]
 
     def extra_s(self, server: int) -> float | None:
-        """What a served batch takes of the device beyond its calibrated pass, at full pace."""
+        """What a served batch takes of the device beyond its calibrated pass, at full speed."""
         extra_s = self._on_device_s[self._owners[server]]
         if extra_s is not None:
             return extra_s
-        return _mean_s([self._longer_ns(b) / self._pace(server) for b in self._batches if b.server == server])
+        return _mean_s([self._longer_ns(b) / self._slowdown(server) for b in self._batches if b.server == server])
 
     def dispatch_s(self, server: int) -> float | None:
         """On a CPU: what is left of a batch's time without its pass and all that its core does for it."""
@@ -112,7 +112,7 @@ class _ServedRun:
         extra_s = self._on_device_s[self._owners[server]]
         if extra_s is None:
             return _mean_s([_dispatch_ns(b) for b in batches])
-        extra_ns = extra_s * self._pace(server) * NS_PER_S
+        extra_ns = extra_s * self._slowdown(server) * NS_PER_S
         return _mean_s([_dispatch_ns(b) + self._longer_ns(b) - extra_ns for b in batches])
 
     def beyond_bytes_ns(self, block: BlockRecord) -> float:
@@ -123,16 +123,16 @@ class _ServedRun:
         carried_s = moved / link.bandwidth_bytes_s if link is not None else 0.0
         return block.arrived_ns - block.sent_ns - carried_s * NS_PER_S
 
-    def _pace(self, server: int) -> float:
+    def _slowdown(self, server: int) -> float:
         return self._slower[self._owners[server]]
 
     def _longer_ns(self, batch: BatchRecord) -> float:
-        calibrated_ns = _calibrated_ns(self._tables[batch.server], batch) * self._pace(batch.server)
+        calibrated_ns = _calibrated_ns(self._tables[batch.server], batch) * self._slowdown(batch.server)
         return batch.forward_ended_ns - batch.started_ns - calibrated_ns
 
     def _of_device_s(self, index: int, device: DeviceTables) -> float | None:
-        """CPU time, at full pace, that a CPU device spends on each batch beyond its calibrated pass: the executor's own
-        work runs on the cores that compute. None on a GPU, and where nothing ran."""
+        """CPU time, at full speed, that a CPU device spends on each batch beyond its calibrated pass: the executor's
+        own work runs on the cores that compute. None on a GPU, and where nothing ran."""
         servers = [server for server, owner in enumerate(self._owners) if owner == index]
         batches = [batch for batch in self._record.batches if batch.server in servers]
         if device.profile.device.kind != "cpu" or not batches or not self._record.servers:
@@ -147,9 +147,9 @@ def _dispatch_ns(batch: BatchRecord) -> float:
 
 
 def _calibrated_ns(device: DeviceTables, batch: BatchRecord) -> float:
-    """A pass of a batch at full pace, by calibration alone."""
+    """A pass of a batch at full speed, by calibration alone."""
     table = device.keys[batch.segment, batch.width, batch.previous_width]
-    return table.latency_ns[batch.size] / device.mean_pace - device.profile.served_extra_s * NS_PER_S
+    return table.latency_ns[batch.size] / device.mean_slowdown - device.profile.served_extra_s * NS_PER_S
 
 
 def _host_share(device: DeviceTables, batch: BatchRecord) -> float:
@@ -162,9 +162,9 @@ def _cores(profile: Profile) -> int:
     return len(named.split(",")) if named != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
 
 
-def _usual_pace(device: DeviceTables) -> float:
-    """How much longer than at full pace things take on average."""
-    return device.profile.pace.mean_factor if device.profile.pace is not None else 1.0
+def _usual_slowdown(device: DeviceTables) -> float:
+    """How much longer than at full speed things take on average."""
+    return device.profile.slowdown.mean_factor if device.profile.slowdown is not None else 1.0
 
 
 def _usual_wait_s(record: RunRecord) -> float:

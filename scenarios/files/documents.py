@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def read_json(path: Path) -> Any:
         raise InputError(str(path), "", "no such file") from None
     except (OSError, ValueError) as error:
         raise InputError(str(path), "", f"no readable JSON: {error}") from None
+
+
+def with_keys(document: Any, former: Mapping[str, str]) -> Any:
+    """A document of a former version with today's keys, wherever in it they stand."""
+    if isinstance(document, dict):
+        return {former.get(key, key): with_keys(value, former) for key, value in document.items()}
+    return [with_keys(part, former) for part in document] if isinstance(document, list) else document
 
 
 def inputs_hash(*parts: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import sqrt
-from typing import Literal, NotRequired, TypedDict
+from typing import Final, Literal, NotRequired, TypedDict
 
 import numpy as np
 
@@ -38,13 +38,16 @@ class Worlds(TypedDict):
     hardware: float
 
 
+FORMER_KEYS: Final = {"pace": "slowdown"}  # in documents of former versions
+
+
 class ValidationRun(TypedDict):
     """One hardware run and its simulated twin, as `validate` leaves them: both of one router and seed.
 
     `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `scale` is
-    told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `pace` is
-    how many times as long as at full pace the devices took during the hardware run (their twin replays it), the mean
-    over those that were read; null where none was, and missing in older ones.
+    told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `slowdown`
+    is how many times as long as at full speed the devices took during the hardware run (their twin replays it), the
+    mean over those that were read; null where none was, and missing in older ones.
     """
 
     kind: Kind
@@ -57,7 +60,7 @@ class ValidationRun(TypedDict):
     hardware: Result
     backlog_growth: Worlds | None
     scale: float | None
-    pace: NotRequired[float | None]
+    slowdown: NotRequired[float | None]
 
 
 class Pair(TypedDict):
@@ -99,7 +102,7 @@ class Row(TypedDict):
     target_pct: dict[str, float | None]
     met: dict[str, bool | None]
     stages_s: Stages
-    pace: NotRequired[Estimate]
+    slowdown: NotRequired[Estimate]
 
 
 class SaturatedRow(TypedDict):
@@ -242,7 +245,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         repeatability_pct=noise,
         target_pct=targets,
         met={name: _is_met(errors[name]["mean"], targets[name]) for name in targets},
-        pace=estimate([run.get("pace") for run in runs]),
+        slowdown=estimate([run.get("slowdown") for run in runs]),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),

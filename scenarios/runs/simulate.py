@@ -31,7 +31,7 @@ class RunOptions(TypedDict, total=False):
         scale: multiplies the workload's rate.
         detail: without it only requests are recorded.
         keep_log: every step; by the reference alone.
-        paces: those of the devices where they are known (`RunSpec.paces`).
+        slowdowns: those of the devices where they are known (`RunSpec.slowdowns`).
     """
 
     duration_s: float | None
@@ -40,7 +40,7 @@ class RunOptions(TypedDict, total=False):
     end: str | None
     detail: bool
     keep_log: bool
-    paces: Mapping[int, tuple[tuple[int, float], ...]] | None
+    slowdowns: Mapping[int, tuple[tuple[int, float], ...]] | None
     engine: Simulator
 
 
@@ -75,7 +75,7 @@ def _simulate(
         end=options.get("end"),
         detail=options.get("detail", True),
         keep_log=options.get("keep_log", False),
-        paces=options.get("paces"),
+        slowdowns=options.get("slowdowns"),
     )
     if engine == "compiled":
         world.simulation(run, engine).advance()  # compiled or loaded now: that is no part of the run's wall time

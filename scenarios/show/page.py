@@ -17,10 +17,10 @@ from markupsafe import Markup
 
 from hw.accuracy import MEASURED
 from policies.errors import InputError
-from scenarios.files.documents import read_json, write_text
+from scenarios.files.documents import read_json, with_keys, write_text
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Validation, middle_load
+from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts
@@ -88,7 +88,7 @@ def gather(folder: RunFolder) -> Material:
         scenario=yaml.safe_load(scenario.read_text(encoding="utf-8")) if scenario.exists() else {},
         environment=document("environment.json") or {},
         comparison=document("comparison.json"),
-        validation=document("validation.json"),
+        validation=with_keys(document("validation.json"), FORMER_KEYS),
         runs=tuple(read_runs(folder)),
         profiles={path.stem: Profile.from_yaml(path.read_text(encoding="utf-8"), str(path)) for path in profiles},
         training=document("training.json") or (),

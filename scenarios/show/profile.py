@@ -77,11 +77,11 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     yield "dispatch", _overheads(profile)
     windows = f"power over {sensor.power_window_s:g} s, utilization over {sensor.utilization_window_s:g} s"
     yield "sensor", f"every {sensor.period_s:g} s: {windows}, {sensor.lag_s:g} s late"
-    if profile.pace is not None:
-        pace = profile.pace
-        slow = f"slow spells: {100 * pace.slow_share:.0f} % of the time, {pace.mean_slow_s:.2g} s each"
-        slow += f", things take {pace.slow_factor:.2f} times as long"
-        yield "pace", f"{slow} ({pace.provenance}); latencies are of the full pace"
+    if profile.slowdown is not None:
+        slowdown = profile.slowdown
+        slow = f"slow spells: {100 * slowdown.slow_share:.0f} % of the time, {slowdown.mean_slow_s:.2g} s each"
+        slow += f", things take {slowdown.slow_factor:.2f} times as long"
+        yield "slowdown", f"{slow} ({slowdown.provenance}); latencies are of full speed"
     if profile.link is not None:
         yield "link", f"{profile.link.latency_s * 1e6:.0f} us, {profile.link.bandwidth_bytes_s / 1e9:.2f} GB/s"
     yield from (("left out", text) for text in profile.omitted)

@@ -42,9 +42,9 @@ def load_title(row: Row) -> str:
     return f"{of}, {plural(len(row['seeds']) * row['repeats'], 'hardware run')} a router"
 
 
-def _is_paced(row: Row) -> bool:
-    pace = row.get("pace")
-    return pace is not None and pace["mean"] is not None
+def _is_slowed(row: Row) -> bool:
+    slowdown = row.get("slowdown")
+    return slowdown is not None and slowdown["mean"] is not None
 
 
 def errors_tables(validation: Validation) -> list[Table]:
@@ -57,9 +57,9 @@ def errors_tables(validation: Validation) -> list[Table]:
 
 def _errors_table(rows: Sequence[Row]) -> Table:
     judged = {name for row in rows for name, met in row["met"].items() if met is not None}
-    paced = any(map(_is_paced, rows))
+    slowed = any(map(_is_slowed, rows))
     head = [Column("router"), column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
-    head += columns("pace") if paced else []
+    head += columns("slowdown") if slowed else []
     for measure in VALIDATED:
         head.append(Column(f"{measure.head} error", "%", meaning=measure.meaning))
         head += columns("allowed") if measure.stem in judged else []
@@ -67,7 +67,7 @@ def _errors_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         cells = [row["router"], *(shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware"))]
         cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
-        cells += [interval(row["pace"], 2)] if paced else []
+        cells += [interval(row["slowdown"], 2)] if slowed else []
         for measure in VALIDATED:
             cells.append(change(row["error_pct"][measure.stem], unit=""))
             if measure.stem in judged:
@@ -158,8 +158,8 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append("Intervals (95 %) are over seeds, each the mean of its repeats.")
     elif any(row["repeats"] > 1 for row in rows):
         notes.append("Intervals (95 %) are over repeats of one trace.")
-    if any(map(_is_paced, rows)):
-        notes.append("Pace: how many times as long as at full pace the devices took; each run's twin replays it.")
+    if any(map(_is_slowed, rows)):
+        notes.append("Slowdown: how many times as long as at full speed the devices took; each run's twin replays it.")
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]

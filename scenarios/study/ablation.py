@@ -37,7 +37,7 @@ ROWS: Final[dict[str, dict[str, Any]]] = {
     "placement: shortest expected delay, not learned": {"without": ("placement",)},
     "all candidates in one block": {"without": ("group",)},
     "a width's cost on average, not on the placed server": {"without": ("own_cost",)},
-    "servers are as fast as their profiles": {"without": ("pace",)},
+    "servers are as fast as their profiles": {"without": ("slowdown",)},
     "a block's own time costs nothing": {"without": ("delay",)},
     "no holding on to widths": {"without": ("hold",)},
     "what will come back to a place does not count": {"without": ("coming",)},

@@ -136,10 +136,10 @@ class World:
         detail: bool = True,
         keep_log: bool = False,
         end: str | None = None,
-        paces: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
+        slowdowns: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
         excerpt: Excerpt | None = None,
     ) -> RunSpec:
-        """One run of the scenario's workload; `paces`: see `RunSpec`.
+        """One run of the scenario's workload; `slowdowns`: see `RunSpec`.
 
         With an `excerpt` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`, and
         a run shorter than the scenario begins at a random time of that part of it, so that curves, crowds and faults
@@ -163,7 +163,7 @@ class World:
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
             deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
             faults=faults_of(scenario, names, seed, start_s, horizon_s, len(arrived_ns)),
-            paces=paces or {},
+            slowdowns=slowdowns or {},
             seed=seed,
             detail=detail,
             keep_log=keep_log,

@@ -40,14 +40,14 @@ from sim.compiled.rows import block_at, device_at, model_of, reschedule, server_
 
 @kernel
 def _set_off(c: Cluster, p: Parameters) -> None:
-    """The first instant: servers come up, sensors are read, devices take their pace (`Simulation._set_off`)."""
+    """The first instant: servers come up, sensors are read, devices take their slowdown (`Simulation._set_off`)."""
     for index in range(p.servers):
         server = server_at(c, p, index)
         return_to_service(c, p, server, 0)
         sample(c, p, server, 0)
         reschedule(c, p, server)
     for index in range(p.devices):
-        _start_pace(c, p, device_at(c, p, index))
+        _start_slowdown(c, p, device_at(c, p, index))
     plan_arrival(c)
 
 
@@ -146,7 +146,7 @@ def _happen(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     elif times.fault == now:
         next_fault(c, p, server, now)
     else:
-        _change_pace(c, p, device_at(c, p, server.device), server, now)
+        _change_slowdown(c, p, device_at(c, p, server.device), server, now)
 
 
 @kernel
@@ -156,45 +156,45 @@ def _rerate_touched(c: Cluster, p: Parameters, server: Server, now: int) -> None
         rerate(c, p, device, now)
 
 
-# ---------------------------------------------------------------------------------------------------------------- pace
+# ------------------------------------------------------------------------------------------------------------ slowdown
 
 
 @kernel
-def _start_pace(c: Cluster, p: Parameters, device: Device) -> None:
-    """The device's speed comes and goes as it really did, or as its profile says (`SharedDevice.start_pace`)."""
+def _start_slowdown(c: Cluster, p: Parameters, device: Device) -> None:
+    """The device's speed comes and goes as it really did, or as its profile says (`SharedDevice.start_slowdown`)."""
     model = model_of(p, device)
     if model.server_count == 0:
         return
     server = server_at(c, p, ints(p)[model.servers_at])
     if device.changes_at != 0:
         if device.changes > 0:
-            server.times.pace = ints_at(device.changes_at)[0]
+            server.times.slowdown = ints_at(device.changes_at)[0]
             reschedule(c, p, server)
-    elif model.has_pace:
-        drawn = hashed_below(device.pace_salt, FIRST_DRAW, FIRST_DRAW, model.full_sum_ns + model.slow_sum_ns)
+    elif model.has_slowdown:
+        drawn = hashed_below(device.slowdown_salt, FIRST_DRAW, FIRST_DRAW, model.full_sum_ns + model.slow_sum_ns)
         device.is_slow = 1 if drawn >= model.slow_sum_ns else 0  # the change that follows turns it round
-        _change_pace(c, p, device, server, 0)
+        _change_slowdown(c, p, device, server, 0)
         reschedule(c, p, server)
 
 
 @kernel
-def _change_pace(c: Cluster, p: Parameters, device: Device, server: Server, now: int) -> None:
+def _change_slowdown(c: Cluster, p: Parameters, device: Device, server: Server, now: int) -> None:
     model = model_of(p, device)
     advance_device(c, p, device, now)
     if device.changes_at != 0:
         changes, at = ints_at(device.changes_at), device.change
-        device.pace = reals_at(device.changes_at)[2 * at + 1] / model.mean_pace
+        device.slowdown = reals_at(device.changes_at)[2 * at + 1] / model.mean_slowdown
         device.change = at + 1
-        server.times.pace = changes[2 * at + 2] if at + 1 < device.changes else NEVER
+        server.times.slowdown = changes[2 * at + 2] if at + 1 < device.changes else NEVER
     else:
         is_slow = 1 - device.is_slow
-        device.pace = model.slow_factor if is_slow else 1.0
+        device.slowdown = model.slow_factor if is_slow else 1.0
         durations = model.slow_at if is_slow else model.full_at
         count = model.slow_count if is_slow else model.full_count
-        drawn = hashed_below(device.pace_salt, is_slow, device.pace_number, count)
+        drawn = hashed_below(device.slowdown_salt, is_slow, device.slowdown_number, count)
         device.is_slow = is_slow
-        device.pace_number += 1
-        server.times.pace = now + ints(p)[durations + drawn]
+        device.slowdown_number += 1
+        server.times.slowdown = now + ints(p)[durations + drawn]
     rerate(c, p, device, now)
 
 

@@ -45,7 +45,7 @@ class Cluster(Record):
 class Times(Record):
     """When what happens next at a server, in the order in which it happens at one instant (`sim.agenda.Kind`)."""
 
-    transfer = start = end = load = unload = timer = telemetry = fault = pace = NEVER
+    transfer = start = end = load = unload = timer = telemetry = fault = slowdown = NEVER
 
 
 class Pending(Record):
@@ -122,10 +122,10 @@ class Device(Record):
     busy_permille = INT
     energy_mw_ns = REAL
     busy_permille_ns = INT
-    pace = 1.0
+    slowdown = 1.0
     is_extrapolated = extrapolated_ns = count = INT
     first = last = NONE
-    pace_salt = pace_number = is_slow = changes_at = changes = change = INT
+    slowdown_salt = slowdown_number = is_slow = changes_at = changes = change = INT
 
 
 class Medium(Record):
@@ -134,8 +134,8 @@ class Medium(Record):
     free_ns = transfers = INT
 
 
-class PaceChange(Record):
-    """From when on a device has which pace."""
+class SlowdownChange(Record):
+    """From when on a device has which slowdown."""
 
     from_ns = INT
     factor = REAL
@@ -324,8 +324,8 @@ class DeviceModel(Record):
     period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
     input_bytes_at = INT
     servers_at = server_count = INT
-    mean_pace = REAL
-    has_pace = INT
+    mean_slowdown = REAL
+    has_slowdown = INT
     slow_factor = REAL
     full_at = full_count = full_sum_ns = slow_at = slow_count = slow_sum_ns = INT
 

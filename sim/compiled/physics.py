@@ -112,7 +112,7 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
     slot = first
     while slot != NONE:
         instance = instance_at(c, p, slot)
-        instance.slow_down *= device.pace / phi
+        instance.slow_down *= device.slowdown / phi
         instance.end_ns = now + max(0, ceil(instance.work_ns * instance.slow_down))
         slot = instance.run_next
     device.power_mw = min(model.cap_mw, uncapped_mw)

@@ -176,7 +176,7 @@ class Program:
         return its
 
     def _device(self, index: int, tables: DeviceTables) -> DeviceModel:
-        add, pace, model = self._writer.add, tables.pace, DeviceModel.blank()
+        add, slowdown, model = self._writer.add, tables.slowdown, DeviceModel.blank()
         servers = [number for number, server in enumerate(self.cluster.servers) if server.device == index]
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
         costs = [tables.instances.get(each) for each in specs]
@@ -193,11 +193,19 @@ class Program:
         model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
         model.input_bytes_at = add(self._input_bytes(tables))
         model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
-        model.mean_pace, model.slow_factor = tables.mean_pace, 1.0
-        if pace is not None:
-            model.has_pace, model.slow_factor = 1, pace.slow_factor
-            model.full_at, model.full_count, model.full_sum_ns = add(pace.full_ns), len(pace.full_ns), sum(pace.full_ns)
-            model.slow_at, model.slow_count, model.slow_sum_ns = add(pace.slow_ns), len(pace.slow_ns), sum(pace.slow_ns)
+        model.mean_slowdown, model.slow_factor = tables.mean_slowdown, 1.0
+        if slowdown is not None:
+            model.has_slowdown, model.slow_factor = 1, slowdown.slow_factor
+            model.full_at, model.full_count, model.full_sum_ns = (
+                add(slowdown.full_ns),
+                len(slowdown.full_ns),
+                sum(slowdown.full_ns),
+            )
+            model.slow_at, model.slow_count, model.slow_sum_ns = (
+                add(slowdown.slow_ns),
+                len(slowdown.slow_ns),
+                sum(slowdown.slow_ns),
+            )
         return model
 
     def _input_bytes(self, tables: DeviceTables) -> list[int]:

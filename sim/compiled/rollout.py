@@ -234,7 +234,7 @@ class Rollouts:
 
     @property
     def episodes(self) -> int:
-        """A number that no episode has had. Each cluster has every C-th, so that none depends on another's pace."""
+        """A number that no episode has had. Each cluster has every C-th, so that none depends on another's slowdown."""
         return self._first_episode + len(self._rounds) * int(self._rounds.max())
 
     @property

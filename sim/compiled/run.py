@@ -28,10 +28,10 @@ from sim.compiled.layout import (
     BlockRow,
     Cluster,
     Device,
-    PaceChange,
     ReadingRow,
     RequestRow,
     RestartRow,
+    SlowdownChange,
     Stages,
 )
 from sim.compiled.program import Program, addressed, margin
@@ -135,10 +135,10 @@ class RunRow:
             c.poison_at = self._keep(marks)
         for index in range(p.devices):
             device = Device(c, p.devices_at, index)
-            device.pace_salt = derived_seed(run.seed, f"pace:{index}")
-            if index in run.paces:
-                changes = np.array([*run.paces[index], (0, 0.0)], PaceChange.dtype)
-                device.changes_at, device.changes = self._keep(changes), len(run.paces[index])
+            device.slowdown_salt = derived_seed(run.seed, f"pace:{index}")
+            if index in run.slowdowns:
+                changes = np.array([*run.slowdowns[index], (0, 0.0)], SlowdownChange.dtype)
+                device.changes_at, device.changes = self._keep(changes), len(run.slowdowns[index])
         self.records.place_in(c)
         self._set_scratch()
 
@@ -192,8 +192,8 @@ def label_table(program: Program, labels: object) -> tuple[int, npt.NDArray[Any]
 def _require_supported(program: Program, run: RunSpec) -> None:
     used = {server.device for server in program.cluster.servers}
     for index, tables in enumerate(program.cluster.devices):
-        if index not in used and (tables.pace is not None or index in run.paces):
-            raise UnsupportedScenario("a device that has a pace but no server")
+        if index not in used and (tables.slowdown is not None or index in run.slowdowns):
+            raise UnsupportedScenario("a device that has a slowdown but no server")
     if run.keep_log:
         raise UnsupportedScenario("a log of every step")
     if run.horizon_ns + run.drain_limit_ns > MOST_NS:

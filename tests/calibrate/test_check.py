@@ -53,8 +53,8 @@ def calibrated(bench: FakeBench, folder: Path) -> Profile:
         seen = scout(bench, all_keys(), LIMIT, log, bench.clock, 300.0)
         extras = Extras(power=True, peer=True, sibling=True)
         plan = make_plan(all_keys(), LIMIT, 300.0, seen.guess_s, extras, np.random.default_rng(0))
-        done = measure(bench, plan, seen.guess_s, log, 300.0, bench.clock, pace_seen=seen.pace)
-    return fit(list(done.measurements), model_costs(), facts(), "fake", (), seen.pace)
+        done = measure(bench, plan, seen.guess_s, log, 300.0, bench.clock, slowdown_seen=seen.slowdown)
+    return fit(list(done.measurements), model_costs(), facts(), "fake", (), seen.slowdown)
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +115,8 @@ def test_sets_across_processes_are_not_measured_where_the_profile_knows_of_none(
     assert list(found) == [SOLO_ERROR, CONCURRENCY_ERROR]
 
 
-def test_a_device_whose_host_lends_its_speed_is_checked_at_full_pace(tmp_path: Path) -> None:
-    """Slow for a third of the time, in the calibration as now, or as never before: it holds; slower at full pace as
+def test_a_device_whose_host_lends_its_speed_is_checked_at_full_speed(tmp_path: Path) -> None:
+    """Slow for a third of the time, in the calibration as now, or as never before: it holds; slower at full speed as
     well: it does not."""
     lent = calibrated(FakeBench(slow_share=0.3, across_beta=ACROSS_BETA), tmp_path)
     verdicts = [

@@ -21,10 +21,10 @@ from calibrate.errors import (
 from calibrate.fit import fit
 from calibrate.log import Log
 from calibrate.measure import Measurement, measure, scout
-from calibrate.pace import PaceLook
 from calibrate.plan import Extras, Point, Solo, Steady, Together, make_plan
 from calibrate.samples import Samples
 from calibrate.sharing import ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
+from calibrate.slowdown import SlowdownLook
 from policies.vocabulary import Provenance
 from sim.device import Sharing, clock_ratio
 from sim.profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
@@ -210,14 +210,14 @@ def test_a_tiny_budget_still_gives_a_stated_error(tmp_path: Path) -> None:
 
 
 def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
-    """Half of the time half as long again: the latencies are of full pace, and the profile tells of the spells."""
+    """Half of the time half as long again: the latencies are of full speed, and the profile tells of the spells."""
     bench = FakeBench(slow_share=0.5, jitter=0.01)
     path = tmp_path / "log"
     with Log(path, {}) as log:
         scouted = scout(bench, all_keys(), LIMIT, log, bench.clock, 600.0)
         plan = make_plan(all_keys(), LIMIT, 600.0, scouted.guess_s, Extras(True, True), np.random.default_rng(0))
-        seen = measure(bench, plan, scouted.guess_s, log, 600.0, bench.clock, pace_seen=scouted.pace)
-    found = fit(seen.measurements, model_costs(), facts(), "fake", seen=scouted.pace)
+        seen = measure(bench, plan, scouted.guess_s, log, 600.0, bench.clock, slowdown_seen=scouted.slowdown)
+    found = fit(seen.measurements, model_costs(), facts(), "fake", seen=scouted.slowdown)
     ratios = [
         p50_s / bench.truth_s(Point(curve.segment, curve.width, curve.previous_width, batch))
         for curve in found.latency
@@ -225,24 +225,24 @@ def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
     ]
     assert np.median(ratios) == pytest.approx(1.0, abs=0.005)
     assert np.mean(np.abs(np.asarray(ratios) - 1)) < 0.02
-    assert found.pace is not None
-    assert found.pace.slow_factor == pytest.approx(SLOW_FACTOR, rel=0.02)
-    assert found.pace.slow_share == pytest.approx(0.55, abs=0.15)
+    assert found.slowdown is not None
+    assert found.slowdown.slow_factor == pytest.approx(SLOW_FACTOR, rel=0.02)
+    assert found.slowdown.slow_share == pytest.approx(0.55, abs=0.15)
     assert found.concurrency.beta == pytest.approx(bench.beta, abs=0.05)
     assert errors(found)[CONCURRENCY_ERROR].median_abs_pct < 8
 
 
 def test_a_first_look_that_fell_into_a_slow_spell_is_corrected_in_hindsight(tmp_path: Path) -> None:
-    """It took slow for full pace; what was measured before better was seen counts as slow after all."""
+    """It took slow for full speed; what was measured before better was seen counts as slow after all."""
     bench = FakeBench(slow_share=0.5, jitter=0.01)
-    misled = PaceLook(REFERENCE_S * SLOW_REFERENCE, 0.0, 0.0, 1.0, REFERENCE_S * SLOW_REFERENCE)
+    misled = SlowdownLook(REFERENCE_S * SLOW_REFERENCE, 0.0, 0.0, 1.0, REFERENCE_S * SLOW_REFERENCE)
     with Log(tmp_path / "log", {}) as log:
         plan = make_plan(all_keys(), LIMIT, 300.0, bench.truth_s, Extras(False, False), np.random.default_rng(0))
-        seen = measure(bench, plan, bench.truth_s, log, 300.0, bench.clock, pace_seen=misled)
+        seen = measure(bench, plan, bench.truth_s, log, 300.0, bench.clock, slowdown_seen=misled)
     key = all_keys()[0]
 
     def as_before(measurement: Measurement) -> Measurement:
-        """A key that was measured in the slow spell that passed for full pace."""
+        """A key that was measured in the slow spell that passed for full speed."""
         step, result = measurement
         if not isinstance(step, Solo) or not isinstance(result, SoloResult) or step.point.key != key:
             return measurement
@@ -259,8 +259,8 @@ def test_a_first_look_that_fell_into_a_slow_spell_is_corrected_in_hindsight(tmp_
         for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True)
     ]
     assert ratios == pytest.approx([1.0] * len(ratios), abs=0.04)
-    assert found.pace is not None
-    assert found.pace.reference_s == pytest.approx(REFERENCE_S)
+    assert found.slowdown is not None
+    assert found.slowdown.reference_s == pytest.approx(REFERENCE_S)
 
 
 def test_crowding_across_processes_is_told_from_that_within_one(tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from calibrate.bench import (
     SteadyResult,
     TimesResult,
     TogetherResult,
+    WatchResult,
     from_jsonable,
     to_jsonable,
 )
 from calibrate.log import Log
 from calibrate.samples import Samples
+from calibrate.slowdown import SlowdownLook
 from policies.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 
@@ -34,6 +36,7 @@ RESULTS: list[Result] = [
     TogetherResult((0.1, 0.2), (0.2, 0.0)),
     HoldResult((0.3, 0.1), (0.01, 0.01), 4096),
     TimesResult(Samples(1, (1e-4,))),
+    WatchResult(SlowdownLook(0.02, 0.3, 0.1, 1.4, 0.02)),
     SteadyResult(SteadyLoad(100, 2.0, 55.5, None, Provenance.POLLED)),
 ]
 
@@ -49,6 +52,16 @@ def written(path: Path) -> bytes:
 def test_a_result_reads_back(result: Result) -> None:
     """Plain data and back."""
     assert from_jsonable(to_jsonable(result)) == result
+
+
+def test_a_result_of_a_former_version_reads_back() -> None:
+    """`slowdown` was called `pace`."""
+    result = WatchResult(SlowdownLook(0.02, 0.3, 0.1, 1.4, 0.02))
+    plain = to_jsonable(result)
+    assert (
+        from_jsonable({**{key: value for key, value in plain.items() if key != "slowdown"}, "pace": plain["slowdown"]})
+        == result
+    )
 
 
 def test_a_log_reads_back(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def session(bench: FakeBench, path: Path, budget_s: float, seen: list[Progress] 
         rng = np.random.default_rng(0)
         plan = make_plan(all_keys(), LIMIT, budget_s, guess, Extras(True, True, True), rng)
         notice = (seen if seen is not None else []).append
-        return plan, measure(bench, plan, guess, log, budget_s, bench.clock, notice, scouted.pace)
+        return plan, measure(bench, plan, guess, log, budget_s, bench.clock, notice, scouted.slowdown)
 
 
 def covered(measured: Measured) -> set[tuple[int, float, float]]:
@@ -151,8 +151,8 @@ def test_what_others_disturb_is_measured_again_at_once(tmp_path: Path) -> None:
     assert all(result.disturbance > DISTURBED for result in results)
 
 
-def test_a_slow_device_is_asked_again_for_its_full_pace(tmp_path: Path) -> None:
-    """Points that found none are tried again; the repeats at full pace are kept apart from the others."""
+def test_a_slow_device_is_asked_again_for_its_full_speed(tmp_path: Path) -> None:
+    """Points that found none are tried again; the repeats at full speed are kept apart from the others."""
     bench = FakeBench(slow_share=0.7)
     _, found = session(bench, tmp_path / "log", 200.0)
     solos = [(step.point, r) for step, r in found.measurements if isinstance(step, Solo) and isinstance(r, SoloResult)]

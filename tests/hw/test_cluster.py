@@ -128,7 +128,7 @@ def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
     assert [loaded_ns[preload] for preload in preloads] == [0] * len(preloads)
 
 
-def test_a_cpu_server_reads_its_cores_pace(record: RunRecord) -> None:
+def test_a_cpu_server_reads_its_cores_slowdown(record: RunRecord) -> None:
     """Now and then, between its batches: no more often than every 20 ms, and each reading some tens of microseconds."""
     for server in range(2):
         times, reads_s = zip(*((at, read_s) for s, at, read_s in record.references if s == server), strict=True)

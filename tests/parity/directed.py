@@ -41,7 +41,7 @@ from sim.accuracy import BernoulliCorrectness
 from sim.cluster import RunSpec
 from sim.network import FREE
 from sim.profile import Link
-from sim.tables import DeviceTables, PaceTable
+from sim.tables import DeviceTables, SlowdownTable
 from tests.parity.features import happenings
 from tests.parity.scenarios import JITTERS, Device, Scenario, compiled_device, grid_cluster
 
@@ -122,7 +122,7 @@ _FAULTS: Mapping[str, Callable[[int], Fault]] = {
 }
 _DEADLY = ("outage", "crash", "hang")
 _SENSOR = {"sample": (50, 3), "fresh sample": (50, 0), "report": (40, 40), "late report": (30, 50), "both": (50, 50)}
-PAIR_KINDS = (*_LEAD, "sample", "report", *_FAULTS, "pace")
+PAIR_KINDS = (*_LEAD, "sample", "report", *_FAULTS, "slowdown")
 PLACES = ("one server", "two servers", "one device")
 
 
@@ -138,9 +138,9 @@ def pairs() -> Iterator[Directed]:
 
 
 def is_possible(one: str, other: str, place: str) -> bool:
-    """A server has one sensor, which reads once, and a device one pace; what is squeezed to nothing runs no batch."""
-    if one == other and one in ("sample", "report", "pace"):
-        return one != "pace" and place != "one server"
+    """A server has one sensor, which reads once, and a device one slowdown; what is squeezed to nothing never runs."""
+    if one == other and one in ("sample", "report", "slowdown"):
+        return one != "slowdown" and place != "one server"
     squeezed = "squeeze's end" in (one, other)
     return not (
         squeezed and place == "one server" and {one, other} & {"batch start", "batch end", "timer", "unload end"}
@@ -172,7 +172,7 @@ def pair(one: str, other: str, place: str) -> Directed:
     faults = tuple(_FAULTS[kind](server) for kind, server in ((one, 0), (other, second)) if kind in _FAULTS)
     changes = ((0, 1.0), (MEETING * UNIT_NS, 1.9))
     on = [0, 0] if place == "one device" else [0, 1]
-    paces = {on[server]: changes for kind, server in ((one, 0), (other, second)) if kind == "pace"}
+    slowdowns = {on[server]: changes for kind, server in ((one, 0), (other, second)) if kind == "slowdown"}
     scenario = scene(
         f"{one} and {other}, {place}",
         [drawn, drawn],
@@ -185,7 +185,7 @@ def pair(one: str, other: str, place: str) -> Directed:
         decision_ns=decision * UNIT_NS,
         router={"groups": (1, 2, 4), "outstanding_blocks": 4},
         supervision=Supervision(hang_ns=9 * UNIT_NS, backoff_ns=UNIT_NS, stable_ns=500 * UNIT_NS, start_ns=4 * UNIT_NS),
-        run={"faults": faults, "paces": paces},
+        run={"faults": faults, "slowdowns": slowdowns},
     )
     return Directed(scenario, lambda s, record: _did_meet(s, record, ((one, 0), (other, second))))
 
@@ -229,8 +229,8 @@ def _did_meet(scenario: Scenario, record: RunRecord, events: Sequence[tuple[str,
                 return False
             continue
         wanted = (-1 if kind in ("arrival", "decision end") else server, "fault" if kind in _FAULTS else kind)
-        if wanted[1] == "pace" and scenario.cluster.servers[server].device == 0:
-            wanted = (0, "pace")
+        if wanted[1] == "slowdown" and scenario.cluster.servers[server].device == 0:
+            wanted = (0, "slowdown")
         if wanted not in seen:
             return False
         if kind not in _DEADLY:  # one dies once
@@ -572,7 +572,7 @@ def _device_scenes() -> Iterator[Directed]:
             [10, 19, 24],
             knobs=[preload],
             router=many,
-            run={"paces": {0: ((0, 9000 / 7000),)}},
+            run={"slowdowns": {0: ((0, 9000 / 7000),)}},
         ),
         lambda s, r: r.batches[1].started_ns == 20_000 == r.batches[0].ended_ns - 1,
     )
@@ -618,12 +618,15 @@ def _device_scenes() -> Iterator[Directed]:
             ),
             lambda s, r: any(e.received_ns % (2 * UNIT_NS) == 0 for e in _readings(r)),
         )
-    pace = PaceTable(1.7, (5000, 3000), (2000, 4000))
+    slowdown = SlowdownTable(1.7, (5000, 3000), (2000, 4000))
     for seed in (1, 2, 3):
         yield Directed(
             scene(
-                f"pace and jitter are drawn by hash, seed {seed}",
-                [replace(crowded, jitter=JITTERS[1], pace=pace), replace(crowded, jitter=JITTERS[0], pace=pace)],
+                f"slowdown and jitter are drawn by hash, seed {seed}",
+                [
+                    replace(crowded, jitter=JITTERS[1], slowdown=slowdown),
+                    replace(crowded, jitter=JITTERS[0], slowdown=slowdown),
+                ],
                 [5, 5, 8, 11, 14, 17, 20, 23, 26],
                 policy="random",
                 run={"seed": seed},
@@ -632,10 +635,10 @@ def _device_scenes() -> Iterator[Directed]:
         )
     yield Directed(
         scene(
-            "a pace that was followed, changes at one instant included",
-            [replace(crowded, mean_pace=1.2)],
+            "a slowdown that was followed, changes at one instant included",
+            [replace(crowded, mean_slowdown=1.2)],
             [5, 6, 7, 8, 20],
-            run={"paces": {0: ((0, 1.1), (8000, 3.0), (8000, 1.5), (20_000, 1.0))}},
+            run={"slowdowns": {0: ((0, 1.1), (8000, 3.0), (8000, 1.5), (20_000, 1.0))}},
         ),
         lambda s, r: len(r.batches) >= 2,
     )

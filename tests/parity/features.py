@@ -49,7 +49,7 @@ KINDS = (
     "sample",
     "report",
     "fault",
-    "pace",
+    "slowdown",
     "decision end",
     "question",
 )
@@ -96,7 +96,7 @@ FEATURES = (
     "no detail",
     "no packets lost",
     "out of memory",
-    "pace",
+    "slowdown",
     "padded",
     "preloaded",
     "ran in a wider instance",
@@ -123,7 +123,7 @@ FEATURES = (
 
 
 def happenings(scenario: Scenario, record: RunRecord) -> Iterator[tuple[int, int, str]]:
-    """(time, server, kind) of all that happened on the agenda, but for changes of pace that were drawn."""
+    """(time, server, kind) of all that happened on the agenda, but for changes of slowdown that were drawn."""
     cluster, run = scenario.cluster, scenario.run
     for step in record.log:
         event, now_ns = step.event, step.now_ns
@@ -155,11 +155,11 @@ def happenings(scenario: Scenario, record: RunRecord) -> Iterator[tuple[int, int
             yield fault.end_ns, fault.server, "fault"
         elif isinstance(fault, Hang):
             yield fault.at_ns, fault.server, "fault"
-    for device, changes in run.paces.items():
+    for device, changes in run.slowdowns.items():
         first = min((i for i, server in enumerate(cluster.servers) if server.device == device), default=0)
         for when_ns, _ in changes:
             if when_ns <= record.ended_ns:
-                yield when_ns, first, "pace"
+                yield when_ns, first, "slowdown"
 
 
 def ties(scenario: Scenario, record: RunRecord) -> set[Tie]:
@@ -226,7 +226,7 @@ def _of_batches(scenario: Scenario, record: RunRecord) -> Iterator[str]:
             yield "jitter"
         if not run.faults and not table.jitter and took_ns > table.latency_ns[-1]:
             place = cluster.servers[batch.server].device
-            yield "pace" if device.pace is not None or place in run.paces else "slowed down by others"
+            yield "slowdown" if device.slowdown is not None or place in run.slowdowns else "slowed down by others"
             if sum(server.device == place for server in cluster.servers) > 1:
                 yield "slowed down on a shared device"
 

@@ -98,8 +98,8 @@ def _swapped(one: Kind, other: Kind) -> Patch:
 # These commute, by argument and by experiment. A batch's start and a block's arrival touch nothing in common (a start
 # is an event of its own only where dispatch takes time, and then what arrives starts later). A timer and an unload's
 # end both lead to a pass of the scheduler over the same state: what expired goes in the first, the freed memory goes
-# out in the second. A fault and a change of pace both rate the running set anew, at one time, from the same work.
-_COMMUTE = ((Kind.TRANSFER_END, Kind.BATCH_START), (Kind.UNLOAD_END, Kind.TIMER), (Kind.FAULT, Kind.PACE))
+# out in the second. A fault and a change of slowdown both rate the running set anew, at one time, from the same work.
+_COMMUTE = ((Kind.TRANSFER_END, Kind.BATCH_START), (Kind.UNLOAD_END, Kind.TIMER), (Kind.FAULT, Kind.SLOWDOWN))
 
 
 def _order_mutants() -> Iterator[Mutant]:
@@ -250,7 +250,7 @@ def _fields(word: Any) -> dict[str, Any]:
 
 def _device_mutants() -> Iterator[Mutant]:
     yield Mutant("stale ends of batches honoured", _around(SharedDevice, "_end", _honour_stale))
-    yield Mutant("a pace is always full at first", _around(server, "hashed", _full_pace_first))
+    yield Mutant("a slowdown is always full at first", _around(server, "hashed", _full_speed_first))
     yield Mutant("the smaller half first", _set(server, "parts_that_fit", _smaller_half_first))
     yield Mutant(
         "a frozen batch ends", _set(SimulatedDevice, "freeze", lambda self, index, now_ns: self.advance(now_ns))
@@ -263,7 +263,7 @@ def _honour_stale(end: Callable[..., None]) -> Callable[..., None]:
     return lambda self, plan, batch: end(self, self._plan, batch)
 
 
-def _full_pace_first(draw: Callable[..., int]) -> Callable[..., int]:
+def _full_speed_first(draw: Callable[..., int]) -> Callable[..., int]:
     return lambda salt, a, b: draw(salt, a, b) if a != 1 << 32 else (1 << 63) - 1
 
 

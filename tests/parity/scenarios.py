@@ -29,7 +29,7 @@ from sim.device import crowding
 from sim.network import FREE, Attachment
 from sim.profile import JITTER_QUANTILES, Link, Profile
 from sim.server import ServerSpec
-from sim.tables import BatchKey, DeviceTables, InstanceTable, KeyTable, PaceTable, compile_tables
+from sim.tables import BatchKey, DeviceTables, InstanceTable, KeyTable, SlowdownTable, compile_tables
 from tests import worlds
 from tests.parity.draws import Draws
 
@@ -173,8 +173,8 @@ class Device:
     most_at_once: float = inf
     most_processes: float = inf
     jitter: tuple[float, ...] = ()
-    pace: PaceTable | None = None
-    mean_pace: float = 1.0
+    slowdown: SlowdownTable | None = None
+    mean_slowdown: float = 1.0
     load_ns: int = 3000
     reload_ns: int = 2000
     unload_ns: int = 1000
@@ -199,8 +199,8 @@ class Device:
                 (s, w): InstanceTable(self.vram(s, w), self.load_ns, self.reload_ns, self.unload_ns)
                 for s, w in product(range(1, self.segments + 1), self.widths)
             },
-            pace=self.pace,
-            mean_pace=self.mean_pace,
+            slowdown=self.slowdown,
+            mean_slowdown=self.mean_slowdown,
             alpha=self.alpha,
             crowding=crowding_table(self.beta),
             crowding_across=crowding_table(self.across_beta),
@@ -270,7 +270,7 @@ def compiled_device(segments: int, widths: tuple[float, ...], jitter: bool, metr
         device={"kind": kind, "name": "toy", "vram_bytes": 8_000_000_000},
         power={**POWER, "cap_w": 60.0, "throttle": 0.8, "phi_min": 0.4},
         sensor={"period_s": 9e-6, "lag_s": 4e-6, "power_window_s": 3e-5, "utilization_window_s": 1.7e-5},
-        pace={"slow_factor": 1.7, "slow_share": 0.3, "mean_slow_s": 2e-5, "provenance": "measured"},
+        slowdown={"slow_factor": 1.7, "slow_share": 0.3, "mean_slow_s": 2e-5, "provenance": "measured"},
     )
     model = found.model.model_copy(update={"input_bytes": IMAGE_BYTES})
     instances = tuple(
@@ -454,8 +454,8 @@ def _draw_device(
         most_at_once=draws.pick((inf, 1, 2)),
         most_processes=draws.pick((inf, 1)),
         jitter=draws.pick(JITTERS) if draws.chance(35) else (),
-        pace=_draw_pace(draws, step_ns) if draws.chance(25) else None,
-        mean_pace=draws.pick((1.0, 1.0, 1.37)),
+        slowdown=_draw_slowdown(draws, step_ns) if draws.chance(25) else None,
+        mean_slowdown=draws.pick((1.0, 1.0, 1.37)),
         load_ns=step_ns * draws.pick((2, 0, 1, 7)),
         reload_ns=step_ns * draws.pick((1, 0, 3)),
         unload_ns=step_ns * draws.pick((1, 0, 4)),
@@ -469,11 +469,11 @@ def _draw_device(
     )
 
 
-def _draw_pace(draws: Draws, step_ns: int) -> PaceTable:
+def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:
     factor = draws.pick((2.0, 1.0, 1.31, 3.0))
     full = tuple(step_ns * (1 + (7 * i) % 11) for i in range(draws.pick((1, 4, 8))))
     slow = tuple(step_ns * (1 + (5 * i) % 7) for i in range(draws.pick((1, 4, 8))))
-    return PaceTable(factor, full, slow)
+    return SlowdownTable(factor, full, slow)
 
 
 def _draw_knobs(draws: Draws, step_ns: int, segments: int, widths: tuple[float, ...]) -> dict[str, object]:
@@ -531,10 +531,12 @@ def _draw_run(draws: Draws, step_ns: int, cluster: ClusterSpec) -> RunSpec:
     faults = tuple(
         _draw_fault(draws, step_ns, cluster, horizon, len(times)) for _ in range(draws.pick((0, 0, 0, 1, 2, 4, 6)))
     )
-    paces: dict[int, tuple[tuple[int, float], ...]] = {}
+    slowdowns: dict[int, tuple[tuple[int, float], ...]] = {}
     if draws.chance(20):
         when = sorted(draws.below(horizon + 1) for _ in range(draws.integer(1, 5)))
-        paces[draws.below(len(cluster.devices))] = tuple((step_ns * at, draws.pick((2.0, 1.0, 1.43))) for at in when)
+        slowdowns[draws.below(len(cluster.devices))] = tuple(
+            (step_ns * at, draws.pick((2.0, 1.0, 1.43))) for at in when
+        )
     return RunSpec(
         arrivals_ns=np.array(times, dtype=np.int64) * step_ns,
         horizon_ns=horizon * step_ns,
@@ -543,7 +545,7 @@ def _draw_run(draws: Draws, step_ns: int, cluster: ClusterSpec) -> RunSpec:
         drain_limit_ns=step_ns * draws.pick((1000, 1000, 1000, 1000, 60, 0)),
         deadline_ns=step_ns * draws.pick((100, 30, 0, 3, 10)) if draws.chance(35) else None,
         faults=faults,
-        paces=paces,
+        slowdowns=slowdowns,
         seed=draws.below(1000),
         detail=not draws.chance(15),
     )

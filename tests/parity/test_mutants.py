@@ -138,7 +138,7 @@ BROKEN = {
     "what begins before what ends": Line(
         "faults", "return one.order < other.order", "return one.order > other.order", "an outage ends as"
     ),
-    "another hash": Line("chance", "+ np.uint64(1)) *", "+ np.uint64(2)) *", "pace and jitter"),
+    "another hash": Line("chance", "+ np.uint64(1)) *", "+ np.uint64(2)) *", "slowdown and jitter"),
 }
 
 

@@ -60,7 +60,7 @@ def side(world: World, seen: list[Job], mode: Mode = "simulation") -> Callable[[
         policy = world.router(job.router)
         detail = not job.is_probe
         result, record = run_simulation(
-            world, policy, job.router, job.seed, scale=job.scale, end=end, detail=detail, paces=job.paces
+            world, policy, job.router, job.seed, scale=job.scale, end=end, detail=detail, slowdowns=job.slowdowns
         )
         result["mode"] = mode
         return result, record

@@ -119,13 +119,13 @@ def test_what_a_profile_does_not_know_is_shown_and_not_judged() -> None:
     assert (found.verdict, found.not_judged) == ("not judged", NO_SERVING)
 
 
-def test_a_pace_that_is_not_the_profiles_is_shown_beside() -> None:
+def test_a_slowdown_that_is_not_the_profiles_is_shown_beside() -> None:
     """Others come and go on the host: the runs had it, and nothing is concluded from it."""
-    runs = [replace(run, pace=1.5) for run in twins(1, 1, 1)]
-    pace = judged(served_profile(), runs)["pace of the device"]
-    assert pace.verdict == "not judged"
-    assert pace.bias_pct == pytest.approx(100 / 1.5 - 100)
-    assert "pace of the device" not in judged(served_profile(), twins(1, 1, 1))
+    runs = [replace(run, slowdown=1.5) for run in twins(1, 1, 1)]
+    slowdown = judged(served_profile(), runs)["slowdown of the device"]
+    assert slowdown.verdict == "not judged"
+    assert slowdown.bias_pct == pytest.approx(100 / 1.5 - 100)
+    assert "slowdown of the device" not in judged(served_profile(), twins(1, 1, 1))
 
 
 def test_the_table_and_the_document_say_the_same() -> None:

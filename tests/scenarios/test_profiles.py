@@ -24,7 +24,7 @@ from scenarios.show.profile import described, error_table, range_table, spoilt
 from scenarios.show.profile_charts import energy_by_utilization, latency_by_utilization, utilization_by_batch
 from scenarios.show.profile_curves import latency_bands, stated_solo_error, under_load
 from scenarios.show.profile_page import profile_page
-from sim.profile import Pace, Profile, Range, StatedError
+from sim.profile import Profile, Range, Slowdown, StatedError
 from sim.steady import knee
 from tests import worlds
 from tests.scenarios.files import write_scenario
@@ -128,8 +128,8 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     assert "(datasheet)" in words  # the toy's power and concurrency
     assert "DATASHEET" not in words
     sharing = measured().concurrency.model_copy(update={"across_beta": 0.9, "across_beta_ci95": 0.05})
-    pace = Pace(slow_factor=1.5, slow_share=0.1, mean_slow_s=0.2, provenance=Provenance.MEASURED)
-    words = described(measured(concurrency=sharing, pace=pace))
+    slowdown = Slowdown(slow_factor=1.5, slow_share=0.1, mean_slow_s=0.2, provenance=Provenance.MEASURED)
+    words = described(measured(concurrency=sharing, slowdown=slowdown))
     assert "beta 1.000, across processes 0.900 +-0.050" in words
     assert "slow spells: 10 % of the time, 0.2 s each, things take 1.50 times as long" in words
     page = profile_page(measured())

@@ -86,6 +86,15 @@ def test_the_same_folder_gives_the_same_page(folder: RunFolder, page: str) -> No
     assert build_report(folder.path).read_text(encoding="utf-8") == page
 
 
+def test_a_folder_of_a_former_version_gives_the_same_page(folder: RunFolder, page: str, tmp_path: Path) -> None:
+    """`slowdown` was called `pace` there."""
+    shutil.copytree(folder.path, tmp_path / "former")
+    for path in (tmp_path / "former").glob("**/*.*"):
+        if path.suffix in (".json", ".yaml"):
+            path.write_text(path.read_text(encoding="utf-8").replace("slowdown", "pace"), encoding="utf-8")
+    assert build_report(tmp_path / "former").read_text(encoding="utf-8") == page
+
+
 def axis_labels(svg: str) -> set[str]:
     """matplotlib groups an axis' label beside its ticks."""
     axes = [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if "matplotlib.axis" in group.get("id", "")]

@@ -30,7 +30,7 @@ def test_a_shared_medium_is_first_in_first_out_and_separate_media_are_not_shared
     assert apart.transfer(-1, 1, 1000, 0) == (0, 2000)
 
 
-def test_the_slower_end_sets_the_pace() -> None:
+def test_the_slower_end_sets_the_slowdown() -> None:
     """Between servers both links count; from the router only the destination's."""
     network = Network((Attachment("a", FAST), Attachment("b", SLOW)))
     assert network.transfer(1, 0, 1000, 0) == (0, 1_000_000 + 1_000_000)

@@ -1,4 +1,4 @@
-"""What workers read of their cores' pace becomes the pace of the simulated twin."""
+"""What workers read of their cores' slowdown becomes the slowdown of the simulated twin."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from policies.records import BatchRecord, RunRecord, ServerTotals
 from scenarios.executors.campaign import Campaign
-from scenarios.executors.pace import mean_pace, observed_paces
 from scenarios.executors.serving import overheads_of
+from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from scenarios.world.world import World
 from sim.tables import DeviceTables, compile_tables
 from tests import worlds
 from tests.scenarios.test_campaign import plan, side, world  # noqa: F401 - a fixture
 
 REFERENCE_S = 3e-5
-PACE: dict[str, Any] = {
+SLOWDOWN: dict[str, Any] = {
     "slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "reference_s": REFERENCE_S, "reference_exponent": 2.0,
     "provenance": "measured",
 }  # fmt: skip
@@ -33,32 +33,32 @@ def record(*references: tuple[int, int, float], **changes: Any) -> RunRecord:
 
 
 def test_readings_become_changes_of_their_device() -> None:
-    """Two servers on the first device, one without a pace in its profile on the second; the exponent is applied."""
+    """Two servers on the first device, one without a slowdown in its profile on the second; the exponent is applied."""
     readings = [
         (server, at * 10**8 + server, REFERENCE_S * (1.2 if at > 4 else 1.0)) for at in range(10) for server in (0, 1)
     ]
-    found = observed_paces(record(*readings, (2, 5, REFERENCE_S)), [tables(pace=PACE), tables()], [0, 0, 1])
+    found = observed_slowdowns(record(*readings, (2, 5, REFERENCE_S)), [tables(slowdown=SLOWDOWN), tables()], [0, 0, 1])
     assert list(found) == [0]
     starts, factors = zip(*found[0], strict=True)
     assert starts[0] == 0
     assert list(starts) == sorted(starts)
     assert factors == pytest.approx([1.0] * 10 + [1.44] * 10)
-    assert mean_pace(found[0], 10**9) == pytest.approx((0.45 + 0.55 * 1.44), rel=0.02)
+    assert mean_slowdown(found[0], 10**9) == pytest.approx((0.45 + 0.55 * 1.44), rel=0.02)
 
 
 def test_one_long_reading_is_an_interrupt() -> None:
-    """And what lies beyond any pace is cut."""
+    """And what lies beyond any slowdown is cut."""
     readings = [(0, at * 10**8, REFERENCE_S * (9.0 if at == 5 else 1.0)) for at in range(10)]
-    (changes,) = observed_paces(record(*readings), [tables(pace=PACE)], [0]).values()
+    (changes,) = observed_slowdowns(record(*readings), [tables(slowdown=SLOWDOWN)], [0]).values()
     assert {factor for _, factor in changes} == {1.0}
     always = [(0, at * 10**8, 9.0 * REFERENCE_S) for at in range(10)]
-    (changes,) = observed_paces(record(*always), [tables(pace=PACE)], [0]).values()
+    (changes,) = observed_slowdowns(record(*always), [tables(slowdown=SLOWDOWN)], [0]).values()
     assert {factor for _, factor in changes} == {5.0}
 
 
-def test_what_serving_costs_is_told_at_full_pace() -> None:
-    """A run on a device that was 1.44 times slower: the same extra, once the pace is taken out."""
-    profile = worlds.profile(pace=PACE, host_share=1.0)
+def test_what_serving_costs_is_told_at_full_speed() -> None:
+    """A run on a device that was 1.44 times slower: the same extra, once the slowdown is taken out."""
+    profile = worlds.profile(slowdown=SLOWDOWN, host_share=1.0)
     cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
     device = compile_tables(cpu, 32)
     latency_ns = device.keys[1, 1.0, 0.0].latency_ns[2]
@@ -76,36 +76,36 @@ def test_what_serving_costs_is_told_at_full_pace() -> None:
         assert overheads_of(served, [device], [0]).extra_s[0] == pytest.approx(extra_ns / 1e9, rel=0.01)
 
 
-def test_each_repeat_has_a_twin_at_its_own_pace(world: World) -> None:  # noqa: F811
+def test_each_repeat_has_a_twin_at_its_own_slowdown(world: World) -> None:  # noqa: F811
     """The second repeat's device was slow throughout: its twin is slower than the first one's; with nothing read, one
     twin serves both."""
     runs: list[int] = []
 
-    def paces_of(_: RunRecord) -> dict[int, tuple[tuple[int, float], ...]]:
+    def slowdowns_of(_: RunRecord) -> dict[int, tuple[tuple[int, float], ...]]:
         runs.append(len(runs))
         return dict.fromkeys(range(len(world.cluster.devices)), ((0, 1.0 + runs[-1]),))
 
     asked: list[Any] = []
     simulated = side(world, asked)
     repeated = plan(world, ("jsq",), repeats=2)
-    found = list(Campaign(repeated, simulated, side(world, []), (), paces_of).carry_out())
+    found = list(Campaign(repeated, simulated, side(world, []), (), slowdowns_of).carry_out())
     first, second = (each.run["simulated"]["latency_s"]["mean"] for each in found)
     assert first is not None
     assert second is not None
     assert second > 1.5 * first
-    assert [job.paces[0][0][1] for job in asked] == [1.0, 2.0]
+    assert [job.slowdowns[0][0][1] for job in asked] == [1.0, 2.0]
     assert found[1].simulated is None  # the first one's record is kept
-    assert [each.run["pace"] for each in found] == pytest.approx([1.0, 2.0])
+    assert [each.run["slowdown"] for each in found] == pytest.approx([1.0, 2.0])
     asked.clear()
     list(Campaign(repeated, simulated, side(world, [])).carry_out())
     assert len(asked) == 1
 
 
-def test_a_twin_without_paces_draws_its_own() -> None:
+def test_a_twin_without_slowdowns_draws_its_own() -> None:
     """The named stream of the profile's spells; with the run's own, the same run again."""
-    spec = worlds.cluster([worlds.profile("a", pace=PACE)])
+    spec = worlds.cluster([worlds.profile("a", slowdown=SLOWDOWN)])
     plain = worlds.run(spec, worlds.poisson_s(50, 2.0), 2.0)
-    always_slow = replace(plain, paces={0: ((0, 3.0),)})
+    always_slow = replace(plain, slowdowns={0: ((0, 3.0),)})
     drawn, slow = (worlds.simulate(spec, run)[1] for run in (plain, always_slow))
     took = [np.mean([r.finished_ns - r.arrived_ns for r in found.requests]) for found in (drawn, slow)]
     assert took[1] > 1.2 * took[0]

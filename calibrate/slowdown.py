@@ -1,4 +1,4 @@
-"""At what speed a device ran while it was measured: full pace, or slowed by what its host lends to others.
+"""At what speed a device ran while it was measured: full speed, or slowed by what its host lends to others.
 
 Half of a virtual machine's core may be lent to another tenant: for milliseconds to seconds everything then takes half
 as long again, and no counter of the guest tells. A fixed piece of work beside each pass does (`hw.benchmarks`): its
@@ -21,15 +21,15 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class PaceLook:
+class SlowdownLook:
     """What a while of nothing but one pass after the other showed.
 
     Attributes:
-        best_s: the reference at full pace; 0 where there is none (a GPU).
+        best_s: the reference at full speed; 0 where there is none (a GPU).
         slow_share: of the time.
         mean_slow_s: how long a slow spell lasts on average; 0 where there was none.
-        slow_reference: how many times as long the reference takes then as it does at full pace; 1 where there was none.
-        full_s: the reference at full pace as a rule (its median there).
+        slow_reference: how many times as long the reference takes then as at full speed; 1 where there was none.
+        full_s: the reference at full speed as a rule (its median there).
     """
 
     best_s: float
@@ -39,10 +39,10 @@ class PaceLook:
     full_s: float
 
 
-UNSEEN = PaceLook(0.0, 0.0, 0.0, 1.0, 0.0)
+UNSEEN = SlowdownLook(0.0, 0.0, 0.0, 1.0, 0.0)
 
 
-def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> PaceLook:
+def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownLook:
     """From passes one right after the other, and the reference beside each."""
     if not references_s:
         return UNSEEN
@@ -54,13 +54,13 @@ def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> PaceLook:
     spells = int(is_slow[0]) + int(np.count_nonzero(~is_slow[:-1] & is_slow[1:]))
     full_s = float(np.median(smoothed_s[~is_slow])) if not is_slow.all() else best_s
     if not spells:
-        return PaceLook(best_s, 0.0, 0.0, 1.0, full_s)
+        return SlowdownLook(best_s, 0.0, 0.0, 1.0, full_s)
     slow_reference = float(np.median(smoothed_s[is_slow])) / full_s
-    return PaceLook(best_s, slow_s / float(times_s.sum()), slow_s / spells, slow_reference, full_s)
+    return SlowdownLook(best_s, slow_s / float(times_s.sum()), slow_s / spells, slow_reference, full_s)
 
 
-def at_full_pace(references_s: Sequence[float], best_s: float) -> npt.NDArray[np.bool_]:
-    """For each pass whether the device was at full pace beside it."""
+def at_full_speed(references_s: Sequence[float], best_s: float) -> npt.NDArray[np.bool_]:
+    """For each pass whether the device was at full speed beside it."""
     return np.asarray(references_s) <= SLACK * best_s
 
 

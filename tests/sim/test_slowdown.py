@@ -10,16 +10,24 @@ import pytest
 
 from sim.agenda import Agenda
 from sim.physics import RunningBatch, SimulatedDevice
-from sim.profile import Pace
+from sim.profile import Profile, Slowdown
 from sim.server import SharedDevice
 from sim.tables import DeviceTables, compile_tables
 from tests import worlds
 
-PACE = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance": "measured"}
+SLOWDOWN = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance": "measured"}
 
 
 def tables(jitter: bool = True, **changes: Any) -> DeviceTables:
     return compile_tables(worlds.profile(batches=(1, 8), **changes), 8, jitter=jitter)
+
+
+def test_a_profile_of_a_former_version_is_read() -> None:
+    """Its key for this was `pace`."""
+    profile = worlds.profile(slowdown=SLOWDOWN)
+    former = profile.to_yaml().replace("\nslowdown:", "\npace:")
+    assert former != profile.to_yaml()
+    assert Profile.from_yaml(former, "a.yaml") == profile
 
 
 def test_a_slow_device_does_everything_slower_at_the_same_power() -> None:
@@ -30,30 +38,30 @@ def test_a_slow_device_does_everything_slower_at_the_same_power() -> None:
     batch = RunningBatch(0, 1, table, 8, float(solo_ns))
     device.start(batch, 0)
     power_mw = device.power_mw
-    device.set_pace(1.5, solo_ns // 2)
+    device.set_slowdown(1.5, solo_ns // 2)
     assert batch.end_ns == pytest.approx(solo_ns * 1.25, abs=4)
     assert device.power_mw == power_mw
-    device.set_pace(1.0, solo_ns)
+    device.set_slowdown(1.0, solo_ns)
     assert batch.end_ns == pytest.approx(solo_ns + (0.5 - 0.5 / 1.5) * solo_ns, abs=4)
 
 
 class Spells(SimulatedDevice):
-    """Writes down when its pace changes."""
+    """Writes down when its slowdown changes."""
 
     def __init__(self, compiled: DeviceTables) -> None:
         super().__init__(compiled)
         self.changes: list[tuple[int, float]] = []
 
-    def set_pace(self, factor: float, now_ns: int) -> None:
+    def set_slowdown(self, factor: float, now_ns: int) -> None:
         self.changes.append((now_ns, factor))
-        super().set_pace(factor, now_ns)
+        super().set_slowdown(factor, now_ns)
 
 
 def spells(salt: int, changes: int) -> list[tuple[int, float]]:
     agenda = Agenda()
-    physics = Spells(tables(pace=PACE))
+    physics = Spells(tables(slowdown=SLOWDOWN))
     device = SharedDevice(physics, agenda)
-    device.start_pace(salt)
+    device.start_slowdown(salt)
     while len(physics.changes) < changes:
         agenda.step()
     return physics.changes
@@ -73,23 +81,23 @@ def test_spells_last_and_come_as_the_profile_says() -> None:
     assert np.mean(starts_slow) == pytest.approx(0.4, abs=0.1)
 
 
-def test_without_jitter_a_device_has_its_mean_pace() -> None:
+def test_without_jitter_a_device_has_its_mean_slowdown() -> None:
     """Everything takes as much longer as it does on average, and nothing is drawn."""
-    steady, paced = tables(jitter=False), tables(jitter=False, pace=PACE)
-    assert paced.pace is None
-    assert Pace.model_validate_json(json.dumps(PACE)).mean_factor == pytest.approx(1.2)
-    ratio = paced.keys[1, 1.0, 0.0].latency_ns[8] / steady.keys[1, 1.0, 0.0].latency_ns[8]
+    steady, slowed = tables(jitter=False), tables(jitter=False, slowdown=SLOWDOWN)
+    assert slowed.slowdown is None
+    assert Slowdown.model_validate_json(json.dumps(SLOWDOWN)).mean_factor == pytest.approx(1.2)
+    ratio = slowed.keys[1, 1.0, 0.0].latency_ns[8] / steady.keys[1, 1.0, 0.0].latency_ns[8]
     assert ratio == pytest.approx(1.2, rel=1e-6)
-    assert tables().pace is None
+    assert tables().slowdown is None
 
 
-def test_a_replayed_pace_does_not_count_the_mean_pace_again() -> None:
-    """Without jitter the tables hold the mean pace already: at full pace a batch takes what it does at full pace."""
-    paced, steady = tables(jitter=False, pace=PACE), tables(jitter=False)
-    agenda, physics = Agenda(), SimulatedDevice(paced)
-    SharedDevice(physics, agenda).follow_pace([(0, 1.0)])
+def test_a_replayed_slowdown_does_not_count_the_mean_slowdown_again() -> None:
+    """Without jitter the tables hold the mean slowdown already: at full speed a batch takes its full speed's time."""
+    slowed, steady = tables(jitter=False, slowdown=SLOWDOWN), tables(jitter=False)
+    agenda, physics = Agenda(), SimulatedDevice(slowed)
+    SharedDevice(physics, agenda).follow_slowdown([(0, 1.0)])
     agenda.step()
-    table = paced.keys[1, 1.0, 0.0]
+    table = slowed.keys[1, 1.0, 0.0]
     batch = RunningBatch(0, 1, table, 8, float(table.latency_ns[8]))
     physics.start(batch, 0)
     assert batch.end_ns == pytest.approx(steady.keys[1, 1.0, 0.0].latency_ns[8], rel=1e-6)
@@ -98,9 +106,9 @@ def test_a_replayed_pace_does_not_count_the_mean_pace_again() -> None:
 def test_slow_spells_lengthen_queues_more_than_their_mean() -> None:
     """At the same mean speed, spells make worse tails than a device that is always a little slow."""
     p99_s = []
-    heavy = {**PACE, "slow_factor": 3.0, "slow_share": 0.2, "mean_slow_s": 0.5}
-    for pace, speed in ((heavy, 1.0), (None, 1 / 1.4)):
-        profiles = [worlds.profile("a", speed=speed, pace=pace, load_s=0.0)]
+    heavy = {**SLOWDOWN, "slow_factor": 3.0, "slow_share": 0.2, "mean_slow_s": 0.5}
+    for slowdown, speed in ((heavy, 1.0), (None, 1 / 1.4)):
+        profiles = [worlds.profile("a", speed=speed, slowdown=slowdown, load_s=0.0)]
         spec = worlds.cluster(profiles, greedy={"idle_unload_ns": None})
         runs = [worlds.run(spec, worlds.poisson_s(100, 10.0, seed), 10.0, seed=seed) for seed in range(2)]
         found = [r.finished_ns - r.arrived_ns for run in runs for r in worlds.simulate(spec, run)[1].requests]

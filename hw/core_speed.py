@@ -26,7 +26,7 @@ class Reference:
         return time.thread_time_ns() - begin_ns
 
 
-class Pacemeter:
+class SpeedMeter:
     """Now and then a reading of the reference, between the batches that a worker serves."""
 
     def __init__(self) -> None:

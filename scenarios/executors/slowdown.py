@@ -1,8 +1,8 @@
-"""At what pace the devices really were during a run on the hardware, for its simulated twin to replay.
+"""At what slowdown the devices really were during a run on the hardware, for its simulated twin to replay.
 
 How fast a virtual machine's core is depends on its host's other tenants: like the arrivals, it comes from outside, and
 a simulation that draws it at random is compared with another run than the one that was made. Workers on CPUs read a
-fixed piece of work between their batches (`hw.pace`); the profile knows how long that takes at full pace.
+fixed piece of work between their batches (`hw.core_speed`); the profile knows how long that takes at full speed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sim.profile import Profile
 from sim.tables import DeviceTables
 
 SMOOTHED = 3  # readings; a single long one was interrupted
-FASTEST, SLOWEST = 0.9, 5.0  # times full pace: what lies beyond was no reading of the pace
+FASTEST, SLOWEST = 0.9, 5.0  # times full speed: what lies beyond was no reading of the slowdown
 
 Changes = tuple[tuple[int, float], ...]
 
 
-def observed_paces(record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> dict[int, Changes]:
+def observed_slowdowns(record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> dict[int, Changes]:
     """By device: (when, how many times as long things take from then on); of those that were read.
 
     Args:
@@ -36,7 +36,7 @@ def observed_paces(record: RunRecord, devices: Sequence[DeviceTables], owners: S
     return found
 
 
-def mean_pace(changes: Changes, until_ns: int) -> float:
+def mean_slowdown(changes: Changes, until_ns: int) -> float:
     """Over the time from the start of a run."""
     times = [at for at, _ in changes] + [max(until_ns, changes[-1][0] + 1)]
     lasted = np.diff(np.asarray(times, dtype=np.float64))
@@ -45,12 +45,12 @@ def mean_pace(changes: Changes, until_ns: int) -> float:
 
 def _changes(readings: Sequence[tuple[int, float]], profile: Profile) -> Changes:
     """Each reading holds from half-way after the one before; the first one from the start."""
-    pace = profile.pace
-    if pace is None or not pace.reference_s or len(readings) < SMOOTHED:
+    slowdown = profile.slowdown
+    if slowdown is None or not slowdown.reference_s or len(readings) < SMOOTHED:
         return ()
     times = np.asarray([at for at, _ in readings], dtype=np.float64)
-    slow = np.asarray([read_s for _, read_s in readings]) / pace.reference_s
+    slow = np.asarray([read_s for _, read_s in readings]) / slowdown.reference_s
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(slow, SMOOTHED // 2, mode="edge"), SMOOTHED)
-    factors = np.clip(np.median(windows, axis=1) ** pace.reference_exponent, FASTEST, SLOWEST)
+    factors = np.clip(np.median(windows, axis=1) ** slowdown.reference_exponent, FASTEST, SLOWEST)
     starts = np.concatenate([[0.0], (times[1:] + times[:-1]) / 2])
     return tuple((int(start), float(factor)) for start, factor in zip(starts, factors, strict=True))

@@ -1,11 +1,11 @@
-"""The reference beside each pass tells full pace from slow spells."""
+"""The reference beside each pass tells full speed from slow spells."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from calibrate.pace import UNSEEN, at_full_pace, look
+from calibrate.slowdown import UNSEEN, at_full_speed, look
 
 PASS_S, REFERENCE_S = 1e-3, 3e-5
 
@@ -49,4 +49,4 @@ def test_without_references_nothing_is_said() -> None:
 
 def test_passes_are_sorted_by_the_reference_and_not_by_their_own_time() -> None:
     """A slow pass beside a quick reference is the device's own, and stays."""
-    assert at_full_pace([1.0, 1.1, 1.2, 2.0], 1.0).tolist() == [True, True, False, False]
+    assert at_full_speed([1.0, 1.1, 1.2, 2.0], 1.0).tolist() == [True, True, False, False]
