@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from policies import strict
 from policies.errors import InputError
@@ -278,19 +278,11 @@ class Profile(StrictModel):
     concurrency: Concurrency
     power: Power
     sensor: Sensor
-    slowdown: Slowdown | None = None
+    slowdown: Slowdown | None = Field(None, validation_alias=AliasChoices("slowdown", "pace"))  # its former name
     link: Link | None = None
     errors: tuple[StatedError, ...] = ()
     ranges: tuple[Range, ...] = ()
     omitted: tuple[str, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_former_versions(cls, given: Any) -> Any:
-        """`slowdown` was called `pace`."""
-        if isinstance(given, dict) and "pace" in given and "slowdown" not in given:
-            return {"slowdown" if key == "pace" else key: value for key, value in given.items()}
-        return given
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
