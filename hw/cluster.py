@@ -554,7 +554,7 @@ class _Run:
                 return
             self._tell_router(self._events.popleft(), self._clock.now_ns())
 
-    # ---------------------------------------------------------------------------------------------- life and death
+    # ---------------------------------------------------------------------------------------------- up and down
 
     def _look_after(self, now_ns: int) -> None:
         """Ping, and notice who hangs; not when this process was away itself."""

@@ -17,7 +17,7 @@ class FaultPlan:
     """The faults of a run.
 
     Args:
-        take_down: (server, reason, until_ns) ends a server's life in an orderly way; `until_ns` as in
+        take_down: (server, reason, until_ns) ends a server's epoch in an orderly way; `until_ns` as in
             `RealServer.go_down`.
     """
 

@@ -1,7 +1,7 @@
 """One real server's driver: turns a worker's answers into events for its `GreedyScheduler`, and commands into work.
 
 It decides nothing (the scheduler does) and computes nothing (the worker does). It watches over its worker and starts
-the next one when that has died: a new life, under a new epoch. The clock of a run stands here, too.
+the next one when that has died: a a new epoch, under a new epoch. The clock of a run stands here, too.
 """
 
 from __future__ import annotations
@@ -239,10 +239,10 @@ class RealServer:
             vram_peak_bytes=self.scheduler.memory.peak_bytes,
         )
 
-    # --------------------------------------------------------------------------------------------- life and death
+    # --------------------------------------------------------------------------------------------- up and down
 
     def come_up(self) -> None:
-        """Start, empty, in a new life."""
+        """Start, empty, in a new epoch."""
         now_ns = self._clock.now_ns()
         self.epoch += 1
         self.is_up, self._is_starting = True, False

@@ -10,11 +10,11 @@ PINGS_IN_A_HANG = 6  # so many pings fit into the time after which silence means
 
 
 class Watch:
-    """One life of one worker.
+    """One worker, from its start to its end.
 
     Args:
         rules: `hang_ns` for pings, `stuck_ns` for work.
-        now_ns: when this life began.
+        now_ns: when it began.
     """
 
     def __init__(self, rules: Supervision, now_ns: int) -> None:

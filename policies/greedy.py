@@ -100,7 +100,7 @@ class GreedyKnobs:
 
 
 class InstanceState(Enum):
-    """The life of an instance."""
+    """The states of an instance."""
 
     LOADING = auto()
     FREE = auto()
@@ -134,7 +134,7 @@ class _Batch(msgspec.Struct, frozen=True):
 class GreedyScheduler:
     """One server's scheduler: `handle` each event with its time, carry out the commands, call again at `next_wake_ns`.
 
-    Events of an earlier life of the server (another `epoch`) are stale and change nothing. Times must not go back.
+    Events of an earlier epoch of the server (another `epoch`) are stale and change nothing. Times must not go back.
     """
 
     def __init__(self, knobs: GreedyKnobs, server: int) -> None:
@@ -230,7 +230,7 @@ class GreedyScheduler:
             self._retry_at_ns,
         ):
             state.clear()
-        self._epoch = 0  # no life has this number: whatever the last one still sends is stale
+        self._epoch = 0  # no epoch has this number: whatever the last one still sends is stale
         self._utilization = 0.0
         self.running_requests = 0
         self.next_wake_ns = None

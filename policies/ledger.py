@@ -100,7 +100,7 @@ class _Batch(msgspec.Struct):
     forward_ended_ns: int = 0
 
 
-class _Life(msgspec.Struct):
+class _Journey(msgspec.Struct):
     """One request's books.
 
     Attributes:
@@ -129,7 +129,7 @@ class _Life(msgspec.Struct):
         """It is back from a segment: divide the time since it entered the FIFO for it."""
         block, batch = self.block, self.batch
         if block is None or batch is None:
-            return  # told by an earlier life of its server: the router takes no notice
+            return  # told by an earlier epoch of its server: the router takes no notice
         self.lost_ns += sum(sum(again_ns) for again_ns in self.stages_ns[segment - 1 :])
         entered_ns = self.since_ns
         snapshot_ns = max(entered_ns, block.snapshot_ns)
@@ -210,7 +210,7 @@ class Ledger:
         self._utilization = [0.0] * servers
         self._gpu_var: float | None = 0.0  # of these; None when they have changed
         self._credits: list[tuple[int, RewardTerms]] = []
-        self._lives: dict[int, _Life] = {}
+        self._journeys: dict[int, _Journey] = {}
         self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
         self._running: dict[tuple[int, int, int], _Batch] = {}
@@ -264,32 +264,32 @@ class Ledger:
                 note(command, now_ns)
 
     def _note_arrival(self, event: RequestArrived, now_ns: int) -> None:
-        self._lives[event.request] = _Life(now_ns, now_ns)
+        self._journeys[event.request] = _Journey(now_ns, now_ns)
 
     def _note_return(self, event: RequestsReturned, now_ns: int) -> None:
         passed = event.segment - 1
         for request in event.requests:
-            life = self._lives.get(request)
-            if life is not None:  # what was passed before a restart no longer counts
-                life.servers[passed:] = [event.server]
-                life.widths[passed:] = [event.width]
+            journey = self._journeys.get(request)
+            if journey is not None:  # what was passed before a restart no longer counts
+                journey.servers[passed:] = [event.server]
+                journey.widths[passed:] = [event.width]
                 if self._detail:
-                    life.pass_segment(event.segment, now_ns)
+                    journey.pass_segment(event.segment, now_ns)
 
     def _note_rejection(self, event: RequestsRejected, now_ns: int) -> None:
-        """A stale one is of an earlier life of the server, and changes nothing."""
-        for life in self._lives_of(event.requests):
-            if life.block is not None and (life.block.server, life.block.epoch) == (event.server, event.epoch):
-                life.lose(now_ns)
+        """A stale one is of an earlier epoch of the server, and changes nothing."""
+        for journey in self._journeys_of(event.requests):
+            if journey.block is not None and (journey.block.server, journey.block.epoch) == (event.server, event.epoch):
+                journey.lose(now_ns)
 
     def _note_failed_transfer(self, event: TransferFailed, now_ns: int) -> None:
         """A stale one is of another block."""
-        for life in self._lives_of(event.requests):
-            if life.block is not None and life.block.number == event.block:
-                life.lose(now_ns)
+        for journey in self._journeys_of(event.requests):
+            if journey.block is not None and journey.block.number == event.block:
+                journey.lose(now_ns)
 
-    def _lives_of(self, requests: Sequence[int]) -> list[_Life]:
-        return [self._lives[request] for request in requests if request in self._lives]
+    def _journeys_of(self, requests: Sequence[int]) -> list[_Journey]:
+        return [self._journeys[request] for request in requests if request in self._journeys]
 
     def _note_report(self, event: ServerReport, now_ns: int) -> None:
         self._power.report(event.server, event.power_w, now_ns)
@@ -315,9 +315,9 @@ class Ledger:
             del self._running[key]
         for key in [key for key in self._loads if key[0] == server]:
             del self._loads[key]
-        for life in self._lives.values():
-            if life.block is not None and life.block.server == server:
-                life.lose(now_ns)
+        for journey in self._journeys.values():
+            if journey.block is not None and journey.block.server == server:
+                journey.lose(now_ns)
 
     def _note_question(self, command: Decide, now_ns: int) -> None:
         self.decisions += 1
@@ -332,7 +332,7 @@ class Ledger:
         decision.server, decision.epoch = block.server, block.epoch
         self._open[block.block] = decision
         for request in block.requests:
-            self._lives[request].block = decision
+            self._journeys[request].block = decision
 
     def _note_completion(self, command: RequestCompleted, now_ns: int) -> None:
         retries, correct = command.retries, command.correct
@@ -351,21 +351,21 @@ class Ledger:
         retries: int = 0,
         correct: bool = False,
     ) -> None:
-        life = self._lives.pop(request)
-        energy_j = self._power.energy_j(now_ns) - self._power.energy_j(life.arrived_ns)
+        journey = self._journeys.pop(request)
+        energy_j = self._power.energy_j(now_ns) - self._power.energy_j(journey.arrived_ns)
         self.requests.append(
             RequestRecord(
                 request=request,
-                arrived_ns=life.arrived_ns,
+                arrived_ns=journey.arrived_ns,
                 finished_ns=now_ns,
                 status=status,
                 reason=reason,
                 retries=retries,
-                widths=tuple(life.widths),
-                servers=tuple(life.servers),
+                widths=tuple(journey.widths),
+                servers=tuple(journey.servers),
                 correct=correct,
                 energy_j=energy_j,
-                stages_ns=life.total_ns() if self._detail else (),
+                stages_ns=journey.total_ns() if self._detail else (),
             )
         )
 
@@ -452,8 +452,8 @@ class Ledger:
         self.counts[server].images += len(command.requests) - len(event.failed)
         if self._detail:
             for request in command.requests:
-                if (life := self._lives.get(request)) is not None:
-                    life.batch = running
+                if (journey := self._journeys.get(request)) is not None:
+                    journey.batch = running
             self.batches.append(
                 BatchRecord(
                     server=server,
@@ -487,7 +487,7 @@ class Ledger:
 
     def close(self, now_ns: int) -> None:
         """The run is over: what is still in flight gets its record, too."""
-        for request in list(self._lives):
+        for request in list(self._journeys):
             self._close_request(request, now_ns, "in_flight")
 
 

@@ -32,12 +32,12 @@ STAGES = ("router_wait", "decision", "transfer", "queue", "load", "dispatch", "r
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One image's life.
+    """One image, from its arrival to its end.
 
     Attributes:
         finished_ns: when its last segment was done or it was given up; the run's end for one still in flight.
         widths, servers: for each segment it has passed.
-        energy_j: the paper's E: server-mean reported power integrated over its life.
+        energy_j: the paper's E: server-mean reported power integrated over its stay.
         correct: whether the label was right; False unless completed.
         moved: how many segments (after the first) ran elsewhere than where its activations were.
         stages_ns: the time in each of `STAGES`, as far as it is accounted for; empty where no detail was kept.

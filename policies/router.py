@@ -119,7 +119,7 @@ class _Server:
         self.views.clear()
 
     def reset(self, epoch: int, up: bool) -> None:
-        """A new life, or the end of one."""
+        """A new epoch, or the end of one."""
         self.up, self.epoch = up, epoch
         self.requests = self.blocks = 0
         self.by_key.clear()
@@ -144,7 +144,7 @@ class _Server:
 class RouterCore:
     """The router without its policy: `handle` each event with its time and carry out the commands.
 
-    Servers are down until their first `ServerUp`. Events of an earlier life of a server are stale and change nothing.
+    Servers are down until their first `ServerUp`. Events of an earlier epoch of a server are stale and change nothing.
     """
 
     def __init__(self, config: RouterConfig) -> None:

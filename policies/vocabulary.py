@@ -11,7 +11,7 @@ Conventions
     server           0..N-1; `ROUTER` (-1) is the location of an image that no server holds yet
     *_ns             integer nanoseconds since the start of the run
     utilization      a share in [0, 1]
-    epoch            counts a server's lives; an event of an earlier life is stale and is refused
+    epoch            counts how often a server came up; an event of an earlier epoch is stale and is refused
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class ServerDown(msgspec.Struct, frozen=True):
 
 
 class ServerUp(msgspec.Struct, frozen=True):
-    """A server is (again) in service, empty, in a new life."""
+    """A server is (again) in service, empty, in a new epoch."""
 
     server: int
     epoch: int

@@ -194,7 +194,7 @@ class SimulatedServer:
         self._arm_timer()
 
     def come_up(self) -> None:
-        """(Re)start, in a new life; nothing happens if it is up."""
+        """(Re)start, in a new epoch; nothing happens if it is up."""
         if self.is_up:
             return
         self.epoch += 1
@@ -253,7 +253,7 @@ class SimulatedServer:
             self.deliver(BatchFinished(self.epoch, batch, failed, NO_LABEL if failed else ""))
 
     def _is_working(self, epoch: int) -> bool:
-        """Whether that life still goes on and makes progress."""
+        """Whether that epoch still goes on and makes progress."""
         return self.is_up and not self.is_hung and epoch == self.epoch
 
     # --------------------------------------------------------------------------------------------- commands out

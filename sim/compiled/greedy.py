@@ -713,7 +713,7 @@ def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int)
 
 @kernel
 def come_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """(Re)start, in a new life; it is down."""
+    """(Re)start, in a new epoch; it is down."""
     knobs = knobs_of(p, server)
     server.epoch += 1
     server.is_up = 1

@@ -145,7 +145,7 @@ class SlowdownChange(Record):
 
 
 class Request(Record):
-    """A request in flight; its `Life` follows where a run keeps records."""
+    """A request in flight; its `Journey` follows where a run keeps records."""
 
     id = next = fifo_next = fifo_previous = line = entered_ns = INT
     entered_j = REAL
@@ -155,7 +155,7 @@ class Request(Record):
     deadline_ns = INT
 
 
-class Life(Record):
+class Journey(Record):
     """What a request's record needs beyond that: its servers, its widths and its stages follow, by segment."""
 
     length = since_ns = lost_ns = stages = INT

@@ -15,7 +15,7 @@ from sim.compiled.layout import (
     Cluster,
     Credit,
     Instance,
-    Life,
+    Journey,
     Parameters,
     ReadingRow,
     Report,
@@ -28,7 +28,7 @@ from sim.compiled.layout import (
 from sim.compiled.rows import block_at, member_at, request_at, server_at
 
 _NS = 1_000_000_000
-_TERMS, _STAGES, _LIFE, _REQUEST, _REQUEST_ROW = Terms.size, Stages.size, Life.size, Request.size, RequestRow.size
+_TERMS, _STAGES, _JOURNEY, _REQUEST, _REQUEST_ROW = Terms.size, Stages.size, Journey.size, Request.size, RequestRow.size
 
 
 @kernel
@@ -152,45 +152,49 @@ def record_request(
     segments = p.segments
     out = RequestRow(c.request_rows_at, (_REQUEST_ROW + _STAGES + 1 + 2 * segments) * c.request_rows)
     c.request_rows += 1
-    life = Life(request, _REQUEST)
-    lived, rest = ints(life), ints(out)
+    journey = Journey(request, _REQUEST)
+    lived, rest = ints(journey), ints(out)
     out.id, out.arrived_ns, out.finished_ns, out.fate = request.id, request.arrived_ns, now, fate
     out.reason, out.retries, out.correct = reason, retries, correct
     out.energy_j = energy_j(c, now) - request.arrived_j
-    out.length = life.length
+    out.length = journey.length
     for stage in range(_STAGES):
         total = 0
-        for segment in range(life.stages):
-            total += lived[_LIFE + 2 * segments + segment * _STAGES + stage]
+        for segment in range(journey.stages):
+            total += lived[_JOURNEY + 2 * segments + segment * _STAGES + stage]
         rest[_REQUEST_ROW + stage] = total
-    rest[_REQUEST_ROW + _STAGES] = life.lost_ns
+    rest[_REQUEST_ROW + _STAGES] = journey.lost_ns
     for n in range(2 * segments):
-        rest[_REQUEST_ROW + _STAGES + 1 + n] = lived[_LIFE + n]
+        rest[_REQUEST_ROW + _STAGES + 1 + n] = lived[_JOURNEY + n]
 
 
 @kernel
 def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
-    """The try that is under way has failed (`_Life.lose`)."""
+    """The try that is under way has failed (`_Journey.lose`)."""
     if c.keeps:
-        life = Life(request, _REQUEST)
-        life.lost_ns += now - life.since_ns
-        life.since_ns = now
+        journey = Journey(request, _REQUEST)
+        journey.lost_ns += now - journey.since_ns
+        journey.since_ns = now
 
 
 @kernel
 def note_return(c: Cluster, p: Parameters, server: Server, instance: Instance, request: Request, now: int) -> None:
-    """A request is back from a segment that ran on an instance: divide its time (`_Life.pass_segment`)."""
+    """A request is back from a segment that ran on an instance: divide its time (`_Journey.pass_segment`)."""
     if not c.keeps:
         return
-    life, segments, passed = Life(request, _REQUEST), p.segments, request.segment
-    lived = ints(life)
-    life.length = passed + 1
-    lived[_LIFE + passed] = server.index
-    lived[_LIFE + segments + passed] = instance.served_width
-    for n in range(passed * _STAGES, life.stages * _STAGES):
-        life.lost_ns += lived[_LIFE + 2 * segments + n]
-    life.stages = passed + 1
-    block, stages, entered = block_at(c, p, request.block), Stages(life, _LIFE + 2 * segments, passed), life.since_ns
+    journey, segments, passed = Journey(request, _REQUEST), p.segments, request.segment
+    lived = ints(journey)
+    journey.length = passed + 1
+    lived[_JOURNEY + passed] = server.index
+    lived[_JOURNEY + segments + passed] = instance.served_width
+    for n in range(passed * _STAGES, journey.stages * _STAGES):
+        journey.lost_ns += lived[_JOURNEY + 2 * segments + n]
+    journey.stages = passed + 1
+    block, stages, entered = (
+        block_at(c, p, request.block),
+        Stages(journey, _JOURNEY + 2 * segments, passed),
+        journey.since_ns,
+    )
     snapshot = max(entered, block.snapshot_ns)
     sent = max(snapshot, block.sent_ns)
     arrived = max(sent, block.arrived_ns)
@@ -200,7 +204,7 @@ def note_return(c: Cluster, p: Parameters, server: Server, instance: Instance, r
     stages.router_wait, stages.decision, stages.transfer = snapshot - entered, sent - snapshot, arrived - sent
     stages.queue, stages.load = commanded - arrived - load, load
     stages.dispatch, stages.run = started - commanded, now - started
-    life.since_ns = now
+    journey.since_ns = now
 
 
 @kernel

@@ -27,8 +27,8 @@ from sim.compiled.layout import (
     DeviceModel,
     Instance,
     Instances,
+    Journey,
     KeyQueue,
-    Life,
     Line,
     Medium,
     Member,
@@ -284,8 +284,8 @@ class Shape:
         p.server_size = p.readings_at + p.readings * Reading.size
         p.members_at = Block.size + p.moves * Move.size
         p.block_size = p.members_at + p.group * Member.size
-        life = Life.size + p.segments * (2 + Stages.size) if keeps else 0
-        p.request_size = Request.size + life
+        journey = Journey.size + p.segments * (2 + Stages.size) if keeps else 0
+        p.request_size = Request.size + journey
         p.margin = margin(program)
         p.instances, p.requests, p.blocks = instances, requests, blocks
         self._areas = {

@@ -10,7 +10,7 @@ from policies.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
 from sim.compiled.chance import hashed_share
 from sim.compiled.codes import ALONE, COMPLETED, DEADLINE, DRAWN, FAILED, NEVER, NO_REASON, NO_TUPLE, NONE, SERVER_LOST
 from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with
-from sim.compiled.layout import Block, Cluster, Instance, Life, Medium, Parameters, Request, Server, ServerKnobs
+from sim.compiled.layout import Block, Cluster, Instance, Journey, Medium, Parameters, Request, Server, ServerKnobs
 from sim.compiled.ledger import (
     close_block,
     collect_in_flight,
@@ -55,8 +55,8 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
     request.arrived_ns = now
     request.deadline_ns = now + c.deadline_ns if c.deadline_ns != NONE else NEVER
     if c.keeps:
-        life = Life(request, _REQUEST)
-        life.length, life.since_ns, life.lost_ns, life.stages = 0, now, 0, 0
+        journey = Journey(request, _REQUEST)
+        journey.length, journey.since_ns, journey.lost_ns, journey.stages = 0, now, 0, 0
     enter(c, p, slot, now)
     request.arrived_j = request.entered_j
     c.arrived += 1
@@ -540,7 +540,7 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
 
 @kernel
 def gain_server(c: Cluster, p: Parameters, server: Server) -> None:
-    """A server is in service, in a new life, with nothing sent there (`ServerUp` at the router)."""
+    """A server is in service, in a new epoch, with nothing sent there (`ServerUp` at the router)."""
     _count_free(c, p, server, 1)
     c.at_cap = 0
     server.seen_vram_bytes = 0

@@ -116,8 +116,8 @@ def _downs(record: RunRecord) -> list[tuple[int, str]]:
     ]
 
 
-def _require_second_life(record: RunRecord, server: int) -> None:
-    """It came back in a new life, and served."""
+def _require_second_epoch(record: RunRecord, server: int) -> None:
+    """It came back in a new epoch, and served."""
     ups = [step.event for step in record.log if step.core == "router" and isinstance(step.event, ServerUp)]
     assert [up.epoch for up in ups if up.server == server] == [1, 2]
     epochs = {
@@ -138,7 +138,7 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(single: HardwareCluster, m
     assert server == 0
     assert up_ns - down_ns > QUICK.backoff_ns
     assert max(request.finished_ns for request in record.requests) > up_ns
-    _require_second_life(record, 0)
+    _require_second_epoch(record, 0)
 
 
 def test_a_stopped_worker_is_noticed_by_its_silence(cluster: HardwareCluster, model: SlimResNet) -> None:
@@ -162,7 +162,7 @@ def test_an_outage_lasts_as_long_as_planned(
     assert down_ns >= NS_PER_S // 4
     assert up_ns >= end_ns
     assert not [r for r in record.requests if down_ns < r.finished_ns < up_ns]
-    _require_second_life(record, 0)
+    _require_second_epoch(record, 0)
 
 
 def test_after_an_outage_without_end_the_others_serve(cluster: HardwareCluster, model: SlimResNet) -> None:

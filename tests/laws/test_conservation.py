@@ -175,7 +175,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
         assert 0 <= server < len(spec.servers)
         assert down_ns <= up_ns <= record.ended_ns
 
-    # Little's law, between two independent books: the router's count over time, and the ledger's lives.
+    # Little's law, between two independent books: the router's count over time, and the ledger's journeys.
     lives_ns = sum(r.finished_ns - r.arrived_ns for r in record.requests)
     still_ns = simulation.level * (record.ended_ns - simulation.changed_ns)
     assert simulation.in_flight_ns + still_ns == lives_ns

@@ -704,7 +704,7 @@ def _fault_scenes() -> Iterator[Directed]:
         happened=lambda s, r: (0, 10 * u, 15 * u) in r.restarts_ns,
     )
     yield broken(
-        "crashes in a row, each a longer back-off, then a stable life",
+        "crashes in a row, each a longer back-off, then a stable epoch",
         *(Crash(0, at * u) for at in (5, 11, 20, 30, 100)),
         happened=lambda s, r: len({up - down for _, down, up in r.restarts_ns}) >= 3,
         horizon=120,

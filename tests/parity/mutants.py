@@ -167,7 +167,7 @@ def _arithmetic_mutants() -> Iterator[Mutant]:
     yield Mutant("losses salted otherwise", _set(network, "hashed_share", lambda salt, a, b: 0.37))
     yield Mutant("losses counted from one", _around(network, "hashed_share", lambda f: lambda s, a, b: f(s, a, b + 1)))
     yield Mutant("a window longer by one", _around(WindowedSensor, "_average", _longer_window))
-    yield Mutant("a new life remembers old readings", _set(WindowedSensor, "restart", lambda self: None))
+    yield Mutant("a a new epoch remembers old readings", _set(WindowedSensor, "restart", lambda self: None))
 
 
 def _longer_window(average: Callable[..., float]) -> Callable[..., float]:
@@ -390,7 +390,7 @@ def _router_mutants() -> Iterator[Mutant]:
         "who was with a dead server returns in the reverse order", _around(RouterCore, "_retry", _reversed_retry)
     )
     yield Mutant("the host is never busy", _set(Simulation, "_keep_host_busy", lambda self: None))
-    yield Mutant("reports of an earlier life count", _around(SimulatedServer, "_report", _as_of_now))
+    yield Mutant("reports of an earlier epoch count", _around(SimulatedServer, "_report", _as_of_now))
 
 
 def _events(change: Callable[[RouterCore, RouterEvent], RouterEvent]) -> Patch:
@@ -482,7 +482,7 @@ def _cluster_mutants() -> Iterator[Mutant]:
     yield Mutant("a block arrives with its first transfer", _around(Simulation, "_end_transfer", _first_transfer))
     yield Mutant("back-off does not double", _around(RestartPlan, "restart_at_ns", _first_death))
     yield Mutant("a restart ends an outage", _around(FaultDriver, "_take_out", _out_for_nothing))
-    yield Mutant("a hang is noticed in the next life", _around(FaultDriver, "_notice_hang", _notice_anyway))
+    yield Mutant("a hang is noticed in the next epoch", _around(FaultDriver, "_notice_hang", _notice_anyway))
     yield Mutant("one medium for all", _around(network.Network, "__init__", _one_medium))
     yield Mutant("a transfer occupies its medium for its latency", _around(network.Network, "transfer", _occupy_longer))
     yield Mutant("a dead server still counts in the mean power", _around(Ledger, "observe_router", _haunting))

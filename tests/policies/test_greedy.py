@@ -404,7 +404,7 @@ def test_death_forgets_everything_and_stale_events_change_nothing() -> None:
     assert (core.queue_length, core.vram_used_bytes, core.next_wake_ns) == (0, 50 * MB, None)
     handle(core, ServerUp(0, 2), 2)
     assert handle(core, InstanceLoaded(1, load.instance), 3) == []
-    assert arrive(core, 4, 1, 1.0, 5) == []  # a block that was sent to the former life
+    assert arrive(core, 4, 1, 1.0, 5) == []  # a block that was sent to the former epoch
     assert core.queue_length == 0
 
 

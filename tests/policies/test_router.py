@@ -224,7 +224,7 @@ def test_a_servers_death_restarts_those_whose_activations_it_had() -> None:
     assert [server.valid for server in view.servers] == [False, True]
 
 
-def test_stale_returns_change_nothing_and_a_new_life_starts_empty() -> None:
+def test_stale_returns_change_nothing_and_a_new_epoch_starts_empty() -> None:
     """Exactly-once: what a dead server sends late is refused."""
     core = router()
     arrive(core, 0, 1)
@@ -321,7 +321,7 @@ def test_a_head_that_no_free_server_can_hold_does_not_block_the_others() -> None
     assert [server.valid for server in view.servers] == [False, True]
 
 
-def test_activations_of_a_former_life_are_lost_though_the_server_is_back() -> None:
+def test_activations_of_a_former_epoch_are_lost_though_the_server_is_back() -> None:
     """A transfer from it that fails after its rebirth restarts its requests."""
     core = router()
     arrive(core, 0, 1)

@@ -85,8 +85,8 @@ def test_a_crashed_worker_is_back_after_its_back_off_and_its_start() -> None:
     assert [(now, down.reason) for now, down in events(record, ServerDown)] == [
         (at * MS, "worker_died") for at in times
     ]
-    lives = [up.epoch for _, up in events(record, ServerUp)]
-    assert lives == list(range(1, len(times) + 2))
+    epochs = [up.epoch for _, up in events(record, ServerUp)]
+    assert epochs == list(range(1, len(times) + 2))
 
 
 def test_what_is_down_can_neither_crash_nor_hang() -> None:
@@ -119,9 +119,9 @@ def test_a_hang_is_noticed_after_its_time_and_nothing_comes_from_the_server_unti
 def test_what_a_worker_was_doing_when_it_hung_never_ends(profile: dict[str, float], begins: type, ends: type) -> None:
     """Its load, the way to its forward pass, and the pass itself; all of it would have ended before it is noticed."""
     record = simulate(cluster(profile=profile), Hang(0, 200 * MS))
-    first_life = [step for step in record.log if step.core == "server:0" and step.now_ns < 500 * MS]
-    assert any(isinstance(command, begins) for step in first_life for command in step.commands)
-    assert not any(isinstance(step.event, ends) for step in first_life)
+    first_epoch = [step for step in record.log if step.core == "server:0" and step.now_ns < 500 * MS]
+    assert any(isinstance(command, begins) for step in first_epoch for command in step.commands)
+    assert not any(isinstance(step.event, ends) for step in first_epoch)
     assert events(record, ends) != []
 
 
@@ -156,7 +156,7 @@ def test_a_hung_server_draws_power_as_it_did_when_it_ran() -> None:
 
 
 def test_a_hung_server_can_be_killed_before_it_is_noticed() -> None:
-    """A crash ends the hang; the next life is not killed for the last one's."""
+    """A crash ends the hang; the next epoch is not killed for the last one's."""
     record = simulate(cluster(), Hang(0, 500 * MS), Crash(0, 600 * MS))
     assert [(now, down.reason) for now, down in events(record, ServerDown)] == [(600 * MS, "worker_died")]
     assert record.restarts_ns == ((0, 600 * MS, 740 * MS),)
