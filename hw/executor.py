@@ -278,9 +278,9 @@ class Executor:
         self._attempt(instance, message, requests[half:], outcome)
 
     def _forward(self, instance: SegmentInstance, message: Run, requests: Sequence[int]) -> Tensor:
-        most_images = self._impairment.images
-        if most_images is not None and len(requests) > most_images:
-            raise MemoryError(f"{len(requests)} images, there is memory for {most_images}")
+        room_images = self._impairment.room_images
+        if room_images is not None and len(requests) > room_images:
+            raise MemoryError(f"{len(requests)} images, there is memory for {room_images}")
         rows = [self._store.row(request) for request in requests]
         shape = self._model.activation_shape(message.segment - 1, message.previous_width)
         for block in {id(block): block for block, _ in rows}.values():

@@ -59,8 +59,8 @@ class FaultPlan:
                 self._at(start_ns, lambda: server.straggle(factor))
                 self._at(end_ns, lambda: server.straggle(1.0), ends=True)
             case Squeeze(_, start_ns, end_ns, batch):
-                self._at(start_ns, lambda: server.impair(replace(server.impairment, images=batch)))
-                self._at(end_ns, lambda: server.impair(replace(server.impairment, images=None)), ends=True)
+                self._at(start_ns, lambda: server.impair(replace(server.impairment, room_images=batch)))
+                self._at(end_ns, lambda: server.impair(replace(server.impairment, room_images=None)), ends=True)
 
     def _at(self, at_ns: int, what: Callable[[], None], ends: bool = False) -> None:
         """At one instant what ends comes before what begins."""

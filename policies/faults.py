@@ -75,11 +75,11 @@ class Impairment:
 
     Attributes:
         slow_factor: it takes so many times as long for every batch.
-        images: it has memory for so many at once; None for as many as fit.
+        room_images: it has memory for so many at once; None for as many as fit.
     """
 
     slow_factor: float = 1.0
-    images: int | None = None
+    room_images: int | None = None
 
 
 WORKER_DIED = "worker_died"

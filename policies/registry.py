@@ -63,19 +63,19 @@ KINDS: Final[Mapping[str, RouterKind]] = {
         RouterKind(
             name="slackfit",
             help="width and group by slack, after SuperServe",
-            spec=f"{_SPECS}:SlackFitRule",
+            spec="policies.rules.slackfit:SlackFitRule",
             is_placed=True,
         ),
         RouterKind(
             name="infaas",
             help="each server one tuple by its load, after INFaaS",
-            spec=f"{_SPECS}:InfaasRule",
+            spec="policies.rules.infaas:InfaasRule",
             is_placed=True,
         ),
         RouterKind(
             name="milp",
             help="tuples and shares from a mixed integer programme, after Proteus",
-            spec=f"{_SPECS}:MilpRule",
+            spec="policies.rules.milp:MilpRule",
         ),
         RouterKind(
             name="fixed",

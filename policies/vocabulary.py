@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from math import ceil
 from typing import Final
 
 import msgspec
@@ -25,6 +26,11 @@ import msgspec
 NS_PER_S: Final = 1_000_000_000
 ROUTER: Final = -1
 IMAGE: Final = 0.0
+
+
+def nanoseconds(duration_s: float) -> int:
+    """A duration in integer nanoseconds, rounded up."""
+    return ceil(duration_s * NS_PER_S)
 
 
 class Provenance(StrEnum):

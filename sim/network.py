@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from math import ceil, expm1, inf, log
 
 from policies.chance import hashed_share
-from policies.vocabulary import ROUTER
+from policies.vocabulary import ROUTER, nanoseconds
 from sim.profile import Link
-from sim.tables import nanoseconds
 
 PRESETS: dict[str, Link] = {
     "wifi5": Link(latency_s=2e-3, bandwidth_bytes_s=40e6),  # 802.11ac, about 320 Mbit/s of payload

@@ -172,7 +172,7 @@ class SimulatedServer:
         self._armed_ns: int | None = None
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
-        self._room: int | None = None  # images that fit at once; None for as many as come
+        self._room_images: int | None = None  # images that fit at once; None for as many as come
         self._do: dict[type, Callable[[Any], None]] = {
             RunBatch: self._dispatch,
             ReturnRequests: self._return,
@@ -237,9 +237,9 @@ class SimulatedServer:
         self._device.replan()
         return True
 
-    def squeeze(self, room: int | None) -> None:
-        """Batches that start from now on run in parts of `room` images at most; None for whole."""
-        self._room = room
+    def squeeze(self, images: int | None) -> None:
+        """Batches that start from now on run in parts of so many images at most; None for whole."""
+        self._room_images = images
 
     def finish(self, batch: int) -> None:
         """A batch's work is done. The last segment finds no label for what is poisoned; with none at all it failed."""
@@ -317,9 +317,9 @@ class SimulatedServer:
 
     def _sizes(self, command: RunBatch) -> tuple[int, ...]:
         """The batch sizes that the device sees, one after the other: one, unless its memory is squeezed."""
-        if self._room is None or len(command.requests) <= self._room:
+        if self._room_images is None or len(command.requests) <= self._room_images:
             return (command.padded,)
-        return parts_that_fit(len(command.requests), self._room)  # as they are: only whole batches are padded
+        return parts_that_fit(len(command.requests), self._room_images)  # as they are: only whole batches are padded
 
     def _solo_ns(self, table: KeyTable, size: int, batch: int) -> int:
         """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf
+from math import inf
 from typing import Literal
 
 import numpy as np
 
 from policies.errors import InputError
-from policies.vocabulary import NS_PER_S, Provenance
+from policies.vocabulary import Provenance, nanoseconds
 from sim.device import Sharing, crowding, demand
 from sim.interpolation import interpolate_linear, latency_table_s
 from sim.profile import AT_ONCE, PROCESSES, LatencyCurve, Profile
@@ -103,11 +103,6 @@ class DeviceTables:
     power_window: int  # in periods
     utilization_window: int  # in periods
     padded_sizes: tuple[int, ...]
-
-
-def nanoseconds(duration_s: float) -> int:
-    """A duration in integer nanoseconds, rounded up."""
-    return ceil(duration_s * NS_PER_S)
 
 
 def compile_tables(

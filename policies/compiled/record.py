@@ -8,10 +8,11 @@ A row is one array of 8-byte numbers, and a record is a few of them in a line:
     move = Move(block, p.moves_at, 2)     # the third of the moves that begin so many numbers after the block's first
     move.end_ns = now + 5                # compiled, this is one store
 
-A field is an INT, a REAL, or another record, which then stands inside (`times = Times.blank()`). Fields of one type may
-share a line. A record is made from an array of numbers, from the address of its first number, or from another record,
-with how many numbers later it begins and, where several stand in a line, which of them it is. Nothing is copied: a
-record is a pointer, and it has no bounds in compiled code.
+A field is declared by what it is at first: a whole number (INT is 0), a float (REAL is 0.0), or another record, which
+then stands inside (`times = Times.blank()`). Fields that begin alike may share a line. A record is made from an array
+of numbers, from the address of its first number, or from another record, with how many numbers later it begins and,
+where several stand in a line, which of them it is. Nothing is copied: a record is a pointer, and it has no bounds in
+compiled code.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Record:
     size: ClassVar[int] = 0
     offsets: ClassVar[dict[str, int]] = {}
     dtype: ClassVar[np.dtype[Any]]
+    _first: ClassVar[npt.NDArray[np.int64]]
     __slots__ = ("begin", "floats", "integers")
     begin: int
     integers: Any
@@ -53,21 +55,28 @@ class Record:
             self.integers, self.floats = python_view(base, "q"), python_view(base, "d")
 
     def __init_subclass__(cls) -> None:
-        given = [(name, type(value)) for name, value in vars(cls).items() if not name.startswith("__")]
-        fields = [(name, kind) for name, kind in given if kind in (int, float) or issubclass(kind, Record)]
+        given = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+        kinds = [(name, type(value)) for name, value in given.items()]
+        fields = [(name, kind) for name, kind in kinds if kind in (int, float) or issubclass(kind, Record)]
         cls.offsets, cls.size = {}, 0
         for name, kind in fields:
             setattr(cls, name, _property(cls.size, kind))
             cls.offsets[name] = cls.size
             cls.size += kind.size if issubclass(kind, Record) else 1
         cls.dtype = np.dtype([(name, _dtype(kind)) for name, kind in fields], align=True)
+        cls._first = np.zeros(cls.size, np.int64)
+        for name, kind in fields:
+            if issubclass(kind, Record):
+                getattr(cls(cls._first), name).numbers[:] = given[name].numbers
+            else:
+                setattr(cls(cls._first), name, given[name])
         if IS_ON:
             _teach(cls)
 
     @classmethod
     def blank(cls) -> Self:
-        """One of zeros."""
-        return cls(np.zeros(cls.size, np.int64))
+        """A new one, as it is at first."""
+        return cls(cls._first.copy())
 
     @property
     def numbers(self) -> npt.NDArray[np.int64]:

@@ -16,13 +16,13 @@ from policies.rules.slackfit import SLACK_BUCKETS
 # Placements.
 (
     AT_RANDOM,
-    WEIGHTED,
+    WEIGHTED_RANDOM,
     ROUND_ROBIN,
-    SHORTEST,
-    SHORTEST_BY_SPEED,
-    TWO,
-    TWO_BY_SPEED,
-    IDLE,
+    SHORTEST_QUEUE,
+    SHORTEST_QUEUE_BY_SPEED,
+    POWER_OF_TWO,
+    POWER_OF_TWO_BY_SPEED,
+    IDLE_QUEUE,
     LEAST_WORK,
     SHORTEST_DELAY,
     DEFICIT,
@@ -174,9 +174,9 @@ def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
 def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
     """What a rule counts of a server; whole numbers are exact (`compose` sees to it)."""
     seen = seen_at(sheet, index)
-    if rule in (SHORTEST, TWO):
+    if rule in (SHORTEST_QUEUE, POWER_OF_TWO):
         return seen.requests * 1.0
-    if rule in (SHORTEST_BY_SPEED, TWO_BY_SPEED):
+    if rule in (SHORTEST_QUEUE_BY_SPEED, POWER_OF_TWO_BY_SPEED):
         return seen.requests / reals(plan)[plan.speeds_at + index]
     if rule == LEAST_WORK:
         return seen.work_ns * 1.0
@@ -264,15 +264,15 @@ def place(plan: Plan, sheet: Sheet) -> int:
         return location
     if rule == AT_RANDOM:
         return nth_valid(sheet, servers, drawn(plan, count_valid(sheet, servers)))
-    if rule == WEIGHTED:
+    if rule == WEIGHTED_RANDOM:
         return weighted(plan, sheet)
     if rule == ROUND_ROBIN:
         return next_in_turn(plan, sheet)
-    if rule in (TWO, TWO_BY_SPEED):
+    if rule in (POWER_OF_TWO, POWER_OF_TWO_BY_SPEED):
         return one_of_two(plan, sheet, rule)
     if rule == DEFICIT:
         return furthest_behind(plan, sheet)
-    if rule == IDLE:  # `IdleQueue`
+    if rule == IDLE_QUEUE:
         for index in range(servers):
             if can_take(sheet, index) and seen_at(sheet, index).requests == 0:
                 return index

@@ -11,6 +11,6 @@ plain, from left to right.
     context       what a router may be built from, and what it is made of
     costs         expected times, speeds, the efficient width tuples
     placements, widths, groups
-    slackfit, infaas, milp (and planning, which it solves)
-    specs         a rule with its parameters: what a rule file holds
+    slackfit, infaas, milp (and planning, which it solves): each with its parameters
+    specs         parameters of a rule, which a rule file holds: what all rules have, and the plain ones
 """

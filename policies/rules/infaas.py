@@ -9,14 +9,27 @@ scaling nor a choice of hardware; and room is used to gain accuracy above the fl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from math import exp, log
+from typing import ClassVar, Final
 
 import numpy as np
+from pydantic import model_validator
 
+from policies.errors import InputError
 from policies.interfaces import CostModel
-from policies.rules.context import RouterContext
-from policies.rules.costs import batch_ns, efficient_tuples, outstanding_ns, path, speeds_img_s, spread
+from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.costs import (
+    batch_ns,
+    default_target_s,
+    efficient_tuples,
+    outstanding_ns,
+    path,
+    speeds_img_s,
+    spread,
+)
+from policies.rules.specs import POINT, Above0, From0, PlacedRule, Reals, Share, Space
 from policies.rules.widths import held_width
 from policies.vocabulary import NS_PER_S, ClusterView
 
@@ -104,3 +117,53 @@ def make_variants(context: RouterContext, floor: float, target_s: float, up: flo
         down_ns=round(down * target_ns),
         hold_ns=max(target_ns, 1),
     )
+
+
+class InfaasRule(PlacedRule):
+    """Each server's variant by its load (`Variants`).
+
+    Attributes:
+        floor: accuracy in [0, 1] of the cheapest variant, at least.
+        target_s: as for `slackfit`.
+        up, down: shares of the target; a server goes to a better variant while requests would wait for less than `up`
+            of it, to a cheaper one above `down` of it.
+    """
+
+    KIND: ClassVar[str] = "infaas"
+
+    floor: Share = 0.0
+    target_s: Above0 | None = None
+    up: From0 = 0.02
+    down: Above0 = 0.1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> InfaasRule:
+        if self.up >= self.down:
+            raise ValueError(f"up ({self.up:g}) must be below down ({self.down:g})")
+        return self
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """Logarithms of `down`, of the target, and of up over down; the cheapest variant's accuracy, in points.
+
+        At the floor itself that accuracy is kept whatever comes.
+        """
+        accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
+        least, most = min(accuracies), max(accuracies)
+        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT])
+
+        def rule(values: Reals) -> InfaasRule:
+            down, kept = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
+            return cls(target_s=exp(values[1]), down=down, up=down * min(0.95, exp(values[2])), floor=kept)
+
+        starts = [np.append(start[:3], least / POINT), start]
+        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0]), np.array([1.0, 0.0, 0.0, 0.0]), rule, starts)
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+        """See `RuleSpec`."""
+        target_s = default_target_s(context) if self.target_s is None else self.target_s
+        try:
+            width = make_variants(context, self.floor, target_s, self.up, self.down)
+        except ValueError as error:
+            raise InputError(source, key, str(error)) from None
+        return self._composed(context, width, source, key)

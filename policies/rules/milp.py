@@ -7,16 +7,21 @@ the demand is what was seen, with a margin. A plan is made within a decision, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
-from typing import Final
+from math import exp, inf, log
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
+from pydantic import Field
 
+from policies.errors import InputError
+from policies.interfaces import RoutingPolicy
 from policies.rules.context import RouterContext
 from policies.rules.costs import efficient_tuples, path_ns, spread
 from policies.rules.placements import valid_servers
 from policies.rules.planning import Plan, plan, rounded_up
+from policies.rules.specs import Above0, Reals, RuleSpec, ShareAbove0, Space
 from policies.rules.widths import held_width
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, ServerView
 
@@ -124,3 +129,37 @@ def make_milp(
     )
     accuracy = tuple(context.prior.top1[widths] for widths in tuples)
     return Milp(config.widths, groups, tuples, accuracy, capacity, round(period_s * NS_PER_S), headroom)
+
+
+class MilpRule(RuleSpec):
+    """Tuples and shares from a mixed integer programme, every period (`Milp`). It places itself.
+
+    Attributes:
+        period_s: how often a plan is made.
+        headroom: the demand to plan for, in times of the rate that was seen.
+        utilization: the share of its time that a server may be planned to be busy.
+    """
+
+    KIND: ClassVar[str] = "milp"
+
+    period_s: Annotated[float, Field(ge=0.01)] = 2.0
+    headroom: Above0 = 1.2
+    utilization: ShareAbove0 = 0.5
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """Logarithms of the headroom (less of it is more accurate) and of the period."""
+
+        def rule(values: Reals) -> MilpRule:
+            return cls(headroom=exp(values[0]), period_s=max(0.5, exp(values[1])))
+
+        first = np.array([log(1.2), log(1.0)])
+        return Space("MilpSpace", first, np.array([0.4, 0.8]), np.array([-1.0, 0.0]), rule)
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """See `RuleSpec`."""
+        groups = self.groups(context.config, source, key)
+        try:
+            return make_milp(context, groups, self.period_s, self.headroom, self.utilization)
+        except ValueError as error:
+            raise InputError(source, key, str(error)) from None

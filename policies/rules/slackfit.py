@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import exp, log
+from typing import ClassVar, Final
 
 import numpy as np
 
 from policies.interfaces import CostModel
-from policies.rules.context import Placement
-from policies.rules.costs import batch_ns, outstanding_ns, transfer_ns
-from policies.vocabulary import Choice, ClusterView, WorkKey
+from policies.rules.context import Placement, RouterContext
+from policies.rules.costs import batch_ns, default_target_s, full_widths, outstanding_ns, transfer_ns
+from policies.rules.placements import make_placement
+from policies.rules.specs import Above0, PlacedRule, Space
+from policies.rules.widths import FixedWidths
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
 
 SLACK_BUCKETS: Final = 16
 
@@ -66,3 +71,29 @@ class SlackFit:
         waited_ns = view.now_ns - view.head_entered_ns
         busy_ns = outstanding_ns(self.costs, view, server)
         return self.share_ns - waited_ns - busy_ns - transfer_ns(self.costs, view, server)
+
+
+class SlackFitRule(PlacedRule):
+    """Width and group by slack (`SlackFit`).
+
+    Attributes:
+        target_s: end-to-end latency target; None for the scenario's deadline, or a guess from the profiles.
+    """
+
+    KIND: ClassVar[str] = "slackfit"
+
+    target_s: Above0 | None = None
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """The target's logarithm."""
+        first = np.array([log(default_target_s(context))])
+        return Space("SlackFitSpace", first, np.array([1.5]), np.ones(1), lambda x: cls(target_s=exp(x[0])))
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> SlackFit:
+        """See `RuleSpec`."""
+        config = context.config
+        placement = make_placement(self.placement, context, FixedWidths(config.widths, full_widths(config)))
+        target_s = default_target_s(context) if self.target_s is None else self.target_s
+        share_ns = round(target_s * NS_PER_S / config.segments)
+        return SlackFit(placement, context.costs, config.widths, self.groups(config, source, key), share_ns)

@@ -8,7 +8,8 @@
     thresholds: [24]
     made_by: {command: slimsched tune ..., seed: 7}         # anything; no decision depends on it
 
-What a kind is told, and what is assumed where it isn't, stands at its class.
+What a kind is told, and what is assumed where it isn't, stands at its class: here for the plain ones, beside the rule
+for one that has a module of its own (`slackfit`, `infaas`, `milp`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
 
 import numpy as np
@@ -26,15 +26,11 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from policies.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
-from policies.rules.costs import default_target_s, efficient_tuples, full_widths, spread
+from policies.rules.costs import efficient_tuples, full_widths, spread
 from policies.rules.groups import LargestGroup, RandomGroup
-from policies.rules.infaas import make_variants
-from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, make_placement
-from policies.rules.slackfit import SlackFit
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.strict import StrictModel, form
-from policies.vocabulary import NS_PER_S
 
 SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"
@@ -239,116 +235,6 @@ class LadderRule(PlacedRule):
             raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
         width = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1])
         return self._composed(context, width, source, key)
-
-
-class SlackFitRule(PlacedRule):
-    """Width and group by slack (`slackfit.SlackFit`).
-
-    Attributes:
-        target_s: end-to-end latency target; None for the scenario's deadline, or a guess from the profiles.
-    """
-
-    KIND: ClassVar[str] = "slackfit"
-
-    target_s: Above0 | None = None
-
-    @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
-        """The target's logarithm."""
-        first = np.array([log(default_target_s(context))])
-        return Space("SlackFitSpace", first, np.array([1.5]), np.ones(1), lambda x: cls(target_s=exp(x[0])))
-
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> SlackFit:
-        """See `RuleSpec`."""
-        config = context.config
-        placement = make_placement(self.placement, context, FixedWidths(config.widths, full_widths(config)))
-        target_s = default_target_s(context) if self.target_s is None else self.target_s
-        share_ns = round(target_s * NS_PER_S / config.segments)
-        return SlackFit(placement, context.costs, config.widths, self.groups(config, source, key), share_ns)
-
-
-class InfaasRule(PlacedRule):
-    """Each server's variant by its load (`infaas.Variants`).
-
-    Attributes:
-        floor: accuracy in [0, 1] of the cheapest variant, at least.
-        target_s: as for `slackfit`.
-        up, down: shares of the target; a server goes to a better variant while requests would wait for less than `up`
-            of it, to a cheaper one above `down` of it.
-    """
-
-    KIND: ClassVar[str] = "infaas"
-
-    floor: Share = 0.0
-    target_s: Above0 | None = None
-    up: From0 = 0.02
-    down: Above0 = 0.1
-
-    @model_validator(mode="after")
-    def _ordered(self) -> InfaasRule:
-        if self.up >= self.down:
-            raise ValueError(f"up ({self.up:g}) must be below down ({self.down:g})")
-        return self
-
-    @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
-        """Logarithms of `down`, of the target, and of up over down; the cheapest variant's accuracy, in points.
-
-        At the floor itself that accuracy is kept whatever comes.
-        """
-        accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
-        least, most = min(accuracies), max(accuracies)
-        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT])
-
-        def rule(values: Reals) -> InfaasRule:
-            down, kept = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
-            return cls(target_s=exp(values[1]), down=down, up=down * min(0.95, exp(values[2])), floor=kept)
-
-        starts = [np.append(start[:3], least / POINT), start]
-        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0]), np.array([1.0, 0.0, 0.0, 0.0]), rule, starts)
-
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
-        """See `RuleSpec`."""
-        target_s = default_target_s(context) if self.target_s is None else self.target_s
-        try:
-            width = make_variants(context, self.floor, target_s, self.up, self.down)
-        except ValueError as error:
-            raise InputError(source, key, str(error)) from None
-        return self._composed(context, width, source, key)
-
-
-class MilpRule(RuleSpec):
-    """Tuples and shares from a mixed integer programme, every period (`milp.Milp`). It places itself.
-
-    Attributes:
-        period_s: how often a plan is made.
-        headroom: the demand to plan for, in times of the rate that was seen.
-        utilization: the share of its time that a server may be planned to be busy.
-    """
-
-    KIND: ClassVar[str] = "milp"
-
-    period_s: Annotated[float, Field(ge=0.01)] = 2.0
-    headroom: Above0 = 1.2
-    utilization: ShareAbove0 = 0.5
-
-    @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
-        """Logarithms of the headroom (less of it is more accurate) and of the period."""
-
-        def rule(values: Reals) -> MilpRule:
-            return cls(headroom=exp(values[0]), period_s=max(0.5, exp(values[1])))
-
-        first = np.array([log(1.2), log(1.0)])
-        return Space("MilpSpace", first, np.array([0.4, 0.8]), np.array([-1.0, 0.0]), rule)
-
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
-        """See `RuleSpec`."""
-        groups = self.groups(context.config, source, key)
-        try:
-            return make_milp(context, groups, self.period_s, self.headroom, self.utilization)
-        except ValueError as error:
-            raise InputError(source, key, str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

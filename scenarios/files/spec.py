@@ -8,17 +8,18 @@ that. The number of segments, the widths and the number of servers come from the
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from hw.datasets import is_image_folder
-from policies.faults import Supervision
+from hw.datasets import DATASETS, is_image_folder
+from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
 from policies.interfaces import GROUPS
 from policies.strict import StrictModel, form
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import NS_PER_S, nanoseconds
 from scenarios.files.named_files import FileName
 from scenarios.files.router_names import is_router_file, router_file
 from scenarios.files.series import read_rates, read_trace
@@ -61,6 +62,10 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 NETWORKS = ("digits", "slimresnet-tiny", "slimresnet18")  # those of hw.slimresnet, named here without opening torch
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 class ModelTraining(StrictModel):
     """How the network is trained. What is left out has the data set's own recipe."""
 
@@ -99,13 +104,13 @@ class ModelSection(StrictModel):
 
     network: str | None = Field(
         None,
-        description="`digits`, `slimresnet-tiny`, `slimresnet18`, or `module:Class` for an own one (a subclass of "
+        description=f"{_listed(NETWORKS)}, or `module:Class` for an own one (a subclass of "
         "hw.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="what an own network's class is called with")
     dataset: DatasetName = Field(
         "digits",
-        description="the images it is trained and tested on: `digits`, `cifar100`, `module:Class` for an own set "
+        description=f"the images it is trained and tested on: {_listed(DATASETS)}, `module:Class` for an own set "
         "(hw.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
     )
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
@@ -401,7 +406,15 @@ Workload = Annotated[
 ]
 
 
-class _Span(StrictModel):
+class _Planned(StrictModel):
+    """What befalls one server at a known time."""
+
+    def planned(self, server: int) -> Fault:
+        """The fault as both worlds play it; `server` is the server's number."""
+        raise NotImplementedError(f"nothing plays {type(self).__name__}")
+
+
+class _Span(_Planned):
     server: str = Field(description="its name")
     start_s: SecondsOrZero = Field(description="from when")
     end_s: Seconds | None = Field(description="until when")
@@ -413,7 +426,7 @@ class _Span(StrictModel):
         return self
 
 
-class _Moment(StrictModel):
+class _Moment(_Planned):
     server: str = Field(description="its name")
     at_s: SecondsOrZero = Field(description="when")
 
@@ -424,6 +437,10 @@ class ServerDownFault(_Span):
     kind: Literal["server_down"] = Field(description="")
     end_s: Seconds | None = Field(None, description="when it is back; null: never")
 
+    def planned(self, server: int) -> Fault:
+        """As both worlds play it."""
+        return Outage(server, nanoseconds(self.start_s), None if self.end_s is None else nanoseconds(self.end_s))
+
 
 class StragglerFault(_Span):
     """A server is slow for a while. Nobody announces it to the router."""
@@ -431,6 +448,10 @@ class StragglerFault(_Span):
     kind: Literal["straggler"] = Field(description="")
     end_s: Seconds = Field(description="until when")
     factor: Annotated[float, Field(ge=1)] = Field(description="how many times slower")
+
+    def planned(self, server: int) -> Fault:
+        """As both worlds play it."""
+        return Slowness(server, nanoseconds(self.start_s), nanoseconds(self.end_s), self.factor)
 
 
 class OutOfMemoryFault(_Span):
@@ -440,17 +461,29 @@ class OutOfMemoryFault(_Span):
     end_s: Seconds = Field(description="until when")
     batch: Whole = Field(description="images that fit at once; 0: none, every batch fails")
 
+    def planned(self, server: int) -> Fault:
+        """As both worlds play it."""
+        return Squeeze(server, nanoseconds(self.start_s), nanoseconds(self.end_s), self.batch)
+
 
 class WorkerKilledFault(_Moment):
     """A server's process is killed. It is started again as `supervision` says; nothing happens if it is down."""
 
     kind: Literal["worker_killed"] = Field(description="")
 
+    def planned(self, server: int) -> Fault:
+        """As both worlds play it."""
+        return Crash(server, nanoseconds(self.at_s))
+
 
 class WorkerHungFault(_Moment):
     """A server's process stops without dying. It is noticed, killed and started again as `supervision` says."""
 
     kind: Literal["worker_hung"] = Field(description="")
+
+    def planned(self, server: int) -> Fault:
+        """As both worlds play it."""
+        return Hang(server, nanoseconds(self.at_s))
 
 
 class PoisonedFault(StrictModel):

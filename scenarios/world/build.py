@@ -15,7 +15,7 @@ from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.reward import RewardWeights
 from policies.strict import StrictModel
-from policies.vocabulary import IMAGE, WorkKey
+from policies.vocabulary import IMAGE, WorkKey, nanoseconds
 from scenarios.files.spec import (
     GB,
     DeviceSection,
@@ -30,7 +30,7 @@ from sim.costs import ProfileCosts
 from sim.network import PRESETS, SHARED_PRESETS, Attachment
 from sim.profile import Link, Profile
 from sim.server import ServerSpec
-from sim.tables import DeviceTables, compile_tables, nanoseconds
+from sim.tables import DeviceTables, compile_tables
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec

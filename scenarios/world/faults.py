@@ -7,21 +7,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from policies.chance import stream
-from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
+from policies.faults import Crash, Fault, Hang, Poison
+from policies.vocabulary import nanoseconds
 from scenarios.files.reading import check_fault_server
 from scenarios.files.spec import (
     ChaosFault,
     MomentFault,
-    OutOfMemoryFault,
     PoisonedFault,
     Scenario,
-    ServerDownFault,
     SpanFault,
-    StragglerFault,
-    WorkerHungFault,
-    WorkerKilledFault,
 )
-from sim.tables import nanoseconds
 
 
 def faults_of(
@@ -49,7 +44,7 @@ def faults_of(
             case _:
                 check_fault_server(fault.server, servers, scenario.name, index)
                 if (met := since(fault, start_s)) is not None:
-                    faults.append(planned(met, servers.index(fault.server)))
+                    faults.append(met.planned(servers.index(fault.server)))
     return tuple(faults)
 
 
@@ -61,21 +56,6 @@ def since(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentF
     if end_s is not None and end_s <= 0:
         return None
     return fault.model_copy(update={"start_s": max(0.0, fault.start_s - start_s), "end_s": end_s})
-
-
-def planned(fault: SpanFault | MomentFault, server: int) -> Fault:
-    """A fault that a scenario plans, as both worlds play it."""
-    match fault:
-        case WorkerKilledFault(at_s=at_s):
-            return Crash(server, nanoseconds(at_s))
-        case WorkerHungFault(at_s=at_s):
-            return Hang(server, nanoseconds(at_s))
-        case ServerDownFault(start_s=start_s, end_s=end_s):
-            return Outage(server, nanoseconds(start_s), None if end_s is None else nanoseconds(end_s))
-        case StragglerFault(start_s=start_s, end_s=end_s, factor=factor):
-            return Slowness(server, nanoseconds(start_s), nanoseconds(end_s), factor)
-        case OutOfMemoryFault(start_s=start_s, end_s=end_s, batch=batch):
-            return Squeeze(server, nanoseconds(start_s), nanoseconds(end_s), batch)
 
 
 def chaos_of(fault: ChaosFault, servers: int, horizon_ns: int, rng: np.random.Generator) -> Iterator[Fault]:

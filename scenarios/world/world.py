@@ -17,7 +17,7 @@ from policies.faults import Supervision
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
-from policies.vocabulary import Provenance
+from policies.vocabulary import Provenance, nanoseconds
 from scenarios.files.spec import Scenario
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
@@ -29,7 +29,6 @@ from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
 from sim.network import FREE, LINKS, Network
 from sim.profile import Profile
-from sim.tables import nanoseconds
 
 if TYPE_CHECKING:
     from sim.compiled.simulation import CompiledSimulation

@@ -27,6 +27,3 @@ NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY = range(6)
 
 # Whether labels are drawn from a table, or replayed from a matrix.
 DRAWN, REPLAYED = range(2)
-
-# What a fault does.
-TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
 from policies.jit import Ints, entry, ints, kernel
-from sim.compiled.codes import COME_UP, CRASH, HANG, NEVER, NONE, NOTICE_HANG, SQUEEZE, STRAGGLE, TAKE_OUT
+from sim.compiled.codes import NEVER, NONE
 from sim.compiled.greedy import come_up, go_down
 from sim.compiled.layout import Cluster, Parameters, PlannedFault, RestartRow, Server
 from sim.compiled.physics import freeze, straggle
 from sim.compiled.router import fail_transfers
 from sim.compiled.rows import fault_at, reschedule, server_at
 
+Step = tuple[int, int, int, int, int, float]
+
 ENDS, BEGINS = range(2)  # at one instant what ends comes first
+TAKE_OUT, COME_UP, STRAGGLE, SQUEEZE, CRASH, HANG, NOTICE_HANG = range(7)  # what a step does
 _FAULT = PlannedFault.size
+
+
+def steps(fault: Fault) -> list[Step]:
+    """What a fault brings about: (when, server, order, what, argument, factor), as `FaultDriver.plan` plans it."""
+    match fault:
+        case Outage(server, start_ns, end_ns):
+            out = [(start_ns, server, BEGINS, TAKE_OUT, NEVER if end_ns is None else end_ns, 0.0)]
+            return out if end_ns is None else [*out, (end_ns, server, ENDS, COME_UP, 0, 0.0)]
+        case Slowness(server, start_ns, end_ns, factor):
+            return [(start_ns, server, BEGINS, STRAGGLE, 0, factor), (end_ns, server, ENDS, STRAGGLE, 0, 1.0)]
+        case Squeeze(server, start_ns, end_ns, batch):
+            return [(start_ns, server, BEGINS, SQUEEZE, batch, 0.0), (end_ns, server, ENDS, SQUEEZE, NONE, 0.0)]
+        case Crash(server, at_ns):
+            return [(at_ns, server, BEGINS, CRASH, 0, 0.0)]
+        case Hang(server, at_ns):
+            return [(at_ns, server, BEGINS, HANG, 0, 0.0)]
+        case Poison():
+            return []
 
 
 @kernel
@@ -77,7 +99,7 @@ def _happen(c: Cluster, p: Parameters, server: Server, what: int, argument: int,
     elif what == STRAGGLE:
         straggle(c, p, server, factor, now)
     elif what == SQUEEZE:
-        server.room = argument
+        server.room_images = argument
     elif what == CRASH:
         _crash(c, p, server, now)
     elif what == HANG:

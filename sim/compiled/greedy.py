@@ -468,7 +468,7 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     """The forward pass begins, in parts where the memory is squeezed; at a server that hangs it never does."""
     if server.is_hung:
         return
-    instance, room = instance_at(c, p, slot), server.room
+    instance, room = instance_at(c, p, slot), server.room_images
     instance.started_ns = now
     model = model_at(p, server.device)
     key = (instance.spec // p.widths * p.widths + instance.served_width) * (p.widths + 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from policies.compiled.record import INT, REAL, Record
+from sim.compiled.codes import NEVER, NONE
 
 # ------------------------------------------------------------------------------------------------------ the cluster
 
@@ -19,15 +20,17 @@ class Cluster(Record):
     """A cluster: the beginning of its row."""
 
     status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
-    arrivals_at = arrival_count = arrived = arrival_ns = deadline_ns = INT
-    decision = asked = decision_end_ns = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
-    slot = line = is_alone = candidates = removals = removals_seen = server = width = group = INT
-    fifo_head = fifo_tail = fifo_length = completed = failed = in_flight = INT
-    free_request = free_requests = free_instance = free_instances = free_block = free_blocks = INT
-    free_servers = gone = INT
+    arrivals_at = arrival_count = arrived = INT
+    deadline_ns = NONE
+    arrival_ns = decision_end_ns = NEVER
+    decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
+    slot = fifo_head = fifo_tail = free_request = free_instance = free_block = NONE
+    line = is_alone = candidates = removals = removals_seen = server = width = group = INT
+    fifo_length = completed = failed = in_flight = INT
+    free_requests = free_instances = free_blocks = free_servers = gone = INT
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
-    variance_is_stale = INT
+    variance_is_stale = 1
     jitter_salt = links_salt = poison_at = INT
     label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
     faults = fault_number = restarts = restarts_at = scratch_at = INT
@@ -42,13 +45,13 @@ class Cluster(Record):
 class Times(Record):
     """When what happens next at a server, in the order in which it happens at one instant (`sim.agenda.Kind`)."""
 
-    transfer = start = end = load = unload = timer = telemetry = fault = slowdown = INT
+    transfer = start = end = load = unload = timer = telemetry = fault = slowdown = NEVER
 
 
 class Pending(Record):
     """Instances of a server that wait for the same thing, each for its own time."""
 
-    head = INT
+    head = NONE
 
 
 class Server(Record):
@@ -56,21 +59,24 @@ class Server(Record):
 
     index = knobs_at = device = INT
     times = Times.blank()
-    next_ns = epoch = is_up = is_hung = INT
+    next_ns = NEVER
+    epoch = is_up = is_hung = INT
     queued = sequence = running = keys = used_bytes = freeing_bytes = peak_bytes = INT
     utilization = REAL
-    idle_head = idle_tail = next_instance = next_batch = backed_off = INT
-    starts_head = starts_tail = INT
+    next_instance = next_batch = backed_off = INT
+    idle_head = idle_tail = starts_head = starts_tail = NONE
     loading = Pending.blank()
     unloading = Pending.blank()
     failing = Pending.blank()
-    factor = REAL
-    room = INT
-    requests = blocks = first_block = last_block = first_moving = last_moving = INT
+    factor = 1.0
+    room_images = NONE
+    requests = blocks = INT
+    first_block = last_block = first_moving = last_moving = NONE
     seen_utilization = seen_power_w = REAL
     seen_vram_bytes = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
-    down_since_ns = out_until_ns = ready_ns = deaths = up_since_ns = INT
+    down_since_ns = up_since_ns = NONE
+    out_until_ns = ready_ns = deaths = INT
 
 
 ORDER_AT: Final = Server.size
@@ -79,13 +85,15 @@ ORDER_AT: Final = Server.size
 class KeyQueue(Record):
     """A work key's queue at a server (segment, width, previous width), and what the router has sent there of it."""
 
-    head = tail = count = blocked_since_ns = loads = outstanding = since = INT
+    head = tail = blocked_since_ns = NONE
+    count = loads = outstanding = since = INT
 
 
 class Instances(Record):
     """The instances of one segment and width at a server."""
 
-    head = free = loading = alive = is_hosted = failures = retry_ns = INT
+    head = NONE
+    free = loading = alive = is_hosted = failures = retry_ns = INT
 
 
 class Report(Record):
@@ -114,8 +122,9 @@ class Device(Record):
     busy_permille = INT
     energy_mw_ns = REAL
     busy_permille_ns = INT
-    slowdown = REAL
-    is_extrapolated = extrapolated_ns = first = last = count = INT
+    slowdown = 1.0
+    is_extrapolated = extrapolated_ns = count = INT
+    first = last = NONE
     slowdown_salt = slowdown_number = is_slow = changes_at = changes = change = INT
 
 
@@ -194,7 +203,8 @@ class Member(Record):
 class Line(Record):
     """A line of the router's FIFO: those who may share a block."""
 
-    head = tail = count = INT
+    head = tail = NONE
+    count = INT
 
 
 class Calendar(Record):

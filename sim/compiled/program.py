@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.compiled.record import Record
 from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
 from sim.cluster import ClusterSpec
@@ -317,20 +318,16 @@ class Shape:
     def _first_row(self) -> Numbers:
         p, row = self.p, np.zeros(self.size, np.int64)
         c = Cluster(row)
-        c.slot = c.fifo_head = c.fifo_tail = c.deadline_ns = NONE
-        c.free_instance = c.free_request = c.free_block = NONE
-        c.arrival_ns = c.decision_end_ns = NEVER
-        c.variance_is_stale = 1
+        c.numbers[:] = Cluster.blank().numbers
         row[p.tree_at : p.tree_at + 2 * p.leaves] = NEVER
         for index in range(p.servers):
             self._start_server(c, index)
         for index, tables in enumerate(self.program.cluster.devices):
             device = Device(c, p.devices_at, index)
+            device.numbers[:] = Device.blank().numbers
             device.model_at = p.device_models_at + index * DeviceModel.size
-            device.power_mw, device.slowdown = tables.context_idle_mw, 1.0
-            device.first = device.last = NONE
-        lines = row[p.lines_at : p.lines_at + p.lines * Line.size].view(Line.dtype)
-        lines["head"] = lines["tail"] = NONE
+            device.power_mw = tables.context_idle_mw
+        _all_at_first(row[p.lines_at : p.lines_at + p.lines * Line.size], Line)
         self.link_free(row, 0, 0, 0)
         return row
 
@@ -351,19 +348,13 @@ class Shape:
     def _start_server(self, c: Cluster, index: int) -> None:
         p, spec = self.p, self.program.cluster.servers[index]
         server = Server(c, p.servers_at + index * p.server_size)
+        server.numbers[:] = Server.blank().numbers
         server.index, server.device = index, spec.device
         server.knobs_at = p.server_knobs_at + index * ServerKnobs.size
-        server.times.numbers[:] = server.next_ns = NEVER
         server.used_bytes = server.peak_bytes = spec.knobs.context_bytes
-        server.factor = 1.0
-        server.idle_head = server.idle_tail = server.starts_head = server.starts_tail = NONE
-        server.loading.head = server.unloading.head = server.failing.head = NONE
-        server.first_block = server.last_block = server.first_moving = server.last_moving = NONE
-        server.room = server.down_since_ns = server.up_since_ns = NONE
         its = server.following
-        queues = its[p.queues_at : p.instance_lists_at].view(KeyQueue.dtype)
-        queues["head"] = queues["tail"] = queues["blocked_since_ns"] = NONE
-        its[p.instance_lists_at : p.reports_at].view(Instances.dtype)["head"] = NONE
+        _all_at_first(its[p.queues_at : p.instance_lists_at], KeyQueue)
+        _all_at_first(its[p.instance_lists_at : p.reports_at], Instances)
 
     def grown(self, row: Numbers, requests: int, instances: int, blocks: int) -> tuple[Shape, Numbers]:
         """A shape with larger pools, and the row of a running cluster in it."""
@@ -375,6 +366,10 @@ class Shape:
             larger[new : new + size] = row[old : old + size]
         shape.link_free(larger, self.instances, self.requests, self.blocks)
         return shape, larger
+
+
+def _all_at_first(row: Numbers, record: type[Record]) -> None:
+    row.reshape(-1, record.size)[:] = record.blank().numbers
 
 
 def _link(links: Numbers, first: int, count: int, free: int) -> int:

@@ -9,28 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.chance import derived_seed
-from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
 from policies.vocabulary import NS_PER_S
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec
 from sim.compiled.codes import (
     BLOCKS_FULL,
-    COME_UP,
-    CRASH,
     DRAWN,
-    HANG,
     INSTANCES_FULL,
-    NEVER,
     NONE,
     RECORDS_FULL,
     REPLAYED,
     REQUESTS_FULL,
-    SQUEEZE,
-    STRAGGLE,
-    TAKE_OUT,
 )
 from sim.compiled.errors import UnsupportedScenario
-from sim.compiled.faults import BEGINS, ENDS, plan_cluster_fault
+from sim.compiled.faults import plan_cluster_fault, steps
 from sim.compiled.layout import (
     BatchRow,
     BlockRow,
@@ -48,7 +40,6 @@ from sim.network import LINKS
 
 MOST_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
 _FIRST_ROWS = 1024  # of a list of records
-Planned = tuple[int, int, int, int, int, float]
 
 
 def request_row(segments: int) -> np.dtype[Any]:
@@ -105,7 +96,7 @@ class RunRow:
     def __init__(self, program: Program, run: RunSpec, *, keeps: bool = True) -> None:
         _require_supported(program, run)
         self.program, self.run = program, run
-        planned = sum(2 for fault in run.faults if not isinstance(fault, Poison))
+        planned = 2 * len(run.faults)  # steps at most
         servers = program.servers
         preloaded = sum(len(server.knobs.preload) for server in program.cluster.servers)
         self.shape = program.shape(
@@ -208,21 +199,3 @@ def _require_supported(program: Program, run: RunSpec) -> None:
     if run.horizon_ns + run.drain_limit_ns > MOST_NS:
         longest_s = (MOST_NS - run.drain_limit_ns) // NS_PER_S
         raise UnsupportedScenario(f"runs longer than {longest_s} s")
-
-
-def steps(fault: Fault) -> list[Planned]:
-    """What a fault brings about: (when, server, order, what, argument, factor), as `FaultDriver.plan` plans it."""
-    match fault:
-        case Outage(server, start_ns, end_ns):
-            out = [(start_ns, server, BEGINS, TAKE_OUT, NEVER if end_ns is None else end_ns, 0.0)]
-            return out if end_ns is None else [*out, (end_ns, server, ENDS, COME_UP, 0, 0.0)]
-        case Slowness(server, start_ns, end_ns, factor):
-            return [(start_ns, server, BEGINS, STRAGGLE, 0, factor), (end_ns, server, ENDS, STRAGGLE, 0, 1.0)]
-        case Squeeze(server, start_ns, end_ns, batch):
-            return [(start_ns, server, BEGINS, SQUEEZE, batch, 0.0), (end_ns, server, ENDS, SQUEEZE, NONE, 0.0)]
-        case Crash(server, at_ns):
-            return [(at_ns, server, BEGINS, CRASH, 0, 0.0)]
-        case Hang(server, at_ns):
-            return [(at_ns, server, BEGINS, HANG, 0, 0.0)]
-        case Poison():
-            return []

@@ -24,11 +24,11 @@ from policies.plan_of import plan_of
 from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.groups import LargestGroup, RandomGroup
-from policies.rules.infaas import make_variants
+from policies.rules.infaas import InfaasRule, make_variants
 from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
-from policies.rules.slackfit import SlackFit
-from policies.rules.specs import FixedRule, InfaasRule, LadderRule, SlackFitRule
+from policies.rules.slackfit import SlackFit, SlackFitRule
+from policies.rules.specs import FixedRule, LadderRule
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from sim.accuracy import MatrixCorrectness

@@ -3,8 +3,7 @@ import pytest
 
 from policies.errors import InputError
 from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.infaas import Variants, make_variants
-from policies.rules.specs import InfaasRule
+from policies.rules.infaas import InfaasRule, Variants, make_variants
 from policies.vocabulary import NS_PER_S, ROUTER, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 

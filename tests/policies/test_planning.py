@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from policies.errors import InputError
 from policies.reward import AccuracyPrior
 from policies.rules import planning
-from policies.rules.milp import Milp, make_milp
+from policies.rules.milp import Milp, MilpRule, make_milp
 from policies.rules.planning import GAP, Plan, plan, rounded_up
-from policies.rules.specs import MilpRule
 from policies.vocabulary import NS_PER_S, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 

@@ -9,11 +9,11 @@ from policies.names import rule_from_dict
 from policies.registry import RULES
 from policies.rules.context import ComposedRouter
 from policies.rules.groups import LargestGroup
-from policies.rules.infaas import Variants
-from policies.rules.milp import Milp
+from policies.rules.infaas import InfaasRule, Variants
+from policies.rules.milp import Milp, MilpRule
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
-from policies.rules.slackfit import SlackFit
-from policies.rules.specs import FixedRule, InfaasRule, LadderRule, MilpRule, RuleSpec, SlackFitRule
+from policies.rules.slackfit import SlackFit, SlackFitRule
+from policies.rules.specs import FixedRule, LadderRule, RuleSpec
 from policies.rules.widths import FixedWidths, Ladder
 from tests.policies.cluster_views import context
 

@@ -1,8 +1,10 @@
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from policies import rules
 from policies.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy
 from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
 from policies.registry import KINDS, RouterKind
 from policies.reward import AccuracyPrior
-from policies.rules import specs
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.costs import efficient_tuples, outstanding_ns, spread
 from policies.rules.placements import PLACEMENT_NAMES, two_of
@@ -511,7 +513,9 @@ def test_a_row_of_the_registry_is_true(kind: RouterKind) -> None:
 
 def test_every_rule_and_placement_is_registered() -> None:
     """A class of rules that no row names could not be asked for; placements stand on the page, too."""
-    classes = {value for value in vars(specs).values() if isinstance(value, type) and issubclass(value, RuleSpec)}
+    modules = [import_module(f"{rules.__name__}.{found.name}") for found in iter_modules(rules.__path__)]
+    values = [value for module in modules for value in vars(module).values()]
+    classes = {value for value in values if isinstance(value, type) and issubclass(value, RuleSpec)}
     named = {spec for spec in classes if "KIND" in vars(spec)}
     assert named == {kind.load() for kind in KINDS.values() if kind.is_rule}
     page = Path("docs/routers.md").read_text()

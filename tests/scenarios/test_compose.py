@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
@@ -17,6 +17,7 @@ from policies.errors import InputError
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
 from scenarios.files.reading import load_scenario
+from scenarios.files.spec import MomentFault, SpanFault
 from scenarios.gym import ID, world_env
 from scenarios.metrics.comparison import compare_results
 from scenarios.runs.simulate import run_simulation, simulate_all, simulate_world
@@ -225,6 +226,12 @@ def test_chaos_may_be_of_one_kind(tmp_path: Path) -> None:
     faults = world.run_spec(0).faults
     assert len(faults) > 10
     assert all(isinstance(fault, Hang) for fault in faults)
+
+
+def test_every_kind_of_fault_says_what_it_plans() -> None:
+    """Its section: nothing else in `scenarios` has to know of a new kind."""
+    kinds = get_args(SpanFault) + get_args(MomentFault)
+    assert [kind.__name__ for kind in kinds if "planned" not in vars(kind)] == []
 
 
 def test_a_run_with_every_fault_accounts_for_every_request(tmp_path: Path) -> None:
