@@ -1,7 +1,7 @@
 """Measures devices through `hw` and fits the simulator's own formulas to what it saw."""
 
 from calibrate.calibration import Calibration
-from calibrate.check import CheckedFigure
+from calibrate.check import CheckedMetric
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.datasheet import GPUS, find_gpu, synthesize
 from calibrate.measure import Progress
@@ -10,7 +10,7 @@ from calibrate.session import Listener, calibrate, check_profile, model_costs
 __all__ = [
     "GPUS",
     "Calibration",
-    "CheckedFigure",
+    "CheckedMetric",
     "Listener",
     "ModelCosts",
     "Progress",

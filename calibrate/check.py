@@ -1,6 +1,6 @@
 """Does a profile still hold? Fresh, random points and sets against what the profile says of them.
 
-It decides held or drifted, figure by figure; it changes no profile. The rule, for a figure's errors e (in per cent of
+It decides held or drifted, metric by metric; it changes no profile. The rule, for a metric's errors e (in per cent of
 what is measured now, positive where the profile says more):
 
     size   drifted where the median of |e| is larger than max(promise, 2 x stated error, 2 x stated repeatability)
@@ -8,7 +8,7 @@ what is measured now, positive where the profile says more):
 
 where a median counts as larger only if its whole 95 % interval is (from order statistics, so of any distribution; of
 fewer than six values it is all of them). So a noisy point fails nothing, and many that agree do. Stated errors are the
-profile's own means on held-out points; of a figure without any the promise alone is allowed. What has drifted is
+profile's own means on held-out points; of a metric without any the promise alone is allowed. What has drifted is
 measured a second time, at other points, and only what drifted both times is called so: another program's burst is none.
 """
 
@@ -84,8 +84,8 @@ class Allowed:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedFigure:
-    """A figure's fresh measurements against the profile.
+class CheckedMetric:
+    """A metric's fresh measurements against the profile.
 
     Attributes:
         more: what it means that there is more of it now (`slower`, `more`).
@@ -93,7 +93,7 @@ class CheckedFigure:
         looks: how often it was measured.
     """
 
-    figure: str
+    metric: str
     pairs: tuple[Pair, ...]
     allowed: Allowed
     more: str = "more"
@@ -150,9 +150,9 @@ class CheckedFigure:
         if self.verdict != "drifted":
             return ""
         if not self.is_biased:
-            return f"{self.figure}: off by {self.median_abs_pct:.0f} % in both directions, more than the profile states"
+            return f"{self.metric}: off by {self.median_abs_pct:.0f} % in both directions, more than the profile states"
         now_pct = 100 * (1 / (1 + self.bias_pct / 100) - 1)
-        return f"{self.figure}: {abs(now_pct):.0f} % {self.more if now_pct > 0 else self.less} than the profile says"
+        return f"{self.metric}: {abs(now_pct):.0f} % {self.more if now_pct > 0 else self.less} than the profile says"
 
     @property
     def _sizes(self) -> list[float]:
@@ -170,36 +170,36 @@ def median_interval(values: Sequence[float]) -> Interval:
     return ascending[cut - 1], ascending[n - cut]
 
 
-def holds(figures: Sequence[CheckedFigure]) -> bool:
+def holds(metrics: Sequence[CheckedMetric]) -> bool:
     """Whether something was judged, and nothing has drifted."""
-    return is_judged(figures) and all(figure.verdict != "drifted" for figure in figures)
+    return is_judged(metrics) and all(metric.verdict != "drifted" for metric in metrics)
 
 
-def is_judged(figures: Sequence[CheckedFigure]) -> bool:
+def is_judged(metrics: Sequence[CheckedMetric]) -> bool:
     """Whether anything is concluded at all."""
-    return any(figure.verdict != "not judged" for figure in figures)
+    return any(metric.verdict != "not judged" for metric in metrics)
 
 
-def is_promising(figure: CheckedFigure) -> bool:
+def is_promising(metric: CheckedMetric) -> bool:
     """Whether to hold says something: a profile that states large errors itself allows about anything."""
-    return figure.allowed.size_pct <= MEANINGLESS_PCT
+    return metric.allowed.size_pct <= MEANINGLESS_PCT
 
 
-def stated_pct(profile: Profile, figure: str) -> float:
+def stated_pct(profile: Profile, metric: str) -> float:
     """The profile's own mean error: held out where it says that, else the largest that it states; else 0."""
-    stated = [error for error in profile.errors if error.figure == figure and error.kind != "repeatability"]
+    stated = [error for error in profile.errors if error.metric == metric and error.kind != "repeatability"]
     held_out = [error for error in stated if error.kind == "held out"]
     return max((error.mean_abs_pct for error in held_out or stated), default=0.0)
 
 
 def repeatability_pct(profile: Profile) -> float:
     """How far rounds over one solo point lay apart, on the mean; 0 where that was not measured."""
-    return max((error.mean_abs_pct for error in profile.errors if error.figure == REPEATABILITY), default=0.0)
+    return max((error.mean_abs_pct for error in profile.errors if error.metric == REPEATABILITY), default=0.0)
 
 
-def allowed(profile: Profile, figure: str) -> Allowed:
-    """What a profile's figure may be off by."""
-    return Allowed.by(PROMISED_PCT[figure], stated_pct(profile, figure), repeatability_pct(profile))
+def allowed(profile: Profile, metric: str) -> Allowed:
+    """What a profile's metric may be off by."""
+    return Allowed.by(PROMISED_PCT[metric], stated_pct(profile, metric), repeatability_pct(profile))
 
 
 def estimated_s(profile: Profile, points: int) -> float:
@@ -209,7 +209,7 @@ def estimated_s(profile: Profile, points: int) -> float:
     solos = [Solo(draw_point(keys, limit, rng)) for _ in range(SAMPLED)]
     sets = [Together(draw_set(keys, limit, rng)) for _ in range(SAMPLED)]
     each = [float(np.mean([estimate_s(step, EFFORT, guess) for step in steps])) for steps in (solos, sets)]
-    return sum(number * each[figure != SOLO_ERROR] for figure, number in numbers_of(profile, points).items())
+    return sum(number * each[metric != SOLO_ERROR] for metric, number in numbers_of(profile, points).items())
 
 
 def has_across(profile: Profile) -> bool:
@@ -218,7 +218,7 @@ def has_across(profile: Profile) -> bool:
 
 
 def numbers_of(profile: Profile, points: int) -> dict[str, int]:
-    """How many measurements each figure gets."""
+    """How many measurements each metric gets."""
     sets = max(1, points // POINTS_A_SET)
     return {SOLO_ERROR: points, CONCURRENCY_ERROR: sets, **({ACROSS_ERROR: sets} if has_across(profile) else {})}
 
@@ -230,7 +230,7 @@ def check(
     *,
     points: int = 24,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[CheckedFigure, ...]:
+) -> tuple[CheckedMetric, ...]:
     """Measure so many random solo points and half as many concurrency sets of each kind, in a random order.
 
     Sets across processes are measured where the profile knows of such; the bench needs a second process then. What has
@@ -246,9 +246,9 @@ def check(
         raise InputError("--points", "", f"must be at least 1, found {points}")
     numbers, visit = numbers_of(profile, points), _Visit.begin(bench, profile)
     first = _look(visit, rng, numbers, on_progress)
-    suspects = {figure.figure: numbers[figure.figure] for figure in first if figure.verdict == "drifted"}
-    again = {figure.figure: figure for figure in _look(visit, rng, suspects, on_progress, looks=2)}
-    return tuple(again.get(figure.figure, figure) for figure in first)
+    suspects = {metric.metric: numbers[metric.metric] for metric in first if metric.verdict == "drifted"}
+    again = {metric.metric: metric for metric in _look(visit, rng, suspects, on_progress, looks=2)}
+    return tuple(again.get(metric.metric, metric) for metric in first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,24 +308,24 @@ def _look(
     numbers: Mapping[str, int],
     on_progress: Callable[[int, int], None],
     looks: int = 1,
-) -> list[CheckedFigure]:
-    """Fresh pairs of each figure, mixed in time: what a device does for a while is not one figure's alone."""
+) -> list[CheckedMetric]:
+    """Fresh pairs of each metric, mixed in time: what a device does for a while is not one metric's alone."""
     keys, limit = sorted(visit.curves), visit.profile.batch_limit
-    tasks = [figure for figure, number in numbers.items() for _ in range(number)]
-    pairs: dict[str, list[Pair]] = {figure: [] for figure in numbers}
+    tasks = [metric for metric, number in numbers.items() for _ in range(number)]
+    pairs: dict[str, list[Pair]] = {metric: [] for metric in numbers}
     for done, index in enumerate(rng.permutation(len(tasks))):
         on_progress(done, len(tasks))
-        figure = tasks[index]
-        if figure == SOLO_ERROR:
-            pairs[figure].append(visit.solo(draw_point(keys, limit, rng)))
+        metric = tasks[index]
+        if metric == SOLO_ERROR:
+            pairs[metric].append(visit.solo(draw_point(keys, limit, rng)))
         else:
-            pairs[figure] += visit.together(draw_set(keys, limit, rng), figure == ACROSS_ERROR)
+            pairs[metric] += visit.together(draw_set(keys, limit, rng), metric == ACROSS_ERROR)
     words = {SOLO_ERROR: ("slower", "faster")}
     return [
-        CheckedFigure(
-            figure, tuple(found), allowed(visit.profile, figure), *words.get(figure, ("more", "less")), looks=looks
+        CheckedMetric(
+            metric, tuple(found), allowed(visit.profile, metric), *words.get(metric, ("more", "less")), looks=looks
         )
-        for figure, found in pairs.items()
+        for metric, found in pairs.items()
     ]
 
 

@@ -26,12 +26,12 @@ ErrorKind = Literal["held out", "cross-validated", "repeatability"]
 Pairs = Sequence[tuple[float, float]]  # (predicted, measured)
 
 
-def stated(figure: str, pairs: Pairs, kind: ErrorKind = "held out") -> Iterator[StatedError]:
+def stated(metric: str, pairs: Pairs, kind: ErrorKind = "held out") -> Iterator[StatedError]:
     """The error of (predicted, measured) pairs; nothing where there are none."""
     if pairs:
         percent = [100 * abs(predicted / measured - 1) for predicted, measured in pairs]
         yield StatedError(
-            figure=figure,
+            metric=metric,
             kind=kind,
             median_abs_pct=float(np.median(percent)),
             mean_abs_pct=float(np.mean(percent)),

@@ -362,10 +362,10 @@ def _errors(
         for held in (False, True)
     )
     left_out = cross_validated(fitted_sets, curves, hosted=hosted)
-    for figure, across in ((CONCURRENCY_ERROR, False), (ACROSS_ERROR, True)):
+    for metric, across in ((CONCURRENCY_ERROR, False), (ACROSS_ERROR, True)):
         pairs = [pair for s in held_sets if s.across == across for pair in predicted_and_seen(s, curves, sharing)]
-        yield from stated(figure, pairs)
-        yield from stated(figure, left_out[across], "cross-validated")
+        yield from stated(metric, pairs)
+        yield from stated(metric, left_out[across], "cross-validated")
     fitted = power_points(measurements, facts.power, held_out=False)
     yield from stated(ENERGY_ERROR, held_out_energy(power_points(measurements, facts.power, held_out=True), curves))
     yield from stated(ENERGY_ERROR, left_out_energy(fitted, curves, costs, facts.power), "cross-validated")
@@ -373,31 +373,31 @@ def _errors(
 
 def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCurve]) -> Iterator[Range]:
     limit = min(curve.batches[-1] for curve in curves.values())
-    yield Range(figure=SOLO_ERROR, quantity="batch", low=1, high=limit)
+    yield Range(metric=SOLO_ERROR, quantity="batch", low=1, high=limit)
     sets = [step for step, _ in measurements if isinstance(step, Together) and not step.held_out]
     sizes, across = [len(step.points) for step in sets], any(step.across for step in sets)
     if sizes:
-        yield Range(figure=CONCURRENCY_ERROR, quantity=AT_ONCE, low=1, high=max(sizes))
-        yield Range(figure=ACROSS_ERROR, quantity=PROCESSES, low=1, high=2 if across else 1)
+        yield Range(metric=CONCURRENCY_ERROR, quantity=AT_ONCE, low=1, high=max(sizes))
+        yield Range(metric=ACROSS_ERROR, quantity=PROCESSES, low=1, high=2 if across else 1)
     loads = [result.load for _, result in measurements if isinstance(result, SteadyResult)]
     if loads:
         rates = [load.images / load.elapsed_s for load in loads]
-        yield Range(figure=ENERGY_ERROR, quantity="images/s", low=min(rates), high=max(rates))
+        yield Range(metric=ENERGY_ERROR, quantity="images/s", low=min(rates), high=max(rates))
         powers_w = [load.power_w for load in loads]
-        yield Range(figure=ENERGY_ERROR, quantity="W", low=min(powers_w), high=max(powers_w))
+        yield Range(metric=ENERGY_ERROR, quantity="W", low=min(powers_w), high=max(powers_w))
 
 
 def _costs_of_omissions(omitted: Sequence[str], errors: Sequence[StatedError]) -> Iterator[str]:
     """What was left out, and what it may cost: from the errors of what was not."""
     for words in omitted:
-        for start, figure, kind, told in _TELLING:
-            found = [e for e in errors if (e.figure, e.kind) == (figure, kind)]
+        for start, metric, kind, told in _TELLING:
+            found = [e for e in errors if (e.metric, e.kind) == (metric, kind)]
             if words.startswith(start) and found:
                 words += f" ({told}: {found[0].mean_abs_pct:.1f} % on average)"
         yield words
 
 
-# How an omission begins, the figure and kind of error that tells its cost, and in which words.
+# How an omission begins, the metric and kind of error that tells its cost, and in which words.
 _TELLING: tuple[tuple[str, str, str, str], ...] = (
     ("batch sizes", SOLO_ERROR, "cross-validated", "predicting a batch size from the others is wrong by"),
     ("rounds", REPEATABILITY, "repeatability", "two rounds of a point lie apart by"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from calibrate.calibration import Calibration
-from calibrate.check import CheckedFigure, check, has_across
+from calibrate.check import CheckedMetric, check, has_across
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.fit import fit
 from calibrate.log import Log
@@ -87,7 +87,7 @@ def check_profile(
     seed: int = 0,
     points: int = 24,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[CheckedFigure, ...]:
+) -> tuple[CheckedMetric, ...]:
     """Whether a profile still holds for a device here; see `calibrate.check`.
 
     Raises:

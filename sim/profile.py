@@ -228,7 +228,7 @@ class StatedError(StrictModel):
             turn. `repeatability`: no error of a fit, but how far measurements of one thing lie apart.
     """
 
-    figure: str
+    metric: str = Field(validation_alias=AliasChoices("metric", "figure"))  # its former name
     kind: Literal["held out", "cross-validated", "repeatability"]
     median_abs_pct: NonNegative
     mean_abs_pct: NonNegative
@@ -237,9 +237,9 @@ class StatedError(StrictModel):
 
 
 class Range(StrictModel):
-    """What a figure was measured over: beyond `low` to `high` of a quantity it is extrapolated."""
+    """What a metric was measured over: beyond `low` to `high` of a quantity it is extrapolated."""
 
-    figure: str
+    metric: str = Field(validation_alias=AliasChoices("metric", "figure"))  # its former name
     quantity: str
     low: float
     high: float
@@ -258,7 +258,7 @@ class Profile(StrictModel):
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
-        ranges: what the figures were measured over.
+        ranges: what the metrics were measured over.
         omitted: what a small budget left out, in words.
     """
 

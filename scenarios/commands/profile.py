@@ -22,7 +22,7 @@ from scenarios.executors.checking import (
     require_kind,
     require_measured,
     require_same,
-    solo_figures,
+    solo_metrics,
 )
 from scenarios.executors.devices import chosen_devices
 from scenarios.executors.preflight import stamp_warnings
@@ -97,8 +97,8 @@ def write_charts(profile: Profile, folder: Path) -> list[Path]:
         "figure3": charts.latency_by_utilization(profile, loaded),
     }
     paths = [folder / f"{name}.png" for name in drawn]
-    for path, figure in zip(paths, drawn.values(), strict=True):
-        save(figure, path)
+    for path, metric in zip(paths, drawn.values(), strict=True):
+        save(metric, path)
     return paths
 
 
@@ -118,12 +118,12 @@ def profile_check(arguments: Namespace) -> int:
     warnings = (*stamp_warnings(profile, device), *other_programs(device))
     for text in (*warnings, announced_check(profile, arguments.points, arguments.seconds)):
         output.remark(text)
-    figures = list(solo_figures(file, device, profile, arguments.points, arguments.seed, quiet=output.quiet))
+    metrics = list(solo_metrics(file, device, profile, arguments.points, arguments.seed, quiet=output.quiet))
     if world is not None:
-        figures += open_loop(file, world, profile, arguments.seconds, arguments.seed, quiet=output.quiet)
-    figures = [meaningful(figure) for figure in figures]
-    output.result(format_check(profile, figures), check_document(profile, warnings, figures))
-    return 0 if holds(figures) else 1
+        metrics += open_loop(file, world, profile, arguments.seconds, arguments.seed, quiet=output.quiet)
+    metrics = [meaningful(metric) for metric in metrics]
+    output.result(format_check(profile, metrics), check_document(profile, warnings, metrics))
+    return 0 if holds(metrics) else 1
 
 
 def devices(arguments: Namespace) -> int:

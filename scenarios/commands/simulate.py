@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def simulate(arguments: Namespace) -> int:
     """One simulated run; its record is kept where `--out` says."""
     from scenarios.files.router_names import display_name
-    from scenarios.runs.simulate import run_simulation, simulate_figures
+    from scenarios.runs.simulate import run_simulation, simulate_metrics
 
     output = Output(arguments)
     check_router(arguments.router, "--router")
@@ -44,7 +44,7 @@ def simulate(arguments: Namespace) -> int:
     name = display_name(arguments.router)
     with compiling_told(output, (arguments.router,), arguments.engine):
         if arguments.out is None:
-            result = simulate_figures(world, router, name, seed, engine=arguments.engine)
+            result = simulate_metrics(world, router, name, seed, engine=arguments.engine)
         else:
             result, record = run_simulation(world, router, name, seed, engine=arguments.engine)
             write_run(RunFolder(arguments.out), result, record)

@@ -1,6 +1,6 @@
 """`slimsched profile check`: fresh points, concurrency sets and a short open-loop run against what a profile says.
 
-The rule by which a figure has drifted is `calibrate.check`'s. The open-loop run serves Poisson arrivals, at about half
+The rule by which a metric has drifted is `calibrate.check`'s. The open-loop run serves Poisson arrivals, at about half
 of what the profile's simulation can carry, by the real router, scheduler and executor on that one device; the same
 arrivals are simulated from the profile. There are several such runs, each with arrivals of its own; each is one value.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from calibrate.check import (
     Allowed,
-    CheckedFigure,
+    CheckedMetric,
     Pair,
     estimated_s,
     numbers_of,
@@ -53,7 +53,7 @@ from scenarios.metrics.fidelity import PROMISED_PCT, PROMISED_THROUGHPUT_PCT
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import UNMETERED
 from scenarios.runs.capacity import Search, capacity
-from scenarios.runs.simulate import simulate_figures
+from scenarios.runs.simulate import simulate_metrics
 from scenarios.terminal.progress import Progress
 from scenarios.world.build import build_world, device_section
 from scenarios.world.world import Accuracy, World
@@ -127,19 +127,19 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
         raise InputError(source, "" if source == "--device" else "execution", problem)
 
 
-def meaningful(figure: CheckedFigure) -> CheckedFigure:
-    """A figure that may be off by so much that to hold says nothing is not judged; one that drifts even so is."""
-    if figure.verdict != "holds" or figure.allowed.size_pct <= MEANS_NOTHING_PCT:
-        return figure
-    reason = f"the profile's own errors are so large that {figure.allowed.size_pct:.0f} % are allowed; calibrate longer"
-    return replace(figure, not_judged=f"{reason}, or on a quieter machine")
+def meaningful(metric: CheckedMetric) -> CheckedMetric:
+    """A metric that may be off by so much that to hold says nothing is not judged; one that drifts even so is."""
+    if metric.verdict != "holds" or metric.allowed.size_pct <= MEANS_NOTHING_PCT:
+        return metric
+    reason = f"the profile's own errors are so large that {metric.allowed.size_pct:.0f} % are allowed; calibrate longer"
+    return replace(metric, not_judged=f"{reason}, or on a quieter machine")
 
 
 def announced_check(profile: Profile, points: int, seconds: float) -> str:
     """What will be measured, and about how long it takes."""
     needed_s = estimated_s(profile, points) + seconds + START_S[profile.device.kind] * (2 if seconds else 1)
     numbers = numbers_of(profile, points)
-    sets = ", ".join(f"{number} sets ({figure})" for figure, number in numbers.items() if figure != SOLO_ERROR)
+    sets = ", ".join(f"{number} sets ({metric})" for metric, number in numbers.items() if metric != SOLO_ERROR)
     runs = f", {RUNS} open-loop runs of {seconds / RUNS:g} s" if seconds else ""
     return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}{runs}; about {span(needed_s)}"
 
@@ -150,12 +150,12 @@ def other_programs(device: DeviceSpec) -> tuple[str, ...]:
     return (f"warning: {found}: what is measured now may be theirs, too",) if found.notable else ()
 
 
-# ------------------------------------------------------------------------------------------------------- the figures
+# ------------------------------------------------------------------------------------------------------- the metrics
 
 
-def solo_figures(
+def solo_metrics(
     file: ModelFile, device: DeviceSpec, profile: Profile, points: int, seed: int, *, quiet: bool
-) -> Sequence[CheckedFigure]:
+) -> Sequence[CheckedMetric]:
     """Fresh points and sets, each against the profile."""
     with Progress("measure", unit="point", quiet=quiet) as progress:
         return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
@@ -176,14 +176,14 @@ def check_world(profile: Profile, device: DeviceSpec, seconds: float, seed: int)
 
 def open_loop(
     file: ModelFile, world: World, profile: Profile, seconds: float, seed: int, *, quiet: bool
-) -> list[CheckedFigure]:
+) -> list[CheckedMetric]:
     """Open-loop runs, each against its simulation."""
     with Progress("serve", RUNS, unit="run", quiet=quiet) as progress:
         runs = []
         for run in open_loop_runs(world, file, seconds / RUNS, seed):
             runs.append(run)
             progress.update(1)
-    return open_loop_figures(profile, runs)
+    return open_loop_metrics(profile, runs)
 
 
 def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
@@ -259,7 +259,7 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
             )  # fmt: skip
             real, record = run_on_hardware(world, cluster, dataset, wanted)
             slowdowns = observed_slowdowns(record, world.cluster.devices, [0])
-            simulated = simulate_figures(
+            simulated = simulate_metrics(
                 world,
                 world.router(ROUTER),
                 ROUTER,
@@ -271,9 +271,9 @@ def open_loop_runs(world: World, file: ModelFile, duration_s: float, seed: int) 
             yield OpenLoopRun(simulated, real, mean_slowdown(slowdowns[0], record.ended_ns) if slowdowns else None)
 
 
-def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedFigure]:
+def open_loop_metrics(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[CheckedMetric]:
     """Latencies, throughput and energy of runs; and the device's slowdown, where the profile has one."""
-    figures = []
+    metrics = []
     for measure in CHECKED:
         name, is_latency = measure.title, measure.unit == "ms"
         values = [(measure.of(run.simulated), measure.of(run.real)) for run in runs]
@@ -285,22 +285,22 @@ def open_loop_figures(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[Che
         repeatability = repeatability_pct(profile) if is_latency else 0.0
         allowed = Allowed.by(_PROMISED_PCT[measure.stem], repeatability_pct=repeatability)
         more, less = ("slower", "faster") if is_latency else ("more", "less")
-        figures.append(CheckedFigure(name, pairs, allowed, more, less, _not_judged(profile, name)))
+        metrics.append(CheckedMetric(name, pairs, allowed, more, less, _not_judged(profile, name)))
     usual = 1.0 if profile.slowdown is None else profile.slowdown.mean_factor
     slowdowns = tuple(
         Pair(f"run {i}", (usual,), (run.slowdown,)) for i, run in enumerate(runs, start=1) if run.slowdown
     )
     if slowdowns:
-        figures.append(
-            CheckedFigure("slowdown of the device", slowdowns, Allowed(0.0, 0.0), "slower", "faster", FOREIGN)
+        metrics.append(
+            CheckedMetric("slowdown of the device", slowdowns, Allowed(0.0, 0.0), "slower", "faster", FOREIGN)
         )
-    return figures
+    return metrics
 
 
-def _not_judged(profile: Profile, figure: str) -> str:
-    if figure == "energy per image" and profile.power.provenance in UNMETERED:
+def _not_judged(profile: Profile, metric: str) -> str:
+    if metric == "energy per image" and profile.power.provenance in UNMETERED:
         return MODELLED
-    return NO_SERVING if "latency" in figure and not is_served(profile) else ""
+    return NO_SERVING if "latency" in metric and not is_served(profile) else ""
 
 
 def _any_images(file: ModelFile) -> Dataset:

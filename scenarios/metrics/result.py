@@ -171,13 +171,13 @@ class Signature(TypedDict):
 
     Attributes:
         name: which failure.
-        figure: what was found, in the unit that `reason` says.
+        value: what was found, in the unit that `reason` says.
         threshold: beyond which (below which, for accuracy collapse and reward hacking) it is a sign.
         reason: a sentence with the number.
     """
 
     name: SignatureName
-    figure: float
+    value: float
     threshold: float
     reason: str
 

@@ -155,7 +155,7 @@ def _reward_hacking(result: Result, context: SignatureContext, reference: Result
         against += f" has {reference['throughput_img_s']:.1f}"
     reason = f"{moves:.2f} moves an image: {stays:.1%} of the segments run where the one before ran, chance alone "
     reason += f"would leave {by_chance:.1%} there{against}"
-    return Signature(name="reward hacking", figure=stays, threshold=CHANCE_STAYS * by_chance, reason=reason)
+    return Signature(name="reward hacking", value=stays, threshold=CHANCE_STAYS * by_chance, reason=reason)
 
 
 def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | None:
@@ -166,7 +166,7 @@ def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | N
         return None
     if refused / arrived >= REFUSED:
         reason = f"{refused} of {arrived} images failed for want of device memory"
-        return Signature(name="VRAM exhaustion", figure=refused / arrived, threshold=REFUSED, reason=reason)
+        return Signature(name="VRAM exhaustion", value=refused / arrived, threshold=REFUSED, reason=reason)
     pairs = zip(result["servers"], context.servers, strict=True)
     full = [found for found, server in pairs if _was_full(found, server)]
     if not full:
@@ -175,20 +175,20 @@ def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | N
     unfinished = result["images"]["in_flight"] / arrived
     if unfinished >= UNFINISHED:
         reason = f"{where}, {unfinished:.1%} of the images were never finished"
-        return Signature(name="VRAM exhaustion", figure=unfinished, threshold=UNFINISHED, reason=reason)
+        return Signature(name="VRAM exhaustion", value=unfinished, threshold=UNFINISHED, reason=reason)
     stages = result["stages_s"]
     if stages is None:
         loads = sum(server["loads"] for server in full) / max(1, sum(server["batches"] for server in full))
         if loads < LOADS_PER_BATCH:
             return None
         reason = f"{where}, {loads:.2f} loads a batch there"
-        return Signature(name="VRAM exhaustion", figure=loads, threshold=LOADS_PER_BATCH, reason=reason)
+        return Signature(name="VRAM exhaustion", value=loads, threshold=LOADS_PER_BATCH, reason=reason)
     beyond_s = sum(stages.values()) - stages["router_wait"]
     waits = (stages["queue"] + stages["load"]) / beyond_s
     if waits < MEMORY_WAITS:
         return None
     reason = f"{where}, images spent {waits:.1%} of their time beyond the router waiting for an instance"
-    return Signature(name="VRAM exhaustion", figure=waits, threshold=MEMORY_WAITS, reason=reason)
+    return Signature(name="VRAM exhaustion", value=waits, threshold=MEMORY_WAITS, reason=reason)
 
 
 def _was_full(found: ServerMetrics, server: ServerContext) -> bool:
@@ -208,7 +208,7 @@ def _accuracy_collapse(result: Result, context: SignatureContext) -> Signature |
         return None
     reason = f"expected accuracy {expected:.2%}: the narrowest widths have {narrowest:.2%}, the best tuple "
     reason += f"{context.best_accuracy:.2%}"
-    return Signature(name="accuracy collapse", figure=gained, threshold=NEAR_NARROWEST, reason=reason)
+    return Signature(name="accuracy collapse", value=gained, threshold=NEAR_NARROWEST, reason=reason)
 
 
 def _one_server_collapse(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:
@@ -230,7 +230,7 @@ def _one_server_collapse(result: Result, context: SignatureContext, reference: R
     reason = f"{shares[busy]:.1%} of the passes ran on {result['servers'][busy]['name']}, which has {speeds[busy]:.1%} "
     reason += f"of the speed; {suffers}"
     threshold = speeds[busy] + TAKEN_OVER * (1 - speeds[busy])
-    return Signature(name="one-server collapse", figure=shares[busy], threshold=threshold, reason=reason)
+    return Signature(name="one-server collapse", value=shares[busy], threshold=threshold, reason=reason)
 
 
 def _suffering(result: Result, reference: Result | None) -> str | None:

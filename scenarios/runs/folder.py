@@ -1,6 +1,6 @@
 """The run folder: where everything of a run lies, written atomically, and which stages of it are done.
 
-It knows file forms (JSON, Parquet, a Chrome trace, an event log) and no meaning: what a figure says is
+It knows file forms (JSON, Parquet, a Chrome trace, an event log) and no meaning: what a metric says is
 `scenarios.metrics.result`'s business. A file is either whole or not there, so a run killed at any moment can go on.
 """
 

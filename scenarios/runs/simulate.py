@@ -50,13 +50,13 @@ def run_simulation(
     """One run, summarised, with its record. `router` names the policy in the result and its random stream.
 
     Both engines give the same result but for `wall_s` and `engine`, and the same record. Who needs no record is served
-    sooner, and in far less memory, by `simulate_figures`.
+    sooner, and in far less memory, by `simulate_metrics`.
     """
     result, simulation = _simulate(world, policy, router, seed, options)
     return result, simulation.record()
 
 
-def simulate_figures(
+def simulate_metrics(
     world: World, policy: RoutingPolicy, router: str, seed: int, **options: Unpack[RunOptions]
 ) -> Result:
     """The result of `run_simulation`, bit for bit, without its record."""
@@ -104,7 +104,7 @@ def simulate_world(
     world: World, router: str, seed: int, trained: Path | None = None, engine: Simulator = "simpy"
 ) -> Result:
     """One run of the scenario with one router."""
-    return simulate_figures(world, world.router(router, trained), display_name(router), seed, engine=engine)
+    return simulate_metrics(world, world.router(router, trained), display_name(router), seed, engine=engine)
 
 
 def simulate_all(

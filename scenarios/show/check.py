@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from calibrate.check import CheckedFigure, holds, is_judged, is_promising
+from calibrate.check import CheckedMetric, holds, is_judged, is_promising
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, to_text
 from scenarios.terminal.screen import screen_width
@@ -18,12 +18,12 @@ _ERRORS = ("median_abs_pct", "mean_abs_pct", "max_abs_pct", "bias_pct", "bias_in
 RULE = "a number has drifted only where its whole 95 % interval lies beyond what is allowed"
 
 
-def format_check(profile: Profile, checked: Sequence[CheckedFigure]) -> str:
+def format_check(profile: Profile, checked: Sequence[CheckedMetric]) -> str:
     """A row a quantity; then what has drifted, in words, and what to do."""
     return to_text([check_table(profile, checked)], screen_width())
 
 
-def check_table(profile: Profile, checked: Sequence[CheckedFigure]) -> Table:
+def check_table(profile: Profile, checked: Sequence[CheckedMetric]) -> Table:
     """How far each quantity is off, and what is allowed; what could not be measured has no row, but a note."""
     errors = (Column("error", "%"), Column("largest", "%"), Column("bias", "%"), Column("95 % of it"))
     allowed = (Column("allowed", "%"), Column("allowed bias", "%"))
@@ -32,10 +32,10 @@ def check_table(profile: Profile, checked: Sequence[CheckedFigure]) -> Table:
     return Table(head, [_row(each) for each in checked if each.pairs], notes=notes)
 
 
-def _row(found: CheckedFigure) -> list[str]:
+def _row(found: CheckedMetric) -> list[str]:
     low, high = found.bias_interval_pct
     return [
-        found.figure,
+        found.metric,
         str(len(found.pairs)),
         number(found.median_abs_pct, 1),
         number(found.max_abs_pct, 1),
@@ -47,31 +47,31 @@ def _row(found: CheckedFigure) -> list[str]:
     ]
 
 
-def _notes(checked: Sequence[CheckedFigure]) -> Iterator[str]:
+def _notes(checked: Sequence[CheckedMetric]) -> Iterator[str]:
     """What was not judged and why, and how to read the table."""
-    yield from (f"{each.figure} is not judged: {each.not_judged}" for each in checked if each.not_judged)
-    yield from (f"{each.figure}: {NOTHING}" for each in checked if not each.pairs)
+    yield from (f"{each.metric} is not judged: {each.not_judged}" for each in checked if each.not_judged)
+    yield from (f"{each.metric}: {NOTHING}" for each in checked if not each.pairs)
     for each in checked:
         if not is_promising(each) and not each.not_judged:
             reason = "the profile states so large errors itself that only larger ones count"
-            yield f"{each.figure}: {reason}; calibrate longer, or on a quieter machine"
+            yield f"{each.metric}: {reason}; calibrate longer, or on a quieter machine"
     yield RULE
     yield "errors are medians, in per cent of what is measured now; bias above 0: the profile says more"
 
 
-def _conclusion(profile: Profile, checked: Sequence[CheckedFigure]) -> Iterator[str]:
+def _conclusion(profile: Profile, checked: Sequence[CheckedMetric]) -> Iterator[str]:
     """Whether the profile holds; if not, what has drifted and what to do."""
     if holds(checked):
         yield f"the profile {profile.name} holds"
     elif not is_judged(checked):
-        reasons = "; ".join(f"{each.figure}: {each.not_judged or NOTHING}" for each in checked)
+        reasons = "; ".join(f"{each.metric}: {each.not_judged or NOTHING}" for each in checked)
         yield f"nothing could be judged, so the profile {profile.name} may hold or not ({reasons or NOTHING})"
     else:
         yield from (_drifted(each) for each in checked if each.finding)
         yield f"the profile {profile.name} no longer holds; `slimsched calibrate` makes a new one"
 
 
-def _drifted(found: CheckedFigure) -> str:
+def _drifted(found: CheckedMetric) -> str:
     """What has drifted, and that it is the table's bias: a profile that says three times as much is 67 % off one way
     and 200 % the other."""
     if not found.is_biased:
@@ -80,7 +80,7 @@ def _drifted(found: CheckedFigure) -> str:
     return f"{found.finding} ({told}, a bias of {found.bias_pct:+.1f} %)"
 
 
-def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[CheckedFigure]) -> dict[str, Any]:
+def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[CheckedMetric]) -> dict[str, Any]:
     """`slimsched.check/1`: errors in per cent, predicted and measured values in the quantity's own unit."""
     return {
         "schema": SCHEMA,
@@ -89,13 +89,13 @@ def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[
         "holds": holds(checked),
         "judged": is_judged(checked),
         "warnings": list(warnings),
-        "figures": [_entry(each) for each in checked],
+        "metrics": [_entry(each) for each in checked],
     }
 
 
-def _entry(found: CheckedFigure) -> dict[str, Any]:
+def _entry(found: CheckedMetric) -> dict[str, Any]:
     return {
-        **{key: getattr(found, key) for key in ("figure", "verdict", "not_judged", "finding", "looks")},
+        **{key: getattr(found, key) for key in ("metric", "verdict", "not_judged", "finding", "looks")},
         "allowed_size_pct": found.allowed.size_pct,
         "allowed_bias_pct": found.allowed.bias_pct,
         **({key: getattr(found, key) for key in _ERRORS} if found.pairs else {}),

@@ -40,7 +40,7 @@ def error_table(profile: Profile) -> Table:
     percents = (Column(head, "%") for head in ("median", "mean", "largest"))
     rows = [
         [
-            error.figure,
+            error.metric,
             error.kind,
             *(number(percent, 2) for percent in (error.median_abs_pct, error.mean_abs_pct, error.max_abs_pct)),
             str(error.points),
@@ -52,7 +52,7 @@ def error_table(profile: Profile) -> Table:
 
 def range_table(profile: Profile) -> Table:
     """Where errors hold; beyond that everything is extrapolated."""
-    rows = [[found.figure, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
+    rows = [[found.metric, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
     return Table([Column("holds for"), Column("quantity", is_text=True), *columns("from", "to")], rows)
 
 

@@ -77,7 +77,7 @@ def _spread_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[float]]:
 def stated_solo_error(profile: Profile) -> float | None:
     """The mean error that is stated of solo latency, as a share: the held-out one, or else the cross-validated one."""
     for kind in ("held out", "cross-validated"):
-        found = [e.mean_abs_pct for e in profile.errors if e.figure == SOLO_ERROR and e.kind == kind]
+        found = [e.mean_abs_pct for e in profile.errors if e.metric == SOLO_ERROR and e.kind == kind]
         if found:
             return max(found) / 100
     return None

@@ -24,7 +24,7 @@ from scenarios.files.reading import relative_paths
 from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
 from scenarios.runs.parallel import each
-from scenarios.runs.simulate import simulate_figures
+from scenarios.runs.simulate import simulate_metrics
 from scenarios.study.cases import Case, Contender
 from scenarios.study.sources import sources_hash
 from scenarios.terminal.progress import Progress
@@ -129,14 +129,14 @@ def _compile(world: World, task: Task) -> None:
     short_s = min(1.0, world.scenario.duration_s)
     with telling(lambda text: print(text, file=sys.stderr)):
         router = world.router(task.router)
-        simulate_figures(world, router, task.name, task.seed, engine="compiled", duration_s=short_s, warmup_s=0.0)
+        simulate_metrics(world, router, task.name, task.seed, engine="compiled", duration_s=short_s, warmup_s=0.0)
 
 
 def _run(worlds: Mapping[str, World], task: Task) -> Result:
     """One run, in whatever process; what servers did is not kept."""
     world = worlds[task.scenario]
     router = world.router(task.router)
-    result = simulate_figures(world, router, task.name, task.seed, engine="compiled", detail=task.detail)
+    result = simulate_metrics(world, router, task.name, task.seed, engine="compiled", detail=task.detail)
     return {**result, "servers": []}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrate.bench import Loop
-from calibrate.check import Allowed, CheckedFigure, Pair, allowed, check, holds, is_judged, median_interval
+from calibrate.check import Allowed, CheckedMetric, Pair, allowed, check, holds, is_judged, median_interval
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
 from calibrate.fit import fit
 from calibrate.log import Log
@@ -63,8 +63,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return calibrated(FakeBench(across_beta=ACROSS_BETA), tmp_path_factory.mktemp("check"))
 
 
-def by_name(bench: FakeBench, profile: Profile, seed: int = 1) -> dict[str, CheckedFigure]:
-    return {figure.figure: figure for figure in check(bench, profile, np.random.default_rng(seed))}
+def by_name(bench: FakeBench, profile: Profile, seed: int = 1) -> dict[str, CheckedMetric]:
+    return {metric.metric: metric for metric in check(bench, profile, np.random.default_rng(seed))}
 
 
 def test_the_same_device_holds_whatever_its_noise(profile: Profile) -> None:
@@ -104,7 +104,7 @@ def test_only_sharing_between_processes_has_changed(profile: Profile) -> None:
     """Sets across processes drift; those within one, and points alone, hold."""
     for seed in range(10):
         found = by_name(Drifting(across_beta=1.1, jitter=0.1, wander=0.03, seed=seed), profile, seed)
-        assert {name for name, figure in found.items() if figure.verdict == "drifted"} == {ACROSS_ERROR}
+        assert {name for name, metric in found.items() if metric.verdict == "drifted"} == {ACROSS_ERROR}
         assert "less" in found[ACROSS_ERROR].finding
 
 
@@ -138,8 +138,8 @@ def test_errors_on_both_sides_drift_without_a_bias(profile: Profile) -> None:
             return (1.3 if point.width == 1.0 else 0.75) * super().truth_s(point)
 
     found = [by_name(Mixed(), profile, seed)[SOLO_ERROR] for seed in range(10)]
-    assert {figure.verdict for figure in found} == {"drifted"}
-    assert sum("both directions" in figure.finding for figure in found) >= 8
+    assert {metric.verdict for metric in found} == {"drifted"}
+    assert sum("both directions" in metric.finding for metric in found) >= 8
 
 
 def test_a_burst_that_passes_is_no_drift(profile: Profile) -> None:
@@ -151,8 +151,8 @@ def test_a_burst_that_passes_is_no_drift(profile: Profile) -> None:
         begun.extend([done] if done == 0 else [])
         bench.times = 1.5 if len(begun) < 2 else 1.0
 
-    figures = check(bench, profile, np.random.default_rng(1), on_progress=notice)
-    (found,) = (figure for figure in figures if figure.figure == SOLO_ERROR)
+    metrics = check(bench, profile, np.random.default_rng(1), on_progress=notice)
+    (found,) = (metric for metric in metrics if metric.metric == SOLO_ERROR)
     assert (found.verdict, found.looks) == ("holds", 2)
 
 
@@ -163,13 +163,13 @@ def pairs(*errors_pct: float) -> tuple[Pair, ...]:
 def test_one_value_fails_nothing_and_many_that_agree_do() -> None:
     """The rule itself: medians and their whole intervals, against what is allowed in size and to one side."""
     allow = Allowed(size_pct=10, bias_pct=5)
-    assert CheckedFigure("x", pairs(0, 1, 2, 1, 0, 1, 400), allow).verdict == "holds"
-    assert CheckedFigure("x", pairs(-7, -8, -9, -6, -9, -8, 30), allow).verdict == "holds"  # one of seven disagrees
-    assert CheckedFigure("x", pairs(-7, -8, -9, -6, -9, -8, -7), allow).verdict == "drifted"
-    assert CheckedFigure("x", pairs(12, -12, 13, -13, 14, -14, 12), allow).verdict == "drifted"
-    assert CheckedFigure("x", pairs(7, -7, 8, -8, 9, -9, 8), allow).verdict == "holds"
-    assert CheckedFigure("x", (), allow).verdict == "not judged"
-    assert CheckedFigure("x", pairs(50, 50), allow, not_judged="power is modelled").verdict == "not judged"
+    assert CheckedMetric("x", pairs(0, 1, 2, 1, 0, 1, 400), allow).verdict == "holds"
+    assert CheckedMetric("x", pairs(-7, -8, -9, -6, -9, -8, 30), allow).verdict == "holds"  # one of seven disagrees
+    assert CheckedMetric("x", pairs(-7, -8, -9, -6, -9, -8, -7), allow).verdict == "drifted"
+    assert CheckedMetric("x", pairs(12, -12, 13, -13, 14, -14, 12), allow).verdict == "drifted"
+    assert CheckedMetric("x", pairs(7, -7, 8, -8, 9, -9, 8), allow).verdict == "holds"
+    assert CheckedMetric("x", (), allow).verdict == "not judged"
+    assert CheckedMetric("x", pairs(50, 50), allow, not_judged="power is modelled").verdict == "not judged"
 
 
 def test_a_set_counts_once_and_its_members_do_not_cancel() -> None:
@@ -194,9 +194,9 @@ def test_what_is_allowed_follows_from_what_the_profile_states(profile: Profile) 
     """Twice its held-out error, or its repeatability, never less than the promise; repeatability is no error of it."""
 
     def with_errors(**stated_pct: float) -> Profile:
-        def error(figure: str, kind: ErrorKind, pct: float) -> StatedError:
+        def error(metric: str, kind: ErrorKind, pct: float) -> StatedError:
             return StatedError(
-                figure=figure, kind=kind, median_abs_pct=pct, mean_abs_pct=pct, max_abs_pct=pct, points=9
+                metric=metric, kind=kind, median_abs_pct=pct, mean_abs_pct=pct, max_abs_pct=pct, points=9
             )
 
         errors = (
@@ -220,12 +220,12 @@ def test_no_points_are_no_check(profile: Profile) -> None:
 
 
 def test_where_nothing_was_judged_nothing_holds() -> None:
-    """Not judged by its nature, or nothing measured, or no figure at all; one that was judged decides."""
+    """Not judged by its nature, or nothing measured, or no metric at all; one that was judged decides."""
     allow = Allowed.by(3.0)
-    silent = CheckedFigure("a", (), allow)
-    withheld = CheckedFigure("b", (Pair("p", (1.0,), (1.0,)),), allow, not_judged="nothing measures it")
-    good = CheckedFigure("c", (Pair("p", (1.0,), (1.0,)),), allow)
-    for figures in ([], [silent], [withheld], [silent, withheld]):
-        assert not holds(figures)
-        assert not is_judged(figures)
+    silent = CheckedMetric("a", (), allow)
+    withheld = CheckedMetric("b", (Pair("p", (1.0,), (1.0,)),), allow, not_judged="nothing measures it")
+    good = CheckedMetric("c", (Pair("p", (1.0,), (1.0,)),), allow)
+    for metrics in ([], [silent], [withheld], [silent, withheld]):
+        assert not holds(metrics)
+        assert not is_judged(metrics)
     assert holds([silent, withheld, good])

@@ -36,11 +36,11 @@ def curve(batches: Sequence[int], values_s: Sequence[float]) -> LatencyCurve:
 def told(
     known: LatencyCurve, held_out_s: dict[int, float], rounds_s: dict[int, Sequence[float]] | None = None
 ) -> dict[str, StatedError]:
-    """All but the cross-validated errors, by their figure."""
+    """All but the cross-validated errors, by their metric."""
     held_out = {Point(*KEY, batch): Pooled.of([Samples(1, (s,))]) for batch, s in held_out_s.items()}
     rounds = {Point(*KEY, batch): medians_s for batch, medians_s in (rounds_s or {}).items()}
     found = solo_errors(held_out, {KEY: known}, rounds)
-    return {error.figure: error for error in found if error.kind != "cross-validated"}
+    return {error.metric: error for error in found if error.kind != "cross-validated"}
 
 
 def test_a_fitted_batch_size_is_not_held_out() -> None:

@@ -48,7 +48,7 @@ def measured(bench: FakeBench, tmp_path: Path, budget_s: float = 300.0) -> list[
 
 
 def errors(profile: Profile) -> dict[str, StatedError]:
-    return {error.figure: error for error in profile.errors if error.kind != "cross-validated"}
+    return {error.metric: error for error in profile.errors if error.kind != "cross-validated"}
 
 
 def curve_of(profile: Profile, point: Point) -> LatencyCurve:
@@ -312,14 +312,14 @@ def test_how_clocks_fall_above_the_cap_is_recovered() -> None:
 
 
 def test_errors_are_held_out_and_cross_validated_and_ranges_are_told(tmp_path: Path) -> None:
-    """Each figure with its kind; four batch sizes suffice for this device, whose latency is max(t0, c0 + c1 b)."""
+    """Each metric with its kind; four batch sizes suffice for this device, whose latency is max(t0, c0 + c1 b)."""
     found = fit(measured(FakeBench(), tmp_path), model_costs(), facts(), "fake", ["batch sizes 3 at some keys or all"])
-    kinds = {(error.figure, error.kind) for error in found.errors}
+    kinds = {(error.metric, error.kind) for error in found.errors}
     assert {(SOLO_ERROR, "held out"), (SOLO_ERROR, "cross-validated")} <= kinds
     assert {(CONCURRENCY_ERROR, "held out"), (CONCURRENCY_ERROR, "cross-validated")} <= kinds
     assert {(ACROSS_ERROR, "held out"), (ENERGY_ERROR, "held out"), (ENERGY_ERROR, "cross-validated")} <= kinds
     assert errors(found)[FOUR_POINT_ERROR].mean_abs_pct < 8
-    ranges = {(r.figure, r.quantity): (r.low, r.high) for r in found.ranges}
+    ranges = {(r.metric, r.quantity): (r.low, r.high) for r in found.ranges}
     assert ranges[SOLO_ERROR, "batch"] == (1, LIMIT)
     assert ranges[CONCURRENCY_ERROR, AT_ONCE] == (1, 8)
     assert found.omitted[0].startswith("batch sizes 3 at some keys or all (predicting a batch size from the others")

@@ -112,7 +112,7 @@ def test_an_honest_board_passes_the_self_test(make: Make) -> None:
 
 @pytest.mark.parametrize("factor, trusted", [(1.02, True), (0.98, True), (1.06, False), (0.9, False), (1.5, False)])
 def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted: bool) -> None:
-    """More than 3 % apart: flagged with the figure, and polling is used from then on."""
+    """More than 3 % apart: flagged with the metric, and polling is used from then on."""
     rig = Rig.of(FakeBoard(TURING, counter_factor=factor))
     tested = rig.test()
     assert tested.trust == Trust(counter=trusted)

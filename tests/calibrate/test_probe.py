@@ -219,7 +219,7 @@ def test_ones_own_use_of_the_cores_is_no_interference() -> None:
 
 @pytest.mark.parametrize("load, notable, refused", [(0.0, False, False), (1.0, True, True)])
 def test_a_busy_gpu_is_refused(board: FakeBoard, load: float, notable: bool, refused: bool) -> None:
-    """By its utilization before anything of ours runs; the message names the figure and the way out."""
+    """By its utilization before anything of ours runs; the message names the metric and the way out."""
     board.load = load
     board.advance(1.5)
     found = on_gpu(open_sensor(CUDA, ()), (), board.advance)

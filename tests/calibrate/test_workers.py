@@ -44,7 +44,7 @@ def test_a_real_worker_is_calibrated_and_resumes(model: Path, tmp_path: Path) ->
         return calibrate(wanted, Listener(on_progress=seen.append))
 
     profile = run(device)
-    assert {SOLO_ERROR, CONCURRENCY_ERROR} <= {error.figure for error in profile.errors}
+    assert {SOLO_ERROR, CONCURRENCY_ERROR} <= {error.metric for error in profile.errors}
     assert profile.batch_limit == 8
     assert profile.link is not None
     assert all(a.load_s > 0 for a in profile.memory.instances)
@@ -57,7 +57,7 @@ def test_a_real_worker_is_calibrated_and_resumes(model: Path, tmp_path: Path) ->
     steps = [json.loads(line)["step"] for line in later[1:]]
     assert len(set(steps)) == len(steps)  # nothing that was finished is measured again
     assert again.memory == profile.memory
-    checked = {f.figure: f for f in check_profile(ModelFile(model), device, profile, points=3)}
+    checked = {f.metric: f for f in check_profile(ModelFile(model), device, profile, points=3)}
     assert len(checked[SOLO_ERROR].pairs) == 3
     assert len(checked[CONCURRENCY_ERROR].pairs) == 1
     with pytest.raises(InputError, match=r"stamp\.execution\.onednn"):

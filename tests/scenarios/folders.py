@@ -90,7 +90,7 @@ def run_folder(
     )
     errors = [
         {
-            "figure": "solo latency",
+            "metric": "solo latency",
             "kind": "held out",
             "median_abs_pct": 0.9,
             "mean_abs_pct": 2.5,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.check import Allowed, CheckedFigure
+from calibrate.check import Allowed, CheckedMetric
 from calibrate.stamps import stamps_here
 from hw.device import DeviceSpec
 from hw.networks import ModelFile, save_model
@@ -27,7 +27,7 @@ from scenarios.executors.checking import (
     SHARE,
     OpenLoopRun,
     meaningful,
-    open_loop_figures,
+    open_loop_metrics,
     open_loop_world,
     profile_device,
 )
@@ -43,7 +43,7 @@ from tests.scenarios.folders import simulated
 
 ERRORS = [
     {
-        "figure": "solo latency",
+        "metric": "solo latency",
         "kind": "held out",
         "median_abs_pct": 1.0,
         "mean_abs_pct": 1.0,
@@ -91,19 +91,19 @@ def twins(*factors: float, energy: float = 1.0) -> list[OpenLoopRun]:
     return pairs
 
 
-def judged(profile: Profile, runs: list[OpenLoopRun]) -> dict[str, CheckedFigure]:
-    return {figure.figure: figure for figure in open_loop_figures(profile, runs)}
+def judged(profile: Profile, runs: list[OpenLoopRun]) -> dict[str, CheckedMetric]:
+    return {metric.metric: metric for metric in open_loop_metrics(profile, runs)}
 
 
 def test_runs_that_agree_hold_and_runs_that_are_all_slower_drift() -> None:
     """Five runs within noise; one that is far off; all of them 30 % slower; all of them hungrier."""
     noisy = judged(served_profile(), twins(1.02, 0.97, 1.03, 1.0, 0.99))
-    assert {figure.verdict for figure in noisy.values()} == {"holds"}
-    assert {figure.verdict for figure in judged(served_profile(), twins(1.02, 3.0, 1.0, 1.0, 1.0)).values()} == {
+    assert {metric.verdict for metric in noisy.values()} == {"holds"}
+    assert {metric.verdict for metric in judged(served_profile(), twins(1.02, 3.0, 1.0, 1.0, 1.0)).values()} == {
         "holds"
     }
     slower = judged(served_profile(), twins(1.3, 1.28, 1.33, 1.31, 1.3))
-    assert {name for name, figure in slower.items() if figure.verdict == "drifted"} == {"mean latency", "p99 latency"}
+    assert {name for name, metric in slower.items() if metric.verdict == "drifted"} == {"mean latency", "p99 latency"}
     assert slower["mean latency"].finding == "mean latency: 30 % slower than the profile says"
     hungry = judged(served_profile(), twins(1, 1, 1, 1, 1, energy=1.2))
     assert hungry["energy per image"].finding == "energy per image: 20 % more than the profile says"
@@ -111,9 +111,9 @@ def test_runs_that_agree_hold_and_runs_that_are_all_slower_drift() -> None:
 
 def test_what_a_profile_does_not_know_is_shown_and_not_judged() -> None:
     """Modelled power, and latencies where what serving costs was never measured."""
-    figures = judged(served_profile("modelled"), twins(1, 1, 1, 1, 1, energy=2.0))
-    assert (figures["energy per image"].verdict, figures["energy per image"].not_judged) == ("not judged", MODELLED)
-    assert figures["mean latency"].verdict == "holds"
+    metrics = judged(served_profile("modelled"), twins(1, 1, 1, 1, 1, energy=2.0))
+    assert (metrics["energy per image"].verdict, metrics["energy per image"].not_judged) == ("not judged", MODELLED)
+    assert metrics["mean latency"].verdict == "holds"
     bare = worlds.profile(provenance="measured", errors=ERRORS)
     found = judged(bare, twins(2, 2, 2, 2, 2))["p99 latency"]
     assert (found.verdict, found.not_judged) == ("not judged", NO_SERVING)
@@ -129,50 +129,50 @@ def test_a_slowdown_that_is_not_the_profiles_is_shown_beside() -> None:
 
 
 def test_the_table_and_the_document_say_the_same() -> None:
-    """Each figure's verdict, what has drifted, and the whole verdict; the document is plain JSON."""
+    """Each metric's verdict, what has drifted, and the whole verdict; the document is plain JSON."""
     profile = served_profile("modelled")
-    figures = open_loop_figures(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
-    table = check_table(profile, figures)
+    metrics = open_loop_metrics(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
+    table = check_table(profile, metrics)
     assert [(row[0], row[1], row[-1]) for row in table.rows] == [
         ("mean latency", "5", "drifted"), ("p99 latency", "5", "drifted"),
         ("throughput", "5", "holds"), ("energy per image", "5", "not judged"),
     ]  # fmt: skip
     assert table.rows[0][2:8] == ["23.1", "23.1", "-23.1", "-23.1 to -23.1", "5.0", "5.0"]
-    document = json.loads(json.dumps(check_document(profile, ["w"], figures)))
+    document = json.loads(json.dumps(check_document(profile, ["w"], metrics)))
     assert (document["schema"], document["holds"], document["warnings"]) == ("slimsched.check/1", False, ["w"])
-    assert [figure["verdict"] for figure in document["figures"]] == ["drifted", "drifted", "holds", "not judged"]
-    assert len(document["figures"][0]["pairs"]) == 5
+    assert [metric["verdict"] for metric in document["metrics"]] == ["drifted", "drifted", "holds", "not judged"]
+    assert len(document["metrics"][0]["pairs"]) == 5
 
 
 def test_what_has_drifted_is_said_last_and_what_to_do() -> None:
     """The bias in times, the remedy; a profile that holds is told so."""
     profile = served_profile("modelled")
-    figures = open_loop_figures(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
+    metrics = open_loop_metrics(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
     told = "it says 0.77 times what is measured now, a bias of -23.1 %"
-    assert list(check_table(profile, figures).notes[-3:]) == [
+    assert list(check_table(profile, metrics).notes[-3:]) == [
         f"mean latency: 30 % slower than the profile says ({told})",
         f"p99 latency: 30 % slower than the profile says ({told})",
         "the profile toy no longer holds; `slimsched calibrate` makes a new one",
     ]
-    held = open_loop_figures(profile, twins(1, 1, 1, 1, 1))
+    held = open_loop_metrics(profile, twins(1, 1, 1, 1, 1))
     assert check_table(profile, held).notes[-1] == "the profile toy holds"
 
 
 def test_a_profile_that_states_large_errors_is_told_so() -> None:
     """Beside the rule by which anything drifts."""
     profile = served_profile()
-    (figure, *_) = open_loop_figures(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
-    vague, plain = replace(figure, allowed=Allowed(60.0, 30.0)), check_table(profile, [figure])
+    (metric, *_) = open_loop_metrics(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
+    vague, plain = replace(metric, allowed=Allowed(60.0, 30.0)), check_table(profile, [metric])
     assert any("states so large errors itself" in note for note in check_table(profile, [vague]).notes)
     assert not any("states so large errors itself" in note for note in plain.notes)
     assert RULE in plain.notes
 
 
 def test_a_check_that_could_judge_nothing_says_so_and_why() -> None:
-    """It neither holds nor has drifted; each figure's reason stands in the last line."""
+    """It neither holds nor has drifted; each metric's reason stands in the last line."""
     profile = served_profile("modelled")
-    energy = [figure for figure in open_loop_figures(profile, twins(1, 1, 1)) if figure.not_judged]
-    empty = CheckedFigure("solo latency", (), Allowed(3.0, 3.0))
+    energy = [metric for metric in open_loop_metrics(profile, twins(1, 1, 1)) if metric.not_judged]
+    empty = CheckedMetric("solo latency", (), Allowed(3.0, 3.0))
     last = check_table(profile, [*energy, empty]).notes[-1]
     assert last.startswith("nothing could be judged, so the profile toy may hold or not (")
     assert f"energy per image: {MODELLED}; solo latency: nothing could be measured" in last
@@ -180,17 +180,17 @@ def test_a_check_that_could_judge_nothing_says_so_and_why() -> None:
     assert (document["holds"], document["judged"]) == (False, False)
 
 
-def test_a_figure_that_may_be_off_by_anything_is_not_judged() -> None:
+def test_a_metric_that_may_be_off_by_anything_is_not_judged() -> None:
     """More than half of its value is allowed: to hold says nothing, but to drift does."""
-    (figure, *_) = open_loop_figures(served_profile(), twins(1, 1, 1, 1, 1))
-    assert meaningful(figure).verdict == "holds"
-    assert meaningful(replace(figure, allowed=Allowed(50.0, 25.0))).verdict == "holds"
-    vague = meaningful(replace(figure, allowed=Allowed(60.0, 30.0)))
+    (metric, *_) = open_loop_metrics(served_profile(), twins(1, 1, 1, 1, 1))
+    assert meaningful(metric).verdict == "holds"
+    assert meaningful(replace(metric, allowed=Allowed(50.0, 25.0))).verdict == "holds"
+    vague = meaningful(replace(metric, allowed=Allowed(60.0, 30.0)))
     assert vague.verdict == "not judged"
     assert "60 % are allowed" in vague.not_judged
     notes = check_table(served_profile(), [vague]).notes
     assert not any("so large errors itself" in note for note in notes)  # it is said once
-    (far, *_) = open_loop_figures(served_profile(), twins(4, 4, 4, 4, 4))
+    (far, *_) = open_loop_metrics(served_profile(), twins(4, 4, 4, 4, 4))
     assert meaningful(replace(far, allowed=Allowed(60.0, 30.0))).verdict == "drifted"
 
 
@@ -308,10 +308,10 @@ def test_a_made_up_profile_does_not_hold(model: Path, tmp_path: Path, capsys: An
     path.write_text(profile.to_yaml())
     flags = ["--points", "8", "--seconds", "8s", "--json", str(document), "--quiet"]
     assert main(["profile", "check", str(path), "--model", str(model), *flags]) == 1
-    figures = {figure["figure"]: figure for figure in json.loads(document.read_text())["figures"]}
-    assert figures["solo latency"]["verdict"] == "drifted"
-    assert figures["solo latency"]["looks"] == 2
-    assert len(figures["solo latency"]["pairs"]) == 8
-    assert len(figures["mean latency"]["pairs"]) == 5
-    assert np.median([pair["predicted"][0] for pair in figures["mean latency"]["pairs"]]) > 0.02
+    metrics = {metric["metric"]: metric for metric in json.loads(document.read_text())["metrics"]}
+    assert metrics["solo latency"]["verdict"] == "drifted"
+    assert metrics["solo latency"]["looks"] == 2
+    assert len(metrics["solo latency"]["pairs"]) == 8
+    assert len(metrics["mean latency"]["pairs"]) == 5
+    assert np.median([pair["predicted"][0] for pair in metrics["mean latency"]["pairs"]]) > 0.02
     assert "faster than the profile says" in capsys.readouterr().out

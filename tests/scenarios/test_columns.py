@@ -19,7 +19,7 @@ from policies.records import NOT_PASSED, STAGES, STATUSES, RequestColumns, Reque
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.result import Simulator
-from scenarios.runs.simulate import run_simulation, simulate_figures, simulate_world
+from scenarios.runs.simulate import run_simulation, simulate_metrics, simulate_world
 from sim.compiled.simulation import CompiledSimulation
 from tests.scenarios.folders import simulated, summary
 from tests.scenarios.test_engines import WORLDS, world_of
@@ -80,7 +80,7 @@ def test_figures_are_those_of_the_records(changes: str, engine: Simulator, tmp_p
         result, record = run_simulation(world, world.router(router), router, 3, engine=engine)
         plain = plain_figures(record, scenario.warmup_s, scenario.duration_s, scenario.deadline_s)
         assert json.dumps({key: result[key] for key in plain}) == json.dumps(plain)  # type: ignore[literal-required]
-        alone = simulate_figures(world, world.router(router), router, 3, engine=engine)
+        alone = simulate_metrics(world, world.router(router), router, 3, engine=engine)
         assert json.dumps({**alone, "wall_s": 0}) == json.dumps({**result, "wall_s": 0})
     assert ("faults" in changes) == bool(result["failures"])
 

@@ -133,7 +133,7 @@ def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     """Its hash is held against the accuracy file's; a datasheet profile has none to hold."""
     errors = [
         {
-            "figure": "solo latency",
+            "metric": "solo latency",
             "kind": "held out",
             "median_abs_pct": 0.9,
             "mean_abs_pct": 1.0,

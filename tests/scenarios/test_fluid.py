@@ -14,7 +14,7 @@ from policies.errors import InputError, WorkError
 from scenarios.cli import main
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.runs.bound import FluidModel, bound, oracle_accuracy, overload_of, window_rates_img_s
-from scenarios.runs.simulate import simulate_figures
+from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.build import build_world
 from scenarios.world.materials import load_world
 from scenarios.world.world import Accuracy, World
@@ -95,7 +95,7 @@ def test_no_run_beats_the_bound(name: str) -> None:
     most_img_s = model.capacity_img_s()
     for share, router in zip((0.05, 0.2, 0.4, 0.6, 0.8, 1.5), ROUTERS, strict=True):
         loaded = at_rate(world, share * min(most_img_s, 1200))
-        found = simulate_figures(loaded, loaded.router(router), router, 1, warmup_s=0.0)
+        found = simulate_metrics(loaded, loaded.router(router), router, 1, warmup_s=0.0)
         energy, accuracy, mean_s = found["energy_per_image_j"], found["expected_accuracy"], found["latency_s"]["mean"]
         assert accuracy is not None
         assert mean_s is not None

@@ -73,7 +73,7 @@ def validate(folder: Path, old: str = "", new: str = "", model_hash: str = "", v
     model = {**worlds.profile().model.model_dump(mode="json"), "hash": model_hash or table.hash}
     errors = [
         {
-            "figure": "solo latency",
+            "metric": "solo latency",
             "kind": "held out",
             "median_abs_pct": 0.9,
             "mean_abs_pct": 2.5,

@@ -49,9 +49,9 @@ warmup_s: 0.1
 def measured(**changes: Any) -> Profile:
     """A toy profile that states an error and where it holds, with jitter from 1 - 0.16 to 1 + 0.16."""
     error = StatedError(
-        figure="solo latency", kind="held out", median_abs_pct=1.5, mean_abs_pct=2.0, max_abs_pct=7.25, points=40
+        metric="solo latency", kind="held out", median_abs_pct=1.5, mean_abs_pct=2.0, max_abs_pct=7.25, points=40
     )
-    found = Range(figure="solo latency", quantity="batch size", low=1, high=32)
+    found = Range(metric="solo latency", quantity="batch size", low=1, high=32)
     profile = worlds.profile(segments=2, widths=(0.5, 1.0), jitter=(1 + 0.16 * np.linspace(-1, 1, 33)).tolist())
     update = {"provenance": Provenance.MEASURED, "errors": (error,), "ranges": (found,), "omitted": ("3 sets",)}
     return profile.model_copy(update={**update, **changes})
@@ -173,16 +173,16 @@ def test_bands_hold_nine_tenths_of_the_repeats_and_the_stated_error() -> None:
 
 
 def test_the_held_out_error_is_the_one_that_is_drawn() -> None:
-    """A cross-validated one takes its place where there is no other; other figures' errors never do."""
+    """A cross-validated one takes its place where there is no other; other metrics' errors never do."""
     (held_out,) = measured().errors
     crossed = held_out.model_copy(update={"kind": "cross-validated", "mean_abs_pct": 5.0})
-    other = held_out.model_copy(update={"figure": "solo latency from four batch sizes", "mean_abs_pct": 9.0})
+    other = held_out.model_copy(update={"metric": "solo latency from four batch sizes", "mean_abs_pct": 9.0})
     assert stated_solo_error(measured(errors=(other, crossed, held_out))) == pytest.approx(0.02)
     assert stated_solo_error(measured(errors=(other, crossed))) == pytest.approx(0.05)
     assert stated_solo_error(measured(errors=(other,))) is None
 
 
-def test_the_knee_of_figure_3_comes_out_of_the_device_model() -> None:
+def test_the_knee_of_metric_3_comes_out_of_the_device_model() -> None:
     """On the paper's GPU every width bends late and sharply; on a device that never saturates nothing bends."""
     profile = read_profile(Path("rtx-2080-ti"))
     for points in under_load(profile).values():
@@ -199,7 +199,7 @@ def test_the_knee_of_figure_3_comes_out_of_the_device_model() -> None:
 
 def test_charts_run_no_more_at_once_than_calibration_did() -> None:
     """Two at once were measured: the device holds two, and the others wait; the page says so."""
-    at_once = Range(figure="slow-down under concurrency", quantity="batches at once", low=1, high=2)
+    at_once = Range(metric="slow-down under concurrency", quantity="batches at once", low=1, high=2)
     profile = measured(ranges=(at_once,))
     assert under_load(profile) == under_load(profile, at_once=2) != under_load(profile, at_once=8)
     assert "up to 2 at once" in profile_page(profile)

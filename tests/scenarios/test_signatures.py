@@ -129,7 +129,7 @@ def test_work_that_is_shuffled_about() -> None:
     """Nearly every segment on another server than the one before; with or without a router to hold it against."""
     [found] = signatures(moderate(shuffle), context(cluster()), moderate(sticky))
     assert found["name"] == "reward hacking"
-    assert found["figure"] < 0.1 < found["threshold"] < 0.25
+    assert found["value"] < 0.1 < found["threshold"] < 0.25
     assert "moves an image" in found["reason"]
     assert "images/s" in found["reason"]
     assert names(moderate(shuffle)) == ["reward hacking"]
@@ -161,7 +161,7 @@ def test_memory_that_is_too_small_for_what_is_asked() -> None:
     result = run(every_width, 600, **TIGHT)
     [found] = signatures(result, context(cluster(**TIGHT)))
     assert found["name"] == "VRAM exhaustion"
-    assert found["figure"] > found["threshold"]
+    assert found["value"] > found["threshold"]
     assert "waiting for an instance" in found["reason"]
     assert names(result) == []  # where everything had room the same figures would be another matter
     assert names(run(narrow, 600, **TIGHT), **TIGHT) == ["accuracy collapse"]
@@ -192,7 +192,7 @@ def test_always_the_narrowest_widths() -> None:
     """By what the widths are expected to get right, not by the luck of labels."""
     [found] = signatures(moderate(narrow), context(cluster()))
     assert found["name"] == "accuracy collapse"
-    assert found["figure"] == pytest.approx(0)
+    assert found["value"] == pytest.approx(0)
     assert names(edited(moderate(narrow), expected_accuracy=0.6 + 0.049 * 0.3)) == ["accuracy collapse"]
     assert names(edited(moderate(narrow), expected_accuracy=0.6 + 0.051 * 0.3)) == []
     assert names(edited(moderate(narrow), expected_accuracy=None)) == []
@@ -203,7 +203,7 @@ def test_everything_on_one_server() -> None:
     result = run(slowest, 600)
     found = signatures(result, context(cluster()))
     assert [each["name"] for each in found] == ["one-server collapse"]
-    assert found[0]["figure"] > 0.9 > found[0]["threshold"]
+    assert found[0]["value"] > 0.9 > found[0]["threshold"]
     assert "waiting" in found[0]["reason"]
 
 
