@@ -49,12 +49,12 @@ class Interference:
 
 
 def require_quiet(device: str, found: Interference, allow_busy: bool) -> None:
-    """Raise `InputError` where others use so much of the device that its metrics would be theirs too."""
+    """Raise `InputError` where others use so much of the device that what is measured would be theirs, too."""
     if found.share is not None and found.share > STRONG and not allow_busy:
         most = f"most of it by {', '.join(found.users)}" if found.users else ""
         told = "; ".join(text for text in (found.place, most) if text)
         problem = f"{found}{f' ({told})' if told else ''}, more than {100 * STRONG:.0f} %"
-        problem += ": its metrics would be theirs too"
+        problem += ": what is measured would be theirs, too"
         remedy = "stop them, or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
         raise InputError("calibrate", device, f"{problem}; {remedy}")
 

@@ -47,7 +47,7 @@ class Opened:
     """A bench that is ready, and what is known of its device.
 
     Attributes:
-        warnings: what the user should know of this device's metrics, one sentence each.
+        warnings: what the user should know of what is measured here, one sentence each.
     """
 
     bench: WorkerBench
@@ -95,7 +95,7 @@ def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
             sensor=sensor_model(device, wanted.sensor_period_s, sensor),
             context_bytes=bench.worker.wait_until_ready().context_bytes,
         )
-        notable = (f"{others}: the metrics may be theirs too",) if others.notable else ()
+        notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
         with naming_a_lost_device(meter):
             yield Opened(bench, found, facts, (*notable, *tested.warnings))
 

@@ -152,7 +152,7 @@ class _Document:
         """The error to raise, with the remedy."""
         remedy = "delete the file and write it anew with `slimsched model evaluate`"
         if self.fields.get("provenance") == PAPER:
-            remedy = "correct the file, or write the paper's with `python -m scenarios.study.paper_table`"
+            remedy = "correct the file, or write the paper's with `python -m scenarios.study paper-table`"
         return InputError(self.source, key, f"{problem}; {remedy}")
 
     def table(self) -> AccuracyTable:

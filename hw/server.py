@@ -1,7 +1,7 @@
 """One real server's driver: turns a worker's answers into events for its `GreedyScheduler`, and commands into work.
 
 It decides nothing (the scheduler does) and computes nothing (the worker does). It watches over its worker and starts
-the next one when that has died: a a new epoch, under a new epoch. The clock of a run stands here, too.
+the next one when that has died, under a new epoch. The clock of a run stands here, too.
 """
 
 from __future__ import annotations

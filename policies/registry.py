@@ -20,7 +20,8 @@ class RouterKind:
     Attributes:
         name: on the command line, in scenarios and in rule files.
         help: what it does, in a few words.
-        spec: `module:Class` of its parameters (`policies.names.RouterSpec`); called with no arguments it has defaults.
+        spec: `module:Class` of its parameters (`policies.rules.specs.RouterSpec`); called without arguments it has
+            defaults.
         numbers: the parameter that numbers after a colon stand for (`ladder:8,32`); empty where none may follow.
         needs_numbers: whether there is no router of that name without them.
         is_placed: whether `@placement` may follow.

@@ -215,9 +215,9 @@ def _profile_synth(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """One command: the module of `scenarios.commands` where a function bears its name, its help, and its"""
+    """One command: the module of `scenarios.commands` with the function of its name, its help, and its flags."""
 
-    room: str
+    module: str
     help: str
     flags: tuple[Callable[[argparse.ArgumentParser], None], ...]
 
@@ -295,7 +295,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def handler_of(command: str) -> Callable[[argparse.Namespace], int]:
     """The function that does a command; its module, and all that it imports, is opened only now."""
-    module = import_module(f"scenarios.commands.{COMMANDS[command].room}")
+    module = import_module(f"scenarios.commands.{COMMANDS[command].module}")
     found: Callable[[argparse.Namespace], int] = getattr(module, command.replace(" ", "_"))
     return found
 

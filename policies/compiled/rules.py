@@ -172,7 +172,7 @@ def width_for(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
 
 @kernel
 def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
-    """What a rule counts of a server; whole numbers are exact (`compose` sees to it)."""
+    """What a rule counts of a server; whole numbers are exact (`policies.plan_of` sees to it)."""
     seen = seen_at(sheet, index)
     if rule in (SHORTEST_QUEUE, POWER_OF_TWO):
         return seen.requests * 1.0

@@ -1,4 +1,4 @@
-"""The same workload in simulation and on real executors, and the replay of what the real ones did."""
+"""Runs on real executors, each beside its simulated twin."""
 
 from __future__ import annotations
 

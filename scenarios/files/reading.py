@@ -1,6 +1,6 @@
-"""Opens a user's files: scenarios, profiles, traces. What is wrong in one is an `InputError` before anything starts.
+"""Reads scenarios and profiles, and checks them whole. What is wrong in one is an `InputError` before anything starts.
 
-It reads and checks; it builds nothing from what it read.
+It builds nothing from what it read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The scenario file: what a user may write, key by key, checked whole before anything starts.
 
 Every key stands here once, with its meaning, its limits and its default; `docs/scenario-keys.md` is made from this
-file. It reads what the scenario names (profiles, traces) to check it, and builds nothing: `scenarios.world.build` does
-that. The number of segments, the widths and the number of servers come from the files named here.
+file. It reads series (traces, rates) to check them; all else that a scenario names is checked by
+`scenarios.files.reading`. It builds nothing: `scenarios.world.build` does that. The number of segments, the widths and
+the number of servers come from the files named here.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Restart(TypedDict):
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may be older than the last eight keys.
+    """`slimsched.result/1`; a stored one may be older than the last eight keys and `accuracy_provenance`.
 
     Attributes:
         extrapolated_share: of the time, the largest over devices, in which more batches ran at once than the device's

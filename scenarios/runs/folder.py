@@ -1,7 +1,7 @@
 """The run folder: where everything of a run lies, written atomically, and which stages of it are done.
 
-It knows file forms (JSON, Parquet, a Chrome trace, an event log) and no meaning: what a metric says is
-`scenarios.metrics.result`'s business. A file is either whole or not there, so a run killed at any moment can go on.
+It knows which files there are, and neither their forms (`scenarios.runs.records`) nor what a metric says
+(`scenarios.metrics.result`). A file is either whole or not there, so a run killed at any moment can go on.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ class RunFolder:
     ==============================  ==============================================================================
     `scenario.yaml`                 the scenario as run
     `environment.json`              versions, devices, seeds
-    `profiles/SERVER.yaml`          each server's profile
+    `model.safetensors`             the network that the run trained
+    `accuracy.json`                 its top-1 at every width tuple
+    `calibration/`                  logs of calibrations, and profiles as they were calibrated
+    `profiles/SERVER.yaml`          each server's profile, with what serving costs
+    `router.safetensors`            the PPO router that the run trained
+    `training/`                     what an interrupted training goes on from
     `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
     `score.json`                    `slimsched.score/1`: the trained router on a run that training has not seen
-    `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`write_run`)
+    `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`records.write_run`)
     `hardware/ROUTER-seedN/`        the same of a run on real executors; of one of several loads or repeats,
                                     `ROUTER-load0.8-seedN-rep1` (`saturated` or `near` in the place of a load)
     `cores.json`                    the settings of the real runs' cores, for their replay

@@ -1,7 +1,4 @@
-"""What `slimsched profile show` says of a profile.
-
-The profiles that ship with the project lie in `scenarios/data/profiles`, one a GPU of `calibrate.datasheet`'s table.
-"""
+"""What `slimsched profile show` says of a profile."""
 
 from __future__ import annotations
 

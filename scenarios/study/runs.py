@@ -172,7 +172,7 @@ class Fluid:
 
     Attributes:
         energy_j, latency_s: by point, the least dynamic energy an image and mean latency; absent beyond capacity.
-        oracle: the estimated accuracy of one that knows the arrivals of the first seed (`fluid.Oracle`).
+        oracle: the estimated accuracy of one that knows the arrivals of the first seed (`scenarios.runs.bound.Oracle`).
     """
 
     energy_j: Mapping[Point, float]

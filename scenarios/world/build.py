@@ -1,6 +1,6 @@
-"""Builds what a scenario describes: the cluster both worlds run, the workload, and routers by name.
+"""Builds a `World`: a scenario joined with its profiles and its accuracy.
 
-It is where spec, profiles and accuracy meet; it opens no file and measures nothing.
+It opens no file and measures nothing.
 """
 
 from __future__ import annotations

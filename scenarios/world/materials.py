@@ -1,6 +1,6 @@
 """What a scenario needs before it can be simulated: its servers named, their profiles, the network and its accuracy.
 
-A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This room knows
+A scenario may name files for them; what it does not name, a run makes and keeps in its run folder. This module knows
 where they lie and reads them; `scenarios.job` makes them.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from policies.compiled.layout import NONE
+from policies.faults import NO_LABEL, OUT_OF_MEMORY
 
 __all__ = ["NONE"]
 
@@ -22,8 +23,10 @@ LOADING, FREE, BUSY, UNLOADING = range(4)
 # A request's fate.
 COMPLETED, IN_FLIGHT, FAILED = range(3)
 
-# Why a request was tried again or given up (`REASONS` are their names in records).
+# Why a request was tried again or given up, and its name in records.
 NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY = range(6)
+REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "server_down", UNLABELLED: NO_LABEL,
+           MEMORY: OUT_OF_MEMORY, NO_REASON: ""}  # fmt: skip
 
 # Whether labels are drawn from a table, or replayed from a matrix.
 DRAWN, REPLAYED = range(2)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from policies.errors import WorkError
-from policies.faults import NO_LABEL, OUT_OF_MEMORY
 from policies.interfaces import RoutingPolicy
 from policies.plan_of import plan_of
 from policies.records import (
@@ -28,17 +27,12 @@ from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.codes import (
     ASKED,
     COMPLETED,
-    DEADLINE,
     ENDED,
     FAILED,
     IN_FLIGHT,
-    MEMORY,
     NO_CURVE,
-    NO_REASON,
     NO_TUPLE,
-    SERVER_LOST,
-    TOO_LARGE,
-    UNLABELLED,
+    REASONS,
 )
 from sim.compiled.columns import request_columns
 from sim.compiled.decide import run_cluster
@@ -49,8 +43,6 @@ from sim.compiled.program import program_of
 from sim.compiled.run import RunRow
 from sim.compiled.run_plan import NO_ANSWER, NO_PLAN, NO_SHEET, run_to_end
 
-REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "server_down", UNLABELLED: NO_LABEL,
-           MEMORY: OUT_OF_MEMORY, NO_REASON: ""}  # fmt: skip
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
 _UTILIZATION, _POWER = ServerSeen.offsets["utilization"], ServerSeen.offsets["power_w"]

@@ -167,7 +167,7 @@ def _arithmetic_mutants() -> Iterator[Mutant]:
     yield Mutant("losses salted otherwise", _set(network, "hashed_share", lambda salt, a, b: 0.37))
     yield Mutant("losses counted from one", _around(network, "hashed_share", lambda f: lambda s, a, b: f(s, a, b + 1)))
     yield Mutant("a window longer by one", _around(WindowedSensor, "_average", _longer_window))
-    yield Mutant("a a new epoch remembers old readings", _set(WindowedSensor, "restart", lambda self: None))
+    yield Mutant("a new epoch remembers old readings", _set(WindowedSensor, "restart", lambda self: None))
 
 
 def _longer_window(average: Callable[..., float]) -> Callable[..., float]:

@@ -1,0 +1,56 @@
+"""What the documents point at is there: files, headings, and modules that can be run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((*ROOT.glob("*.md"), *(page for name in ("docs", "scenarios") for page in (ROOT / name).rglob("*.md"))))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+RUN = re.compile(r"python -m ((?:policies|sim|hw|calibrate|scenarios|tests)[\w.]*)")
+
+
+def slug(heading: str) -> str:
+    """As a renderer makes an anchor of it."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", text).strip().lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {slug(line.lstrip("#")) for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("#")}
+
+
+def can_run(module: str) -> bool:
+    path = ROOT / module.replace(".", "/")
+    file = path.with_suffix(".py")
+    return (path / "__main__.py").exists() or (
+        file.exists() and '__name__ == "__main__"' in file.read_text(encoding="utf-8")
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file of the project, and to a heading of it."""
+    broken = []
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if link.startswith(("http:", "https:", "mailto:")):
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_modules_that_are_named_can_be_run() -> None:
+    """`python -m X` of a module that does nothing when it is run would be silent."""
+    sources = [
+        path for name in ("policies", "sim", "hw", "calibrate", "scenarios") for path in (ROOT / name).rglob("*.py")
+    ]
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it also names what has gone
+    named = {module for page in (*pages, *sources) for module in RUN.findall(page.read_text(encoding="utf-8"))}
+    assert named
+    assert [module for module in sorted(named) if not can_run(module)] == []
