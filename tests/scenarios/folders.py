@@ -99,6 +99,6 @@ def run_folder(
         }
     ]
     for name, speed in (("a", 1.0), ("b", 0.6)):
-        profile = worlds.profile(name, speed=speed, provenance="measured", errors=errors)
+        profile = worlds.profile(name, segments=2, speed=speed, provenance="measured", errors=errors)
         write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())
     return folder
