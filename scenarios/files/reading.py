@@ -69,13 +69,13 @@ def read_profile(path: Path, source: str | None = None, key: str = "") -> Profil
     return Profile.from_yaml(text, str(path))
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
-
-
 def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
     """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
     start = folder.absolute()
     return with_paths(scenario, lambda text: os.path.relpath(text, start))
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
 
 
 def _check_network(scenario: Scenario, source: str) -> None:
