@@ -91,7 +91,7 @@ class Job:
         owners = [server for server in self.scenario.cluster.named_servers if server.shares_device_with is None]
         return self.scenario.model.is_runnable and all(server.device is not None for server in owners)
 
-    def router_file(self, routers: Sequence[str]) -> list[Path]:
+    def trained_files(self, routers: Sequence[str]) -> list[Path]:
         """The trained router's, where it is one of these."""
         return [self.trained] if needs_training(routers) else []
 
