@@ -1,6 +1,6 @@
 """Which runs a validation makes, at which rates and in which order; an interrupted one goes on from what is finished.
 
-It is given two sides, simulation and hardware, and knows neither: each takes a `PlannedRun` and returns what its run left.
+It is given two sides, simulation and hardware, and knows neither: each takes a `PlannedRun` and returns what that left.
 """
 
 from __future__ import annotations
@@ -180,7 +180,9 @@ class Campaign:
             for repeat in range(self.plan.repeats):
                 for router in self.plan.routers:
                     rate_img_s = NEAR_SHARE * self._throughput_img_s(router)
-                    planned = PlannedRun("near", router, None, rate_img_s, self._scale(rate_img_s), self.plan.seeds[0], repeat)
+                    planned = PlannedRun(
+                        "near", router, None, rate_img_s, self._scale(rate_img_s), self.plan.seeds[0], repeat
+                    )
                     yield from self._make(planned)
 
     # ----------------------------------------------------------------------------------------------------- the rates
@@ -228,7 +230,9 @@ class Campaign:
             if not ran[0]["images"]["completed"]:
                 where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
                 problem = f"{planned.router}: {where} served nothing in {self.plan.duration_s:g} s"
-                problem += f" at {planned.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
+                problem += (
+                    f" at {planned.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
+                )
                 raise WorkError(problem)
             tries.append((planned, ran))
             rate_img_s, growth = planned.rate_img_s or 0.0, self._backlog_growth(ran[1])
@@ -299,7 +303,9 @@ class Campaign:
             result, _ = self._simulation(replace(planned, scale=scale * planned.scale, repeat=0, is_probe=True))
             return result["latency_s"]["mean"]
 
-        curve = self._curves.setdefault((planned.router, planned.repeat if planned.slowdowns else 0), LoadCurve(simulated_s))
+        curve = self._curves.setdefault(
+            (planned.router, planned.repeat if planned.slowdowns else 0), LoadCurve(simulated_s)
+        )
         return None if latency_s is None else curve.scale_at(latency_s)
 
 

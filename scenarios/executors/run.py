@@ -17,7 +17,7 @@ from hw.server import HardwareServer
 from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
-from scenarios.executors.campaign import Campaign, Finished, PlannedRun, Plan, Ran
+from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
 from scenarios.executors.devices import device_of
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name

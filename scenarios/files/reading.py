@@ -84,7 +84,7 @@ def _check_network(scenario: Scenario, source: str) -> None:
     if name is None or name in NETWORKS:
         return
     if not is_own(name):
-        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
+        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for one of your own"
         raise InputError(source, "model.network", problem)
 
 

@@ -113,4 +113,6 @@ def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
     if made.simulated is not None:
         write_run(folder, made.run["simulated"], made.simulated, point=point)
     is_repeated = repeats > 1 and made.planned.kind != "saturated"
-    write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=made.planned.repeat if is_repeated else None)
+    write_run(
+        folder, made.run["hardware"], made.hardware, point=point, repeat=made.planned.repeat if is_repeated else None
+    )

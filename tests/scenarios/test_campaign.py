@@ -12,7 +12,7 @@ from msgspec import structs
 
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
-from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, PlannedRun, LoadCurve, Plan, Ran
+from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
 from scenarios.files.documents import read_json
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
@@ -60,7 +60,14 @@ def side(world: World, seen: list[PlannedRun], mode: Mode = "simulation") -> Cal
         policy = world.router(planned.router)
         detail = not planned.is_probe
         result, record = run_simulation(
-            world, policy, planned.router, planned.seed, scale=planned.scale, end=end, detail=detail, slowdowns=planned.slowdowns
+            world,
+            policy,
+            planned.router,
+            planned.seed,
+            scale=planned.scale,
+            end=end,
+            detail=detail,
+            slowdowns=planned.slowdowns,
         )
         result["mode"] = mode
         return result, record
@@ -72,7 +79,9 @@ def plan(world: World, routers: tuple[str, ...] = ROUTERS, **given: object) -> P
     return Plan.of(world, routers, ValidateSection.model_validate(given))
 
 
-def made(world: World, hardware: World, plan: Plan) -> tuple[Campaign, list[Finished], list[PlannedRun], list[PlannedRun]]:
+def made(
+    world: World, hardware: World, plan: Plan
+) -> tuple[Campaign, list[Finished], list[PlannedRun], list[PlannedRun]]:
     """Everything that a plan makes, and what each side was asked for (probes apart)."""
     ours: list[PlannedRun] = []
     theirs: list[PlannedRun] = []
