@@ -44,10 +44,11 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.name not in PRESETS and not self.is_own:
-            problem = f"unknown network {self.name!r}; {nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for an own one"
-            raise InputError(self.source, self.key, problem)
+            known = f"{nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for one of your own"
+            raise InputError(self.source, self.key, f"unknown network {self.name!r}; {known}")
         if self.options and not self.is_own:
-            raise InputError(self.source, "options", f"only an own network takes options; {self.name!r} has none")
+            problem = f"only a network of your own takes options; {self.name!r} has none"
+            raise InputError(self.source, "options", problem)
 
     @property
     def is_own(self) -> bool:

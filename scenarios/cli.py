@@ -82,7 +82,8 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="ROUTER", help=text)
     text = "also draw accuracy against latency, its p99 and energy there (.png or .svg)"
     parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
-    parser.add_argument("--bound", action="store_true", help="set what no router can beat beside each: some seconds")
+    text = "also show the bound that no router can beat; takes some seconds"
+    parser.add_argument("--bound", action="store_true", help=text)
 
 
 def _train(parser: argparse.ArgumentParser) -> None:
@@ -107,18 +108,16 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
-    told = f" ({default})" if default else "; needed for a file of an own class"
+    told = f" ({default})" if default else "; needed for a file of a class of your own"
     parser.add_argument("--network", default=default, metavar="NAME", help=f"by name, or module:Class{told}")
-    parser.add_argument(
-        "--options", type=options, default={}, metavar="JSON", help="what an own network's class is called with"
-    )
+    text = "what the class of a network of your own is called with"
+    parser.add_argument("--options", type=options, default={}, metavar="JSON", help=text)
 
 
 def _named_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("network", metavar="NETWORK", help="by name, or module:Class")
-    parser.add_argument(
-        "--options", type=options, default={}, metavar="JSON", help="what an own network's class is called with"
-    )
+    text = "what the class of a network of your own is called with"
+    parser.add_argument("--options", type=options, default={}, metavar="JSON", help=text)
 
 
 def _model_bench(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +165,7 @@ def _bound(parser: argparse.ArgumentParser) -> None:
         "--accuracy", type=share, metavar="SHARE", help="at least this mean accuracy, 0 to 1; any by default"
     )
 
-    text = "for what an oracle could make of a load that moves: it carries each so long window by itself; 1s by default"
+    text = "length of the windows for the oracle's estimate under a changing load; 1s by default"
     parser.add_argument("--window", type=duration_s, default=1.0, metavar="TIME", help=text)
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
 from scenarios.commands.shared import (
-    compiling_told,
-    described_job,
-    job_in,
-    opened,
+    announcing_compilation,
+    begin_job,
+    make_job,
     require_trained,
+    scenario_and_folder,
     tell_overload,
     with_routers,
 )
@@ -35,9 +35,9 @@ def run(arguments: Namespace) -> int:
     from scenarios.job.run import carry_out
 
     output = Output(arguments)
-    scenario, folder = opened(arguments)
-    job = job_in(scenario, folder, output)
-    with compiling_told(output, (*scenario.compare.routers, *scenario.validate_.routers)):
+    scenario, folder = scenario_and_folder(arguments)
+    job = make_job(scenario, folder, output)
+    with announcing_compilation(output, (*scenario.compare.routers, *scenario.validate_.routers)):
         outcome = carry_out(job)
     texts = [format_comparison(outcome.comparison)]
     if outcome.validation is not None:
@@ -51,7 +51,7 @@ def train(arguments: Namespace) -> int:
     from scenarios.job.router import make_router
 
     output = Output(arguments)
-    scenario, folder = opened(arguments)
+    scenario, folder = scenario_and_folder(arguments)
     if arguments.decisions is not None:
         if arguments.decisions < scenario.training.batch:
             problem = f"{arguments.decisions} is less than training.batch ({scenario.training.batch}): not one update"
@@ -60,9 +60,9 @@ def train(arguments: Namespace) -> int:
         scenario = scenario.model_copy(update={"training": training})
     if arguments.seed is not None:
         scenario = scenario.model_copy(update={"seed": arguments.seed})
-    job, world = described_job(scenario, folder, output)
+    job, world = begin_job(scenario, folder, output)
     tell_overload(output, world)
-    with compiling_told(output, (TRAINED_ROUTER,), arguments.engine):
+    with announcing_compilation(output, (TRAINED_ROUTER,), arguments.engine):
         score = make_router(job, world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
     return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
@@ -70,7 +70,7 @@ def train(arguments: Namespace) -> int:
 
 def tune(arguments: Namespace) -> int:
     """Tune a rule, or Tide, and write its file."""
-    from scenarios.job.tuning import Tuning, tune_router, tuned_text
+    from scenarios.learn.tuning import Tuning, tune_router, tuned_text
 
     output = Output(arguments)
     wanted = Tuning(
@@ -84,7 +84,7 @@ def tune(arguments: Namespace) -> int:
         without=tuple(arguments.without),
     )
     path = wanted.path
-    with compiling_told(output, (), "compiled"):
+    with announcing_compilation(output, (), "compiled"):
         found, document = tune_router(wanted, quiet=output.quiet)
     return output.result(f"{tuned_text(found)}\nrouter: {path}", document)
 
@@ -94,11 +94,11 @@ def validate(arguments: Namespace) -> int:
     from scenarios.job import validation as stage
 
     output = Output(arguments)
-    scenario, folder = opened(arguments)
+    scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "validate_", arguments)
     require_trained(scenario.validate_.routers, folder)
-    job, world = described_job(scenario, folder, output)
-    with compiling_told(output, scenario.validate_.routers):
+    job, world = begin_job(scenario, folder, output)
+    with announcing_compilation(output, scenario.validate_.routers):
         validation = stage.validate(job, world)
     return output.result(format_validation(validation), validation)
 
@@ -143,7 +143,7 @@ def _shortened(value: Any) -> str:
 
 def report(arguments: Namespace) -> int:
     """The page again."""
-    from scenarios.show.page import build_report, save_picture
+    from scenarios.show.report import build_report, save_picture
 
     path = build_report(arguments.run)
     if arguments.picture is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from policies.errors import InputError
-from scenarios.commands.shared import job_in, opened, require_unique
+from scenarios.commands.shared import make_job, require_unique, scenario_and_folder
 from scenarios.executors.devices import chosen_devices
 from scenarios.files.spec import Scenario
 from scenarios.show.table import Table, columns, to_text
@@ -18,13 +18,13 @@ def model_train(arguments: Namespace) -> int:
     from scenarios.job.network import make_accuracy, make_model
 
     output = Output(arguments)
-    scenario, folder = opened(arguments)
+    scenario, folder = scenario_and_folder(arguments)
     scenario = _without_table(scenario)
     given = scenario.model
     if given.network is None or given.checkpoint is not None:
         found = "missing; it names the network to train" if given.network is None else "a checkpoint is named as well"
         raise InputError(str(arguments.scenario), "model.network", f"{found}; give network and no checkpoint")
-    job = job_in(scenario, folder, output)
+    job = make_job(scenario, folder, output)
     make_model(job)
     make_accuracy(job)
     path = job.model.path
@@ -46,9 +46,9 @@ def model_evaluate(arguments: Namespace) -> int:
     from scenarios.job.network import make_accuracy
 
     output = Output(arguments)
-    scenario, folder = opened(arguments)
+    scenario, folder = scenario_and_folder(arguments)
     scenario = _without_table(scenario)
-    job = job_in(scenario, folder, output)
+    job = make_job(scenario, folder, output)
     if not job.model.path.is_file():
         remedy = "name the file that you mean" if scenario.model.checkpoint else "`slimsched model train` makes it"
         raise InputError(str(arguments.scenario), "model", f"no {job.model.path} yet; {remedy}")

@@ -6,16 +6,14 @@ import contextlib
 import dataclasses
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 
-from calibrate.check import holds
+from calibrate.check import holds, meaningful
 from calibrate.stamps import require_model
 from hw.networks import ModelFile, Network
 from policies.errors import InputError
 from scenarios.executors.checking import (
     announced_check,
     check_world,
-    meaningful,
     open_loop,
     other_programs,
     profile_device,
@@ -46,6 +44,8 @@ def profile_show(arguments: Namespace) -> int:
         write_text(arguments.plot, profile_page(profile))
         parts.append(f"plotted: {arguments.plot}")
     if arguments.figures is not None:
+        from scenarios.show.profile_charts import write_charts
+
         parts += [f"figure: {path}" for path in write_charts(profile, arguments.figures)]
     return output.result("\n".join(parts), profile.model_dump(mode="json", by_alias=True))
 
@@ -81,25 +81,6 @@ def profile_schema(arguments: Namespace) -> int:
     """The form of profiles, as JSON Schema."""
     schema = Profile.model_json_schema()
     return Output(arguments).result(json_text(schema).rstrip(), schema)
-
-
-def write_charts(profile: Profile, folder: Path) -> list[Path]:
-    """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
-    from scenarios.show import profile_charts as charts
-    from scenarios.show.charts import save
-    from scenarios.show.profile_curves import latency_bands, under_load
-
-    loaded = under_load(profile)
-    drawn = {
-        "latency": charts.latency_curves(profile, latency_bands(profile)),
-        "figure1": charts.utilization_by_batch(profile),
-        "figure2": charts.energy_by_utilization(profile, loaded),
-        "figure3": charts.latency_by_utilization(profile, loaded),
-    }
-    paths = [folder / f"{name}.png" for name in drawn]
-    for path, metric in zip(paths, drawn.values(), strict=True):
-        save(metric, path)
-    return paths
 
 
 def profile_check(arguments: Namespace) -> int:

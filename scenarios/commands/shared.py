@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scenarios.world.world import World
 
 
-def opened(arguments: Namespace) -> tuple[Scenario, Path]:
+def scenario_and_folder(arguments: Namespace) -> tuple[Scenario, Path]:
     """The scenario, and its run folder."""
     from scenarios.world.materials import default_folder
 
@@ -29,26 +29,26 @@ def opened(arguments: Namespace) -> tuple[Scenario, Path]:
     return scenario, writable_folder(arguments.out or default_folder(scenario))
 
 
-def world_in(scenario: Scenario, folder: Path) -> World:
+def load_world_of(scenario: Scenario, folder: Path) -> World:
     """The world that a scenario and its run folder make."""
     from scenarios.world.materials import make_world
 
     return make_world(scenario, folder)
 
 
-def job_in(scenario: Scenario, folder: Path, output: Output) -> Job:
+def make_job(scenario: Scenario, folder: Path, output: Output) -> Job:
     """The job of a scenario in its run folder."""
     from scenarios.job.job import Job
 
     return Job(scenario, folder, say=output.remark, quiet=output.quiet)
 
 
-def described_job(scenario: Scenario, folder: Path, output: Output) -> tuple[Job, World]:
+def begin_job(scenario: Scenario, folder: Path, output: Output) -> tuple[Job, World]:
     """The job whose stages a command does singly, written into its folder; and its world."""
     from scenarios.job.run import describe
 
-    world = world_in(scenario, folder)
-    job = job_in(scenario, folder, output)
+    world = load_world_of(scenario, folder)
+    job = make_job(scenario, folder, output)
     describe(job)
     return job, world
 
@@ -61,7 +61,9 @@ def tell_overload(output: Output, world: World) -> None:
         output.remark(f"warning: {problem}")
 
 
-def compiling_told(output: Output, routers: Sequence[str], engine: str = "simpy") -> AbstractContextManager[None]:
+def announcing_compilation(
+    output: Output, routers: Sequence[str], engine: str = "simpy"
+) -> AbstractContextManager[None]:
     """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
     if engine == "simpy" and not any(map(is_learned, routers)):
         return contextlib.nullcontext()
@@ -91,7 +93,7 @@ def require_unique(flag: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         raise InputError(flag, "", str(error)) from None
 
 
-def trained_in(folder: Path) -> Path:
+def trained_path(folder: Path) -> Path:
     """Where a run folder keeps the router that it trained."""
     from scenarios.world.materials import ROUTER_FILE
 
@@ -100,7 +102,7 @@ def trained_in(folder: Path) -> Path:
 
 def require_trained(routers: Sequence[str], folder: Path) -> None:
     """Raises `InputError` where a trained router is asked for and none is there."""
-    if needs_training(routers) and not trained_in(folder).is_file():
+    if needs_training(routers) and not trained_path(folder).is_file():
         raise InputError(
             str(folder), "", f"no router is trained yet for {TRAINED_ROUTER!r}; run `slimsched train` first"
         )

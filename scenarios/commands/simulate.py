@@ -7,15 +7,15 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from scenarios.commands.shared import (
-    compiling_told,
-    described_job,
-    opened,
+    announcing_compilation,
+    begin_job,
+    load_world_of,
     require_trained,
     require_unique,
+    scenario_and_folder,
     tell_overload,
-    trained_in,
+    trained_path,
     with_routers,
-    world_in,
 )
 from scenarios.files.router_names import check_router
 from scenarios.runs.folder import RunFolder
@@ -36,13 +36,13 @@ def simulate(arguments: Namespace) -> int:
 
     output = Output(arguments)
     check_router(arguments.router, "--router")
-    scenario, folder = opened(arguments)
-    world = world_in(scenario, folder)
+    scenario, folder = scenario_and_folder(arguments)
+    world = load_world_of(scenario, folder)
     tell_overload(output, world)
     seed = scenario.seed if arguments.seed is None else arguments.seed
-    router = world.router(arguments.router, trained_in(folder))
+    router = world.router(arguments.router, trained_path(folder))
     name = display_name(arguments.router)
-    with compiling_told(output, (arguments.router,), arguments.engine):
+    with announcing_compilation(output, (arguments.router,), arguments.engine):
         if arguments.out is None:
             result = simulate_metrics(world, router, name, seed, engine=arguments.engine)
         else:
@@ -59,15 +59,15 @@ def compare(arguments: Namespace) -> int:
     from scenarios.show.comparison import format_all
 
     output = Output(arguments)
-    scenario, folder = opened(arguments)
+    scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
-    job, world = described_job(scenario, folder, output)
+    job, world = begin_job(scenario, folder, output)
     tell_overload(output, world)
     given = scenario.compare
     runs = len(given.routers) * len(given.seeds)
     jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
-    with compiling_told(output, given.routers, arguments.engine):
+    with announcing_compilation(output, given.routers, arguments.engine):
         comparison = stage.compare(
             job,
             world,
@@ -109,12 +109,12 @@ def capacity(arguments: Namespace) -> int:
 
     output = Output(arguments)
     check_router(arguments.router, "--router")
-    scenario, folder = opened(arguments)
-    world = world_in(scenario, folder)
-    with compiling_told(output, (arguments.router,), arguments.engine):
+    scenario, folder = scenario_and_folder(arguments)
+    world = load_world_of(scenario, folder)
+    with announcing_compilation(output, (arguments.router,), arguments.engine):
         found = find_capacity(
             world,
-            lambda: world.router(arguments.router, trained_in(folder)),
+            lambda: world.router(arguments.router, trained_path(folder)),
             Search(
                 display_name(arguments.router),
                 require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
@@ -139,7 +139,7 @@ def bound(arguments: Namespace) -> int:
     from scenarios.runs.bound import FluidModel, oracle_of
 
     output = Output(arguments)
-    world = world_in(*opened(arguments))
+    world = load_world_of(*scenario_and_folder(arguments))
     accuracy = min(world.accuracy.prior.top1.values()) if arguments.accuracy is None else arguments.accuracy
     model = FluidModel(world)
     found = model.bound(accuracy, world.mean_rate_img_s)

@@ -80,7 +80,8 @@ def require_budget(plan: Plan, budget_s: float, log_path: Path, source: str, key
     needed_s = sum(planned.estimated_s for planned in required)
     if plan.effort == LEAST and needed_s > TOO_LITTLE * budget_s:
         sensible_s = _sensible_s(plan, needed_s / USABLE_SHARE, kind)
-        problem = f"{span(budget_s)} is too little: every key must be measured, which takes about {span(needed_s)}"
+        problem = f"{span(budget_s)} is too little: every combination of segment and widths must be measured, "
+        problem += f"which takes about {span(needed_s)}"
         raise InputError(source, key, f"{problem} here; give {sensible_s:.0f}s or more, or lower the batch limit")
 
 
@@ -138,7 +139,7 @@ def _time(left: Sequence[Planned], budget_s: float, measuring_s: float, spent_s:
         return f"finished already; nothing is left to do of a budget of {given}"
     if required_s > budget_s:
         whole = f"the {span(budget_s)} to measure of a budget" if reserved_s else "the budget"
-        return f"about {span(required_s)}: more than {whole} of {given}, nothing more can be left out"
+        return f"about {span(required_s)}. That is more than {whole} of {given}, but all of it is required"
     if min(planned.estimated_s for planned in left) > measuring_s - spent_s and spent_s > required_s:
         used = f"the log has used {span(spent_s)} of the budget of {given}"
         used += f" ({span(budget_s + reserved_s - measuring_s)} of it are for the start and for what serving costs)"

@@ -1,6 +1,6 @@
 """Which runs a validation makes, at which rates and in which order; an interrupted one goes on from what is finished.
 
-It is given two sides, simulation and hardware, and knows neither: each takes a `Job` and returns what its run left.
+It is given two sides, simulation and hardware, and knows neither: each takes a `PlannedRun` and returns what that left.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _PRECISION = 0.005  # of that search; a straight line within
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One run to be made.
+class PlannedRun:
+    """One run that is to be made.
 
     `scale` multiplies the workload's own rate; a saturated run is cut at its end; of a probe only its latencies or
     its backlog are asked. `slowdowns` are those that the devices had in the hardware run of which a simulated one
@@ -58,7 +58,7 @@ class Job:
 
 
 Ran = tuple[Result, RunRecord]
-Side = Callable[[Job], Ran]
+Side = Callable[[PlannedRun], Ran]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Finished:
     """A pair of runs that has been made now; `simulated` is None where an earlier repeat has its record."""
 
     run: ValidationRun
-    job: Job
+    planned: PlannedRun
     hardware: RunRecord
     simulated: RunRecord | None
 
@@ -175,13 +175,15 @@ class Campaign:
                 for load, rate_img_s in rates:
                     for router in self.plan.routers:
                         scale = self._scale(rate_img_s)
-                        yield from self._make(Job("pair", router, load, rate_img_s, scale, seed, repeat))
+                        yield from self._make(PlannedRun("pair", router, load, rate_img_s, scale, seed, repeat))
         if self.plan.saturate:
             for repeat in range(self.plan.repeats):
                 for router in self.plan.routers:
                     rate_img_s = NEAR_SHARE * self._throughput_img_s(router)
-                    job = Job("near", router, None, rate_img_s, self._scale(rate_img_s), self.plan.seeds[0], repeat)
-                    yield from self._make(job)
+                    planned = PlannedRun(
+                        "near", router, None, rate_img_s, self._scale(rate_img_s), self.plan.seeds[0], repeat
+                    )
+                    yield from self._make(planned)
 
     # ----------------------------------------------------------------------------------------------------- the rates
 
@@ -206,41 +208,43 @@ class Campaign:
     def _saturated(self, router: str) -> Iterator[Finished]:
         """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
         seed, rate_img_s = self.plan.seeds[0], 2 * self.plan.capacity_img_s
-        job = Job("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
-        earlier = self._earlier.get((*_key_of(job), 0))
+        planned = PlannedRun("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
+        earlier = self._earlier.get((*_key_of(planned), 0))
         if earlier is not None:
             self._keep(earlier)
             return
-        probe, _ = self._saturate(self._simulation, replace(job, is_probe=True))
-        job, (hardware, record) = self._saturate(self._hardware, replace(probe, is_probe=False))
-        yield self._finish(job, hardware, record)
+        probe, _ = self._saturate(self._simulation, replace(planned, is_probe=True))
+        planned, (hardware, record) = self._saturate(self._hardware, replace(probe, is_probe=False))
+        yield self._finish(planned, hardware, record)
 
-    def _saturate(self, side: Side, job: Job) -> tuple[Job, Ran]:
-        """The job at a rate at which the backlog grows, but no more than it must.
+    def _saturate(self, side: Side, planned: PlannedRun) -> tuple[PlannedRun, Ran]:
+        """The planned run at a rate at which the backlog grows, but no more than it must.
 
         Far above capacity the images that completed are fewer: first segments take the place of last ones. Where no
         try is in the band, the one that carried most is taken, saturated or not.
         """
         low, high = 0.0, inf
-        tries: list[tuple[Job, Ran]] = []
+        tries: list[tuple[PlannedRun, Ran]] = []
         for _ in range(_ATTEMPTS):
-            ran = side(job)
+            ran = side(planned)
             if not ran[0]["images"]["completed"]:
                 where = "the hardware" if ran[0]["mode"] == "hardware" else "the simulation"
-                problem = f"{job.router}: {where} served nothing in {self.plan.duration_s:g} s"
-                problem += f" at {job.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
+                problem = f"{planned.router}: {where} served nothing in {self.plan.duration_s:g} s"
+                problem += (
+                    f" at {planned.rate_img_s:g} images/s; give validate.duration_s more time, or see its failures"
+                )
                 raise WorkError(problem)
-            tries.append((job, ran))
-            rate_img_s, growth = job.rate_img_s or 0.0, self._backlog_growth(ran[1])
+            tries.append((planned, ran))
+            rate_img_s, growth = planned.rate_img_s or 0.0, self._backlog_growth(ran[1])
             if GROWTH_OF_SATURATION <= growth <= _MOST_GROWTH:
-                return job, ran
+                return planned, ran
             if growth < GROWTH_OF_SATURATION:
                 low, guess = rate_img_s, rate_img_s * OVERLOAD
             else:
                 high, guess = rate_img_s, rate_img_s * (1 - growth) * OVERLOAD
             if not low < guess < high:
                 guess = sqrt(low * high) if low else high / 2
-            job = replace(job, rate_img_s=guess, scale=self._scale(guess))
+            planned = replace(planned, rate_img_s=guess, scale=self._scale(guess))
         return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
 
     def _backlog_growth(self, record: RunRecord) -> float:
@@ -254,52 +258,54 @@ class Campaign:
 
     # ----------------------------------------------------------------------------------------------------- one run
 
-    def _make(self, job: Job) -> Iterator[Finished]:
+    def _make(self, planned: PlannedRun) -> Iterator[Finished]:
         """A hardware run and its twin, unless an earlier try has them."""
-        earlier = self._earlier.get((*_key_of(job), job.repeat))
+        earlier = self._earlier.get((*_key_of(planned), planned.repeat))
         if earlier is not None:
             self._keep(earlier)
         else:
-            yield self._finish(job, *self._hardware(job))
+            yield self._finish(planned, *self._hardware(planned))
 
     def _keep(self, run: ValidationRun) -> None:
         self._twins[run["kind"], run["router"], run["load"], run["seed"]] = run["simulated"]
         self.runs.append(run)
 
-    def _finish(self, job: Job, hardware: Result, record: RunRecord) -> Finished:
+    def _finish(self, planned: PlannedRun, hardware: Result, record: RunRecord) -> Finished:
         """A hardware run with its twin; one twin serves all repeats where the devices' slowdowns are not known."""
-        job = replace(job, slowdowns=self._slowdowns_of(record))
-        twin, twin_record = (None if job.slowdowns else self._twins.get(_key_of(job))), None
+        planned = replace(planned, slowdowns=self._slowdowns_of(record))
+        twin, twin_record = (None if planned.slowdowns else self._twins.get(_key_of(planned))), None
         if twin is None:
-            twin, twin_record = self._simulation(job)
+            twin, twin_record = self._simulation(planned)
         growth: Worlds | None = None
-        if job.kind == "saturated":
+        if planned.kind == "saturated":
             assert twin_record is not None, "there is one saturated run of a router"
             growth = Worlds(simulated=self._backlog_growth(twin_record), hardware=self._backlog_growth(record))
         run = ValidationRun(
-            kind=job.kind,
+            kind=planned.kind,
             router=hardware["router"],
-            load=job.load,
-            rate_img_s=job.rate_img_s,
+            load=planned.load,
+            rate_img_s=planned.rate_img_s,
             seed=hardware["seed"],
-            repeat=job.repeat,
+            repeat=planned.repeat,
             simulated=twin,
             hardware=hardware,
             backlog_growth=growth,
-            scale=self._scale_of(hardware["latency_s"]["mean"], job) if job.kind == "near" else None,
-            slowdown=_mean_of(job.slowdowns, record.ended_ns),
+            scale=self._scale_of(hardware["latency_s"]["mean"], planned) if planned.kind == "near" else None,
+            slowdown=_mean_of(planned.slowdowns, record.ended_ns),
         )
         self._keep(run)
-        return Finished(run, job, record, twin_record if job.repeat == 0 else None)
+        return Finished(run, planned, record, twin_record if planned.repeat == 0 else None)
 
-    def _scale_of(self, latency_s: float | None, job: Job) -> float | None:
-        """How many times the job's rate makes the simulation so slow."""
+    def _scale_of(self, latency_s: float | None, planned: PlannedRun) -> float | None:
+        """How many times the planned rate makes the simulation so slow."""
 
         def simulated_s(scale: float) -> float | None:
-            result, _ = self._simulation(replace(job, scale=scale * job.scale, repeat=0, is_probe=True))
+            result, _ = self._simulation(replace(planned, scale=scale * planned.scale, repeat=0, is_probe=True))
             return result["latency_s"]["mean"]
 
-        curve = self._curves.setdefault((job.router, job.repeat if job.slowdowns else 0), LoadCurve(simulated_s))
+        curve = self._curves.setdefault(
+            (planned.router, planned.repeat if planned.slowdowns else 0), LoadCurve(simulated_s)
+        )
         return None if latency_s is None else curve.scale_at(latency_s)
 
 
@@ -362,6 +368,6 @@ def _key(run: ValidationRun) -> tuple[object, ...]:
     return (run["kind"], run["router"], run["load"], run["seed"], run["repeat"])
 
 
-def _key_of(job: Job) -> tuple[object, ...]:
-    """What a job shares with its simulated twin."""
-    return (job.kind, job.router, job.load, job.seed)
+def _key_of(planned: PlannedRun) -> tuple[object, ...]:
+    """What a planned run shares with its simulated twin."""
+    return (planned.kind, planned.router, planned.load, planned.seed)

@@ -69,8 +69,10 @@ FEWEST_IMAGES = 50  # of a run
 SERVING_S = 12.0  # what `with_serving` takes: a start, and a short run
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
-FOREIGN = "it is lent to others and comes back; points are compared at full speed, runs at the slowdown they had"
-MEANS_NOTHING_PCT = 50.0  # allowed: to hold says nothing
+FOREIGN = (
+    "other tenants of the host cause it, and it changes; points are compared at full speed, and each run at the "
+    "slowdown that was read during it"
+)
 MODELLED = "power is modelled: nothing measures it"
 
 _PROMISED_PCT = {**PROMISED_PCT, "throughput": PROMISED_THROUGHPUT_PCT}
@@ -125,14 +127,6 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
         remedy += ", or leave --device out to check the one that was measured" if source == "--device" else ""
         problem = f"not the device that the profile {profile.name} was measured on: {listed}; {remedy}"
         raise InputError(source, "" if source == "--device" else "execution", problem)
-
-
-def meaningful(metric: CheckedMetric) -> CheckedMetric:
-    """A metric that may be off by so much that to hold says nothing is not judged; one that drifts even so is."""
-    if metric.verdict != "holds" or metric.allowed.size_pct <= MEANS_NOTHING_PCT:
-        return metric
-    reason = f"the profile's own errors are so large that {metric.allowed.size_pct:.0f} % are allowed; calibrate longer"
-    return replace(metric, not_judged=f"{reason}, or on a quieter machine")
 
 
 def announced_check(profile: Profile, points: int, seconds: float) -> str:

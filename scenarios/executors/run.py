@@ -17,7 +17,7 @@ from hw.server import HardwareServer
 from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
-from scenarios.executors.campaign import Campaign, Finished, Job, Plan, Ran
+from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
 from scenarios.executors.devices import device_of
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
@@ -147,22 +147,22 @@ def validate_runs(
     calm = without_faults(world)
     files = {display_name(router): router for router in routers}
 
-    def world_of(job: Job) -> World:
-        return calm if job.is_calm else world
+    def world_of(planned: PlannedRun) -> World:
+        return calm if planned.is_calm else world
 
-    def simulate(job: Job) -> Ran:
+    def simulate(planned: PlannedRun) -> Ran:
         """With the jobs' slowdowns, where they are known: see `scenarios.executors.slowdown`."""
         return run_simulation(
-            world_of(job),
-            world.router(files[job.router], trained),
-            job.router,
-            job.seed,
+            world_of(planned),
+            world.router(files[planned.router], trained),
+            planned.router,
+            planned.seed,
             duration_s=plan.duration_s,
             warmup_s=plan.warmup_s,
-            scale=job.scale,
-            end=_end_of(job),
-            detail=not job.is_probe,
-            slowdowns=job.slowdowns,
+            scale=planned.scale,
+            end=_end_of(planned),
+            detail=not planned.is_probe,
+            slowdowns=planned.slowdowns,
         )
 
     def slowdowns_of(record: RunRecord) -> Mapping[int, Changes]:
@@ -171,22 +171,22 @@ def validate_runs(
 
     with real_cluster(world, model) as cluster:
 
-        def serve(job: Job) -> Ran:
+        def serve(planned: PlannedRun) -> Ran:
             wanted = RealRun(
-                job.router,
-                world.router(files[job.router], trained),
-                job.seed,
+                planned.router,
+                world.router(files[planned.router], trained),
+                planned.seed,
                 plan.duration_s,
                 plan.warmup_s,
-                scale=job.scale,
-                end=_end_of(job),
-                image_limit=SATURATED_IMAGES if job.kind == "saturated" else None,
+                scale=planned.scale,
+                end=_end_of(planned),
+                image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
             )
-            return run_on_hardware(world_of(job), cluster, dataset, wanted, on_progress)
+            return run_on_hardware(world_of(planned), cluster, dataset, wanted, on_progress)
 
         yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 
 
-def _end_of(job: Job) -> str | None:
+def _end_of(planned: PlannedRun) -> str | None:
     """What a saturated run has heaped up is not worked off."""
-    return "cut" if job.kind == "saturated" else None
+    return "cut" if planned.kind == "saturated" else None

@@ -69,13 +69,13 @@ def read_profile(path: Path, source: str | None = None, key: str = "") -> Profil
     return Profile.from_yaml(text, str(path))
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
-
-
 def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
     """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
     start = folder.absolute()
     return with_paths(scenario, lambda text: os.path.relpath(text, start))
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
 
 
 def _check_network(scenario: Scenario, source: str) -> None:
@@ -84,7 +84,7 @@ def _check_network(scenario: Scenario, source: str) -> None:
     if name is None or name in NETWORKS:
         return
     if not is_own(name):
-        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for an own one"
+        problem = f"unknown network {name!r}; {nearest(name, NETWORKS)}, or `module:Class` for one of your own"
         raise InputError(source, "model.network", problem)
 
 

@@ -81,9 +81,8 @@ def require_distinct_names(routers: Sequence[str]) -> None:
     for router in routers:
         other = names.setdefault(display_name(router), router)
         if other != router:
-            raise InputError(
-                "routers", "", f"{other} and {router} would both be called {display_name(router)!r}; rename one file"
-            )
+            problem = f"{other} and {router} have the same name {display_name(router)!r} in tables"
+            raise InputError("routers", "", f"{problem}; rename one of the files")
 
 
 def check_router(name: str, source: str, key: str = "") -> None:

@@ -105,18 +105,21 @@ class ModelSection(StrictModel):
 
     network: str | None = Field(
         None,
-        description=f"{_listed(NETWORKS)}, or `module:Class` for an own one (a subclass of "
+        description=f"{_listed(NETWORKS)}, or `module:Class` for one of your own (a subclass of "
         "hw.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="what an own network's class is called with")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="what the class of a network of your own is called with"
+    )
     dataset: DatasetName = Field(
         "digits",
-        description=f"the images it is trained and tested on: {_listed(DATASETS)}, `module:Class` for an own set "
-        "(hw.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
+        description=f"the images it is trained and tested on: {_listed(DATASETS)}, `module:Class` for a set of "
+        "your own (hw.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
     )
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
     checkpoint: FilePath | None = Field(
-        None, description="a trained network's file (safetensors); of an own class, `network` must name it as well"
+        None,
+        description="a trained network's file (safetensors); of a class of your own, `network` must name it as well",
     )
     accuracy: FilePath | None = Field(
         None, description="a file of accuracy by width tuple; made from the network where there is one"
@@ -127,7 +130,7 @@ class ModelSection(StrictModel):
         if not (self.network or self.checkpoint or self.accuracy):
             raise ValueError("give one of network, checkpoint, accuracy")
         if self.options and not (self.network and ":" in self.network):
-            raise ValueError("options are for an own network, named `module:Class`")
+            raise ValueError("options are for a network of your own, named `module:Class`")
         return self
 
     @property

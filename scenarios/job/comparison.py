@@ -55,7 +55,7 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
-    fingerprint = job.world_hash(given.routers, given.seeds, shape, *job.router_file(given.routers), RESULTS)
+    fingerprint = job.world_hash(given.routers, given.seeds, shape, *job.trained_files(given.routers), RESULTS)
     target = job.folder / RESULTS
     partial = job.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
 

@@ -15,7 +15,7 @@ from scenarios.files.router_names import code_of, needs_training
 from scenarios.files.spec import Scenario
 from scenarios.runs.folder import RunFolder
 from scenarios.terminal.output import Say
-from scenarios.world.materials import ACCURACY_FILE, ROUTER_FILE, make_world, model_file, named, network_of
+from scenarios.world.materials import ACCURACY_FILE, ROUTER_FILE, make_world, model_file, network_of, with_named_servers
 from scenarios.world.world import World
 
 OF_A_WORLD = (
@@ -33,7 +33,7 @@ class Job:
     """
 
     def __init__(self, scenario: Scenario, path: Path, *, say: Say, quiet: bool = False) -> None:
-        self.scenario = named(scenario)
+        self.scenario = with_named_servers(scenario)
         check_faults(self.scenario, scenario.name)  # now that `auto` has names
         self.folder = RunFolder(path)
         self.say = say
@@ -91,7 +91,7 @@ class Job:
         owners = [server for server in self.scenario.cluster.named_servers if server.shares_device_with is None]
         return self.scenario.model.is_runnable and all(server.device is not None for server in owners)
 
-    def router_file(self, routers: Sequence[str]) -> list[Path]:
+    def trained_files(self, routers: Sequence[str]) -> list[Path]:
         """The trained router's, where it is one of these."""
         return [self.trained] if needs_training(routers) else []
 

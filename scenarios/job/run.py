@@ -35,7 +35,7 @@ from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
 from scenarios.runs.folder import environment
-from scenarios.show.page import build_report
+from scenarios.show.report import build_report
 from scenarios.world.materials import SCENARIO_FILE
 from scenarios.world.routers import require_routers
 

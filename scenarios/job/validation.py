@@ -42,7 +42,7 @@ def validate(job: Job, world: World) -> Validation:
     warn_of_another_stack(job, world)
     own = given.model_dump(mode="json")
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
-    fingerprint = job.world_hash(shape, job.model.path, *job.router_file(given.routers))
+    fingerprint = job.world_hash(shape, job.model.path, *job.trained_files(given.routers))
     target = job.folder / "validation.json"
     partial = job.folder / ".stages" / f"validate-{fingerprint[:12]}.json"
 
@@ -109,8 +109,10 @@ def validate_world(
 
 def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
     """The records of a hardware run and, where it is new, of its simulated twin."""
-    point = load_point(made.job.load) if made.job.kind == "pair" else made.job.kind
+    point = load_point(made.planned.load) if made.planned.kind == "pair" else made.planned.kind
     if made.simulated is not None:
         write_run(folder, made.run["simulated"], made.simulated, point=point)
-    is_repeated = repeats > 1 and made.job.kind != "saturated"
-    write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=made.job.repeat if is_repeated else None)
+    is_repeated = repeats > 1 and made.planned.kind != "saturated"
+    write_run(
+        folder, made.run["hardware"], made.hardware, point=point, repeat=made.planned.repeat if is_repeated else None
+    )

@@ -73,7 +73,7 @@ class SimulatedEpisodes:
         return self._current().take_credits()
 
 
-def knobs_of(world: World, decisions: int | None = None) -> PPOKnobs:
+def ppo_knobs_of(world: World, decisions: int | None = None) -> PPOKnobs:
     """The scenario's training settings, with another number of decisions if one is given."""
     given = world.scenario.training
     known = {name: getattr(given, name) for name in PPOKnobs.__dataclass_fields__}
@@ -112,7 +112,7 @@ def train_world(
 
     learn = _train_compiled if engine == "compiled" else _train_in_torch
     try:
-        return learn(world, knobs_of(world, decisions), seed, folder, log, resume)
+        return learn(world, ppo_knobs_of(world, decisions), seed, folder, log, resume)
     finally:
         board.close()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,35 +14,10 @@ from policies.tide.spec import TideSpec
 from scenarios.files.router_names import ending_of, without_ending, write_rule
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import Reals
-from scenarios.learn.tune import Tuned, natural_floor
+from scenarios.learn.tune import Tuned
 from scenarios.world.world import World
 
 FAILURE_SUFFIX: Final = ".failed.txt"
-
-
-def knobs_of(world: World, arguments: Any) -> TuningKnobs:
-    """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
-    given = world.scenario.tuning
-    floor = arguments.floor if arguments.floor is not None else given.floor
-    knobs = TuningKnobs(
-        floor=0.0 if floor is None else floor,
-        decisions=arguments.decisions or given.decisions,
-        seed=arguments.seed,
-        episodes=given.episodes,
-        episode_s=given.episode_s,
-        levels=given.levels,
-        without=_switches(arguments.router, arguments.without),
-    )
-    return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
-
-
-def _switches(kind: str, without: Sequence[str]) -> tuple[str, ...]:
-    if without and kind != tide_knobs.KIND:
-        raise InputError("--without", "", f"only tide has something to switch off; {kind!r} has not")
-    for switch in without:
-        if switch not in tide_knobs.SWITCHES:
-            raise InputError("--without", "", f"no switch {switch!r}; {nearest(switch, tide_knobs.SWITCHES)}")
-    return tuple(without)
 
 
 def tuned_path(out: Path | None, kind: str) -> Path:
@@ -78,21 +51,11 @@ def read_start(path: Path, world: World, kind: str) -> Reals:
 
 
 def save_tuned(
-    found: Tuned,
-    world: World,
-    knobs: TuningKnobs,
-    path: Path,
-    scenario: Path,
-    *,
-    start: str | None = None,
-    seconds: float | None = None,
+    found: Tuned, world: World, knobs: TuningKnobs, path: Path, command: str, *, seconds: float | None = None
 ) -> dict[str, Any]:
-    """Write the router with how it was made (`start`: from which file; `seconds`: in how long); what is reported."""
-    without = "".join(f" --without {switch}" for switch in knobs.without)
-    command = f"slimsched tune scenarios/{scenario.name} --router {found.kind} --floor {knobs.floor:g}"
+    """Write the router with how it was made (by which `command`, in how many `seconds`); what is reported."""
     made_by = {
-        "command": f"{command} --decisions {knobs.decisions} --seed {knobs.seed}{without}"
-        + (f" --start {start}" if start else ""),
+        "command": command,
         "floor": knobs.floor,
         "decisions": found.decisions,
         "level_decisions": found.level_decisions,

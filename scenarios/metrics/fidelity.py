@@ -26,6 +26,7 @@ PROMISED_LOAD_AXIS_PCT = 3.0
 PROMISED_TAU = 0.9
 REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
+FORMER_KEYS: Final = {"pace": "slowdown"}  # in documents of former versions
 
 _LATENCY = MEASURES["latency_mean_s"]
 _ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
@@ -36,9 +37,6 @@ class Worlds(TypedDict):
 
     simulated: float
     hardware: float
-
-
-FORMER_KEYS: Final = {"pace": "slowdown"}  # in documents of former versions
 
 
 class ValidationRun(TypedDict):

@@ -89,7 +89,7 @@ def capacity(
         InputError: the workload is a trace, which has no rate, and its own arrivals are asked for.
         WorkError: even a thousandth of the estimated capacity is not stable.
     """
-    world = world if search.own_workload else steady(world)
+    world = world if search.own_workload else under_poisson(world)
     if world.rate_img_s is None:
         problem = "a trace has no rate to search; take poisson, or name another workload"
         raise InputError(world.scenario.name, "workload.kind", problem)
@@ -119,7 +119,7 @@ def capacity(
     return Capacity(search.router, world.scenario.workload.kind, search.seeds, low, high, runs)
 
 
-def steady(world: World) -> World:
+def under_poisson(world: World) -> World:
     """The same cluster under Poisson arrivals at its estimated capacity, and nothing goes wrong."""
     workload = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
     return replace(world, scenario=world.scenario.model_copy(update={"workload": workload, "faults": ()}))

@@ -19,9 +19,6 @@ from scenarios.files.documents import read_json, write_json
 PACKAGES = ("slim-scheduler", "torch", "numpy", "scipy", "simpy", "pydantic", "pyarrow", "safetensors")
 Value = TypeVar("Value")
 
-# ------------------------------------------------------------------------------------------------------- atomic writes
-
-
 # -------------------------------------------------------------------------------------------------------------- stages
 
 
@@ -129,6 +126,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-# -------------------------------------------------------------------------------------------------------- run records

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from calibrate.check import CheckedMetric, holds, is_judged, is_promising
+from calibrate.check import CheckedMetric, holds, is_judged, is_narrow
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, to_text
 from scenarios.terminal.screen import screen_width
@@ -52,8 +52,8 @@ def _notes(checked: Sequence[CheckedMetric]) -> Iterator[str]:
     yield from (f"{each.metric} is not judged: {each.not_judged}" for each in checked if each.not_judged)
     yield from (f"{each.metric}: {NOTHING}" for each in checked if not each.pairs)
     for each in checked:
-        if not is_promising(each) and not each.not_judged:
-            reason = "the profile states so large errors itself that only larger ones count"
+        if not is_narrow(each) and not each.not_judged:
+            reason = "the profile's own errors are large, so only larger ones would be noticed"
             yield f"{each.metric}: {reason}; calibrate longer, or on a quieter machine"
     yield RULE
     yield "errors are medians, in per cent of what is measured now; bias above 0: the profile says more"

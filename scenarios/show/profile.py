@@ -10,9 +10,10 @@ from policies.vocabulary import Provenance
 from scenarios.metrics.statistics import Estimate
 from scenarios.show.numbers import interval, number
 from scenarios.show.table import Column, Table, columns, to_text
+from scenarios.terminal.screen import screen_width
 from sim.profile import Profile
 
-SCREEN = 110  # characters of a line
+READABLE = 110  # characters of a line where there is no screen
 DISTURBED = "disturbed"  # the stamp of steps that others disturbed
 SPOILT_SHARE = 0.05  # of the steps may have stayed so
 PROMISES_NOTHING = (
@@ -23,13 +24,15 @@ PROMISES_NOTHING = (
 
 def described(profile: Profile) -> str:
     """All that a profile says of itself, but for its curves."""
+    screen = screen_width()
+    width = screen or READABLE
     lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}"]
     for name, text in _facts(profile):
-        lines.append(fill(text, SCREEN, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15))
+        lines.append(fill(text, width, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15))
     if profile.provenance == Provenance.DATASHEET:
-        lines += ["", fill(f"{PROMISES_NOTHING}.", SCREEN)]
+        lines += ["", fill(f"{PROMISES_NOTHING}.", width)]
     tables = [table for table in (error_table(profile), range_table(profile)) if table.rows]
-    return to_text(["\n".join(lines), *tables])
+    return to_text(["\n".join(lines), *tables], screen)
 
 
 def error_table(profile: Profile) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -13,14 +14,29 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from scenarios.show.charts import GREY, canvas, plain, plain_log_ticks
-from scenarios.show.profile_curves import LatencyBand, uniform_curves
+from scenarios.show.charts import GREY, canvas, plain, plain_log_ticks, save
+from scenarios.show.profile_curves import LatencyBand, latency_bands, under_load, uniform_curves
 from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
 from sim.tables import BatchKey
 
 NESTED_BY = 1.4  # points, for each line that lies on top
 SAME = 0.02  # shares that differ by less are the same to the eye
+
+
+def write_charts(profile: Profile, folder: Path) -> list[Path]:
+    """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
+    loaded = under_load(profile)
+    drawn = {
+        "latency": latency_curves(profile, latency_bands(profile)),
+        "figure1": utilization_by_batch(profile),
+        "figure2": energy_by_utilization(profile, loaded),
+        "figure3": latency_by_utilization(profile, loaded),
+    }
+    paths = [folder / f"{name}.png" for name in drawn]
+    for path, figure in zip(paths, drawn.values(), strict=True):
+        save(figure, path)
+    return paths
 
 
 def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> Figure:

@@ -13,9 +13,9 @@ from pathlib import Path
 from policies.errors import InputError, nearest
 from policies.registry import RULES
 from policies.tide.knobs import KIND as TIDE
-from scenarios.job.tuning import Tuning, tune_router, tuned_text
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuned_files import failure_path
+from scenarios.learn.tuning import Tuning, tune_router, tuned_text
 from scenarios.study.cases import ROUTERS, scenario_files, tuned_file
 from scenarios.terminal.compiling import telling
 

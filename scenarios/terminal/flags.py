@@ -101,7 +101,7 @@ def duration_s(text: str) -> float:
 
 
 def options(text: str) -> dict[str, Any]:
-    """What an own network's class is called with."""
+    """What the class of a network of your own is called with."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -43,12 +43,12 @@ def faults_of(
                 faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
             case _:
                 check_fault_server(fault.server, servers, scenario.name, index)
-                if (met := since(fault, start_s)) is not None:
+                if (met := shifted(fault, start_s)) is not None:
                     faults.append(met.planned(servers.index(fault.server)))
     return tuple(faults)
 
 
-def since(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentFault | None:
+def shifted(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentFault | None:
     """A fault as a run that begins at `start_s` meets it; None where it is over by then."""
     if isinstance(fault, MomentFault):
         return fault.model_copy(update={"at_s": fault.at_s - start_s}) if fault.at_s >= start_s else None

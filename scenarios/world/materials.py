@@ -34,7 +34,7 @@ def default_folder(scenario: Scenario) -> Path:
     return Path("runs") / scenario.name
 
 
-def named(scenario: Scenario) -> Scenario:
+def with_named_servers(scenario: Scenario) -> Scenario:
     """The scenario with `cluster.servers: auto` spelled out for this machine."""
     if scenario.cluster.servers != "auto":
         return scenario
@@ -108,7 +108,7 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
 
 def make_world(scenario: Scenario, folder: Path) -> World:
     """Everything together; raises `InputError` for what is missing or does not fit."""
-    scenario = named(scenario)
+    scenario = with_named_servers(scenario)
     profiles = read_profiles(scenario, folder)
     accuracy = read_accuracy(scenario, folder)
     require_same_model(scenario, profiles, accuracy)

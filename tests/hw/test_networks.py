@@ -27,7 +27,7 @@ def test_unknown_names_are_refused() -> None:
     """With the nearest name, and with what a user's own class must be."""
     with pytest.raises(InputError, match="did you mean 'digits'"):
         Network("digit")
-    with pytest.raises(InputError, match="only an own network takes options"):
+    with pytest.raises(InputError, match="only a network of your own takes options"):
         Network("digits", {"classes": 3})
     for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.worlds:TINY", "subclass it")):
         with pytest.raises(InputError, match=problem):

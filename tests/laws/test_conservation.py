@@ -132,7 +132,7 @@ def with_loss(spec: ClusterSpec, loss: float) -> ClusterSpec:
 
 
 class Watched(Simulation):
-    """Checks the router's books after every event, and integrates what is in flight."""
+    """Checks the router's counts after every event, and integrates what is in flight."""
 
     def __init__(self, cluster: ClusterSpec, run: RunSpec) -> None:
         self.in_flight_ns, self.changed_ns, self.level = 0, 0, 0
@@ -175,7 +175,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
         assert 0 <= server < len(spec.servers)
         assert down_ns <= up_ns <= record.ended_ns
 
-    # Little's law, between two independent books: the router's count over time, and the ledger's journeys.
+    # Little's law, between two independent counts: the router's count over time, and the ledger's journeys.
     lives_ns = sum(r.finished_ns - r.arrived_ns for r in record.requests)
     still_ns = simulation.level * (record.ended_ns - simulation.changed_ns)
     assert simulation.in_flight_ns + still_ns == lives_ns

@@ -102,7 +102,7 @@ def test_a_run_without_detail_keeps_none() -> None:
 
 @pytest.mark.parametrize("rate", [100, 900])
 def test_the_boundaries_of_a_segment_are_those_of_its_blocks_and_batches(rate: int) -> None:
-    """Between two books: dispatch and run of all images are those of the batches, weighted by their sizes."""
+    """Between two ledgers: dispatch and run of all images are those of the batches, weighted by their sizes."""
     spec = worlds.cluster([worlds.profile(dispatch_s=1e-4)])
     run = worlds.run(spec, worlds.poisson_s(rate, 0.5), 0.5, drain_limit_ns=60 * NS_PER_S)
     _, record = worlds.simulate(spec, run)

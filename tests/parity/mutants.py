@@ -452,7 +452,7 @@ def _by_key(work: Mapping[Any, int]) -> dict[Any, int]:
 
 
 def _early_credit(leave_block: Callable[..., None]) -> Callable[..., None]:
-    """The first member that returns takes the others' places in the block's books with it."""
+    """The first member that returns takes the others' places in the block's counts with it."""
 
     def mutated(self: Any, block: Any, request: int, member: Any, commands: list[Any]) -> None:
         if block is None or block not in self._blocks:

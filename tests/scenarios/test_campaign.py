@@ -12,7 +12,7 @@ from msgspec import structs
 
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
-from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, Job, LoadCurve, Plan, Ran
+from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
 from scenarios.files.documents import read_json
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
@@ -51,16 +51,23 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> World:
     return opened(tmp_path_factory.mktemp("slower"), 1.1)
 
 
-def side(world: World, seen: list[Job], mode: Mode = "simulation") -> Callable[[Job], Ran]:
+def side(world: World, seen: list[PlannedRun], mode: Mode = "simulation") -> Callable[[PlannedRun], Ran]:
     """One world; it notes what it was asked for."""
 
-    def run(job: Job) -> Ran:
-        seen.append(job)
-        end = "cut" if job.kind == "saturated" else None
-        policy = world.router(job.router)
-        detail = not job.is_probe
+    def run(planned: PlannedRun) -> Ran:
+        seen.append(planned)
+        end = "cut" if planned.kind == "saturated" else None
+        policy = world.router(planned.router)
+        detail = not planned.is_probe
         result, record = run_simulation(
-            world, policy, job.router, job.seed, scale=job.scale, end=end, detail=detail, slowdowns=job.slowdowns
+            world,
+            policy,
+            planned.router,
+            planned.seed,
+            scale=planned.scale,
+            end=end,
+            detail=detail,
+            slowdowns=planned.slowdowns,
         )
         result["mode"] = mode
         return result, record
@@ -72,18 +79,20 @@ def plan(world: World, routers: tuple[str, ...] = ROUTERS, **given: object) -> P
     return Plan.of(world, routers, ValidateSection.model_validate(given))
 
 
-def made(world: World, hardware: World, plan: Plan) -> tuple[Campaign, list[Finished], list[Job], list[Job]]:
+def made(
+    world: World, hardware: World, plan: Plan
+) -> tuple[Campaign, list[Finished], list[PlannedRun], list[PlannedRun]]:
     """Everything that a plan makes, and what each side was asked for (probes apart)."""
-    ours: list[Job] = []
-    theirs: list[Job] = []
+    ours: list[PlannedRun] = []
+    theirs: list[PlannedRun] = []
     campaign = Campaign(plan, side(world, ours), side(hardware, theirs, "hardware"))
-    return campaign, list(campaign.carry_out()), [job for job in ours if not job.is_probe], theirs
+    return campaign, list(campaign.carry_out()), [planned for planned in ours if not planned.is_probe], theirs
 
 
 def test_without_loads_it_is_a_pair_of_each_router_and_seed(world: World) -> None:
     """At the workload's own rate, nothing before and nothing after."""
     _, found, ours, theirs = made(world, world, plan(world, seeds=(3, 4)))
-    assert [(job.router, job.seed, job.scale, job.load) for job in theirs] == [
+    assert [(planned.router, planned.seed, planned.scale, planned.load) for planned in theirs] == [
         (router, seed, 1.0, None) for seed in (3, 4) for router in ROUTERS
     ]
     assert ours == theirs
@@ -96,10 +105,10 @@ def test_loads_are_shares_of_what_the_slowest_router_carries(world: World, slowe
     wanted = plan(world, loads=(0.3, 0.6), repeats=2)
     campaign, found, ours, theirs = made(world, slower, wanted)
     first, rest = found[:2], found[2:]
-    theirs = [job for job in theirs if job.kind == "pair"]
-    assert [each.job.kind for each in first] == ["saturated"] * 2
+    theirs = [planned for planned in theirs if planned.kind == "pair"]
+    assert [each.planned.kind for each in first] == ["saturated"] * 2
     reference = min(each.run["hardware"]["throughput_img_s"] for each in first)
-    assert [(job.repeat, job.load, job.router) for job in theirs] == [
+    assert [(planned.repeat, planned.load, planned.router) for planned in theirs] == [
         (repeat, load, router) for repeat in (0, 1) for load in (0.3, 0.6) for router in ROUTERS
     ]
     for each in rest:
@@ -126,11 +135,11 @@ def test_a_saturated_run_is_saturated_but_not_flooded(world: World, slower: Worl
 
 def test_hardware_that_serves_nothing_is_said_to(world: World) -> None:
     """At once, instead of a search for a rate at which it would."""
-    theirs: list[Job] = []
+    theirs: list[PlannedRun] = []
     simulate = side(world, theirs, "hardware")
 
-    def dead(job: Job) -> Ran:
-        result, record = simulate(job)
+    def dead(planned: PlannedRun) -> Ran:
+        result, record = simulate(planned)
         lost = tuple(structs.replace(request, status="in_flight") for request in record.requests)
         result["images"]["completed"], result["throughput_img_s"] = 0, 0.0
         return result, replace(record, requests=lost)
@@ -150,22 +159,22 @@ def test_hardware_far_from_its_profile_is_saturated_all_the_same(world: World, t
         growth = found[0].run["backlog_growth"]
         assert growth is not None
         assert 0.1 <= growth["hardware"] <= 0.35
-        assert len([job for job in theirs if job.kind == "saturated"]) > 1
+        assert len([planned for planned in theirs if planned.kind == "saturated"]) > 1
 
 
 def test_the_error_along_the_load_axis_is_the_load_that_is_hidden(world: World) -> None:
     """Hardware on which 5 % more arrives than is said is a simulation at 5 % more load."""
     for hidden in (1.05, 1.0, 0.93):
 
-        def hardware(job: Job, hidden: float = hidden) -> Ran:
-            scale = job.scale * hidden if job.kind == "near" else job.scale
-            return side(world, [])(replace(job, scale=scale))
+        def hardware(planned: PlannedRun, hidden: float = hidden) -> Ran:
+            scale = planned.scale * hidden if planned.kind == "near" else planned.scale
+            return side(world, [])(replace(planned, scale=scale))
 
         campaign = Campaign(plan(world, ("jsq",), saturate=True), side(world, []), hardware)
         found = list(campaign.carry_out())
-        (near,) = [each for each in found if each.job.kind == "near"]
+        (near,) = [each for each in found if each.planned.kind == "near"]
         throughput = found[0].run["hardware"]["throughput_img_s"]
-        assert near.job.rate_img_s == pytest.approx(NEAR_SHARE * throughput)
+        assert near.planned.rate_img_s == pytest.approx(NEAR_SHARE * throughput)
         (row,) = validate_results(campaign.runs, world.power_provenance)["load_axis"]
         assert row["error_pct"]["mean"] == pytest.approx(100 * (hidden - 1), abs=1.0)
 
@@ -175,7 +184,7 @@ def test_an_interrupted_campaign_goes_on(world: World, slower: World) -> None:
     wanted = plan(world, ("jsq",), loads=(0.5,), repeats=2, saturate=True)
     whole, _, _, all_jobs = made(world, slower, wanted)
     for stop in (1, 2, 4):
-        asked: list[Job] = []
+        asked: list[PlannedRun] = []
         second = Campaign(wanted, side(world, []), side(slower, asked, "hardware"), whole.runs[:stop])
         list(second.carry_out())
         assert asked == all_jobs[len(all_jobs) - len(whole.runs) + stop :]
@@ -188,8 +197,8 @@ def test_an_interrupted_campaign_goes_on(world: World, slower: World) -> None:
 def test_hardware_that_serves_nothing_has_no_capacity(world: World) -> None:
     """Loads can't be shares of nothing."""
 
-    def dead(job: Job) -> Ran:
-        result, record = side(world, [])(job)
+    def dead(planned: PlannedRun) -> Ran:
+        result, record = side(world, [])(planned)
         result["throughput_img_s"] = 0.0
         return result, record
 
@@ -265,12 +274,12 @@ def test_of_several_crossings_the_nearest_counts() -> None:
 
 def test_probes_are_asked_for_as_probes(world: World) -> None:
     """What only finds a rate is marked, so that nobody keeps its detail."""
-    ours: list[Job] = []
+    ours: list[PlannedRun] = []
     list(Campaign(plan(world, ("jsq",), saturate=True), side(world, ours), side(world, [])).carry_out())
-    kept = [job for job in ours if not job.is_probe]
-    assert [job.kind for job in kept] == ["saturated", "pair", "near"]
+    kept = [planned for planned in ours if not planned.is_probe]
+    assert [planned.kind for planned in kept] == ["saturated", "pair", "near"]
     assert len(ours) > len(kept)
-    assert all(replace(job, is_probe=False).kind in ("saturated", "near") for job in ours if job.is_probe)
+    assert all(replace(planned, is_probe=False).kind in ("saturated", "near") for planned in ours if planned.is_probe)
 
 
 def test_an_interrupted_validation_keeps_each_run(
@@ -278,7 +287,7 @@ def test_an_interrupted_validation_keeps_each_run(
 ) -> None:
     """What was finished lies in the folder and in the partial document; the second try makes the rest alone."""
     wanted, folder, partial = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / "partial.json"
-    asked: list[Job] = []
+    asked: list[PlannedRun] = []
 
     def runs(*_: object, finished: tuple[ValidationRun, ...], **__: object) -> Iterator[Finished]:
         yield from Campaign(wanted, side(world, []), side(world, asked, "hardware"), finished).carry_out()
@@ -303,6 +312,6 @@ def test_an_interrupted_validation_keeps_each_run(
     asked.clear()
     monkeypatch.setattr(validation, "validate_runs", runs)
     document = validate()
-    assert [(job.kind, job.router) for job in asked] == [("pair", "jsq")]
+    assert [(planned.kind, planned.router) for planned in asked] == [("pair", "jsq")]
     assert [pair["router"] for pair in document["pairs"]] == ["random", "jsq"]
     assert len(document["saturated"]) == 2

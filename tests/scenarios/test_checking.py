@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.check import Allowed, CheckedMetric
+from calibrate.check import Allowed, CheckedMetric, meaningful
 from calibrate.stamps import stamps_here
 from hw.device import DeviceSpec
 from hw.networks import ModelFile, save_model
@@ -26,7 +26,6 @@ from scenarios.executors.checking import (
     NO_SERVING,
     SHARE,
     OpenLoopRun,
-    meaningful,
     open_loop_metrics,
     open_loop_world,
     profile_device,

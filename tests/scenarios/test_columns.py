@@ -32,7 +32,7 @@ def latency_of_s(request: RequestRecord) -> float:
     return (request.finished_ns - request.arrived_ns) / NS_PER_S
 
 
-def plain_figures(record: RunRecord, warmup_s: float, horizon_s: float, deadline_s: float | None) -> dict[str, Any]:
+def plain_metrics(record: RunRecord, warmup_s: float, horizon_s: float, deadline_s: float | None) -> dict[str, Any]:
     """What rests on requests, request by request and in Python's own arithmetic, as `docs/metrics.md` defines it."""
     start_ns, end_ns = round(warmup_s * NS_PER_S), round(horizon_s * NS_PER_S)
     counted = [request for request in record.requests if start_ns <= request.arrived_ns <= end_ns]
@@ -72,13 +72,13 @@ def plain_figures(record: RunRecord, warmup_s: float, horizon_s: float, deadline
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("changes", WORLDS.values(), ids=WORLDS)
-def test_figures_are_those_of_the_records(changes: str, engine: Simulator, tmp_path: Path) -> None:
-    """Every figure that rests on requests, to the last bit and in the same order, with and without the record."""
+def test_metrics_are_those_of_the_records(changes: str, engine: Simulator, tmp_path: Path) -> None:
+    """Every metric that rests on requests, to the last bit and in the same order, with and without the record."""
     world = world_of(tmp_path, changes)
     scenario = world.scenario
     for router in ("random", "jsq"):
         result, record = run_simulation(world, world.router(router), router, 3, engine=engine)
-        plain = plain_figures(record, scenario.warmup_s, scenario.duration_s, scenario.deadline_s)
+        plain = plain_metrics(record, scenario.warmup_s, scenario.duration_s, scenario.deadline_s)
         assert json.dumps({key: result[key] for key in plain}) == json.dumps(plain)  # type: ignore[literal-required]
         alone = simulate_metrics(world, world.router(router), router, 3, engine=engine)
         assert json.dumps({**alone, "wall_s": 0}) == json.dumps({**result, "wall_s": 0})
@@ -113,8 +113,8 @@ def _words(columns: RequestColumns) -> list[tuple[str, tuple[float, ...]]]:
     ]
 
 
-def test_figures_make_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for figures alone pays for no object a request."""
+def test_metrics_make_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for metrics alone pays for no object a request."""
     world = world_of(tmp_path)
 
     def record(_: CompiledSimulation) -> RunRecord:

@@ -136,7 +136,7 @@ def test_one_seed_decides_nothing() -> None:
         compare_results([run("jsq", 0, 0.7, 1.0)], against="jqs")
 
 
-def test_the_worst_seed_of_each_figure() -> None:
+def test_the_worst_seed_of_each_metric() -> None:
     """The longest latency and the least accuracy, be they of two seeds; unknown if it is of any."""
     runs = [run("a", 0, 0.75, 3.0), run("a", 1, 0.70, 1.0)]
     (worst,) = compare_results(runs)["worst"]
@@ -146,7 +146,7 @@ def test_the_worst_seed_of_each_figure() -> None:
 
 
 def test_fronts_are_of_means_over_seeds() -> None:
-    """Who is beaten is off the front; who has no figure is in no front; hypervolume counts down from the worst."""
+    """Who is beaten is off the front; who has no number is in no front; hypervolume counts down from the worst."""
     runs = [run("fast", 0, 0.70, 1.0), run("fast", 1, 0.70, 1.2), run("good", 0, 0.76, 3.0), run("bad", 0, 0.70, 2.0)]
     nothing = summary(record(request(0, 3, 7, "in_flight")), router="stuck", seed=0, **WINDOW)
     found = compare_results([*runs, {**nothing, "expected_accuracy": 0.7}])

@@ -76,7 +76,7 @@ def test_a_network_that_breaks_a_rule_is_not_trained(tmp_path: Path, capsys: pyt
     "model, wanted",
     [
         ("{network: slimresnet-tinny}", "model.network: unknown network 'slimresnet-tinny'; did you mean"),
-        ("{network: digits, options: {classes: 3}}", "options are for an own network"),
+        ("{network: digits, options: {classes: 3}}", "options are for a network of your own"),
         ("{dataset: digits}", "give one of network, checkpoint, accuracy"),
         ("{network: digits, checkpoint: model.safetensors}", "a checkpoint is named as well"),
         (

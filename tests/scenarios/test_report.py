@@ -14,10 +14,10 @@ from policies.errors import InputError
 from scenarios.files.documents import read_json, write_json, write_text
 from scenarios.runs.folder import RunFolder
 from scenarios.show.html import Chart, Grid
-from scenarios.show.page import build_report, gather, report
 from scenarios.show.profile_charts import latency_by_utilization, utilization_by_batch
 from scenarios.show.profile_curves import under_load
 from scenarios.show.profile_page import profile_page
+from scenarios.show.report import build_report, gather, report
 from tests import worlds
 from tests.scenarios.folders import run_folder
 

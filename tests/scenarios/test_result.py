@@ -88,7 +88,7 @@ def test_energy_is_split_into_its_parts() -> None:
     assert found["energy_j"]["mean"] == 2.0
 
 
-def test_servers_figures() -> None:
+def test_servers_metrics() -> None:
     """Utilization and power are means over the run; a batch's mean size is passes over batches."""
     server = summary(record(request(0, 3, 1)), **WINDOW)["servers"][0]
     assert (server["utilization"], server["mean_power_w"], server["mean_batch"]) == (0.4, 100.0, 3.0)

@@ -15,8 +15,8 @@ from policies.rules.specs import FixedRule, LadderRule
 from policies.tide import knobs
 from policies.tide.router import TideRouter
 from scenarios.files.router_names import write_rule
-from scenarios.job.tuning import Tuning
 from scenarios.learn.tune import FloorError
+from scenarios.learn.tuning import Tuning
 from scenarios.study import runs
 from scenarios.study.__main__ import main
 from scenarios.study.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files

@@ -25,7 +25,7 @@ from scenarios.metrics.signatures import (
     tally_text,
 )
 from scenarios.show.comparison import comparison_table
-from scenarios.show.page import build_report
+from scenarios.show.report import build_report
 from scenarios.show.result import format_result
 from sim.cluster import ClusterSpec, Simulation
 from sim.costs import ProfileCosts

@@ -1,4 +1,4 @@
-"""The printed tables of what slimming gains: each figure in its column."""
+"""The printed tables of what slimming gains: each metric in its column."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOUND = Slimming(
 )
 
 
-def test_each_figure_is_in_its_column() -> None:
+def test_each_metric_is_in_its_column() -> None:
     """Times in ms, the share in percent, what there is none of as `-`; a rival nobody measured has no column."""
     lines = [" ".join(line.split()) for line in format_slimming(FOUND).splitlines()]
     assert lines[0] == "net on chip (device cpu, threads 1)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log
@@ -20,10 +21,11 @@ from policies.rules.context import RouterContext
 from policies.rules.specs import Space
 from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
+from scenarios.files.router_names import made_by
 from scenarios.learn.course import Course, latency_cost
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.tune import _first, _generation, floor_to, natural_floor, tune_world
+from scenarios.learn.tune import FloorError, Tuned, _first, _generation, floor_to, natural_floor, tune_world
 from scenarios.learn.tuned_files import failure_path
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -94,7 +96,29 @@ def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_p
     assert out.read_text() == "what was here before"
     told = failure_path(out).read_text()
     assert "no setting keeps an accuracy of 0.7642 on tiny; the most was 0.7" in told
-    assert "(slimsched tune scenarios/tiny.yaml --router milp --floor 0.7642 --decisions 1000 --seed 0)" in told
+    assert f"(slimsched tune {scenario} --router milp --floor 0.7642 --decisions 1000 --seed 0)" in told
+
+
+def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the scenario lies and however its file is called, with what was switched off and begun with."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/a case.yaml").write_text(yaml.safe_dump(SCENARIO))
+    flags = ["mine/a case.yaml", "--router", "tide", "--floor", "0.75", "--decisions", "1000", "--seed", "3"]
+    flags += ["--without", "rates", "--without", "backlog"]
+    assert main(["tune", *flags, "--quiet"]) == 0
+    assert shlex.split(made_by(Path("tide.safetensors"))["command"]) == ["slimsched", "tune", *flags]
+    flags += ["--start", "tide.safetensors"]
+    assert main(["tune", *flags, "--quiet", "--out", "again.safetensors"]) == 0
+    assert shlex.split(made_by(Path("again.safetensors"))["command"]) == ["slimsched", "tune", *flags]
+
+    def refuse(*_: object, **__: object) -> Tuned:
+        raise FloorError("none")
+
+    monkeypatch.setattr("scenarios.learn.tuning.tune_world", refuse)
+    assert main(["tune", *flags, "--quiet", "--out", "third.safetensors"]) == 1
+    told = Path("third.failed.txt").read_text().removeprefix("none (").removesuffix(")\n")
+    assert shlex.split(told) == ["slimsched", "tune", *flags]
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import time  # noqa: TID251 - how long tuning took
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from policies.errors import InputError, nearest
+from policies.tide import knobs as tide_knobs
 from scenarios.files.documents import write_text
-from scenarios.learn.tune import FloorError, Tuned, tune_world
-from scenarios.learn.tuned_files import failure_path, knobs_of, read_start, save_tuned, tuned_path
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
+from scenarios.learn.tuned_files import failure_path, read_start, save_tuned, tuned_path
 from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import load_world
+from scenarios.world.world import World
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,37 @@ class Tuning:
         """Where it goes; raises `InputError` where nothing can."""
         return writable_file(tuned_path(self.out, self.router))
 
+    def knobs(self, world: World) -> TuningKnobs:
+        """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
+        self._check_switches()
+        given = world.scenario.tuning
+        floor = self.floor if self.floor is not None else given.floor
+        knobs = TuningKnobs(
+            floor=0.0 if floor is None else floor,
+            decisions=self.decisions or given.decisions,
+            seed=self.seed,
+            episodes=given.episodes,
+            episode_s=given.episode_s,
+            levels=given.levels,
+            without=self.without,
+        )
+        return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
+
+    def _check_switches(self) -> None:
+        if self.without and self.router != tide_knobs.KIND:
+            raise InputError("--without", "", f"only tide has something to switch off; {self.router!r} has not")
+        for switch in self.without:
+            if switch not in tide_knobs.SWITCHES:
+                raise InputError("--without", "", f"no switch {switch!r}; {nearest(switch, tide_knobs.SWITCHES)}")
+
+    def command(self, knobs: TuningKnobs) -> str:
+        """What tunes the same again, with the numbers that the scenario decided."""
+        words = ["slimsched", "tune", str(self.scenario), "--router", self.router, "--floor", f"{knobs.floor:g}"]
+        words += ["--decisions", str(knobs.decisions), "--seed", str(knobs.seed)]
+        for switch in self.without:
+            words += ["--without", switch]
+        return shlex.join(words if self.start is None else [*words, "--start", str(self.start)])
+
 
 def tune_router(wanted: Tuning, *, quiet: bool = False) -> tuple[Tuned, dict[str, Any]]:
     """Tune, and write the router's file, or beside it why there is none; returns what was found and is reported.
@@ -51,7 +87,8 @@ def tune_router(wanted: Tuning, *, quiet: bool = False) -> tuple[Tuned, dict[str
     path = wanted.path
     world = load_world(wanted.scenario)
     start = None if wanted.start is None else read_start(wanted.start, world, wanted.router)
-    knobs = knobs_of(world, wanted)
+    knobs = wanted.knobs(world)
+    command = wanted.command(knobs)
     began_s = time.monotonic()
     with Progress("tune", knobs.decisions, unit="decision", quiet=quiet) as bar:
 
@@ -61,13 +98,10 @@ def tune_router(wanted: Tuning, *, quiet: bool = False) -> tuple[Tuned, dict[str
         try:
             found = tune_world(world, wanted.router, knobs, start=start, on_progress=tell)
         except FloorError as error:
-            asked = f"scenarios/{world.scenario.name}.yaml --router {wanted.router} --floor {knobs.floor:g}"
-            told = f"slimsched tune {asked} --decisions {knobs.decisions} --seed {knobs.seed}"
-            write_text(failure_path(path), f"{error} ({told})\n")
+            write_text(failure_path(path), f"{error} ({command})\n")
             raise
     seconds = time.monotonic() - began_s
-    begun_with = None if wanted.start is None else str(wanted.start)
-    return found, save_tuned(found, world, knobs, path, wanted.scenario, start=begun_with, seconds=seconds)
+    return found, save_tuned(found, world, knobs, path, command, seconds=seconds)
 
 
 def tuned_text(found: Tuned) -> str:
