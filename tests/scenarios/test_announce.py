@@ -64,9 +64,8 @@ def test_time_is_what_is_left_within_the_budget(tmp_path: Path) -> None:
     assert f"{half} of {len(made.steps)} steps are done already" in announced(made, 30, log)
     tight = plan(1.0)
     needed_s = sum(planned.estimated_s for planned in tight.steps if planned.required)
-    assert f"about {span(needed_s)}. That is more than the budget of 1 s, but all of it is required" in announced(
-        tight, 1.0, tmp_path / "none"
-    )
+    told = f"about {span(needed_s)}. That is more than the budget of 1 s, but all of it is required"
+    assert told in announced(tight, 1.0, tmp_path / "none")
 
 
 def test_a_log_is_read_however_it_ended(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_a_budget_for_nothing_is_refused_with_a_sensible_one(tmp_path: Path) -> 
     log = tmp_path / "log"
     slow = plan(1.0, forward_s=0.5)
     with pytest.raises(
-        InputError, match=r"--budget: 1 s is too little: every combination of segment and widths .* give \d+s or more"
+        InputError, match=r"--budget: 1 s is too little: every combination .* give \d+s or more"
     ) as refused:
         require_budget(slow, 1.0, log, "--budget", "")
     sensible_s = float(refused.value.problem.split("give ")[1].split("s")[0])

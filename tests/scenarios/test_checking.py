@@ -162,8 +162,8 @@ def test_a_profile_that_states_large_errors_is_told_so() -> None:
     profile = served_profile()
     (metric, *_) = open_loop_metrics(profile, twins(1.3, 1.3, 1.3, 1.3, 1.3))
     vague, plain = replace(metric, allowed=Allowed(60.0, 30.0)), check_table(profile, [metric])
-    assert any("states so large errors itself" in note for note in check_table(profile, [vague]).notes)
-    assert not any("states so large errors itself" in note for note in plain.notes)
+    assert any("own errors are large" in note for note in check_table(profile, [vague]).notes)
+    assert not any("own errors are large" in note for note in plain.notes)
     assert RULE in plain.notes
 
 

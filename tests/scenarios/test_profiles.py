@@ -20,7 +20,7 @@ from scenarios.files import shipped
 from scenarios.files.reading import load_scenario, read_profile, relative_paths
 from scenarios.files.shipped import profile_file
 from scenarios.show.charts import save, to_svg
-from scenarios.show.profile import described, error_table, range_table, spoilt
+from scenarios.show.profile import READABLE, described, error_table, range_table, spoilt
 from scenarios.show.profile_charts import energy_by_utilization, latency_by_utilization, utilization_by_batch
 from scenarios.show.profile_curves import latency_bands, stated_solo_error, under_load
 from scenarios.show.profile_page import profile_page
@@ -180,6 +180,14 @@ def test_the_held_out_error_is_the_one_that_is_drawn() -> None:
     assert stated_solo_error(measured(errors=(other, crossed, held_out))) == pytest.approx(0.02)
     assert stated_solo_error(measured(errors=(other, crossed))) == pytest.approx(0.05)
     assert stated_solo_error(measured(errors=(other,))) is None
+
+
+def test_a_profile_is_described_as_wide_as_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none, the facts are broken at a readable width."""
+    profile = read_profile(Path("rtx-2080-ti"))
+    assert 100 < max(map(len, described(profile).splitlines())) <= READABLE
+    monkeypatch.setattr("scenarios.show.profile.screen_width", lambda: 70)
+    assert max(map(len, described(profile).splitlines())) <= 70
 
 
 def test_the_knee_of_metric_3_comes_out_of_the_device_model() -> None:
