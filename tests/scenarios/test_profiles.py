@@ -187,7 +187,9 @@ def test_a_profile_is_described_as_wide_as_the_screen(monkeypatch: pytest.Monkey
     profile = read_profile(Path("rtx-2080-ti"))
     assert 100 < max(map(len, described(profile).splitlines())) <= READABLE
     monkeypatch.setattr("scenarios.show.profile.screen_width", lambda: 70)
-    assert max(map(len, described(profile).splitlines())) <= 70
+    lines = described(profile).splitlines()
+    assert max(map(len, lines)) <= 70
+    assert sum(line.startswith(" " * 15) for line in lines) > 1, "what follows stands below what it goes on from"
 
 
 def test_the_knee_of_metric_3_comes_out_of_the_device_model() -> None:
