@@ -128,7 +128,7 @@ class OwnRouter:
             raise self._unmakeable(source, key, error) from error
 
     def _unmakeable(self, source: str, key: str, error: Exception) -> InputError:
-        return InputError(source, key, f"could not be made: {type(error).__name__}: {error}")
+        return InputError(source, key, f"could not be made: {type(error).__name__}: {_in_a_line(str(error))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,28 @@ class CheckedRouter:
         """The router's choice; raises `WorkError` where that is none, or where the router fails."""
         try:
             choice = self.router.choose(view, rng)
+            found = _in_a_line(repr(choice))
         except Exception as error:
-            raise WorkError(f"{self.name}: choose: {type(error).__name__}: {error}") from error
+            raise WorkError(f"{self.name}: choose: {type(error).__name__}: {_in_a_line(str(error))}") from error
+        choice = _plain(choice)
         problem = problem_with(choice, view, self.config.widths)
         if problem is not None:
-            raise WorkError(f"{self.name}: choose returned {choice!r}; {problem}")
+            raise WorkError(f"{self.name}: choose returned {found}; {problem}")
         return choice
+
+
+def _plain(choice: Choice) -> Choice:
+    """With numpy's numbers, and whole widths, made Python's; what is no such number stays as it is."""
+    if not isinstance(choice, Choice):
+        return choice
+    server, group = (int(part) if isinstance(part, np.integer) else part for part in (choice.server, choice.group))
+    is_number = isinstance(choice.width, int | np.integer | np.floating) and not isinstance(choice.width, bool)
+    return Choice(server, float(choice.width) if is_number else choice.width, group)
+
+
+def _in_a_line(text: str) -> str:
+    short = " ".join(text.split())
+    return short if len(short) <= 300 else f"{short[:300]} ..."
 
 
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:

@@ -19,7 +19,9 @@ from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
 from scenarios.executors.devices import device_of, gpu_bytes
+from scenarios.files.reading import read_profile
 from scenarios.files.router_names import TRAINED_ROUTER, require_distinct_names
+from scenarios.files.shipped import profile_file
 from scenarios.files.spec import GB, DeviceSection, Scenario, ServerSection
 from scenarios.world.world import World
 from sim.profile import Profile
@@ -81,27 +83,31 @@ def require_possible(scenario: Scenario) -> None:
 def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
     """A cap must hold at least a worker's context and the weights to preload: known before anything is calibrated.
 
-    Where a profile is there, the world is made with its own figures, workspaces included (`scenarios.world`).
+    Of a device whose profile is named the profile's own numbers count.
 
     Raises:
         InputError: a cap does not.
     """
-    contexts: dict[DeviceSpec, int] = {}
-    for index, section in enumerate(scenario.cluster.named_servers):
+    servers = {section.name: section for section in scenario.cluster.named_servers}
+    everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
+    measured: dict[DeviceSpec, int] = {}
+    for index, section in enumerate(servers.values()):
         given = scenario.cluster.greedy_of(section)
-        if given.vram_cap_gb is None or section.profile is not None:
+        if given.vram_cap_gb is None:
             continue
-        device = device_of(section, scenario.cluster.named_servers)
-        if device not in contexts:
-            contexts[device] = context_bytes(device)
-        everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
+        owner = servers[section.shares_device_with or section.name]
         preload = {"all": everything, "none": ()}[given.preload] if isinstance(given.preload, str) else given.preload
-        loaded = (each for each in everything if each in preload)
-        weights_bytes = sum(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in loaded)
-        if contexts[device] + weights_bytes > given.vram_cap_gb * GB:
-            parts = (
-                f"{contexts[device] / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to preload"
-            )
+        loaded = [each for each in everything if each in preload]
+        if owner.profile is not None:
+            memory = read_profile(profile_file(owner.profile)).memory
+            context = memory.context_bytes
+            weights_bytes = sum(each.vram_bytes for each in memory.instances if (each.segment, each.width) in loaded)
+        else:
+            device = device_of(section, scenario.cluster.named_servers)
+            context = measured[device] = measured.get(device) or context_bytes(device)
+            weights_bytes = sum(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in loaded)
+        if context + weights_bytes > given.vram_cap_gb * GB:
+            parts = f"{context / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to preload"
             problem = f"{given.vram_cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
             key = f"cluster.servers.{index}.greedy.vram_cap_gb"
             raise InputError(scenario.name, key, f"{problem}; raise it, or leave it out")

@@ -10,6 +10,7 @@ from typing import Any
 
 from policies.errors import InputError, nearest
 from policies.files import atomic_path, folder_hash
+from scenarios.files.shipped import shipped_as
 
 
 def write_text(path: Path, text: str) -> None:
@@ -75,6 +76,8 @@ def read_text(path: Path, source: str | None = None, key: str = "") -> str:
 
 
 def _neighbor(path: Path) -> str:
-    """A hint that names the nearest file of the same kind in the same folder."""
+    """A hint: where what ships by this former path lies now, or the nearest file of that kind in the same folder."""
+    if (now := shipped_as(path)) is not None:
+        return f"; what ships by this name is {now}"
     others = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
     return f"; in that folder: {nearest(path.name, others[:20])}" if others else ""

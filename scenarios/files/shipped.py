@@ -18,9 +18,18 @@ def moved(path: Path) -> Path:
     if not path.exists():
         for place, part in reversed(list(enumerate(path.parts))):
             now = Path(*path.parts[:place], SHIPPED.name, *path.parts[place:])
-            if part in _MOVED and now.exists():
+            if part in _MOVED and now.exists() and now.resolve().is_relative_to(SHIPPED.resolve()):
                 return now
     return path
+
+
+def shipped_as(path: Path) -> Path | None:
+    """The file that ships by the former path that one seems to name; None where none does."""
+    for place, part in enumerate(path.parts):
+        now = SHIPPED.joinpath(*path.parts[place:])
+        if part in _MOVED and ".." not in path.parts and now.exists():
+            return now
+    return None
 
 
 def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:

@@ -18,6 +18,7 @@ from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 
 RESULTS = "results.json"
+RECORDS = 2  # of the tables' meaning: since 2 `queue_length` is that of the moment when it was sampled
 KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
 
 
@@ -55,7 +56,8 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
-    fingerprint = job.world_hash(given.routers, given.seeds, shape, *job.trained_files(given.routers), RESULTS)
+    made_of = (given.routers, given.seeds, shape, *job.trained_files(given.routers), RESULTS, RECORDS)
+    fingerprint = job.world_hash(*made_of)
     target = job.folder / RESULTS
     partial = job.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
 

@@ -139,6 +139,10 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, owne
     shares = owners.count(server.shares_device_with or server.name)
     cap_gb = given.vram_cap_gb
     cap_bytes = profile.device.vram_bytes // shares if cap_gb is None else int(cap_gb * GB)
+    if profile.memory.context_bytes > cap_bytes:
+        problem = f"{cap_bytes / GB:.3g} GB are less than the context of {server.name!r} alone takes"
+        remedy = f"it takes {profile.memory.context_bytes / GB:.3g} GB; raise the cap, or leave it out"
+        raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", f"{problem}: {remedy}")
     knobs = GreedyKnobs(
         widths=profile.model.widths,
         instance_bytes={spec: cost.vram_bytes for spec, cost in tables.instances.items()},

@@ -109,6 +109,10 @@ def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
     [
         (("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.101}"), "no server can hold segment 1"),
         (("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.3, preload: all}"), "preload less or raise"),
+        (
+            ("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.05}"),
+            "less than the context of 'a' alone takes: it takes 0.1 GB",
+        ),
         (("rate_img_s: 150", "rate_img_s: 0.0001"), "no image arrives"),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from policies.errors import InputError
 from scenarios.cli import main
+from scenarios.files import shipped
 from scenarios.files.reading import load_scenario
 from scenarios.files.shipped import moved
 from tests.scenarios.files import write_scenario
@@ -44,11 +46,24 @@ def test_a_users_scenario_finds_all_of_it(folder: str, tmp_path: Path) -> None:
     assert found.compare.routers[1] == str(data / "routers" / "main-mmpp-10g" / "tide.safetensors")
 
 
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as wrong:
+        load_scenario(path)
+    return str(wrong.value)
+
+
 def test_a_users_own_folders_are_his_own(tmp_path: Path) -> None:
     """What is there stays; what is missing in his own `models` is missing, and not another file of that name."""
     path = write_scenario(tmp_path, "accuracy: accuracy.json", "accuracy: models/slimresnet18-paper.accuracy.json")
     with pytest.raises(InputError, match=r"tiny\.yaml: model\.accuracy: .*models/slimresnet18.*no such file"):
         load_scenario(path)
+    assert f"what ships by this name is {shipped.SHIPPED / 'models' / 'slimresnet18-paper.accuracy.json'}" in refusal(
+        path
+    )
+    (tmp_path / "data" / "models").mkdir(parents=True)
+    (tmp_path / "data" / "models" / "slimresnet18-paper.accuracy.json").write_text("{}")
+    assert "no such file" in refusal(path), "his own `data` is no place that anything moved to"
+    shutil.rmtree(tmp_path / "data")
     (tmp_path / "models").mkdir()
     mine = tmp_path / "models" / "slimresnet18-paper.accuracy.json"
     mine.write_bytes((tmp_path / "accuracy.json").read_bytes())
