@@ -186,7 +186,7 @@ def test_a_mig_instance_has_no_power_and_no_utilization_of_its_own() -> None:
     board = FakeBoard(HOPPER, mig=True)
     sensor = NvmlSensor(nvml := FakeNvml(board), nvml_handle(nvml, 0, "MIG-0"), board.now_ns)
     told = sensor.describe()
-    assert told["utilization"] == "absent (Not Supported; NVML does not tell it under MIG)"
+    assert told["utilization"] == "absent (Not Supported; NVML does not report it under MIG)"
     assert told["power"].startswith("absent")
     assert told["energy"].startswith("absent")
     assert told["sm_utilization"] == "polled (NVML GPM)"
@@ -201,7 +201,7 @@ def test_a_gpu_under_mig_says_that_its_power_is_of_all_its_instances() -> None:
     told = sensor_of(FakeBoard(HOPPER, mig=True)).describe()
     assert told["power"] == "polled (NVML, instant, of the whole GPU: MIG is on)"
     assert told["energy"] == "measured (NVML counter, of the whole GPU: MIG is on)"
-    assert told["utilization"] == "absent (Not Supported; NVML does not tell it under MIG)"
+    assert told["utilization"] == "absent (Not Supported; NVML does not report it under MIG)"
     assert told["vram"] == "polled (NVML)"
 
 
