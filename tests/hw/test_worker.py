@@ -291,7 +291,11 @@ def test_what_is_not_urgent_travels_with_what_is(path: Path) -> None:
 
 
 def test_loading_takes_real_memory_and_unloading_frees_it(tmp_path: Path) -> None:
-    """Private pages of the process: a large instance's bytes come with its load and go with its unload, each time."""
+    """Private pages of the process: a large instance's bytes come with its load and go with its unload.
+
+    The allocator may keep some of them for the next load (glibc trims the end of its main arena alone), so once in a
+    while an unload frees less; but never does anything heap up.
+    """
     network = Network("slimresnet18")
     model = network.build()
     file = tmp_path / "large.safetensors"
@@ -303,13 +307,15 @@ def test_loading_takes_real_memory_and_unloading_frees_it(tmp_path: Path) -> Non
         worker.load(0, 4, 1.0)
         worker.unload(0)  # the first one leaves something for good: code, threads
         for from_disk in (True, False):
-            before = process.memory_full_info().uss
-            worker.load(1, 4, 1.0, from_disk=from_disk)
-            loaded = process.memory_full_info().uss
-            worker.unload(1)
-            after = process.memory_full_info().uss
-            assert loaded - before > 0.9 * needed
-            assert loaded - after > 0.6 * needed  # the rest is what an allocator keeps here and there
+            empty, loaded = [process.memory_full_info().uss], []
+            for _ in range(5):
+                worker.load(1, 4, 1.0, from_disk=from_disk)
+                loaded.append(process.memory_full_info().uss)
+                worker.unload(1)
+                empty.append(process.memory_full_info().uss)
+            assert max(loaded) - min(empty) > 0.9 * needed
+            assert max(full - after for full, after in zip(loaded, empty[1:], strict=True)) > 0.9 * needed
+            assert empty[-1] - empty[0] < needed, "five loads left less than one"
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
