@@ -163,6 +163,22 @@ class Log:
         return InputError(str(self.path), f"line {number}", f"damaged ({reason}); remove the log to start afresh")
 
 
+def require_log(path: Path) -> None:
+    """Raises `InputError` where a log can't be gone on from, of whatever device it is: no log, or damaged."""
+    begin = json.dumps({"schema": SCHEMA}).encode()[:-1]
+    text = path.read_bytes()
+    if not text.startswith(begin) and not begin.startswith(text):
+        raise InputError(str(path), "schema", f"no calibration log ({SCHEMA})")
+    lines = text[: text.rfind(b"\n") + 1].splitlines()  # what a crash tore is dropped when it is gone on with
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if number > 1:
+                from_jsonable(record["result"]), float(record["elapsed_s"]), str(record["step"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(str(path), f"line {number}", f"damaged ({error})") from None
+
+
 class _UnwritableError(WorkError):
     """The log itself failed; its message says what is kept."""
 

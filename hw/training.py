@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hw.datasets import Dataset, require_fit
 from hw.device import require_torch_device
-from hw.networks import Network, load_tensors, save_tensors
+from hw.networks import Network, load_tensors, model_hash, save_tensors
 from hw.slimmable import SlimmableModel
 from policies.chance import derived_seed, stream
 from policies.errors import InputError, WorkError
@@ -327,11 +327,11 @@ class _Training:
                 tensors[f"momentum.{name}"] = self._optimizer.state[parameter]["momentum_buffer"]
         scaler = json.dumps(self._scaler.state_dict())
         metadata = {"schema": CHECKPOINT_SCHEMA, "run": self._hash(), "epochs": str(finished_epochs), "scaler": scaler}
-        save_tensors(path, tensors, metadata)
+        save_tensors(path, tensors, metadata | {"hash": model_hash(tensors)})
 
     def resume(self, path: Path) -> int:
         """Put a checkpoint's state in place; returns the epochs that are done."""
-        tensors, metadata = load_tensors(path, CHECKPOINT_SCHEMA)
+        tensors, metadata = require_checkpoint(path)
         if metadata.get("run") != self._hash():
             remedy = "remove the file, or train with the settings it was begun with"
             raise InputError(str(path), "", f"is a checkpoint of another model, data set or training; {remedy}")
@@ -344,6 +344,14 @@ class _Training:
                 self._optimizer.state[parameter]["momentum_buffer"] = buffer
         self._scaler.load_state_dict(json.loads(metadata["scaler"]))
         return int(metadata["epochs"])
+
+
+def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A checkpoint's tensors and metadata; raises `InputError` where it is damaged or something else."""
+    tensors, metadata = load_tensors(path, CHECKPOINT_SCHEMA)
+    if metadata.get("hash", found := model_hash(tensors)) != found:  # checkpoints of a former version have no hash
+        raise InputError(str(path), "hash", "damaged: its tensors are not those that were written; remove the file")
+    return tensors, metadata
 
 
 def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> Tensor:

@@ -1,24 +1,125 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and nothing else in their place."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from policies.errors import InputError
+
+TEMPORARY = re.compile(r"\.slimsched-[0-9a-f]{32}\.tmp")
+_MOST_LINKS = 40  # as the kernel has it
+_REFUSED = {stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a block device"}
+_CHUNK_BYTES = 1 << 20
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`: what is written there takes its place when the block ends without an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A temporary path: what is written there takes the place of `path` when the block ends without an error.
+
+    Only a regular file is replaced, synced, and with the mode that any new file has. A link stays: what it leads to is
+    replaced. A device, a pipe or a descriptor (`/dev/stdout`) is written to.
+
+    Raises:
+        InputError: a folder, a socket or a block device is there.
+    """
+    place = destination(path)
+    if isinstance(place, int) or _is_stream(place):
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / path.name
+            _pour(Path(folder) / path.name, place)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".slimsched-{secrets.token_hex(16)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    os.close(descriptor)
     try:
         yield temporary
-        temporary.replace(path)
+        temporary.chmod(mode)  # some libraries make the file anew
+        sync(temporary)
+        temporary.replace(place)
+        sync(place.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def destination(path: Path) -> Path | int:
+    """What writing to a path writes to, through links: a path that is no link, or a descriptor of this process.
+
+    Raises:
+        InputError: no file can be written there.
+        OSError: links lead in a circle, or nothing can be looked up there.
+    """
+    place = path
+    for _ in range(_MOST_LINKS):
+        folder = place.parent.resolve()
+        if place.name.isdigit() and folder in (Path(f"/proc/{os.getpid()}/fd"), Path("/dev/fd")):
+            return int(place.name)
+        if not place.is_symlink():
+            break
+        place = folder / place.readlink()
+    with suppress(FileNotFoundError):
+        if (kind := stat.S_IFMT(place.stat().st_mode)) in _REFUSED:
+            raise InputError(str(path), "", f"this is {_REFUSED[kind]}; name a file")
+    return place
+
+
+def _is_stream(place: Path) -> bool:
+    """A character device or a pipe is there."""
+    return place.exists() and not place.is_file()
+
+
+def _pour(source: Path, stream: Path | int) -> None:
+    """The bytes of a file into a device, a pipe or an open descriptor, which stays open."""
+    descriptor = os.dup(stream) if isinstance(stream, int) else os.open(stream, os.O_WRONLY | os.O_NOCTTY)
+    with source.open("rb") as file, os.fdopen(descriptor, "wb") as target:
+        shutil.copyfileobj(file, target)
+
+
+def sync(path: Path) -> None:
+    """A file, or a folder's names, to the disk; where a file system can't sync folders, that is its affair."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(path: Path, ending: str) -> Path:
+    """Move a file out of its place: beside it, with an ending, numbered where that is taken; returns where it is."""
+    number, aside = 1, path.with_name(path.name + ending)
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}{ending}-{number}")
+    path.rename(aside)
+    return aside
+
+
+# ------------------------------------------------------------------------------------------------------------ contents
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def folder_hash(folder: Path) -> str:

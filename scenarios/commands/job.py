@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ from scenarios.show.validation import format_validation
 from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:
+    from policies.greedy import GreedyKnobs
+    from policies.interfaces import RouterConfig
+    from policies.records import LoggedStep
     from policies.replay import Divergence
 
 SHOWN = 400  # characters of an event or of a step's commands
@@ -37,7 +41,10 @@ def run(arguments: Namespace) -> int:
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
     job = make_job(scenario, folder, output)
-    with announcing_compilation(output, (*scenario.compare.routers, *scenario.validate_.routers)):
+    with (
+        job.folder.opened(arguments.scenario),
+        announcing_compilation(output, (*scenario.compare.routers, *scenario.validate_.routers)),
+    ):
         outcome = carry_out(job)
     texts = [format_comparison(outcome.comparison)]
     if outcome.validation is not None:
@@ -60,9 +67,10 @@ def train(arguments: Namespace) -> int:
         scenario = scenario.model_copy(update={"training": training})
     if arguments.seed is not None:
         scenario = scenario.model_copy(update={"seed": arguments.seed})
-    job, world = begin_job(scenario, folder, output)
-    tell_overload(output, world)
-    with announcing_compilation(output, (TRAINED_ROUTER,), arguments.engine):
+    job = make_job(scenario, folder, output)
+    with job.folder.opened(arguments.scenario), announcing_compilation(output, (TRAINED_ROUTER,), arguments.engine):
+        world = begin_job(job)
+        tell_overload(output, world)
         score = make_router(job, world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
     return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
@@ -97,30 +105,57 @@ def validate(arguments: Namespace) -> int:
     scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "validate_", arguments)
     require_trained(scenario.validate_.routers, folder)
-    job, world = begin_job(scenario, folder, output)
-    with announcing_compilation(output, scenario.validate_.routers):
-        validation = stage.validate(job, world)
+    job = make_job(scenario, folder, output)
+    with job.folder.opened(arguments.scenario), announcing_compilation(output, scenario.validate_.routers):
+        validation = stage.validate(job, begin_job(job))
     return output.result(format_validation(validation), validation)
 
 
 def replay(arguments: Namespace) -> int:
-    """Every event log of a run folder through fresh cores; exit code 1 where they part."""
-    from policies.replay import replay as replay_log
-
+    """Every event log of a run folder through fresh cores; exit code 1 where they part, or a log is not whole."""
     output = Output(arguments)
-    folder: Path = arguments.run
-    logs = sorted(folder.glob(f"*/*/{LOG_FILE}"))
-    if not logs:
-        raise InputError(str(folder), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
-    router, knobs = read_cores(RunFolder(folder))
-    answers = {}
-    for log in logs:
-        name = str(log.parent.relative_to(folder))
-        divergence = replay_log(read_log(log), router, knobs)
-        answers[name] = None if divergence is None else _divergence_text(divergence)
+    folder = RunFolder(arguments.run)
+    lengths = {name: entry.steps for name, entry in folder.entries.items() if entry.steps is not None}
+    names = {path.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}")}
+    if not (names or lengths):
+        raise InputError(str(folder.path), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
+    router, knobs = read_cores(folder)
+    answers = {
+        str(Path(name).parent): _replayed(folder, name, lengths.get(name), router, knobs)
+        for name in sorted(names | lengths.keys())
+    }
     text = "\n".join(f"{name}: {answer or 'identical commands'}" for name, answer in answers.items())
     output.result(text, {"schema": "slimsched.replay/1", "runs": answers})
     return 1 if any(answers.values()) else 0
+
+
+def _replayed(
+    folder: RunFolder, name: str, length: int | None, router: RouterConfig, knobs: Sequence[GreedyKnobs]
+) -> str | None:
+    """What is wrong with a log, or with what fresh cores say to it; None where all of it is there and the same."""
+    from policies.replay import replay as replay_log
+
+    read = 0
+    problem = "" if (folder / name).exists() else "the file is missing"
+
+    def steps() -> Iterator[LoggedStep]:
+        nonlocal read, problem
+        try:
+            for step in read_log(folder / name):
+                yield step
+                read += 1
+        except InputError as error:
+            problem = f"{error.key}: {error.problem}"
+
+    divergence = None if problem else replay_log(steps(), router, knobs)
+    if divergence is not None:
+        return _divergence_text(divergence)
+    if not problem and length in (None, read):
+        return None
+    of = "" if length is None else f" of {length}"
+    word = "incomplete" if length is None or read < length else "too long"
+    remedy = f"`{folder.command(name)}` makes it again"
+    return f"{word}: {read}{of} steps{f' ({problem})' if problem else ''}, with identical commands; {remedy}"
 
 
 def _divergence_text(found: Divergence) -> str:
@@ -145,7 +180,8 @@ def report(arguments: Namespace) -> int:
     """The page again."""
     from scenarios.show.report import build_report, save_picture
 
-    path = build_report(arguments.run)
+    output = Output(arguments)
+    path = build_report(RunFolder(arguments.run, output.remark))
     if arguments.picture is not None:
         save_picture(arguments.run, arguments.picture)
-    return Output(arguments).result(f"report: {path}", {"report": str(path)})
+    return output.result(f"report: {path}", {"report": str(path)})

@@ -25,8 +25,9 @@ def model_train(arguments: Namespace) -> int:
         found = "missing; it names the network to train" if given.network is None else "a checkpoint is named as well"
         raise InputError(str(arguments.scenario), "model.network", f"{found}; give network and no checkpoint")
     job = make_job(scenario, folder, output)
-    make_model(job)
-    make_accuracy(job)
+    with job.folder.opened(arguments.scenario):
+        make_model(job)
+        make_accuracy(job)
     path = job.model.path
     uniform = {w: v for w, v in read_accuracy(scenario, folder).prior.top1.items() if len(set(w)) == 1}
     rows = [[f"{widths[0]:g}", f"{100 * value:.2f}"] for widths, value in uniform.items()]
@@ -52,7 +53,8 @@ def model_evaluate(arguments: Namespace) -> int:
     if not job.model.path.is_file():
         remedy = "name the file that you mean" if scenario.model.checkpoint else "`slimsched model train` makes it"
         raise InputError(str(arguments.scenario), "model", f"no {job.model.path} yet; {remedy}")
-    make_accuracy(job)
+    with job.folder.opened(arguments.scenario):
+        make_accuracy(job)
     top1 = read_accuracy(scenario, folder).prior.top1
     rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
     document = [{"widths": list(widths), "top1": value} for widths, value in top1.items()]

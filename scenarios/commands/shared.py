@@ -13,6 +13,7 @@ from policies.errors import InputError
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import TRAINED_ROUTER, check_router, is_learned, is_router_file, needs_training
 from scenarios.files.spec import Scenario, unique
+from scenarios.runs.folder import RunFolder
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_folder
 
@@ -22,11 +23,19 @@ if TYPE_CHECKING:
 
 
 def scenario_and_folder(arguments: Namespace) -> tuple[Scenario, Path]:
-    """The scenario, and its run folder."""
+    """The scenario, and its run folder; the one by default must not be another scenario's.
+
+    Raises:
+        InputError: something is wrong with the one or the other.
+    """
     from scenarios.world.materials import default_folder
 
     scenario = load_scenario(arguments.scenario)
-    return scenario, writable_folder(arguments.out or default_folder(scenario))
+    if arguments.out is not None:
+        return scenario, writable_folder(arguments.out)
+    folder = writable_folder(default_folder(scenario))
+    RunFolder(folder).require_scenario(arguments.scenario)
+    return scenario, folder
 
 
 def load_world_of(scenario: Scenario, folder: Path) -> World:
@@ -43,14 +52,13 @@ def make_job(scenario: Scenario, folder: Path, output: Output) -> Job:
     return Job(scenario, folder, say=output.remark, quiet=output.quiet)
 
 
-def begin_job(scenario: Scenario, folder: Path, output: Output) -> tuple[Job, World]:
-    """The job whose stages a command does singly, written into its folder; and its world."""
+def begin_job(job: Job) -> World:
+    """The world of a job whose stages a command does singly; the job is written into its folder, which is open."""
     from scenarios.job.run import describe
 
-    world = load_world_of(scenario, folder)
-    job = make_job(scenario, folder, output)
+    world = job.world()
     describe(job)
-    return job, world
+    return world
 
 
 def tell_overload(output: Output, world: World) -> None:

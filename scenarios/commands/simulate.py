@@ -10,6 +10,7 @@ from scenarios.commands.shared import (
     announcing_compilation,
     begin_job,
     load_world_of,
+    make_job,
     require_trained,
     require_unique,
     scenario_and_folder,
@@ -46,8 +47,10 @@ def simulate(arguments: Namespace) -> int:
         if arguments.out is None:
             result = simulate_metrics(world, router, name, seed, engine=arguments.engine)
         else:
-            result, record = run_simulation(world, router, name, seed, engine=arguments.engine)
-            write_run(RunFolder(arguments.out), result, record)
+            run_folder = RunFolder(arguments.out, output.remark)
+            with run_folder.opened(arguments.scenario, maker="simulate"):
+                result, record = run_simulation(world, router, name, seed, engine=arguments.engine)
+                write_run(run_folder, result, record)
     return output.result(format_result(result), result)
 
 
@@ -62,12 +65,12 @@ def compare(arguments: Namespace) -> int:
     scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
-    job, world = begin_job(scenario, folder, output)
-    tell_overload(output, world)
-    given = scenario.compare
-    runs = len(given.routers) * len(given.seeds)
-    jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
-    with announcing_compilation(output, given.routers, arguments.engine):
+    job, given = make_job(scenario, folder, output), scenario.compare
+    with job.folder.opened(arguments.scenario), announcing_compilation(output, given.routers, arguments.engine):
+        world = begin_job(job)
+        tell_overload(output, world)
+        runs = len(given.routers) * len(given.seeds)
+        jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
         comparison = stage.compare(
             job,
             world,

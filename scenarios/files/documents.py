@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,23 @@ def json_text(document: Any) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def write_checked(path: Path, content: Any) -> None:
+    """A JSON document with a hash of its content, for what is read by this program alone."""
+    write_json(path, {"sha256": _content_hash(content), "content": content})
+
+
+def read_checked(path: Path) -> Any:
+    """What `write_checked` wrote; raises `InputError` where it is missing, or is anything else."""
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("sha256") != _content_hash(document.get("content")):
+        raise InputError(str(path), "", "its content is not what its hash says")
+    return document["content"]
+
+
+def _content_hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
 def read_json(path: Path) -> Any:
     """A JSON document; raises `InputError` where it is missing or broken."""
     try:
@@ -37,6 +55,15 @@ def read_json(path: Path) -> Any:
         raise InputError(str(path), "", "no such file") from None
     except (OSError, ValueError) as error:
         raise InputError(str(path), "", f"no readable JSON: {error}") from None
+
+
+@contextmanager
+def with_remedy(remedy: str) -> Iterator[None]:
+    """What is wrong with a file is told with what to do about it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.source, error.key, f"{error.problem}; {remedy}") from None
 
 
 def with_keys(document: Any, former: Mapping[str, str]) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from policies.errors import InputError, nearest
-from scenarios.files.documents import read_json, write_json
+from scenarios.files.documents import inputs_hash
 from scenarios.files.router_names import display_name
 from scenarios.job.job import Job
 from scenarios.metrics.comparison import Bounds, Comparison, compare_results
@@ -18,7 +17,8 @@ from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 
 RESULTS = "results.json"
-RECORDS = 2  # of the tables' meaning: since 2 `queue_length` is that of the moment when it was sampled
+RECORDS = "records"
+RECORDS_FORM = 2  # of the tables' meaning: since 2 `queue_length` is that of the moment when it was sampled
 KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
 
 
@@ -48,7 +48,7 @@ def compare(
     document = compare_results(results, against=against)
     if bounds is not None:
         document = compare_results(results, against=against, bounds=bounds(document))
-    write_json(job.folder / "comparison.json", document)
+    job.folder.write_json(job.folder / "comparison.json", document)
     return document
 
 
@@ -56,13 +56,13 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
-    made_of = (given.routers, given.seeds, shape, *job.trained_files(given.routers), RESULTS, RECORDS)
+    made_of = (given.routers, given.seeds, shape, *job.trained_files(given.routers), RESULTS, RECORDS_FORM)
     fingerprint = job.world_hash(*made_of)
     target = job.folder / RESULTS
     partial = job.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
 
     def work() -> Sequence[Path]:
-        finished: list[Result] = read_json(partial) if partial.is_file() else []
+        finished: list[Result] = job.folder.read_partial(partial) or []
         known = list(finished)
         runs = len(given.routers) * len(given.seeds)
         with Progress("compare", runs, unit="run", quiet=job.quiet) as progress:
@@ -70,36 +70,40 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
             def keep(result: Result) -> None:
                 if result not in finished:
                     finished.append(result)
-                    write_json(partial, finished)
+                    job.folder.write_partial(partial, finished)
                 progress.update(1)
 
             results = simulate_all(
                 world, given.routers, given.seeds, trained=job.trained, finished=known, on_result=keep,
                 engine=engine, jobs=jobs,
             )  # fmt: skip
-        write_json(target, results)
-        _keep_records(job, world, engine)
+        job.folder.write_json(target, results)
         return [target]
 
     job.stage("compare", fingerprint, work)
-    partial.unlink(missing_ok=True)
-    results: list[Result] = read_json(target)
+    job.folder.remove(partial)
+    _keep_records(job, world, engine, fingerprint)
+    results: list[Result] = job.folder.read_json(RESULTS)
     return results
 
 
-def _keep_records(job: Job, world: World, engine: Simulator) -> None:
-    """Whole records, for the report, of the routers that no validation will keep."""
-    for stale in (job.folder / "simulation").glob("*"):
-        if not any((job.folder / "hardware").glob(f"{stale.name}*")):  # those of a validation have real twins
-            shutil.rmtree(stale)
+def _keep_records(job: Job, world: World, engine: Simulator, fingerprint: str) -> None:
+    """The stage `records`: whole records, for the report, of the routers that no validation will keep."""
     validated = job.scenario.validate_.routers if job.can_validate else ()
+    routers = [router for router in job.scenario.compare.routers if router not in validated]
     seed = job.scenario.compare.seeds[0]
-    images = len(world.arrivals_ns(seed, job.scenario.duration_s))
-    if images > KEPT_IMAGES:
-        remedy = "`slimsched simulate --out` keeps one run's"
-        job.say(f"compare: {images} images a run are too many for the report: no records of them; {remedy}")
-        return
-    for router in job.scenario.compare.routers:
-        if router not in validated:
+
+    def work() -> Sequence[Path]:
+        job.folder.remove_made_by(RECORDS)
+        images = len(world.arrivals_ns(seed, job.scenario.duration_s))
+        if images > KEPT_IMAGES:
+            remedy = "`slimsched simulate --out` keeps one run's"
+            job.say(f"compare: {images} images a run are too many for the report: no records of them; {remedy}")
+            return []
+        written = []
+        for router in routers:
             policy = world.router(router, job.trained)
-            write_run(job.folder, *run_simulation(world, policy, display_name(router), seed, engine=engine))
+            written += write_run(job.folder, *run_simulation(world, policy, display_name(router), seed, engine=engine))
+        return written
+
+    job.stage(RECORDS, inputs_hash(fingerprint, routers), work)

@@ -35,7 +35,7 @@ class Job:
     def __init__(self, scenario: Scenario, path: Path, *, say: Say, quiet: bool = False) -> None:
         self.scenario = with_named_servers(scenario)
         check_faults(self.scenario, scenario.name)  # now that `auto` has names
-        self.folder = RunFolder(path)
+        self.folder = RunFolder(path, say)
         self.say = say
         self.quiet = quiet
         self._warned: set[str] = set()
@@ -46,9 +46,19 @@ class Job:
             self._warned.add(text)
             self.say(text)
 
-    def stage(self, name: str, fingerprint: str, work: Callable[[], Sequence[Path]]) -> None:
-        """Do a stage's work, unless its outputs are there and were made from the same."""
-        self.folder.run_stage(name, fingerprint, work, self.say)
+    def stage(
+        self,
+        name: str,
+        fingerprint: str,
+        work: Callable[[], Sequence[Path]],
+        accepts: Callable[[Path], bool] = lambda _: False,
+    ) -> None:
+        """Do a stage's work, unless its outputs are there and were made from the same.
+
+        Args:
+            accepts: whether an output that was changed since is a user's, to be taken as it is.
+        """
+        self.folder.run_stage(name, fingerprint, work, self.say, accepts)
 
     def world(self) -> World:
         """What a simulation needs, from the scenario and from what is in the folder by now."""

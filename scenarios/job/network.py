@@ -14,14 +14,14 @@ from hw.conformance import require_conformance
 from hw.datasets import Dataset, dataset_label, is_image_folder, load_dataset, require_fit
 from hw.device import require_torch_device
 from hw.evaluation import evaluate
-from hw.networks import ModelFile, Network, save_model
-from hw.training import TrainingKnobs, recipe, train
+from hw.networks import Network, save_model
+from hw.training import TrainingKnobs, recipe, require_checkpoint, train
 from policies.errors import InputError, WorkError
 from scenarios.files.documents import inputs_hash
 from scenarios.files.spec import Scenario
 from scenarios.job.job import Job
 from scenarios.terminal.progress import Progress
-from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE, network_of
+from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE
 
 
 def require_accuracy(job: Job) -> None:
@@ -60,7 +60,7 @@ def make_model(job: Job) -> None:
 
     def work() -> Sequence[Path]:
         with blamed_on(job.scenario):
-            return train_model(job.scenario, job.folder.path, fingerprint, quiet=job.quiet)
+            return train_model(job, fingerprint)
 
     job.stage("model", fingerprint, work)
 
@@ -72,7 +72,7 @@ def make_accuracy(job: Job) -> None:
         given = job.scenario.model
         device = given.training.device
         with blamed_on(job.scenario):
-            return [evaluate_model(job.model, given.dataset, job.folder.path, device=device, quiet=job.quiet)]
+            return [evaluate_model(job, given.dataset, device=device)]
 
     network = job.network
     if network is not None and network.is_own:
@@ -140,39 +140,42 @@ def training_text(knobs: TrainingKnobs) -> str:
     return json.dumps(asdict(knobs), sort_keys=True)
 
 
-def train_model(scenario: Scenario, folder: Path, fingerprint: str, *, quiet: bool = False) -> list[Path]:
+def train_model(job: Job, fingerprint: str) -> list[Path]:
     """Train the scenario's network; goes on from the checkpoint of an interrupted training with the same settings."""
-    network = network_of(scenario)
+    network, folder = job.network, job.folder
     assert network is not None, "asked for by the caller"
-    knobs = training_knobs(scenario)
+    knobs = training_knobs(job.scenario)
     work = folder / "training" / f"model-{fingerprint[:12]}"
-    work.parent.mkdir(parents=True, exist_ok=True)
-    data = load_dataset(scenario.model.dataset)
-    with own_code(network), Progress("train the network", None, unit="step", quiet=quiet) as progress:
+    checkpoint = folder.working(work.with_suffix(".safetensors"))
+    folder.drop_damaged(checkpoint, require_checkpoint)
+    data = load_dataset(job.scenario.model.dataset)
+    with own_code(network), Progress("train the network", None, unit="step", quiet=job.quiet) as progress:
+
+        def on_step(done: int, steps: int) -> None:
+            folder.require_there()  # or a checkpoint would make it again
+            progress.set(done, steps)
+
         model = train(
-            network,
-            data,
-            knobs,
-            checkpoint=work.with_suffix(".safetensors"),
-            tensorboard=work,
-            on_step=progress.set,
-        )
+            network, data, knobs, checkpoint=checkpoint, tensorboard=folder.working(work), on_step=on_step
+        )  # fmt: skip
     metadata = {"dataset": data.name, "training": training_text(knobs)}
-    save_model(folder / MODEL_FILE, model, network.label, metadata)
-    return [folder / MODEL_FILE]
+    with folder.making(folder / MODEL_FILE) as made:
+        save_model(made.path, model, network.label, metadata)
+    return [made.path]
 
 
-def evaluate_model(file: ModelFile, dataset: str, folder: Path, *, device: str = "cpu", quiet: bool = False) -> Path:
+def evaluate_model(job: Job, dataset: str, *, device: str = "cpu") -> Path:
     """Fill the accuracy table and the correctness matrix of a network; returns their file."""
     require_torch_device(device)
+    file = job.model
     model, _ = file.load()
     data = load_dataset(dataset)
     require_fit(model.spec, data)
     with (
         own_code(file.network),
-        Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=quiet) as progress,
+        Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=job.quiet) as progress,
     ):
         evaluation = evaluate(model, data, on_progress=lambda done, _: progress.set(done), device=device)
-    path = folder / ACCURACY_FILE
-    save_accuracy(path, evaluation)
-    return path
+    with job.folder.making(job.folder / ACCURACY_FILE) as made:
+        save_accuracy(made.path, evaluation)
+    return made.path

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate.calibration import Calibration
+from calibrate.log import require_log
 from hw.datasets import load_dataset
 from hw.device import DeviceSpec
+from policies.errors import InputError
 from scenarios.executors.calibrate import calibrate_device
 from scenarios.executors.devices import device_of
 from scenarios.executors.serving import measure_serving, with_overheads
-from scenarios.files.documents import inputs_hash, write_text
+from scenarios.files.documents import inputs_hash, read_text
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import ServerSection
@@ -27,11 +29,35 @@ def make_profiles(job: Job) -> None:
         if server.shares_device_with is not None:
             continue
         target = profile_path(job.folder.path, server.name)
+        job.folder.require_free(target)
         if server.profile is not None:
-            given = profile_file(server.profile)
-            write_text(target, given.read_text(encoding="utf-8"))  # the folder tells the whole run
+            _copy(job, profile_file(server.profile), target)  # the folder tells the whole run
             continue
         _calibrate(job, server, target)
+        _restore(job, server, target)
+
+
+def _copy(job: Job, given: Path, target: Path) -> None:
+    text = read_text(given)
+    if not (target.is_file() and target.read_bytes() == text.encode()):
+        job.folder.write_text(target, text)
+
+
+def _restore(job: Job, server: ServerSection, target: Path) -> None:
+    """From the profile as it was calibrated, where the one with what serving costs is missing or can't be read."""
+    if not job.folder.drop_damaged(target, read_profile) and target.exists():
+        return
+    job.say(f"calibrate-{server.name}: {target.name} is made again from what was calibrated")
+    _copy(job, calibrated_path(job.folder.path, server.name), target)
+
+
+def _is_readable(profile: Path) -> bool:
+    """Profiles are edited by hand, so what reads as one is taken as the user's."""
+    try:
+        read_profile(profile)
+    except InputError:
+        return False
+    return True
 
 
 def _calibrate(job: Job, server: ServerSection, target: Path) -> None:
@@ -47,12 +73,14 @@ def _calibrate(job: Job, server: ServerSection, target: Path) -> None:
     fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, job.model.path, job.code_hash)
 
     def work() -> Sequence[Path]:
+        log_path = job.folder.working(job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl")
+        job.folder.drop_damaged(log_path, require_log)
         wanted = Calibration(
             job.model,
             device,
             budget_s=budget_s,
             batch_limit=limit,
-            log_path=job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl",
+            log_path=log_path,
             seed=scenario.seed,
             peer=peer,
             name=server.name,
@@ -60,9 +88,9 @@ def _calibrate(job: Job, server: ServerSection, target: Path) -> None:
         )
         key = (scenario.name, "calibration.budget")
         profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
-        write_text(target, profile.to_yaml())
-        write_text(calibrated_path(job.folder.path, server.name), profile.to_yaml())
-        return [target, calibrated_path(job.folder.path, server.name)]
+        job.folder.write_text(target, profile.to_yaml())
+        job.folder.write_text(calibrated_path(job.folder.path, server.name), profile.to_yaml())
+        return [calibrated_path(job.folder.path, server.name)]
 
     job.stage(f"calibrate-{server.name}", fingerprint, work)
 
@@ -84,7 +112,7 @@ def make_serving(job: Job) -> None:
 
     def work() -> Sequence[Path]:
         for source, path in zip(sources, paths, strict=True):
-            write_text(path, source.read_text(encoding="utf-8"))
+            job.folder.write_text(path, read_text(source))
         world = job.world()
         with blamed_on(job.scenario):
             images = load_dataset(job.scenario.model.dataset)
@@ -92,9 +120,9 @@ def make_serving(job: Job) -> None:
         names = [server.name for server in job.scenario.cluster.named_servers]
         for server, path in zip(servers, paths, strict=True):
             profile = with_overheads(read_profile(path), overheads, names.index(server.name))
-            write_text(path, profile.to_yaml())
+            job.folder.write_text(path, profile.to_yaml())
         return paths
 
     dumped = job.scenario.model_dump(mode="json")
     rate = [dumped["workload"], dumped["router"], dumped["cluster"]]
-    job.stage("serving", inputs_hash(job.model.path, *sources, *rate), work)
+    job.stage("serving", inputs_hash(job.model.path, *sources, *rate), work, _is_readable)

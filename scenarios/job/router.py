@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from policies.ppo.checkpoint import read
 from policies.ppo.router import PPORouter
-from scenarios.files.documents import read_json, write_json
+from policies.ppo.training import CHECKPOINT
+from scenarios.files.documents import read_checked
 from scenarios.job.job import Job
 from scenarios.learn.train import require_compiled, score_router, train_world
 from scenarios.metrics.result import Score, Simulator
@@ -42,18 +44,18 @@ def make_router(job: Job, world: World, engine: Simulator | None) -> Score:
 
     def work() -> Sequence[Path]:
         job.say(f"train: on {ENGINE_WORDS[chosen]}")
-        folder = job.folder / "training" / fingerprint[:12]
-        router, scalars = train_router(world, folder, seed=seed, quiet=job.quiet, engine=chosen)
+        router, scalars = train_router(job, world, fingerprint, engine=chosen)
         score = score_router(world, router, seed, chosen)
-        router.save(job.trained)
-        write_json(job.folder / "training.json", scalars)
-        write_json(target, score)
+        with job.folder.making(job.trained):
+            router.save(job.trained)
+        job.folder.write_json(job.folder / "training.json", scalars)
+        job.folder.write_json(target, score)
         if engine is None:  # who asked for one tells the score as the result
             job.say(f"train: {format_score(score)}")
         return [job.trained, job.folder / "training.json", target]
 
     job.stage("train", fingerprint, work)
-    document: Score = read_json(target)
+    document: Score = job.folder.read_json(target.name)
     return document
 
 
@@ -72,31 +74,24 @@ def able_engine(job: Job, world: World) -> Simulator:
 
 
 def train_router(
-    world: World,
-    folder: Path,
-    *,
-    seed: int,
-    decisions: int | None = None,
-    resume: bool = True,
-    quiet: bool = False,
-    engine: Simulator = "simpy",
+    job: Job, world: World, fingerprint: str, *, engine: Simulator
 ) -> tuple[PPORouter, list[dict[str, float]]]:
     """Train PPO for a world; returns the router and the scalars of every update."""
-    scalars: list[dict[str, float]] = []
-    history = folder / "scalars.json"
-    if resume and history.is_file():
-        scalars = read_json(history)
-    wanted = decisions or world.scenario.training.decisions
-    with Progress("train the router", wanted, unit="decision", quiet=quiet) as progress:
+    folder = job.folder.working(job.folder / "training" / fingerprint[:12])
+    checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"
+    if job.folder.drop_damaged(checkpoint, read) or job.folder.drop_damaged(history, read_checked):
+        checkpoint.unlink(missing_ok=True)  # the one goes on from where the other is
+        history.unlink(missing_ok=True)
+    scalars: list[dict[str, float]] = read_checked(history) if history.exists() else []
+    decisions = world.scenario.training.decisions
+    with Progress("train the router", decisions, unit="decision", quiet=job.quiet) as progress:
 
         def tell(done: int, found: Mapping[str, float]) -> None:
             while scalars and scalars[-1]["decisions"] >= done:
                 scalars.pop()  # what was logged after the checkpoint that an interrupted training goes on from
             scalars.append({"decisions": float(done), **found})
-            write_json(history, scalars)
+            job.folder.write_partial(history, scalars)
             progress.set(done)
 
-        router = train_world(
-            world, folder, seed=seed, decisions=decisions, resume=resume, engine=engine, on_progress=tell
-        )
+        router = train_world(world, folder, seed=job.scenario.seed, engine=engine, on_progress=tell)
     return router, scalars

@@ -23,7 +23,6 @@ from typing import Any
 
 from hw.telemetry import available_devices
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
-from scenarios.files.documents import write_json, write_text
 from scenarios.files.reading import relative_paths
 from scenarios.files.router_names import is_router_file
 from scenarios.job.comparison import compare
@@ -51,6 +50,11 @@ class Outcome:
 
 def carry_out(job: Job) -> Outcome:
     """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
+    with job.folder.opened():
+        return _carry_out(job)
+
+
+def _carry_out(job: Job) -> Outcome:
     require_what_is_known(job)
     describe(job)
     if job.scenario.model.is_runnable:
@@ -69,7 +73,7 @@ def carry_out(job: Job) -> Outcome:
         make_router(job, world, None)
     comparison = compare(job, world)
     validation = validate(job, world) if job.can_validate else None
-    return Outcome(comparison, validation, build_report(job.folder.path))
+    return Outcome(comparison, validation, build_report(job.folder))
 
 
 def require_what_is_known(job: Job) -> None:
@@ -102,9 +106,10 @@ def _has_caps(job: Job) -> bool:
 
 def describe(job: Job) -> None:
     """The scenario as run (its files named from the run folder) and what it runs on."""
-    write_text(job.folder / SCENARIO_FILE, relative_paths(job.scenario, job.folder.path).to_yaml())
+    folder = job.folder
+    folder.write_text(folder / SCENARIO_FILE, relative_paths(job.scenario, job.folder.path).to_yaml())
     devices = [_fields(device) for device in available_devices()]
-    write_json(job.folder / "environment.json", environment(devices, {"scenario": job.scenario.seed}))
+    folder.write_json(folder / "environment.json", environment(devices, {"scenario": job.scenario.seed}))
 
 
 def _fields(description: Any) -> dict[str, Any]:

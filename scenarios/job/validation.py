@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,16 @@ from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.devices import device_of
 from scenarios.executors.preflight import require_devices, require_ready, stamp_warnings
 from scenarios.executors.run import validate_runs
-from scenarios.files.documents import read_json, write_json
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.records import CORES_FILE, load_point, write_cores, write_run
+from scenarios.runs.records import CORES_FILE, load_point, run_place, write_cores, write_run
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
+
+STAGE = "validate"
 
 
 def validate(job: Job, world: World) -> Validation:
@@ -47,19 +47,17 @@ def validate(job: Job, world: World) -> Validation:
     partial = job.folder / ".stages" / f"validate-{fingerprint[:12]}.json"
 
     def work() -> Sequence[Path]:
-        if not partial.is_file():  # nothing of another plan stays
-            shutil.rmtree(job.folder / "hardware", ignore_errors=True)
-        write_cores(job.folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
+        folder = job.folder
         validation = validate_world(
-            world, job.folder, job.model, plan, given.routers, trained=job.trained, partial=partial,
+            world, folder, job.model, plan, given.routers, trained=job.trained, partial=partial,
             quiet=job.quiet,
         )  # fmt: skip
-        write_json(target, validation)
-        return [target, job.folder / CORES_FILE, *sorted(job.folder.path.glob("hardware/*/result.json"))]
+        folder.write_json(target, validation)
+        runs = [name for name in folder.made_by(STAGE) if name.startswith(("simulation/", "hardware/"))]
+        return [target, folder / CORES_FILE, *(folder / name for name in runs)]
 
-    job.stage("validate", fingerprint, work)
-    partial.unlink(missing_ok=True)
-    document: Validation = read_json(target)
+    job.stage(STAGE, fingerprint, work)
+    document: Validation = job.folder.read_json(target.name)
     return document
 
 
@@ -85,13 +83,17 @@ def validate_world(
 ) -> Validation:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
-    Finished runs are kept in `partial` as well; those that are there already are not made again.
+    Finished runs are kept in `partial` as well; those that are there already, and whole, are not made again.
     """
     evaluation = world.accuracy.evaluation
     if evaluation is None:
         raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
     data = load_measured(world.scenario, evaluation)
-    runs: list[ValidationRun] = read_json(partial) if partial.is_file() else []
+    runs = whole_runs(folder, folder.read_partial(partial) or [], plan.repeats)
+    finished = tuple(runs)
+    if not runs:
+        folder.remove_made_by(STAGE)  # nothing of another plan stays
+    write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
     total = round(plan.duration_s * plan.hardware_runs)
     with Progress("real executors", total, unit="second", quiet=quiet) as progress:
 
@@ -99,20 +101,45 @@ def validate_world(
             progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
 
         for made in validate_runs(
-            world, model, data, plan, routers, trained=trained, finished=tuple(runs), on_progress=tell
+            world, model, data, plan, routers, trained=trained, finished=finished, on_progress=tell
         ):
             keep_runs(folder, made, plan.repeats)
             runs.append(made.run)
-            write_json(partial, runs)
+            folder.write_partial(partial, runs)
     return validate_results(runs, world.power_provenance)
 
 
 def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
     """The records of a hardware run and, where it is new, of its simulated twin."""
-    point = load_point(made.planned.load) if made.planned.kind == "pair" else made.planned.kind
+    point, repeat = _point_and_repeat(made.run, repeats)
     if made.simulated is not None:
         write_run(folder, made.run["simulated"], made.simulated, point=point)
-    is_repeated = repeats > 1 and made.planned.kind != "saturated"
-    write_run(
-        folder, made.run["hardware"], made.hardware, point=point, repeat=made.planned.repeat if is_repeated else None
-    )
+    write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=repeat)
+
+
+def _point_and_repeat(run: ValidationRun, repeats: int) -> tuple[str, int | None]:
+    """What tells a run's place from those of others."""
+    point = load_point(run["load"]) if run["kind"] == "pair" else run["kind"]
+    return point, run["repeat"] if repeats > 1 and run["kind"] != "saturated" else None
+
+
+def whole_runs(folder: RunFolder, runs: Sequence[ValidationRun], repeats: int) -> list[ValidationRun]:
+    """Of the runs that an earlier try has made, those whose files are as they were written; the rest are made again.
+
+    A saturated run sets the rates of others, so that without it all are made again.
+    """
+    broken = [run for run in runs if not _is_whole(folder, run, repeats)]
+    if not broken:
+        return list(runs)
+    gone = runs if any(run["kind"] == "saturated" for run in broken) else broken
+    told = f"{len(gone)} of {len(runs)} hardware runs are made again: no real run repeats another to the digit"
+    folder.say(f"{STAGE}: {told}")
+    return [run for run in runs if run not in gone]
+
+
+def _is_whole(folder: RunFolder, run: ValidationRun, repeats: int) -> bool:
+    point, repeat = _point_and_repeat(run, repeats)
+    router, seed = run["router"], run["seed"]
+    real = run_place("hardware", router, seed, point, repeat)
+    twin = run_place("simulation", router, seed, point)
+    return folder.has_whole(real) and (bool(run["repeat"]) or folder.has_whole(twin))

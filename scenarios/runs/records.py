@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from policies.files import atomic_path
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.records import LoggedStep, RunRecord
-from scenarios.files.documents import read_json, write_json, write_text
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 
@@ -28,7 +28,7 @@ CORES_FILE = "cores.json"
 _PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
 
 
-def write_record(folder: Path, record: RunRecord) -> list[Path]:
+def _write_record(folder: RunFolder, path: Path, record: RunRecord) -> list[Path]:
     """Everything of a run: Parquet tables, a timeline, and the event log where the run kept one."""
     tables: dict[str, Iterable[Any]] = {
         "requests": record.requests,
@@ -37,11 +37,13 @@ def write_record(folder: Path, record: RunRecord) -> list[Path]:
         "telemetry": record.telemetry,
     }
     for name, rows in tables.items():
-        write_table(folder / f"{name}.parquet", rows)
-    write_text(folder / "timeline.json", json.dumps(timeline(record)))
+        with folder.making(path / f"{name}.parquet") as made:
+            write_table(made.path, rows)
+    folder.write_text(path / "timeline.json", json.dumps(timeline(record)))
     if record.log:
-        write_log(folder / LOG_FILE, record.log)
-    return [folder / name for name in (*RECORD_FILES, *([LOG_FILE] if record.log else []))]
+        with folder.making(path / LOG_FILE) as made:
+            made.steps = write_log(made.path, record.log)
+    return [path / name for name in (*RECORD_FILES, *([LOG_FILE] if record.log else []))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class StoredRun:
 
     result: Result
     path: Path
+    folder: RunFolder
 
     @property
     def point(self) -> str:
@@ -64,14 +67,30 @@ class StoredRun:
         return int(match[2] or 0) if match else 0
 
     def columns(self, name: str) -> dict[str, list[Any]]:
-        """A table of its record (`requests`, `blocks`, `batches`, `telemetry`); empty where it was not kept."""
+        """A table of its record (`requests`, `blocks`, `batches`, `telemetry`); empty where it was not kept.
+
+        Raises:
+            InputError: it was changed or damaged since.
+        """
         path = self.path / f"{name}.parquet"
-        return read_table(path) if path.exists() else {}
+        if not path.exists():
+            return {}
+        place = str(path.relative_to(self.folder.path))
+        self.folder.require_as_made(place)
+        with self.folder.mending(place):
+            return read_table(path)
 
 
 def load_point(load: float | None) -> str:
     """The point of a load, as names of folders have it."""
     return "" if load is None else f"load{load:g}"
+
+
+def run_place(mode: str, router: str, seed: int, point: str = "", repeat: int | None = None) -> str:
+    """Where a run lies in its folder: `simulation/ROUTER-seedN`, with its point and repeat where it has some."""
+    name = re.sub(r"[^A-Za-z0-9.,@=_-]", "_", router)
+    parts = [name, *([point] if point else []), f"seed{seed}"]
+    return f"{mode}/{'-'.join(parts if repeat is None else [*parts, f'rep{repeat}'])}"
 
 
 def write_run(
@@ -81,19 +100,25 @@ def write_run(
 
     Of later repeats only the requests are kept: their events differ in nothing but noise.
     """
-    name = re.sub(r"[^A-Za-z0-9.,@=_-]", "_", result["router"])
-    parts = [name, *([point] if point else []), f"seed{result['seed']}"]
-    parts += [] if repeat is None else [f"rep{repeat}"]
-    path = folder / result["mode"] / "-".join(parts)
-    written = [write_table(path / "requests.parquet", record.requests)] if repeat else write_record(path, record)
-    write_json(path / "result.json", result)
+    path = folder / run_place(result["mode"], result["router"], result["seed"], point, repeat)
+    with folder.opened():
+        if repeat:
+            with folder.making(path / "requests.parquet") as made:
+                written = [write_table(made.path, record.requests)]
+        else:
+            written = _write_record(folder, path, record)
+        folder.write_json(path / "result.json", result)
     return [*written, path / "result.json"]
 
 
 def read_runs(folder: RunFolder) -> list[StoredRun]:
-    """All runs of a folder, simulated ones first, by name."""
+    """All runs of a folder, simulated ones first, by name.
+
+    Raises:
+        InputError: a result was changed or damaged since it was written.
+    """
     paths = sorted((folder / "simulation").glob("*/result.json")) + sorted((folder / "hardware").glob("*/result.json"))
-    return [StoredRun(read_json(path), path.parent) for path in paths]
+    return [StoredRun(folder.read_json(str(path.relative_to(folder))), path.parent, folder) for path in paths]
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +176,9 @@ def _span(name: str, pid: int, tid: int, start_ns: int, end_ns: int, args: dict[
 
 def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
     """The settings that the real runs' cores have, for their replay: the scenario may be another one by then."""
-    write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]})
+    folder.write_json(
+        folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]}
+    )
 
 
 def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
@@ -159,20 +186,23 @@ def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
     path = folder / CORES_FILE
     if not path.is_file():
         raise InputError(str(path), "", "no such file, so the logs can't be replayed; `slimsched validate` writes it")
-    document = read_json(path)
+    document = folder.read_json(CORES_FILE)
     try:
         return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None
 
 
-def write_log(path: Path, log: Iterable[LoggedStep]) -> None:
-    """The event log, one step a line."""
+def write_log(path: Path, log: Iterable[LoggedStep]) -> int:
+    """The event log, one step a line; returns the number of its steps."""
+    count = 0
     with atomic_path(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
         for step in log:
             commands = [to_jsonable(command) for command in step.commands]
             line = {"now_ns": step.now_ns, "core": step.core, "event": to_jsonable(step.event), "commands": commands}
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            count += 1
+    return count
 
 
 def read_log(path: Path) -> Iterator[LoggedStep]:
@@ -184,7 +214,7 @@ def read_log(path: Path) -> Iterator[LoggedStep]:
                 yield _step(json.loads(line))
     except FileNotFoundError:
         raise InputError(str(path), "", "no event log here; run with one kept") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise InputError(str(path), f"line {number}", f"no event log: {error}") from None
 
 

@@ -17,7 +17,8 @@ from markupsafe import Markup
 
 from hw.accuracy import MEASURED
 from policies.errors import InputError
-from scenarios.files.documents import read_json, with_keys, write_text
+from scenarios.files.documents import read_text, with_keys, write_text
+from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load
@@ -29,6 +30,7 @@ from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, interval_
 from scenarios.show.numbers import NONE, change, shown
 from scenarios.show.profile_page import profile_blocks
 from scenarios.show.validation import errors_tables, rows_at_middle, saturation_tables, validation_notes
+from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
 TRAINING_PANELS = 4  # as many scalars as a page can bear
@@ -47,20 +49,34 @@ class Material:
     training: Sequence[Mapping[str, float]]
 
 
-def build_report(run_folder: os.PathLike[str] | str) -> Path:
+def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     """Write `report.html` into a run folder; returns its path.
 
     Raises:
         InputError: this is no run folder, or there is nothing in it to report yet.
     """
-    path = Path(run_folder)
+    folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder(run_folder)
+    path = folder.path
     if not path.is_dir():
         raise InputError(str(path), "", "no such run folder; `slimsched run` and `slimsched compare --out` make one")
-    material = gather(RunFolder(path))
-    if not (material.comparison or material.validation or material.runs or material.profiles):
-        raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
-    write_text(path / "report.html", render(report(material)))
+    try:
+        page = _page(folder)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError) or folder.entries:
+            raise
+        problem = f"a document in it is damaged, or of another version ({type(error).__name__}: {error})"
+        remedy = "the commands that made them make them again"
+        raise InputError(str(path), "", f"{problem}; {remedy}") from None
+    with folder.making(path / "report.html") as made:
+        write_text(made.path, page)
     return path / "report.html"
+
+
+def _page(folder: RunFolder) -> str:
+    material = gather(folder)
+    if not (material.comparison or material.validation or material.runs or material.profiles):
+        raise InputError(str(folder.path), "", "holds no results and no profiles; nothing to report")
+    return render(report(material))
 
 
 def save_picture(run_folder: os.PathLike[str] | str, picture: Path) -> None:
@@ -80,19 +96,36 @@ def gather(folder: RunFolder) -> Material:
     """Read a run folder."""
 
     def document(name: str) -> Any:
-        return read_json(folder / name) if (folder / name).exists() else None
+        return folder.read_json(name) if (folder / name).exists() else None
 
-    scenario = folder / "scenario.yaml"
-    profiles = sorted((folder / "profiles").glob("*.yaml"))
     return Material(
-        scenario=yaml.safe_load(scenario.read_text(encoding="utf-8")) if scenario.exists() else {},
+        scenario=_scenario(folder),
         environment=document("environment.json") or {},
         comparison=document("comparison.json"),
         validation=with_keys(document("validation.json"), FORMER_KEYS),
         runs=tuple(read_runs(folder)),
-        profiles={path.stem: Profile.from_yaml(path.read_text(encoding="utf-8"), str(path)) for path in profiles},
+        profiles=dict(_read_profiles(folder)),
         training=document("training.json") or (),
     )
+
+
+def _scenario(folder: RunFolder) -> Mapping[str, Any]:
+    path = folder / SCENARIO_FILE
+    if not path.exists():
+        return {}
+    folder.require_as_made(path.name)
+    with folder.mending(path.name):
+        try:
+            found = yaml.safe_load(read_text(path))
+        except yaml.YAMLError as error:
+            raise InputError(str(path), "", f"no readable YAML ({' '.join(str(error).split())})") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _read_profiles(folder: RunFolder) -> Iterator[tuple[str, Profile]]:
+    for path in sorted((folder / "profiles").glob("*.yaml")):
+        with folder.mending(f"profiles/{path.name}"):
+            yield path.stem, read_profile(path)
 
 
 def report(material: Material) -> Page:

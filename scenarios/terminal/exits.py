@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -33,9 +34,16 @@ def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str]
         if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        return _complain(name, error, 1)
+        return _complain(name, _said(error) if isinstance(error, OSError) else error, 1)
     except KeyboardInterrupt:
         return _complain(name, interrupted(), 130)
+
+
+def _said(error: OSError) -> str:
+    """Which file, what is wrong with it, and what helps."""
+    where = f"{error.filename}: " if error.filename is not None else ""
+    helps = "; make room, and give the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{where}{error.strerror or error}{helps}"
 
 
 def _complain(name: str, problem: object, code: int) -> int:

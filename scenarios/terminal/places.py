@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from policies.errors import InputError
+from policies.files import destination
 
 
 def writable_file(path: Path) -> Path:
-    """The path, if a file can be written there; folders that are missing would be made.
+    """The path, if a file can be written there, or to what is there; folders that are missing would be made.
+
+    A regular file would be replaced, and a link's target; a device, a pipe or an open descriptor be written to.
 
     Raises:
         InputError: it can't.
     """
     with _told_of(path):
-        if path.is_dir():
-            raise InputError(str(path), "", "this is a folder; name a file")
-        if path.exists() and not path.is_file():
-            raise InputError(str(path), "", "this is a device or a pipe; name a file")
-        _require_writable(path, path.absolute().parent)
+        place = destination(path)
+        if isinstance(place, int):
+            _require_open(path, place)
+        elif place.is_file() or not place.exists():
+            _require_writable(path, place.absolute().parent)
+        elif not os.access(place, os.W_OK):
+            raise InputError(str(path), "", "can't be written (Permission denied); name another place")
     return path
 
 
@@ -45,6 +52,11 @@ def in_a_folder(path: Path) -> Path:
             problem = f"there is no folder {path.parent}; make it, or name one that exists"
             raise InputError(str(path), "", problem)
     return path
+
+
+def _require_open(path: Path, descriptor: int) -> None:
+    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise InputError(str(path), "", "is open for reading only; name another place")
 
 
 def _require_writable(path: Path, folder: Path) -> None:

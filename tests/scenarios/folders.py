@@ -12,7 +12,6 @@ import numpy as np
 
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
-from scenarios.files.documents import write_json, write_text
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
@@ -80,11 +79,11 @@ def run_folder(
             real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * (1.05 + 0.02 * index)
             write_run(folder, real, record)
             pairs.append(validation_run(result, real))
-    write_json(folder / "comparison.json", compare_results(results))
-    write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
-    write_text(folder / "scenario.yaml", "name: toy\n")
-    write_json(folder / "environment.json", environment([{"name": "toy", "kind": "cpu"}], {"seed": 0}))
-    write_json(
+    folder.write_json(folder / "comparison.json", compare_results(results))
+    folder.write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
+    folder.write_text(folder / "scenario.yaml", "name: toy\n")
+    folder.write_json(folder / "environment.json", environment([{"name": "toy", "kind": "cpu"}], {"seed": 0}))
+    folder.write_json(
         folder / "training.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],
     )
@@ -100,5 +99,5 @@ def run_folder(
     ]
     for name, speed in (("a", 1.0), ("b", 0.6)):
         profile = worlds.profile(name, segments=2, speed=speed, provenance="measured", errors=errors)
-        write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())
+        folder.write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())
     return folder

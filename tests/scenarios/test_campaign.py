@@ -13,7 +13,7 @@ from msgspec import structs
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
 from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
-from scenarios.files.documents import read_json
+from scenarios.files.documents import read_checked
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
 from scenarios.job.validation import keep_runs, validate_world
@@ -307,7 +307,7 @@ def test_an_interrupted_validation_keeps_each_run(
     monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):
         validate()
-    assert [run["router"] for run in read_json(partial)] == ["random", "jsq", "random"]
+    assert [run["router"] for run in read_checked(partial)] == ["random", "jsq", "random"]
     assert len(read_runs(folder)) == 6
     asked.clear()
     monkeypatch.setattr(validation, "validate_runs", runs)

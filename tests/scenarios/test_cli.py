@@ -175,21 +175,21 @@ def test_replay_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     scenario = load_scenario(write_scenario(tmp_path))
     world = make_world(scenario, tmp_path)
     result, record = run_simulation(world, world.router("random"), "random", 0, keep_log=True)
-    folder, knobs = RunFolder(tmp_path), [server.knobs for server in world.cluster.servers]
-    write_text(tmp_path / "scenario.yaml", "name: another\n")
+    folder, knobs = RunFolder(tmp_path / "run"), [server.knobs for server in world.cluster.servers]
+    folder.write_text(folder / "scenario.yaml", "name: another\n")
     write_run(folder, result, record)
-    assert main(["replay", str(tmp_path)]) == 2
+    assert main(["replay", str(folder.path)]) == 2
     assert "slimsched validate" in capsys.readouterr().err
     write_cores(folder, world.cluster.router, knobs[:0])
-    assert main(["replay", str(tmp_path)]) == 2
+    assert main(["replay", str(folder.path)]) == 2
     assert "server:0 is not one of router" in capsys.readouterr().err
     write_cores(folder, world.cluster.router, knobs)
-    assert main(["replay", str(tmp_path)]) == 0
+    assert main(["replay", str(folder.path)]) == 0
     assert "random-seed0: identical commands" in capsys.readouterr().out
     changed = next(index for index, step in enumerate(record.log) if step.commands)
     log = (*record.log[:changed], dataclasses.replace(record.log[changed], commands=()), *record.log[changed + 1 :])
-    write_run(RunFolder(tmp_path), result, dataclasses.replace(record, log=log))
-    assert main(["replay", str(tmp_path)]) == 1
+    write_run(folder, result, dataclasses.replace(record, log=log))
+    assert main(["replay", str(folder.path)]) == 1
     out = capsys.readouterr().out
     step = record.log[changed]
     assert f"random-seed0: step {changed} at {step.now_ns / 1e9:.6f} s, {step.core}, differs" in out

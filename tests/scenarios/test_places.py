@@ -77,10 +77,9 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_device_is_no_place_for_a_file() -> None:
-    """A file that is written whole takes the place of what was there."""
-    with pytest.raises(InputError, match="a device or a pipe"):
-        writable_file(Path("/dev/null"))
+def test_what_can_be_written_to_is_a_place() -> None:
+    assert writable_file(Path("/dev/null")) == Path("/dev/null")
+    assert writable_file(Path("/dev/stdout")) == Path("/dev/stdout")
 
 
 def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:

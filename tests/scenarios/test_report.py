@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from policies.errors import InputError
-from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.files.documents import read_json, write_text
 from scenarios.runs.folder import RunFolder
 from scenarios.show.html import Chart, Grid
 from scenarios.show.profile_charts import latency_by_utilization, utilization_by_batch
@@ -87,12 +87,13 @@ def test_the_same_folder_gives_the_same_page(folder: RunFolder, page: str) -> No
 
 
 def test_a_folder_of_a_former_version_gives_the_same_page(folder: RunFolder, page: str, tmp_path: Path) -> None:
-    """`slowdown` was called `pace` there."""
-    shutil.copytree(folder.path, tmp_path / "former")
+    """`slowdown` was called `pace` there, and such a folder had no mark: it gets one."""
+    shutil.copytree(folder.path, tmp_path / "former", ignore=shutil.ignore_patterns(".slimsched"))
     for path in (tmp_path / "former").glob("**/*.*"):
         if path.suffix in (".json", ".yaml"):
             path.write_text(path.read_text(encoding="utf-8").replace("slowdown", "pace"), encoding="utf-8")
     assert build_report(tmp_path / "former").read_text(encoding="utf-8") == page
+    assert RunFolder(tmp_path / "former").entries.keys() == folder.entries.keys()
 
 
 def axis_labels(svg: str) -> set[str]:
@@ -121,9 +122,9 @@ def test_every_axis_names_its_unit(folder: RunFolder) -> None:
 
 def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:
     """A folder with profiles alone is reported, and the page says what is not there."""
-    (tmp_path / "profiles").mkdir()
-    shutil.copy(folder / "profiles" / "a.yaml", tmp_path / "profiles")
-    page = build_report(tmp_path).read_text(encoding="utf-8")
+    other = RunFolder(tmp_path)
+    other.write_text(other / "profiles" / "a.yaml", (folder / "profiles" / "a.yaml").read_text(encoding="utf-8"))
+    page = build_report(other).read_text(encoding="utf-8")
     assert "Not in this run folder: routers compared in simulation; simulation against hardware" in page
     assert "Figure 3" in page
 
@@ -132,8 +133,9 @@ def test_an_accuracy_that_was_not_measured_is_said(folder: RunFolder, page: str,
     """A page whose labels were drawn from the paper's table says so at its head."""
     assert "accuracy: paper" not in page
     comparison = read_json(folder / "comparison.json")
-    write_json(tmp_path / "comparison.json", {**comparison, "accuracy_provenance": "paper"})
-    assert "accuracy: paper" in build_report(tmp_path).read_text(encoding="utf-8")
+    other = RunFolder(tmp_path)
+    other.write_json(other / "comparison.json", {**comparison, "accuracy_provenance": "paper"})
+    assert "accuracy: paper" in build_report(other).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("segments", [1, 3])
