@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 
 from calibrate.check import holds, meaningful
 from calibrate.stamps import require_model
 from hw.networks import ModelFile, Network
 from policies.errors import InputError
+from policies.files import set_aside
 from scenarios.executors.checking import (
     announced_check,
     check_world,
@@ -150,8 +152,11 @@ def calibrate(arguments: Namespace) -> int:
                 name=name,
                 allow_busy=arguments.allow_busy,
             )
-            reserved_s = arguments.budget - measuring_s
+            reserved_s, is_ours = arguments.budget - measuring_s, _was_calibrated(path)
             profile = calibrate_device(wanted, quiet=output.quiet, say=output.remark, reserved_s=reserved_s)
+        if path.exists() and not is_ours:
+            aside = set_aside(path, ".kept")
+            output.remark(f"{path} was not made by this calibration, or was edited since: it is kept as {aside.name}")
         write_text(path, profile.to_yaml())
         output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
         write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())
@@ -161,6 +166,15 @@ def calibrate(arguments: Namespace) -> int:
         output.remark(f"warning: {warning}")
     lines = "\n".join(f"profile: {path}" for path in written)
     return output.result(lines, {"profiles": [str(path) for path in written], "warnings": warnings})
+
+
+def _was_calibrated(path: Path) -> bool:
+    """Whether a profile is one that a calibration made in this place, with its log beside, and nobody edited since."""
+    try:
+        read_profile(path)
+    except InputError:
+        return False
+    return path.with_suffix(".jsonl").is_file() and "\nchecksum:" in path.read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager

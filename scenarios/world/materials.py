@@ -7,12 +7,14 @@ where they lie and reads them; `scenarios.job` makes them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hw.accuracy import load_accuracy
 from policies.errors import InputError
 from policies.vocabulary import Provenance
+from scenarios.files.documents import with_remedy
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario
@@ -83,7 +85,10 @@ def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
     if not path.is_file():
         problem = f"not evaluated yet (no {path.name} in {folder}); `slimsched run` or `slimsched model evaluate` does"
         raise InputError(scenario.name, "model.accuracy", problem)
-    return Accuracy.of(load_accuracy(path))
+    if scenario.model.accuracy:
+        return Accuracy.of(load_accuracy(path))
+    with with_remedy("`slimsched model evaluate` makes it again"):
+        return Accuracy.of(load_accuracy(path))
 
 
 def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
@@ -102,7 +107,8 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
                 f"{server.name!r} is not calibrated yet (no {path.name} in {path.parent}); `slimsched run` does it"
             )
             raise InputError(scenario.name, "cluster.servers", problem)
-        profiles[server.name] = read_profile(path)
+        with nullcontext() if server.profile else with_remedy("`slimsched run` makes it again"):
+            profiles[server.name] = read_profile(path)
     return profiles
 
 

@@ -9,6 +9,7 @@ from policies.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.rules.context import RouterContext
+from scenarios.files.documents import with_remedy
 from scenarios.files.router_names import TRAINED_ROUTER, read_router, router_file
 from scenarios.files.spec import Scenario
 
@@ -34,7 +35,8 @@ def make_named(
     if name == TRAINED_ROUTER:
         if trained is None or not trained.is_file():
             raise InputError(scenario.name, key, f"{name}: no trained router at hand; run `slimsched train` first")
-        spec = read_router(trained, deterministic=scenario.training.deterministic, devices=devices)
+        with with_remedy("`slimsched train` makes it again"):
+            spec = read_router(trained, deterministic=scenario.training.deterministic, devices=devices)
         return spec.make(context, str(trained))
     if (path := router_file(name)) is not None:  # it has its own mode
         return read_router(path, devices=devices).make(context, name)

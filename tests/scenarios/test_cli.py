@@ -18,7 +18,6 @@ from calibrate import slimming
 from policies.errors import WorkError
 from scenarios.cli import COMMANDS, handler_of, main
 from scenarios.commands import profile as profile_commands
-from scenarios.files.documents import write_text
 from scenarios.files.reading import load_scenario
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import write_cores, write_run
