@@ -1,6 +1,7 @@
 """The charts of routers and runs: data in, a chart out. It reads no file and decides nothing but how things look.
 
-Every axis carries its unit. A router has the same color in every chart; hardware is dashed, simulation solid.
+Every axis carries its unit. A router has the same color in every chart; hardware is dashed, simulation solid. Names are
+drawn as they are: none is a formula, and none is left out of a legend for how it begins.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -27,6 +29,7 @@ from policies.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
+from scenarios.terminal.visible import visible
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31", "#444444", "#B22222")
 MARKERS = "osD^vPX*<>"
@@ -47,13 +50,17 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.5,
+    "text.parse_math": False,
+    "text.usetex": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "slimsched",
 }
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
+LINE = 40  # characters of a name
 GREY = "#777777"
+Loc = Literal["outside lower center", "outside upper center"]
 _UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -135,6 +142,22 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=PNG_DPI, metadata=metadata)
 
 
+def label_of(name: str) -> str:
+    """A name in a picture: what can't be seen is written out, and a long one goes on in the next line."""
+    seen = visible(name)
+    return "\n".join(seen[start : start + LINE] for start in range(0, len(seen), LINE))
+
+
+def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: int, loc: Loc) -> None:
+    """As many names beside each other as there is room for, but at most so many."""
+    labels = [label_of(name) for name in names]
+    for columns in range(min(most, len(names)), 0, -1):
+        legend = figure.legend(handles, labels, loc=loc, ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+
+
 def router_colors(routers: Sequence[str]) -> dict[str, str]:
     """One color a router, in their order."""
     return {router: COLORS[index % len(COLORS)] for index, router in enumerate(dict.fromkeys(routers))}
@@ -145,21 +168,21 @@ def router_colors(routers: Sequence[str]) -> dict[str, str]:
 
 def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]) -> Figure:
     """The share of images done within a time, a line a router; hardware dashed over simulation."""
+    handles: list[Artist] = []
     with canvas(6.2, 3.9) as (figure, axes):
         for curve in curves:
             shares = np.linspace(0.001, 1.0, CDF_POINTS)
             times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
             is_real = curve.world == "hardware"
-            label = f"{curve.router}, hardware" if is_real else curve.router
-            axes.plot(times_ms, 100 * shares, "--" if is_real else "-", color=colors[curve.router], label=label)
+            handles += axes.plot(times_ms, 100 * shares, "--" if is_real else "-", color=colors[curve.router])
         if any(max(curve.latencies_s) > 10 * min(curve.latencies_s) for curve in curves):
             axes.set_xscale("log")
             plain_log_ticks(axes.xaxis)
         axes.set(
             xlabel="latency, ms (arrival to last segment done)", ylabel="images done within it, %", ylim=(0, 100.5)
         )
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(handles)))
+        names = [each.router + (", hardware" if each.world == "hardware" else "") for each in curves]
+        _legend(figure, handles, names, 3, "outside lower center")
     return figure
 
 
@@ -206,24 +229,24 @@ def trade_offs(panels: Sequence[TradeOff], *, colors: Mapping[str, str]) -> Figu
     """
     width = 3.4 * len(panels) if len(panels) > 1 else 5.2
     with canvas(width, 4.1, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
+        named: dict[str, Any] = {}
         for axes, panel in zip(grid[0], panels, strict=True):
-            _draw_trade_off(axes, panel, colors)
+            named |= _draw_trade_off(axes, panel, colors)
         grid[0][0].set(ylabel="accuracy, %")
-        found = [axes.get_legend_handles_labels() for axes in grid[0]]
-        named = {label: handle for handles, labels in found for handle, label in zip(handles, labels, strict=True)}
-        figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=min(6, len(named)))
+        _legend(figure, list(named.values()), list(named), 6, "outside lower center")
     return figure
 
 
-def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> None:
-    points = panel.points
+def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> dict[str, Any]:
+    """What its legend tells: by name what was drawn."""
+    points, drawn = panel.points, dict[str, Any]()
     front = pareto.pareto_front([pareto.Point(point.name, point.y, point.x) for point in points])
     axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
     if panel.bound:
         costs, accuracies = zip(*panel.bound, strict=True)
-        axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1, label="fluid bound")
+        (drawn["fluid bound"],) = axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1)
     for index, point in enumerate(points):
-        axes.errorbar(
+        drawn[point.name] = axes.errorbar(
             point.x,
             point.y,
             xerr=point.x_error or None,
@@ -233,13 +256,13 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> N
             markersize=6,
             elinewidth=1,
             capsize=2,
-            label=point.name,
         )
     if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
         axes.set_xscale("log")
         plain_log_ticks(axes.xaxis)
     _frame_points(axes, points)
     axes.set(xlabel=panel.xlabel)
+    return drawn
 
 
 def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
@@ -255,15 +278,16 @@ def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
 
 def over_time(servers: Sequence[Telemetry]) -> Figure:
     """Each server's utilization and power along the run."""
+    handles: list[Artist] = []
     with canvas(6.2, 4.2, 2, 1, sharex=True) as (figure, (top, bottom)):
         for index, server in enumerate(servers):
             times_s, style = _thinned(server.times_s), {"color": COLORS[index % len(COLORS)], "linewidth": 1.1}
-            top.plot(times_s, 100 * _thinned(server.utilization), label=server.server, **style)
+            handles += top.plot(times_s, 100 * _thinned(server.utilization), **style)
             bottom.plot(times_s, _thinned(server.power_w), **style)
         top.set(ylabel="utilization, %", ylim=(-2, 102))
         bottom.set(xlabel="time, s", ylabel="power, W")
         bottom.set_ylim(bottom=0)
-        figure.legend(*top.get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(servers)))
+        _legend(figure, handles, [server.server for server in servers], 4, "outside upper center")
     return figure
 
 
@@ -276,7 +300,7 @@ def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]
             for of, line, label in ((ours, "-", "simulation"), (theirs, "--", "hardware")):
                 shares = 100 * _thinned(of.utilization)
                 panel.plot(_thinned(of.times_s), shares, line, color=color, linewidth=1.1, label=label)
-            panel.set(ylabel=f"{ours.server}: utilization, %", ylim=(-2, 102))
+            panel.set(ylabel=f"{label_of(ours.server)}: utilization, %", ylim=(-2, 102))
         axes[-1][0].set_xlabel("time, s")
         figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
@@ -300,7 +324,7 @@ def stage_bars(bars: Sequence[StageBar]) -> Figure:
                     axes.barh(index + offset, width_ms, 0.36, left=left_ms, linewidth=0.4, **style)
                     left_ms += width_ms
         handles = [Patch(color=COLORS[number % len(COLORS)]) for number in range(len(stages))]
-        axes.set_yticks(range(len(bars)), [bar.router for bar in bars])
+        axes.set_yticks(range(len(bars)), [label_of(bar.router) for bar in bars])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set(xlabel="mean time of an image, ms")
@@ -316,7 +340,7 @@ def training_curve(decisions: Sequence[float], panels: Mapping[str, Sequence[flo
             panel = axes[index][0]
             panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
             panel.plot(decisions, smoothed(values), color=COLORS[0], marker="." if len(decisions) < 10 else "")
-            panel.set_ylabel(name)
+            panel.set_ylabel(label_of(name))
         axes[-1][0].set_xlabel("decisions")
         axes[-1][0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     return figure

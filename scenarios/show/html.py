@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from scenarios.show.charts import to_svg
 from scenarios.show.numbers import PLUS_MINUS
 from scenarios.show.table import Table
+from scenarios.terminal.visible import visible_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ def interval_html(cell: str) -> Markup:
 
 
 def render(page: Page) -> str:
-    """The whole page."""
-    return _environment().get_template("page.html.j2").render(page=page)
+    """The whole page; what HTML does not allow in a name is written out."""
+    return visible_text(_environment().get_template("page.html.j2").render(page=page))
 
 
 @cache

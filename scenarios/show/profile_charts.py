@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from scenarios.show.charts import GREY, canvas, plain, plain_log_ticks, save
+from scenarios.show.charts import GREY, canvas, label_of, plain, plain_log_ticks, save
 from scenarios.show.profile_curves import LatencyBand, latency_bands, under_load, uniform_curves
 from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
@@ -163,7 +163,7 @@ def _heading(profile: Profile, source: str) -> str:
     """Whose curves these are, where they are from, and which of them are drawn."""
     drawn, known = sum(1 for _ in uniform_curves(profile)), len(profile.latency)
     which = "" if drawn == known else f"\n{drawn} of {known} curves: where the previous width is the same"
-    named = f"{profile.name}: {profile.device.name}, latency {profile.provenance}"
+    named = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.provenance}"
     return f"{named}{', ' if source else ''}{source}{which}"
 
 
@@ -173,6 +173,7 @@ def _dress_panel(panel: Axes, index: int, segments: int, log: str) -> None:
     if "x" in log:  # batch sizes
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(FuncFormatter(plain))
+        panel.xaxis.set_minor_formatter(NullFormatter())
     if "y" in log:
         panel.set_yscale("log")
         plain_log_ticks(panel.yaxis)

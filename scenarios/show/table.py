@@ -7,12 +7,13 @@ A row is a sequence of cells, which are text already. The first column says what
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from textwrap import fill, wrap
 
 from scenarios.metrics.catalogue import Measure
 from scenarios.show.numbers import PLUS_MINUS
+from scenarios.terminal.visible import visible
 
 GAP = "  "
 
@@ -81,6 +82,7 @@ def to_text(parts: Iterable[Table | str], width: int | None = None) -> str:
 
 
 def _table_text(table: Table, width: int | None) -> str:
+    table = replace(table, rows=[[visible(cell) for cell in row] for row in table.rows])  # one line each
     blocks = [_block(table, chosen, width) for chosen in _blocks(table, width)]
     title = [_broken(table.title, width)] if table.title else []
     return "\n".join([*title, "\n\n".join(blocks), *(_broken(note, width) for note in (*table.notes, *table.warnings))])

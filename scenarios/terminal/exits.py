@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from policies.errors import InputError, WorkError
+from scenarios.terminal.visible import visible_text
 
 RESUMES: Final = "interrupted; the same command goes on from what is finished"
 BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begins anew"
@@ -47,6 +48,6 @@ def _said(error: OSError) -> str:
 
 
 def _complain(name: str, problem: object, code: int) -> int:
-    text = str(problem)
+    text = visible_text(str(problem))
     sys.stderr.write(f"{'' if text.startswith(name) else f'{name}: '}{text}\n")
     return code

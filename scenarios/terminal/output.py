@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.files.documents import json_text, write_json
+from scenarios.terminal.visible import visible_text
 
 Say = Callable[[str], None]
 STANDARD_OUTPUT: Final = Path("-")
@@ -24,7 +25,7 @@ class Output:
     def remark(self, text: str) -> None:
         """Something about the work."""
         if not self.quiet:
-            sys.stderr.write(text + "\n")
+            sys.stderr.write(visible_text(text) + "\n")
 
     def result(self, text: str, document: Any) -> int:
         """The result for people, and as a document where one was asked for; returns exit code 0."""
@@ -34,5 +35,5 @@ class Output:
             return 0
         if self._json is not None:
             write_json(self._json, document)
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(visible_text(text) + "\n")
         return 0

@@ -1,0 +1,29 @@
+"""Names as they are seen: what a screen would obey, and what no page may hold, is written out (`\\x1b`)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNSEEN: Final = (
+    r"\x00-\x1f\x7f-\x9f"  # control characters: a terminal's escape sequences begin with one
+    r"\u2028\u2029"  # line breaks by other names
+    r"\u202a-\u202e\u2066-\u2069"  # they turn the order of what stands beside them
+    r"\ud800-\udfff\ufffe\uffff"  # no characters: of bytes that are no text; neither UTF-8 nor XML has them
+)
+_IN_NAMES: Final = re.compile(f"[{_UNSEEN}]")
+_IN_TEXT: Final = re.compile(f"(?![\n\t])[{_UNSEEN}]")
+
+
+def visible(name: str) -> str:
+    """A name in one line."""
+    return _IN_NAMES.sub(_escape, name)
+
+
+def visible_text(text: str) -> str:
+    """Lines of text, which stay lines."""
+    return _IN_TEXT.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")

@@ -1,0 +1,206 @@
+"""Names that are meant to be more than names: in every table, page and picture they are text, as they are."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+from policies.errors import InputError
+from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.show import charts
+from scenarios.show.profile_charts import latency_curves
+from scenarios.show.profile_curves import latency_bands
+from scenarios.show.report import build_report, save_picture
+from scenarios.show.table import Table, columns, to_text
+from scenarios.terminal.exits import exit_code
+from scenarios.terminal.output import Output
+from sim.profile import Profile
+from tests import worlds
+from tests.scenarios.folders import run_folder
+
+EVIL = "_$a_b$<img src=x onerror=no()>\"'&amp;{{7*7}}\x1b[31m\x00\n"
+SEEN = "_$a_b$<img src=x onerror=no()>\"'&amp;{{7*7}}\\x1b[31m\\x00\\n"
+SHORT = ("_a", "$b_1$", "<c>&'\"")  # what fits into a line of a picture
+CHARTS = ("latency", "trade-off", "over time", "stages", "training")
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Page(HTMLParser):
+    """Which elements and attributes are in a page, and all its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.attributes: set[str] = set()
+        self.policy: str | None = ""
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if ("http-equiv", "Content-Security-Policy") in attrs:
+            self.policy = dict(attrs)["content"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def hostile(path: Path, name: str) -> Page:
+    """The page of a run folder in which everything is called so: scenario, routers, servers, devices."""
+    folder = run_folder(path, routers=("random", name), seeds=(0,))
+    write_text(folder / "scenario.yaml", yaml.safe_dump({"name": name}))
+    for file in folder.path.glob("*/*/result.json"):
+        result = read_json(file)
+        write_json(file, {**result, "servers": [{**server, "name": name} for server in result["servers"]]})
+    write_json(folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}})
+    for file in folder.path.glob("profiles/*.yaml"):
+        write_text(file, named(name).to_yaml())
+    return Page(build_report(path).read_text(encoding="utf-8"))
+
+
+def named(name: str) -> Profile:
+    """A profile with that name, of a device with that name."""
+    profile = worlds.profile(segments=2)
+    device = profile.device.model_copy(update={"name": name})
+    return profile.model_copy(update={"name": name, "device": device})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("evil")
+
+
+@pytest.fixture(scope="module")
+def evil(folder: Path) -> Page:
+    return hostile(folder, EVIL)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return hostile(tmp_path_factory.mktemp("plain"), "plain")
+
+
+def test_a_page_has_no_element_of_a_names_making(evil: Page, plain: Page) -> None:
+    """The elements and attributes are those of a page with plain names; the names are in its text."""
+    assert evil.elements == plain.elements
+    assert evil.attributes == plain.attributes
+    assert evil.text.count(SEEN.removesuffix("\\n")) > 10
+    assert "\x1b" not in evil.text
+    assert "\x00" not in evil.text
+
+
+def test_a_page_may_fetch_and_run_nothing(plain: Page) -> None:
+    """Its policy allows styles that stand in it, no more; it has nothing that this would forbid."""
+    assert plain.policy is not None
+    policy = dict(part.strip().split(" ", 1) for part in plain.policy.split(";"))
+    assert policy == {
+        "default-src": "'none'", "style-src": "'unsafe-inline'", "base-uri": "'none'", "form-action": "'none'",
+    }  # fmt: skip
+    assert plain.elements.isdisjoint({"script", "img", "link", "iframe", "object", "embed", "base", "form", "image"})
+    assert not [name for name in plain.attributes if name.startswith("on")]
+
+
+def drawn(figure: Figure) -> list[str]:
+    """Every text of a picture, in its SVG file as in a page."""
+    return [text.text or "" for text in ElementTree.fromstring(charts.to_svg(figure)).iter(f"{SVG}text")]
+
+
+def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
+    """Every chart that says names, by what it shows."""
+    colors = charts.router_colors(names)
+    times = [charts.Latencies(name, world, [0.1, 0.2]) for name in names for world in ("simulation", "hardware")]
+    points = [charts.Point(name, 1.0 + index, 70.0 + index) for index, name in enumerate(names)]
+    servers = [charts.Telemetry(name, [0.0, 1.0], [0.5, 0.6], [10.0, 11.0]) for name in names]
+    stages = [charts.StageBar(name, {"run": 0.1}, {"run": 0.2}) for name in names]
+    return {
+        "latency": charts.latency_distributions(times, colors),
+        "trade-off": charts.trade_offs([charts.TradeOff(points, "ms", [(1.0, 70.0), (2.0, 71.0)])], colors=colors),
+        "over time": charts.over_time(servers),
+        "stages": charts.stage_bars(stages),
+        "training": charts.training_curve([0.0, 1.0], {name: [1.0, 2.0] for name in names}),
+    }
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_picture_says_names_as_they_are(chart: str) -> None:
+    """None is a formula, and none is missing for its first letter."""
+    texts = drawn(of_routers(SHORT)[chart])
+    assert [name for name in SHORT if name not in texts] == []
+
+
+def test_axes_and_headings_say_names_as_they_are() -> None:
+    server = charts.Telemetry("$b_1$", [0.0, 1.0], [0.5, 0.6], [10.0, 11.0])
+    assert "$b_1$: utilization, %" in drawn(charts.both_over_time([server], [server]))
+    profile = named("$b_1$")
+    heading = drawn(latency_curves(profile, latency_bands(profile)))
+    assert any(text.startswith("$b_1$: $b_1$, latency") for text in heading)
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_picture_of_names_that_no_file_may_hold_is_whole(chart: str) -> None:
+    """Long ones go on in the next line; the SVG can be read; what can't be seen is written out."""
+    name = EVIL * 3
+    texts = drawn(of_routers((name, "b"))[chart])
+    assert max(map(len, texts)) <= charts.LINE + len(", hardware")
+    assert SEEN * 3 in "".join(texts)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+@pytest.mark.usefixtures("evil")
+def test_picture_files_are_whole(suffix: str, folder: Path, tmp_path: Path) -> None:
+    """And there is room for the curves beside such names."""
+    save_picture(folder, tmp_path / f"picture{suffix}")
+    if suffix == ".svg":
+        ElementTree.parse(tmp_path / "picture.svg")
+    profile = named(EVIL * 2)
+    charts.save(latency_curves(profile, latency_bands(profile)), tmp_path / f"profile{suffix}")
+
+
+@pytest.mark.parametrize("name", ["jsq", "a-router-of-some-length", "W" * 2 * charts.LINE])
+@pytest.mark.parametrize("chart", ["latency", "trade-off", "over time"])
+def test_a_legend_is_no_wider_than_its_picture(chart: str, name: str) -> None:
+    """Fewer names stand beside each other where they are long."""
+    figure = of_routers(tuple(f"{name}{number}" for number in range(3)))[chart]
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 <= box.x1 <= figure.bbox.width
+
+
+# ------------------------------------------------------------------------------------------------------- a terminal
+
+
+def test_a_table_keeps_its_lines() -> None:
+    """A line break in a name begins no row, and a terminal obeys no name."""
+    text = to_text([Table(columns("router", "x"), [["a\nb\x1b[2J\u202e\x9b", "1"], ["c", "2"]])])
+    assert len(text.splitlines()) == 4
+    assert "a\\nb\\x1b[2J\\u202e\\x9b" in text
+
+
+def test_nothing_that_is_said_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Results, remarks and errors, also of names that are no text; line breaks of ours stay."""
+    output = Output(Namespace(quiet=False, json=None))
+    output.result("one\ntwo \x1b[2J \udcff", {})
+    output.remark("remark \x1b]0;title\x07")
+
+    def fail() -> int:
+        raise InputError("\x1b[31m.yaml", "", "no such file")
+
+    exit_code("slimsched", fail)
+    streams = capsys.readouterr()
+    assert streams.out == "one\ntwo \\x1b[2J \\udcff\n"
+    assert streams.err == "remark \\x1b]0;title\\x07\nslimsched: \\x1b[31m.yaml: no such file\n"
+
+
+def test_letters_of_all_scripts_stay() -> None:
+    """Joiners and marks are part of words."""
+    names = ["Größe", "نمونه\u200cها", "模型", "👩\u200d🚀"]
+    assert [name for name in names if name not in to_text([Table(columns("router"), [[name]])])] == []
