@@ -6,16 +6,14 @@ import os
 import time  # noqa: TID251 - a share of real time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
-from hw.telemetry import Sensor, process_cpu_s
+from hw.telemetry import CoreWatch, Sensor, Used, process_cpu_s
+from hw.telemetry.foreign import NOTABLE, STRONG, Clock, CoreTimes
 from policies.errors import InputError
 from policies.vocabulary import NS_PER_S
 
-NOTABLE = 0.05  # a share of the device that a profile's reader should know of
-STRONG = 0.30  # one that makes a measurement worthless
 LOOK_S = 0.5
 LOOKS = 5
 MOST_NAMED = 3  # of those that use a device
@@ -26,21 +24,30 @@ class Interference:
     """What others do on a device.
 
     Attributes:
-        share: of the device's time, in [0, 1]; None where nothing tells.
+        share: of the device's time, in [0, 1], with what is stolen; None where nothing tells.
         processes: of others that have the device open; None likewise.
         place: which part of the machine was looked at, where that is not the whole device; for people.
         users: those that use it most, as far as that can be told; for people.
+        stolen: by a virtual machine's host, as far as it tells; a share likewise.
     """
 
     share: float | None
     processes: tuple[int, ...] | None = None
     place: str = ""
     users: tuple[str, ...] = ()
+    stolen: float = 0.0
 
     def __str__(self) -> str:
-        share = "an unknown share" if self.share is None else f"{100 * self.share:.0f} %"
+        share = "an unknown share" if self.share is None else f"{100 * (self.share - self.stolen):.0f} %"
         listed = ", ".join(map(str, self.processes or ()))
-        return f"other programs use {share} of the device{f' (processes {listed})' if listed else ''}"
+        stolen = f", this virtual machine's host {100 * self.stolen:.0f} %" if self.stolen > NOTABLE else ""
+        return f"other programs use {share} of the device{f' (processes {listed})' if listed else ''}{stolen}"
+
+    @property
+    def details(self) -> str:
+        """Where that is and who it is, as far as it is known: for people, not for a profile that is passed on."""
+        most = f"most of it by {', '.join(self.users)}" if self.users else ""
+        return "; ".join(text for text in (self.place, most) if text)
 
     @property
     def notable(self) -> bool:
@@ -51,16 +58,10 @@ class Interference:
 def require_quiet(device: str, found: Interference, allow_busy: bool) -> None:
     """Raise `InputError` where others use so much of the device that what is measured would be theirs, too."""
     if found.share is not None and found.share > STRONG and not allow_busy:
-        most = f"most of it by {', '.join(found.users)}" if found.users else ""
-        told = "; ".join(text for text in (found.place, most) if text)
-        problem = f"{found}{f' ({told})' if told else ''}, more than {100 * STRONG:.0f} %"
+        problem = f"{found}{f' ({found.details})' if found.details else ''}, more than {100 * STRONG:.0f} %"
         problem += ": what is measured would be theirs, too"
         remedy = "stop them, or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
         raise InputError("calibrate", device, f"{problem}; {remedy}")
-
-
-CoreTimes = Callable[[], Sequence[Any]]  # for each core a named tuple of seconds, as psutil gives it
-Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +95,15 @@ def on_cores(
 ) -> Interference:
     """What others use of some cores, over half a second; what this process and its children use does not count."""
     own = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
-
-    def used_s() -> tuple[float, float, float]:
-        everywhere = core_times()
-        busy_s = sum(_busy_s(everywhere[core]) for core in cores)
-        return clock() / NS_PER_S, busy_s, sum(process_cpu_s(pid) for pid in own)
-
-    before = processes()
-    began_s, busy_before_s, own_before_s = used_s()
+    before, began_ns = processes(), clock()
+    watch = CoreWatch([cores], lambda: {pid: Used(process_cpu_s(pid)) for pid in own}, core_times, clock)
     wait(LOOK_S)
-    ended_s, busy_s, own_s = used_s()
-    foreign_s = busy_s - busy_before_s - (own_s - own_before_s)
-    share = min(1.0, max(0.0, foreign_s / ((ended_s - began_s) * len(cores))))
+    load, elapsed_s = watch.take(), (clock() - began_ns) / NS_PER_S
     here = {pid: process for pid, process in processes().items() if process.core in cores and pid not in own}
-    place = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}"
-    return Interference(share, place=place, users=_most(before, here, ended_s - began_s))
+    place, users = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}", _most(before, here, elapsed_s)
+    if load is None:
+        return Interference(None, place=place, users=users)
+    return Interference(load.share, place=place, users=users, stolen=load.stolen)
 
 
 def _most(before: Mapping[int, Process], after: Mapping[int, Process], elapsed_s: float) -> tuple[str, ...]:
@@ -116,14 +111,6 @@ def _most(before: Mapping[int, Process], after: Mapping[int, Process], elapsed_s
     shares = {pid: (after[pid].used_s - before[pid].used_s) / elapsed_s for pid in after if pid in before}
     largest = sorted(shares, key=lambda pid: -shares[pid])[:MOST_NAMED]
     return tuple(f"{after[pid].name} ({pid}) {100 * shares[pid]:.0f} %" for pid in largest if shares[pid] > NOTABLE)
-
-
-def _busy_s(times: Any) -> float:
-    """Of one core; a guest's time is part of its user's, and a stolen core is busy for others."""
-    return float(sum(value for name, value in times._asdict().items() if name not in _NOT_BUSY))
-
-
-_NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice"})
 
 
 def on_gpu(sensor: Sensor, processes: Sequence[int] | None, wait: Callable[[float], None] = time.sleep) -> Interference:

@@ -15,7 +15,7 @@ import selectors
 import time  # noqa: TID251 - the driver's own CPU time is a figure
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Literal
@@ -32,13 +32,19 @@ from hw.networks import ModelFile
 from hw.server import HardwareServer, RealServer, RunClock
 from hw.telemetry import (
     AbsentSensor,
+    CoreWatch,
+    ForeignWatch,
+    GpuWatch,
     NvmlSensor,
     Pids,
     Reading,
     Sensor,
+    Used,
     cpu_sensor,
+    ended_children,
     load_nvml,
     nvml_handle,
+    process_cpu_s,
     usable_cores,
 )
 from hw.transfers import ELEMENT_BYTES, Transfers
@@ -318,6 +324,25 @@ def _sensor(server: HardwareServer, pids: Pids, nvml: object | None, vram: Calla
     return AbsentSensor() if nvml is None else NvmlSensor(nvml, nvml_handle(nvml, spec.index))
 
 
+def foreign_watch(servers: Sequence[HardwareServer], slots: Sequence[WorkerSlot]) -> ForeignWatch:
+    """What others take of these servers' devices; workers and this process, which drives them, are no others."""
+    driver_cores = frozenset(own_cores(servers)) or None
+
+    def own() -> dict[int | str, Used]:
+        found: dict[int | str, Used] = {"ended": ended_children()}
+        found[os.getpid()] = Used(process_cpu_s(os.getpid()), driver_cores)
+        for server, pid in zip(servers, _pids(slots), strict=True):
+            found[pid] = Used(process_cpu_s(pid), frozenset(server.device.cores) or None)
+        return found
+
+    physical = dict.fromkeys(server.device.physical for server in servers)
+    cores = [cores for kind, cores in physical if kind == "cpu"]
+    nvml = load_nvml() if len(cores) < len(physical) else None
+    handles = [nvml_handle(nvml, index) for kind, (index, *_) in physical if kind == "cuda" and nvml is not None]
+    gpus = [GpuWatch(nvml, handle, partial(_pids, slots)) for handle in handles]
+    return ForeignWatch(CoreWatch(cores, own) if cores else None, gpus)
+
+
 # ------------------------------------------------------------------------------------------------------------ one run
 
 
@@ -382,6 +407,7 @@ class _Run:
         self._selector: selectors.BaseSelector
         self._arrived = 0
         self._own_cores = own_cores(cluster.servers)
+        self._foreign = foreign_watch(cluster.servers, cluster.slots)
         self._busy_ns = self._idle_ns = 0
         self._arrival_lags_ns: list[int] = []
         self._next_tick_ns = self._period_ns
@@ -428,16 +454,18 @@ class _Run:
             for device in self._devices:
                 device.watch(self._servers)
                 device.start()
+            self._foreign.start()
             self._clock.start()
             busy_ns = time.thread_time_ns()
             while not self._is_over():
                 self._turn()
             self._busy_ns = time.thread_time_ns() - busy_ns - self._idle_ns
             self._ledger.catch_up()
+            foreign = self._foreign.take()
         ended_ns = self._clock.now_ns()
         for device in self._devices:
             device.read(ended_ns)
-        return self._record(ended_ns)
+        return replace(self._record(ended_ns), foreign_load=foreign)
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
@@ -621,6 +649,7 @@ class _Run:
         """Read every sensor; ticks that were missed are not made up for."""
         for device in self._devices:
             self._report(device, now_ns)
+        self._foreign.look(now_ns)
         self._next_tick_ns += self._period_ns * (1 + (now_ns - self._next_tick_ns) // self._period_ns)
         if self._on_progress is not None and now_ns >= self._next_progress_ns:
             self._next_progress_ns = now_ns + _PROGRESS_NS

@@ -149,6 +149,24 @@ class LoggedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignLoad:
+    """What others took of a real device during a run, as shares in [0, 1] of its time.
+
+    Attributes:
+        programs: other programs of the machine.
+        stolen: a virtual machine's host, as far as it tells.
+    """
+
+    programs: float
+    stolen: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """All of it."""
+        return min(1.0, self.programs + self.stolen)
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything a run leaves behind.
 
@@ -160,6 +178,7 @@ class RunRecord:
         driver_busy_ns: CPU time of the real cluster's driver, which is the router's host too; 0 in simulation.
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
             tells how fast its core ran; empty in simulation.
+        foreign_load: of the device that had most of it; None in simulation, and where nothing tells.
     """
 
     ended_ns: int
@@ -176,6 +195,7 @@ class RunRecord:
     restarts_ns: tuple[tuple[int, int, int], ...] = ()
     driver_busy_ns: int = 0
     references: tuple[tuple[int, int, float], ...] = ()
+    foreign_load: ForeignLoad | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from hw.telemetry.cpu import (
     process_cpu_s,
     usable_cores,
 )
+from hw.telemetry.foreign import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children
 from hw.telemetry.local import DeviceDescription, available_devices, cpu_sensor
 from hw.telemetry.nvml import (
     NvmlSensor,
@@ -32,9 +33,12 @@ __all__ = [
     "CPU_IDLE_W_PER_CORE",
     "CPU_TDP_W_PER_CORE",
     "AbsentSensor",
+    "CoreWatch",
     "CpuShare",
     "Details",
     "DeviceDescription",
+    "ForeignWatch",
+    "GpuWatch",
     "ModelledCpuSensor",
     "NvmlSensor",
     "Pids",
@@ -44,11 +48,13 @@ __all__ = [
     "Sensor",
     "Support",
     "Timing",
+    "Used",
     "available_devices",
     "board_facts",
     "cpu_name",
     "cpu_sensor",
     "device_label",
+    "ended_children",
     "load_nvml",
     "nvml_handle",
     "process_cpu_s",

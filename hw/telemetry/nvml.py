@@ -279,6 +279,22 @@ def other_processes(nvml: Any, handle: Any, own: Sequence[int]) -> list[int] | N
     return None if processes is None else [process.pid for process in processes if process.pid not in own]
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessShare:
+    """The share of the multiprocessors' time that a process had over the last while, and when that was seen."""
+
+    pid: int
+    share: float
+    at_us: int
+
+
+def process_shares(nvml: Any, handle: Any, since_us: int) -> list[ProcessShare]:
+    """Of every process that used the device since then; nothing where NVML does not say."""
+    samples = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetProcessUtilization", since_us))
+    found = [ProcessShare(each.pid, each.smUtil / 100, each.timeStamp) for each in samples or ()]
+    return [each for each in found if each.at_us > since_us]  # some drivers fill up with zeros
+
+
 def _answer(question: Callable[[], Any]) -> Any:
     try:
         return question()

@@ -17,7 +17,6 @@ from scenarios.executors.checking import (
     announced_check,
     check_world,
     open_loop,
-    other_programs,
     profile_device,
     require_kind,
     require_measured,
@@ -25,7 +24,7 @@ from scenarios.executors.checking import (
     solo_metrics,
 )
 from scenarios.executors.devices import chosen_devices
-from scenarios.executors.preflight import stamp_warnings
+from scenarios.executors.preflight import other_programs, stamp_warnings
 from scenarios.files.documents import json_text, write_text
 from scenarios.files.reading import read_profile
 from scenarios.show.check import check_document, format_check
@@ -159,7 +158,9 @@ def calibrate(arguments: Namespace) -> int:
             output.remark(f"{path} was not made by this calibration, or was edited since: it is kept as {aside.name}")
         write_text(path, profile.to_yaml())
         output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
-        write_text(path, with_serving(profile, file, device, arguments.seed).to_yaml())
+        with _naming(asked):
+            served = with_serving(profile, file, device, arguments.seed, allow_busy=arguments.allow_busy)
+        write_text(path, served.to_yaml())
         if problem := spoilt(profile):
             warnings.append(f"{name}: {problem}")
     for warning in warnings:

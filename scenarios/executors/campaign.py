@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
 from policies.errors import InputError, WorkError
-from policies.records import RunRecord
+from policies.records import ForeignLoad, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import Changes, mean_slowdown
 from scenarios.files.spec import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
     GROWTH_OF_SATURATION,
+    Foreign,
     Kind,
     ValidationRun,
     Worlds,
@@ -292,6 +293,7 @@ class Campaign:
             backlog_growth=growth,
             scale=self._scale_of(hardware["latency_s"]["mean"], planned) if planned.kind == "near" else None,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
+            foreign_load=_shares_of(record.foreign_load),
         )
         self._keep(run)
         return Finished(run, planned, record, twin_record if planned.repeat == 0 else None)
@@ -307,6 +309,10 @@ class Campaign:
             (planned.router, planned.repeat if planned.slowdowns else 0), LoadCurve(simulated_s)
         )
         return None if latency_s is None else curve.scale_at(latency_s)
+
+
+def _shares_of(load: ForeignLoad | None) -> Foreign | None:
+    return None if load is None else Foreign(programs=load.programs, stolen=load.stolen)
 
 
 def _mean_of(slowdowns: Mapping[int, Changes], until_ns: int) -> float | None:

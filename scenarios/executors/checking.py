@@ -22,8 +22,6 @@ from calibrate.check import (
     repeatability_pct,
 )
 from calibrate.errors import SOLO_ERROR
-from calibrate.opening import interference
-from calibrate.probe import open_sensor
 from calibrate.session import START_S, check_profile
 from calibrate.stamps import VERSIONS, differences, stamps_here, stamps_of
 from hw.datasets import Dataset
@@ -138,12 +136,6 @@ def announced_check(profile: Profile, points: int, seconds: float) -> str:
     return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}{runs}; about {span(needed_s)}"
 
 
-def other_programs(device: DeviceSpec) -> tuple[str, ...]:
-    """A line where other programs use the device: their use would look like drift."""
-    found = interference(device, open_sensor(device, ()))
-    return (f"warning: {found}: what is measured now may be theirs, too",) if found.notable else ()
-
-
 # ------------------------------------------------------------------------------------------------------- the metrics
 
 
@@ -218,14 +210,19 @@ def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World,
     return world, found.stable_img_s
 
 
-def with_serving(profile: Profile, file: ModelFile, device: DeviceSpec, seed: int) -> Profile:
+def with_serving(
+    profile: Profile, file: ModelFile, device: DeviceSpec, seed: int, *, allow_busy: bool = False
+) -> Profile:
     """The profile with what serving costs on this host, from a few seconds of it on the device alone.
 
     What it costs is not known yet, so the rate is low: a router with more to do than it can would tell its queue.
+
+    Raises:
+        InputError: others used much of the device meanwhile, and that is not allowed.
     """
     world, stable_img_s = _lone_world(profile, device, seed)
     world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
-    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed), 0)
+    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed, allow_busy=allow_busy), 0)
 
 
 @dataclass(frozen=True, slots=True)

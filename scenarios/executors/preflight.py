@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from calibrate.opening import interference
+from calibrate.probe import open_sensor
 from calibrate.stamps import differences, stamps_here, stamps_of
 from hw.device import DeviceSpec
 from hw.instances import context_bytes
@@ -148,6 +150,17 @@ def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:
         return ()  # it was measured on none
     found = differences(stamps_of(profile), stamps_here(device))
     return tuple(f"warning: profile {profile.name}: {difference}" for difference in found)
+
+
+def other_programs(device: DeviceSpec) -> tuple[str, ...]:
+    """A line where others use the device now, with their names: they would look like errors of the simulation, or like
+    drift of a profile. None where nothing can tell."""
+    try:
+        found = interference(device, open_sensor(device, ()))
+    except InputError:  # a GPU without NVML
+        return ()
+    details = f" ({found.details})" if found.details else ""
+    return (f"warning: {found}{details}: what is measured now may be theirs, too",) if found.notable else ()
 
 
 def _require_memory(scenario: Scenario, caps: Mapping[str, int]) -> None:

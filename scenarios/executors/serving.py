@@ -18,10 +18,11 @@ the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from calibrate.interference import Interference, require_quiet
 from hw.datasets import Dataset
 from hw.networks import ModelFile
 from policies.chance import derived_seed
@@ -41,17 +42,27 @@ KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 
 @dataclass(frozen=True, slots=True)
 class ServingOverheads:
-    """Means over a real run; for each server, None where it served or received nothing."""
+    """Means over a real run; for each server, None where it served or received nothing.
+
+    `others`: what other programs took of the devices meanwhile, in words.
+    """
 
     decision_s: float
     decision_busy_s: float
     dispatch_s: tuple[float | None, ...]
     transfer_s: tuple[float | None, ...]
     extra_s: tuple[float | None, ...]
+    others: str = ""
 
 
-def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int) -> ServingOverheads:
-    """Serve the scenario's workload for a few seconds and look at every stage of every block."""
+def measure_serving(
+    world: World, model: ModelFile, dataset: Dataset, seed: int, *, allow_busy: bool = False
+) -> ServingOverheads:
+    """Serve the scenario's workload for a few seconds and look at every stage of every block.
+
+    Raises:
+        InputError: others used much of the devices meanwhile, and that is not allowed.
+    """
     world = without_faults(world)
     scale = 1.0
     if (loads := world.scenario.validate_.loads) and world.rate_img_s:
@@ -62,8 +73,11 @@ def measure_serving(world: World, model: ModelFile, dataset: Dataset, seed: int)
             emulate_links=False, keep_log=False,
         )  # fmt: skip
         _, record = run_on_hardware(world, cluster, dataset, wanted)
-    cluster_spec = world.cluster
-    return overheads_of(record, cluster_spec.devices, [server.device for server in cluster_spec.servers])
+    load, spec = record.foreign_load, world.cluster
+    others = Interference(None) if load is None else Interference(load.share, stolen=load.stolen)
+    require_quiet("what serving costs", others, allow_busy)
+    overheads = overheads_of(record, spec.devices, [server.device for server in spec.servers])
+    return replace(overheads, others=str(others))
 
 
 def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> ServingOverheads:
@@ -210,6 +224,9 @@ def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -
         update["link"] = profile.link.model_copy(update={"latency_s": transfer_s})
     if (extra_s := overheads.extra_s[server]) is not None:
         update["served_extra_s"] = extra_s
+    if overheads.others:
+        stamps = {**profile.device.stamps, "interference_serving": overheads.others}
+        update["device"] = profile.device.model_copy(update={"stamps": stamps})
     return profile.model_copy(update=update)
 
 

@@ -116,7 +116,9 @@ def make_serving(job: Job) -> None:
         world = job.world()
         with blamed_on(job.scenario):
             images = load_dataset(job.scenario.model.dataset)
-        overheads = measure_serving(world, job.model, images, job.scenario.seed)
+        overheads = measure_serving(
+            world, job.model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy
+        )
         names = [server.name for server in job.scenario.cluster.named_servers]
         for server, path in zip(servers, paths, strict=True):
             profile = with_overheads(read_profile(path), overheads, names.index(server.name))

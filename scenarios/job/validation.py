@@ -10,7 +10,7 @@ from hw.networks import ModelFile
 from policies.errors import InputError
 from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.devices import device_of
-from scenarios.executors.preflight import require_devices, require_ready, stamp_warnings
+from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
 from scenarios.executors.run import validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
@@ -47,6 +47,7 @@ def validate(job: Job, world: World) -> Validation:
     partial = job.folder / ".stages" / f"validate-{fingerprint[:12]}.json"
 
     def work() -> Sequence[Path]:
+        warn_of_other_programs(job)
         folder = job.folder
         validation = validate_world(
             world, folder, job.model, plan, given.routers, trained=job.trained, partial=partial,
@@ -68,6 +69,15 @@ def warn_of_another_stack(job: Job, world: World) -> None:
         if server.shares_device_with is None:
             for text in stamp_warnings(profile, device_of(server, servers)):
                 job.warn(text)
+
+
+def warn_of_other_programs(job: Job) -> None:
+    """Whoever else computes here is in the hardware's latencies and not in the simulator's: better to know before."""
+    servers = job.scenario.cluster.named_servers
+    devices = {(device := device_of(server, servers)).physical: device for server in servers}
+    for device in devices.values():
+        for text in other_programs(device):
+            job.warn(text)
 
 
 def validate_world(

@@ -39,13 +39,21 @@ class Worlds(TypedDict):
     hardware: float
 
 
+class Foreign(TypedDict):
+    """What others took of the busiest real device during a run, as shares of its time; see `ForeignLoad`."""
+
+    programs: float
+    stolen: float
+
+
 class ValidationRun(TypedDict):
     """One hardware run and its simulated twin, as `validate` leaves them: both of one router and seed.
 
     `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `scale` is
     told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `slowdown`
     is how many times as long as at full speed the devices took during the hardware run (their twin replays it), the
-    mean over those that were read; null where none was, and missing in older ones.
+    mean over those that were read; null where none was, and missing in older ones. `foreign_load` is null where
+    nothing told it, and likewise missing in older ones.
     """
 
     kind: Kind
@@ -59,6 +67,7 @@ class ValidationRun(TypedDict):
     backlog_growth: Worlds | None
     scale: float | None
     slowdown: NotRequired[float | None]
+    foreign_load: NotRequired[Foreign | None]
 
 
 class Pair(TypedDict):
@@ -73,6 +82,7 @@ class Pair(TypedDict):
     hardware: Result
     error_pct: dict[str, float | None]
     not_applicable: dict[str, str]
+    foreign_load: NotRequired[Foreign | None]
 
 
 class Stages(TypedDict):
@@ -86,6 +96,7 @@ class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
+    `foreign_load` is that of the run that had most of it.
     """
 
     router: str
@@ -101,6 +112,7 @@ class Row(TypedDict):
     met: dict[str, bool | None]
     stages_s: Stages
     slowdown: NotRequired[Estimate]
+    foreign_load: NotRequired[Foreign | None]
 
 
 class SaturatedRow(TypedDict):
@@ -118,6 +130,7 @@ class SaturatedRow(TypedDict):
     target_pct: float
     met: bool | None
     saturated: dict[str, bool]
+    foreign_load: NotRequired[Foreign | None]
 
 
 class LoadAxisRow(TypedDict):
@@ -131,6 +144,7 @@ class LoadAxisRow(TypedDict):
     repeatability_pct: float | None
     target_pct: float
     met: bool | None
+    foreign_load: NotRequired[Foreign | None]
 
 
 class Ranking(TypedDict):
@@ -216,6 +230,7 @@ def _pair(run: ValidationRun, power: Provenance) -> Pair:
         hardware=run["hardware"],
         error_pct={measure.stem: _error_pct(run, measure, power) for measure in VALIDATED},
         not_applicable=dict.fromkeys(_ENERGIES, reason) if power in UNMETERED else {},
+        foreign_load=run.get("foreign_load"),
     )
 
 
@@ -244,11 +259,18 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         target_pct=targets,
         met={name: _is_met(errors[name]["mean"], targets[name]) for name in targets},
         slowdown=estimate([run.get("slowdown") for run in runs]),
+        foreign_load=_most_foreign(runs),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),
         ),
     )
+
+
+def _most_foreign(runs: Sequence[ValidationRun]) -> Foreign | None:
+    """Of the run that had most of it: a mean would hide one that was spoilt."""
+    known = [load for run in runs if (load := run.get("foreign_load")) is not None]
+    return max(known, key=lambda load: load["programs"] + load["stolen"], default=None)
 
 
 def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> Estimate:
@@ -320,6 +342,7 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         target_pct=PROMISED_THROUGHPUT_PCT,
         met=_is_met(error, PROMISED_THROUGHPUT_PCT) if any(saturated.values()) else None,
         saturated=saturated,
+        foreign_load=run.get("foreign_load"),
     )
 
 
@@ -338,6 +361,7 @@ def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
         repeatability_pct=noise,
         target_pct=target,
         met=_is_met(error["mean"], target),
+        foreign_load=_most_foreign(runs),
     )
 
 

@@ -29,7 +29,7 @@ from scenarios.show.comparison import comparison_table
 from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, interval_html, render
 from scenarios.show.numbers import NONE, change, shown
 from scenarios.show.profile_page import profile_blocks
-from scenarios.show.validation import errors_tables, rows_at_middle, saturation_tables, validation_notes
+from scenarios.show.validation import busy_warnings, errors_tables, rows_at_middle, saturation_tables, validation_notes
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
@@ -203,6 +203,7 @@ def _validation(material: Material) -> Iterator[Block]:
         return
     yield from errors_tables(found)
     yield Note(" ".join(validation_notes(found)))
+    yield from (Note(text, "warning") for text in busy_warnings(found))
     yield from saturation_tables(found)
     rows = rows_at_middle(found.get("rows", []))
     bars = [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hw.telemetry.foreign import NOTABLE, STRONG
 from policies.records import STAGES
 from scenarios.metrics.catalogue import MEASURES, VALIDATED
 from scenarios.metrics.fidelity import (
     REPEATS_OF_NOISE,
+    Foreign,
     LoadAxisRow,
     Ranking,
     Row,
@@ -19,6 +21,10 @@ from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.terminal.screen import screen_width
 
+_FOREIGN = (
+    "what other programs (stolen: a virtual machine's host) took of the device that had most of it, in the run that "
+    "had most."
+)
 _LATENCY, _THROUGHPUT = MEASURES["latency_mean_s"], MEASURES["throughput_img_s"]
 
 
@@ -26,7 +32,8 @@ def format_validation(validation: Validation) -> str:
     """The sim-to-real table of each load, where an image's time goes, saturation; then what there is to say."""
     at_middle = stages_table(rows_at_middle(validation["rows"]))
     tables = [*errors_tables(validation), *([at_middle] if at_middle.rows else []), *saturation_tables(validation)]
-    return to_text([validation["scenario"], *tables, "\n".join(validation_notes(validation))], screen_width())
+    words = ["\n".join(validation_notes(validation)), *busy_warnings(validation)]
+    return to_text([validation["scenario"], *tables, *words], screen_width())
 
 
 def rows_at_middle(rows: Sequence[Row]) -> list[Row]:
@@ -47,6 +54,32 @@ def _is_slowed(row: Row) -> bool:
     return slowdown is not None and slowdown["mean"] is not None
 
 
+def _foreign_loads(validation: Validation) -> list[Foreign]:
+    rows = [*validation.get("rows", []), *validation.get("saturated", []), *validation.get("load_axis", [])]
+    return [load for row in rows if (load := row.get("foreign_load")) is not None]
+
+
+def _is_busy(load: Foreign) -> bool:
+    return load["programs"] + load["stolen"] > STRONG
+
+
+def _foreign_column(rows: Sequence[Row | SaturatedRow | LoadAxisRow]) -> tuple[list[Column], list[list[str]]]:
+    """The column's head, and each row's cell of it; nothing where nothing was measured."""
+    loads = [row.get("foreign_load") for row in rows]
+    if not any(loads):
+        return [], [[] for _ in rows]
+    return [Column("foreign load", "%", meaning=_FOREIGN)], [[_foreign_text(load)] for load in loads]
+
+
+def _foreign_text(load: Foreign | None) -> str:
+    """`12`, `55 busy`, `40 (20 stolen) busy`."""
+    if load is None:
+        return NONE
+    stolen = f" ({number(load['stolen'], 0, 100)} stolen)" if load["stolen"] > NOTABLE else ""
+    text = f"{number(load['programs'] + load['stolen'], 0, 100)}{stolen}"
+    return f"{text} busy" if _is_busy(load) else text
+
+
 def errors_tables(validation: Validation) -> list[Table]:
     """A table a load: both worlds' mean latency, then each error and what is allowed."""
     by_load: dict[float | None, list[Row]] = {}
@@ -60,14 +93,17 @@ def _errors_table(rows: Sequence[Row]) -> Table:
     slowed = any(map(_is_slowed, rows))
     head = [Column("router"), column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
     head += columns("slowdown") if slowed else []
+    foreign_head, foreign_cells = _foreign_column(rows)
+    head += foreign_head
     for measure in VALIDATED:
         head.append(Column(f"{measure.head} error", "%", meaning=measure.meaning))
         head += columns("allowed") if measure.stem in judged else []
     body = []
-    for row in rows:
+    for row, foreign in zip(rows, foreign_cells, strict=True):
         cells = [row["router"], *(shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware"))]
         cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
         cells += [interval(row["slowdown"], 2)] if slowed else []
+        cells += foreign
         for measure in VALIDATED:
             cells.append(change(row["error_pct"][measure.stem], unit=""))
             if measure.stem in judged:
@@ -98,6 +134,7 @@ def saturation_tables(validation: Validation) -> list[Table]:
 def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
     head = [Column("router"), Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
     head += [column(_THROUGHPUT, "hardware"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
+    foreign_head, foreign_cells = _foreign_column(rows)
     body = [
         [
             row["router"],
@@ -107,10 +144,11 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
             number(row["error_pct"], 1, signed=True),
             verdict(row["target_pct"], row["met"]),
             _kept_up(row),
+            *foreign,
         ]
-        for row in rows
+        for row, foreign in zip(rows, foreign_cells, strict=True)
     ]
-    return Table(head, body, title="saturated: arrivals just above capacity")
+    return Table([*head, *foreign_head], body, title="saturated: arrivals just above capacity")
 
 
 def _kept_up(row: SaturatedRow) -> str:
@@ -122,6 +160,7 @@ def _kept_up(row: SaturatedRow) -> str:
 def _load_axis_table(rows: Sequence[LoadAxisRow]) -> Table:
     head = [Column("router"), Column("arriving", "images/s"), column(_LATENCY, "simulated")]
     head += [column(_LATENCY, "hardware"), Column("load axis error", "%"), Column("allowed")]
+    foreign_head, foreign_cells = _foreign_column(rows)
     body = [
         [
             row["router"],
@@ -130,11 +169,12 @@ def _load_axis_table(rows: Sequence[LoadAxisRow]) -> Table:
             shown(_LATENCY, row["hardware_latency_s"]),
             change(row["error_pct"], unit=""),
             verdict(row["target_pct"], row["met"]),
+            *foreign,
         ]
-        for row in rows
+        for row, foreign in zip(rows, foreign_cells, strict=True)
     ]
     title = "near saturation, at 90 % of what the router carries on the hardware: at how much more load the simulation"
-    return Table(head, body, title=f"{title} is as slow")
+    return Table([*head, *foreign_head], body, title=f"{title} is as slow")
 
 
 def verdict(target: float | None, is_met: bool | None) -> str:
@@ -160,9 +200,19 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append("Intervals (95 %) are over repeats of one trace.")
     if any(map(_is_slowed, rows)):
         notes.append("Slowdown: how many times as long as at full speed the devices took; each run's twin replays it.")
+    if _foreign_loads(validation):
+        notes.append(f"Foreign load: {_FOREIGN}")
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]
+
+
+def busy_warnings(validation: Validation) -> list[str]:
+    """What nobody should miss: that somebody else's work is in the hardware's numbers."""
+    if not any(map(_is_busy, _foreign_loads(validation))):
+        return []
+    found = f"Busy host: in rows marked `busy` others took more than {100 * STRONG:.0f} % of a device, so errors there"
+    return [f"{found} are not the simulator's alone. Stop them and validate again, into a folder of its own (--out)."]
 
 
 def _ranking_text(ranking: Ranking) -> str:

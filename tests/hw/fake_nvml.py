@@ -52,6 +52,7 @@ class FakeBoard:
         stuck_w: a power that is read for ever, whatever is drawn.
         power_mw: what a power reading makes of the milliwatts that it would show.
         utilization_pct: likewise of the per cent that it would show.
+        used_pct: what each process that computes now has of the multiprocessors' time.
     """
 
     make: Make = HOPPER
@@ -67,6 +68,7 @@ class FakeBoard:
     power_mw: Callable[[float], float] = lambda milliwatts: milliwatts
     utilization_pct: Callable[[float], float] = lambda percent: percent
     processes: list[int] = field(default_factory=list)
+    used_pct: dict[int, int] = field(default_factory=dict)
     load: float = 0.0
     lost: bool = False
 
@@ -271,6 +273,16 @@ class FakeNvml:
             raise pynvml.NVMLLibraryMismatchError("Unversioned function called and the versions do not match")
         board = self._require(handle, "nvmlDeviceGetComputeRunningProcesses")
         return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 20) for pid in board.processes]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: Handle, since_us: int) -> list[Any]:
+        board = self._require(
+            handle, "nvmlDeviceGetProcessUtilization", handle.instance is None and not handle.board.mig
+        )
+        now_us = round(board.now_s * 1e6)
+        if not board.used_pct or now_us <= since_us:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        found = [SimpleNamespace(pid=pid, timeStamp=now_us, smUtil=used) for pid, used in board.used_pct.items()]
+        return [*found, SimpleNamespace(pid=0, timeStamp=0, smUtil=100)]  # some drivers fill up like this
 
     # --------------------------------------------------------------------------------------------------------- GPM
 

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
+from policies.records import ForeignLoad
 from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
 from scenarios.files.documents import read_checked
 from scenarios.files.spec import ValidateSection
@@ -98,6 +99,19 @@ def test_without_loads_it_is_a_pair_of_each_router_and_seed(world: World) -> Non
     assert ours == theirs
     for each in found:
         assert each.run["simulated"]["latency_s"] == each.run["hardware"]["latency_s"]
+
+
+def test_what_others_took_is_kept_with_the_run(world: World) -> None:
+    """As the hardware's record has it; nothing where nothing told it."""
+    loads = [ForeignLoad(0.4, 0.1), None]
+    simulate = side(world, [])
+
+    def hardware(planned: PlannedRun) -> Ran:
+        result, record = simulate(planned)
+        return result, replace(record, foreign_load=loads[planned.repeat])
+
+    found = list(Campaign(plan(world, ("random",), repeats=2), simulate, hardware).carry_out())
+    assert [each.run["foreign_load"] for each in found] == [{"programs": 0.4, "stolen": 0.1}, None]
 
 
 def test_loads_are_shares_of_what_the_slowest_router_carries(world: World, slower: World) -> None:

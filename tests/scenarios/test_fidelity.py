@@ -265,6 +265,56 @@ def test_stages_of_both_worlds_stand_in_one_cell() -> None:
     assert row == ["a", *["1.00/1.00"] * 3, *["2.00/2.00"] * 4, "2.00/3.00"]
 
 
+def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any) -> ValidationRun:
+    """A pair during whose hardware run others took so much."""
+    return pair(router, 1, 1, foreign_load={"programs": programs, "stolen": stolen}, **place)
+
+
+def foreign_cells(validation: Validation) -> list[list[str]]:
+    """What the tables have in that column."""
+    tables = [*errors_tables(validation), *saturation_tables(validation)]
+    places = [[c.title for c in table.columns].index("foreign load %") for table in tables]
+    return [[row[place] for row in table.rows] for table, place in zip(tables, places, strict=True)]
+
+
+def test_the_run_that_had_most_foreign_load_is_told() -> None:
+    """A mean over repeats would hide one that was spoilt; what a host stole is part of it, and told apart."""
+    runs = [loaded(0.02), loaded(0.55, repeat=1), loaded(0.5, 0.01, repeat=2), loaded(0.04, 0.2, "b")]
+    found = validated(*runs, pair("c", 1, 1))
+    assert [row["foreign_load"] for row in found["rows"]] == [
+        {"programs": 0.55, "stolen": 0.0}, {"programs": 0.04, "stolen": 0.2}, None
+    ]  # fmt: skip
+    assert [each["foreign_load"] for each in found["pairs"][:2]] == [
+        {"programs": 0.02, "stolen": 0.0}, {"programs": 0.55, "stolen": 0.0}
+    ]  # fmt: skip
+    assert foreign_cells(found) == [["55 busy", "24 (20 stolen)", "-"]]
+
+
+def test_a_busy_host_is_told_in_every_table() -> None:
+    """In the saturated rows and those near saturation too; and a sentence says what it means."""
+    full = saturated("a", 1, 1)
+    full["foreign_load"] = {"programs": 0.2, "stolen": 0.15}
+    runs = [loaded(0.0), full, loaded(0.4, kind="near", scale=1.0)]
+    found = validated(*runs)
+    assert foreign_cells(found) == [["0"], ["35 (15 stolen) busy"], ["40 busy"]]
+    assert "Busy host: in rows marked `busy` others took more than 30 %" in format_validation(found)
+    assert any(note.startswith("Foreign load: ") for note in validation_notes(found))
+
+
+def test_a_quiet_host_is_no_warning() -> None:
+    assert "Busy host" not in format_validation(validated(loaded(0.2, 0.05)))
+
+
+def test_a_validation_that_knows_no_foreign_load_is_shown() -> None:
+    """One of a former version, or where nothing tells it: without the column and its sentences."""
+    found = validated(pair("a", 1, 1), saturated("a", 1, 1), pair("a", 1, 1, kind="near", scale=1.0))
+    for row in (*found["rows"], *found["saturated"], *found["load_axis"], *found["pairs"]):
+        del row["foreign_load"]
+    text = format_validation(found)
+    assert "oreign load" not in text
+    assert "Busy" not in text
+
+
 @given(st.lists(st.sampled_from([0.3, 0.6, 0.8, 0.9]), max_size=6))
 def test_the_middle_load_is_one_of_them(loads: list[float]) -> None:
     """As many loads above it as below, or one more."""

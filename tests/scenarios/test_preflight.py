@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from calibrate.interference import Interference
 from hw.accuracy import Evaluation, load_accuracy
 from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
@@ -65,7 +66,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def validate(folder: Path, old: str = "", new: str = "", model_hash: str = "", verb: str = "validate") -> int:
+def validate(
+    folder: Path, old: str = "", new: str = "", model_hash: str = "", verb: str = "validate", *, quiet: bool = True
+) -> int:
     """`slimsched validate` (or `run`) of the scenario with one text replaced; returns the exit code."""
     assert old in SCENARIO, f"{old!r} is not in the scenario"
     table = load_accuracy(MODELS / "slimresnet-tiny.accuracy.json")
@@ -84,7 +87,7 @@ def validate(folder: Path, old: str = "", new: str = "", model_hash: str = "", v
     profile = worlds.profile("a", provenance="measured", errors=errors, model=model)
     (folder / "a.yaml").write_text(profile.to_yaml())
     (folder / "ready.yaml").write_text(SCENARIO.replace(old, new, 1) if old else SCENARIO)
-    return main([verb, str(folder / "ready.yaml"), "--out", str(folder / "run"), "--quiet"])
+    return main([verb, str(folder / "ready.yaml"), "--out", str(folder / "run"), *(["--quiet"] if quiet else [])])
 
 
 def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
@@ -312,6 +315,31 @@ def test_a_run_refuses_a_profile_of_another_network_before_it_serves(
     assert validate(tmp_path, "slimresnet-tiny.accuracy.json", paper, model_hash="0123456789abcdef", verb="run") == 2
     assert "calibrate again" in capsys.readouterr().err
     assert begun == []
+
+
+def test_other_programs_are_told_before_executors_start(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a device, with who it is; a validation goes on, for it tells them."""
+    looked: list[tuple[str, tuple[int, ...]]] = []
+
+    def interference(device: DeviceSpec, _: object) -> Interference:
+        looked.append(device.physical)
+        return Interference(0.97, place="core 0", users=("busy (42) 95 %",))
+
+    monkeypatch.setattr(preflight, "interference", interference)
+    assert validate(tmp_path, "name: ready", "name: ready", quiet=False) == 130
+    assert begun == ["validate"]
+    assert looked == [("cpu", (usable_cores()[0],))]
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "other programs" in line]
+    assert told.startswith("warning: other programs use 97 % of the device (core 0; most of it by busy (42) 95 %)")
+
+
+def test_a_quiet_device_and_one_that_nothing_tells_of_are_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "interference", lambda *_: Interference(0.04))
+    assert preflight.other_programs(DeviceSpec()) == ()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert preflight.other_programs(DeviceSpec(kind="cuda")) == ()
 
 
 def test_a_gpu_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

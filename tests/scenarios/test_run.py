@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hw.accuracy import load_accuracy
-from policies.records import BatchRecord, BlockRecord, RunRecord, ServerTotals
+from hw.networks import ModelFile
+from policies.errors import InputError
+from policies.records import BatchRecord, BlockRecord, ForeignLoad, RunRecord, ServerTotals
 from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
 from scenarios.cli import main
+from scenarios.executors import serving
 from scenarios.executors.serving import WARMUP_S, overheads_of, with_overheads
 from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario
 from scenarios.job import network, profiles, router, validation
 from scenarios.job.job import Job
 from scenarios.job.run import Outcome, carry_out
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.materials import load_world
 from sim.tables import compile_tables
 from tests import worlds
+from tests.scenarios.files import write_scenario
 
 pytestmark = pytest.mark.workers
 
@@ -98,6 +106,7 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
             images = pair[world]["images"]
             assert images["arrived"] == images["completed"] > 30
         assert pair["simulated"]["images"]["arrived"] == pair["hardware"]["images"]["arrived"]
+        assert 0.0 <= pair["foreign_load"]["programs"] <= 1.0
     assert main(["replay", str(job.folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
 
@@ -109,6 +118,33 @@ def test_a_users_network_goes_through_the_whole_job(job: Finished) -> None:
     assert min(table.top1().values()) > 0.5
     for pair in read_json(job.folder / "validation.json")["pairs"]:
         assert pair["hardware"]["accuracy"] > 0.5  # served labels are those of the trained network
+
+
+@pytest.mark.parametrize(
+    ("load", "allowed", "words"),
+    [
+        (ForeignLoad(0.5, 0.1), True, "other programs use 50 % of the device, this virtual machine's host 10 %"),
+        (ForeignLoad(0.5), False, None),
+        (ForeignLoad(0.1, 0.25), False, None),
+        (ForeignLoad(0.2), False, "other programs use 20 % of the device"),
+        (None, False, "other programs use an unknown share of the device"),
+    ],
+)
+def test_what_serving_costs_is_not_measured_beside_others(
+    load: ForeignLoad | None, allowed: bool, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 30 % of a device is refused, as at a calibration; where it is allowed the profile says so."""
+    world = load_world(write_scenario(tmp_path))
+    result, record = run_simulation(world, world.router("random"), "random", 0)
+    monkeypatch.setattr(serving, "real_cluster", lambda *_: nullcontext())
+    monkeypatch.setattr(serving, "run_on_hardware", lambda *_: (result, replace(record, foreign_load=load)))
+    measure = partial(serving.measure_serving, world, ModelFile(tmp_path), None, 0, allow_busy=allowed)  # type: ignore[arg-type]
+    if words is None:
+        with pytest.raises(InputError, match=r"what serving costs: .* more than 30 %.*calibration\.allow_busy"):
+            measure()
+        return
+    profile = with_overheads(world.profiles[0], measure(), 0)
+    assert profile.device.stamps["interference_serving"] == words
 
 
 def block(sent_ns: int, arrived_ns: int, server: int, location: int) -> BlockRecord:

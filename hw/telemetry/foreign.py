@@ -1,0 +1,171 @@
+"""What others take of devices meanwhile: other programs of this machine, and on a virtual one its host.
+
+Nothing of it is in a profile, so no simulation foresees it. How much of it there was tells what it does to latencies
+from the simulator's own errors.
+"""
+
+from __future__ import annotations
+
+import os
+import time  # noqa: TID251 - a share of real time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from hw.telemetry.nvml import other_processes, process_shares
+from policies.records import ForeignLoad
+from policies.vocabulary import NS_PER_S
+
+NOTABLE = 0.05  # a share of a device that a reader should know of
+STRONG = 0.30  # one that makes a measurement worthless
+_NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})  # a guest's time is part of its user's
+_TOLD = 0.5  # of the time that went by, at least: cores of whose time less is accounted for say nothing
+_LOOK_NS = NS_PER_S  # between two looks at a GPU
+
+CoreTimes = Callable[[], Sequence[Any]]  # for each core a named tuple of seconds, as psutil gives it
+Clock = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one of our processes has used so far, and the cores that it may run on; None for any."""
+
+    cpu_s: float
+    cores: Set[int] | None = None
+
+
+Own = Callable[[], Mapping[int | str, Used]]
+
+
+def ended_children() -> Used:
+    """What those that have ended used: a worker that dies meanwhile was ours, too."""
+    times = os.times()
+    return Used(times.children_user + times.children_system)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    at_s: float
+    cores: Sequence[Mapping[str, float]]
+    own: Mapping[int | str, Used]
+
+
+class CoreWatch:
+    """What others take of cores from `start` to `take`, of each device and of all of them together.
+
+    One of our processes that may run elsewhere as well counts whole: what is told is the least that others had.
+
+    Args:
+        devices: the cores of each.
+        own: our processes by their ids, and what they have used so far.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Sequence[int]],
+        own: Own,
+        core_times: CoreTimes = lambda: psutil.cpu_times(percpu=True),
+        clock: Clock = time.monotonic_ns,
+    ) -> None:
+        together = frozenset().union(*devices)
+        self._places = list(dict.fromkeys([*(frozenset(cores) for cores in devices), together]))
+        self._own, self._core_times, self._clock = own, core_times, clock
+        self._before = self._look()
+
+    def start(self) -> None:
+        """Forget what was before."""
+        self._before = self._look()
+
+    def take(self) -> ForeignLoad | None:
+        """On the device that has most of it; None where the system accounts for no time of the cores."""
+        after = self._look()
+        found = [load for place in self._places if (load := _between(self._before, after, place)) is not None]
+        return max(found, key=lambda load: load.share, default=None)
+
+    def _look(self) -> _Seen:
+        cores = [times._asdict() for times in self._core_times()]
+        return _Seen(self._clock() / NS_PER_S, cores, self._own())
+
+
+def _between(before: _Seen, after: _Seen, place: Set[int]) -> ForeignLoad | None:
+    def of_cores(seen: _Seen, fields: Callable[[str], bool]) -> float:
+        return sum(value for core in place for name, value in seen.cores[core].items() if fields(name))
+
+    def gone_s(fields: Callable[[str], bool]) -> float:
+        return of_cores(after, fields) - of_cores(before, fields)
+
+    def own_s(seen: _Seen) -> float:
+        return sum(used.cpu_s for used in seen.own.values() if used.cores is None or used.cores & place)
+
+    time_s = (after.at_s - before.at_s) * len(place)
+    if time_s <= 0 or gone_s(lambda _: True) < _TOLD * time_s:
+        return None
+    programs_s = gone_s(lambda name: name not in _NOT_BUSY) - (own_s(after) - own_s(before))
+    stolen_s = gone_s(lambda name: name == "steal")
+    return ForeignLoad(_share(programs_s / time_s), _share(stolen_s / time_s))
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
+class GpuWatch:
+    """What other processes take of a GPU from `start` to `take`, as NVML tells it process by process.
+
+    Args:
+        own: the ids of ours. Where NVML knows none of them (in a container it may count otherwise) all would be others.
+    """
+
+    def __init__(self, nvml: Any, handle: Any, own: Callable[[], Sequence[int]]) -> None:
+        self._nvml, self._handle, self._own = nvml, handle, own
+        self._shares: list[float] = []
+        self._since_us = 0
+
+    def start(self) -> None:
+        """Forget what was before."""
+        self.look()
+        self._shares = []
+
+    def look(self) -> None:
+        """Since the look before: NVML keeps samples of the last seconds only."""
+        own = self._own()
+        found = process_shares(self._nvml, self._handle, self._since_us)
+        self._since_us = max((self._since_us, *(each.at_us for each in found)))
+        known = other_processes(self._nvml, self._handle, ()) or ()
+        if found and any(pid in own for pid in known):
+            self._shares.append(_share(sum(each.share for each in found if each.pid not in own)))
+
+    def take(self) -> ForeignLoad | None:
+        """Mean over the looks; None where NVML tells nothing."""
+        self.look()
+        return ForeignLoad(sum(self._shares) / len(self._shares)) if self._shares else None
+
+
+class ForeignWatch:
+    """All devices of a cluster; the one that has most of it is told."""
+
+    def __init__(self, cores: CoreWatch | None, gpus: Sequence[GpuWatch]) -> None:
+        self._cores, self._gpus = cores, gpus
+        self._next_ns = _LOOK_NS
+
+    def start(self) -> None:
+        """Forget what was before; the run's clock stands at 0."""
+        self._next_ns = _LOOK_NS
+        for gpu in self._gpus:
+            gpu.start()
+        if self._cores is not None:
+            self._cores.start()
+
+    def look(self, now_ns: int) -> None:
+        """At what keeps no count, where it is time to."""
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + _LOOK_NS
+            for gpu in self._gpus:
+                gpu.look()
+
+    def take(self) -> ForeignLoad | None:
+        """Since the start; None where nothing tells."""
+        found = [gpu.take() for gpu in self._gpus] + ([self._cores.take()] if self._cores else [])
+        return max((load for load in found if load is not None), key=lambda load: load.share, default=None)

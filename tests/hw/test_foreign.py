@@ -1,0 +1,233 @@
+"""What others take of devices: from counters of cores and processes, and from a GPU's list of who used it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import namedtuple
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, cast
+
+import pynvml
+import pytest
+
+from hw.cluster import foreign_watch
+from hw.device import DeviceSpec
+from hw.server import HardwareServer
+from hw.telemetry import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children, process_cpu_s
+from hw.worker import WorkerSlot
+from policies.records import ForeignLoad
+from policies.vocabulary import NS_PER_S
+from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
+from tests.hw.worlds import knobs
+
+Times = namedtuple("Times", "user system idle steal")
+
+
+class Machine:
+    """Cores of which each is busy for a share of the time, and stolen for another; and our processes' shares of one."""
+
+    def __init__(self, *busy: float, stolen: float = 0.0, told: float = 1.0) -> None:
+        self._busy, self._stolen, self._told = busy, stolen, told
+        self.own: dict[int | str, tuple[float, frozenset[int] | None]] = {}
+        self.now_s = 100.0
+
+    def now_ns(self) -> int:
+        return round(self.now_s * NS_PER_S)
+
+    def core_times(self) -> Sequence[Any]:
+        s = self._told * self.now_s
+        return [Times(0.7 * b * s, 0.3 * b * s, (1 - b - self._stolen) * s, self._stolen * s) for b in self._busy]
+
+    def used(self) -> dict[int | str, Used]:
+        return {pid: Used(share * self.now_s, cores) for pid, (share, cores) in self.own.items()}
+
+    def over(self, *devices: tuple[int, ...], seconds: float = 10.0) -> ForeignLoad | None:
+        """What a watch of these devices says."""
+        watch = CoreWatch(devices, self.used, self.core_times, self.now_ns)
+        self.now_s += 5.0  # before the start
+        watch.start()
+        self.now_s += seconds
+        return watch.take()
+
+
+def share_of(load: ForeignLoad | None) -> float:
+    assert load is not None
+    return load.share
+
+
+def test_ones_own_work_is_not_foreign() -> None:
+    """Of two cores, busy for 90 % and 30 %, ours have 60 % and 30 %."""
+    machine = Machine(0.9, 0.3)
+    machine.own = {1: (0.6, frozenset({0})), 2: (0.3, frozenset({1}))}
+    assert share_of(machine.over((0,), (1,))) == pytest.approx(0.3)
+    assert share_of(machine.over((1,))) == pytest.approx(0.0)
+
+
+def test_the_device_that_has_most_is_told() -> None:
+    """Another program on one core of four is no quarter of a load, it is all of one device."""
+    machine = Machine(0.0, 0.0, 0.95, 0.0)
+    assert share_of(machine.over((0, 1), (2,), (3,))) == pytest.approx(0.95)
+
+
+def test_who_may_run_anywhere_is_never_called_foreign() -> None:
+    """The driver has half of core 0, or of core 1, nobody knows; what both have beyond it is known."""
+    machine = Machine(0.5, 0.0)
+    machine.own = {"driver": (0.5, None)}
+    assert share_of(machine.over((0,), (1,))) == pytest.approx(0.0)
+    busier = Machine(0.6, 0.6)
+    busier.own = {"driver": (0.5, None)}
+    assert share_of(busier.over((0,), (1,))) == pytest.approx(0.35)  # (1.2 - 0.5) of two cores; of one at least 0.1
+
+
+def test_who_runs_elsewhere_takes_nothing_off() -> None:
+    """A driver with cores of its own is not on the device's."""
+    machine = Machine(0.5, 0.9)
+    machine.own = {"driver": (0.9, frozenset({1}))}
+    assert share_of(machine.over((0,))) == pytest.approx(0.5)
+
+
+def test_a_worker_that_died_was_ours() -> None:
+    """Its time goes over to that of ended children, and a new one begins at nothing."""
+    machine = Machine(0.8)
+    machine.own = {1: (0.8, frozenset({0})), "ended": (0.0, None)}
+    watch = CoreWatch([(0,)], machine.used, machine.core_times, machine.now_ns)
+    machine.now_s += 10.0
+    machine.own = {"ended": (0.8, None), 2: (0.0, frozenset({0}))}
+    assert share_of(watch.take()) == pytest.approx(0.0)
+
+
+def test_what_the_host_stole_is_told_apart() -> None:
+    machine = Machine(0.5, stolen=0.25)
+    load = machine.over((0,))
+    assert load is not None
+    assert (load.programs, load.stolen) == pytest.approx((0.5, 0.25))
+
+
+def test_a_share_is_never_below_nothing() -> None:
+    """Counters of different clocks may say that we had more than all."""
+    machine = Machine(0.5)
+    machine.own = {1: (0.6, None)}
+    assert machine.over((0,)) == ForeignLoad(0.0, 0.0)
+
+
+def test_cores_that_account_for_no_time_say_nothing() -> None:
+    """Nothing is not zero: some sandboxes show counters that stand still."""
+    assert Machine(0.5, told=0.0).over((0,)) is None
+    assert Machine(0.5).over((0,), seconds=0.0) is None
+
+
+def test_a_childs_time_is_kept_when_it_has_ended() -> None:
+    """As the system's own counters have it."""
+    before = ended_children().cpu_s
+    code = "import time\nwhile time.process_time() < 0.1: pass"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+    assert ended_children().cpu_s - before >= 0.09
+
+
+# ------------------------------------------------------------------------------------------------------------ a GPU
+
+OURS, OTHER = 11, 12
+
+
+@pytest.fixture
+def board() -> FakeBoard:
+    found = FakeBoard()
+    found.processes = [OURS, OTHER]
+    found.used_pct = {OURS: 50, OTHER: 40}
+    return found
+
+
+def gpu(board: FakeBoard, own: Sequence[int] = (OURS,)) -> GpuWatch:
+    return GpuWatch(FakeNvml(board), Handle(board), lambda: own)
+
+
+def test_what_others_have_of_a_gpu_is_told_by_process(board: FakeBoard) -> None:
+    """The mean over the looks, from the start on."""
+    watch = gpu(board)
+    board.used_pct = {OURS: 0, OTHER: 90}  # before the start
+    board.advance(1.0)
+    watch.start()
+    for used in (40, 20):
+        board.used_pct = {OURS: 50, OTHER: used}
+        board.advance(1.0)
+        watch.look()
+    board.used_pct = {OURS: 50}
+    board.advance(1.0)
+    assert share_of(watch.take()) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("problem", ["unknown", "refused", "missing", "idle"])
+def test_a_gpu_that_cannot_tell_says_nothing(board: FakeBoard, problem: str) -> None:
+    """Ids of another namespace would make all others; MIG and old drivers refuse."""
+    watch = gpu(board)
+    if problem == "unknown":
+        board.processes = [4711, 4712]
+    elif problem == "refused":
+        board.refused["nvmlDeviceGetProcessUtilization"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    elif problem == "missing":
+        watch = GpuWatch(FakeNvml(board, missing=("nvmlDeviceGetProcessUtilization",)), Handle(board), lambda: (OURS,))
+    else:
+        board.used_pct = {}
+    watch.start()
+    board.advance(1.0)
+    assert watch.take() is None
+
+
+def test_a_gpu_is_looked_at_once_a_second(board: FakeBoard) -> None:
+    """It keeps samples of the last seconds only; its driver's time is not for nothing."""
+    looks: list[int] = []
+
+    class Counting(GpuWatch):
+        def look(self) -> None:
+            looks.append(1)
+
+    watch = ForeignWatch(None, [Counting(FakeNvml(board), Handle(board), lambda: (OURS,))])
+    watch.start()
+    looks.clear()
+    for tenth in range(1, 41):
+        watch.look(tenth * NS_PER_S // 10)
+    assert len(looks) == 4
+
+
+# --------------------------------------------------------------------------------------------------------- a cluster
+
+
+class Slot:
+    """A place whose worker is this process."""
+
+    def __init__(self, pid: int) -> None:
+        self.worker = self
+        self.pid = pid
+
+
+def servers(*devices: DeviceSpec) -> list[HardwareServer]:
+    return [HardwareServer(f"s{index}", device, knobs(), 1.0, 2.0) for index, device in enumerate(devices)]
+
+
+def watched(*devices: DeviceSpec, pids: Sequence[int]) -> ForeignWatch:
+    return foreign_watch(servers(*devices), cast(list[WorkerSlot], [Slot(pid) for pid in pids]))
+
+
+def test_a_clusters_watch_is_of_all_its_devices(board: FakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores and GPU together; the one that has most is told."""
+    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    board.used_pct = {OURS: 0, OTHER: 100}
+    watch = watched(DeviceSpec(), DeviceSpec(kind="cuda"), pids=[os.getpid(), OURS])
+    watch.start()
+    board.advance(1.0)
+    assert watch.take() == ForeignLoad(1.0)
+
+
+def test_a_cluster_on_cpus_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hw.cluster.load_nvml", lambda: pytest.fail("asked"))
+    watch = watched(DeviceSpec(), pids=[os.getpid()])
+    watch.start()
+    begin_s = process_cpu_s(os.getpid())
+    while process_cpu_s(os.getpid()) < begin_s + 0.1:
+        pass
+    load = watch.take()
+    assert load is not None
+    assert 0.0 <= load.share <= 1.0
