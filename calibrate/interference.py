@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from hw.telemetry import CoreWatch, Sensor, Used, process_cpu_s
-from hw.telemetry.foreign import NOTABLE, STRONG, Clock, CoreTimes
+from hw.telemetry.foreign import NOTABLE, STRONG, Clock, CoreTimes, counted_times
 from policies.errors import InputError
 from policies.vocabulary import NS_PER_S
 
@@ -89,7 +89,7 @@ def running() -> Mapping[int, Process]:
 def on_cores(
     cores: Sequence[int],
     wait: Callable[[float], None] = time.sleep,
-    core_times: CoreTimes = lambda: psutil.cpu_times(percpu=True),
+    core_times: CoreTimes = counted_times,
     clock: Clock = time.monotonic_ns,
     processes: Running = running,
 ) -> Interference:

@@ -28,6 +28,14 @@ CoreTimes = Callable[[], Sequence[Any]]  # for each core a named tuple of second
 Clock = Callable[[], int]
 
 
+def counted_times() -> Sequence[Any]:
+    """Of every core; nothing where the system keeps them to itself."""
+    try:
+        return psutil.cpu_times(percpu=True)
+    except OSError:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Used:
     """What one of our processes has used so far, and the cores that it may run on; None for any."""
@@ -66,7 +74,7 @@ class CoreWatch:
         self,
         devices: Sequence[Sequence[int]],
         own: Own,
-        core_times: CoreTimes = lambda: psutil.cpu_times(percpu=True),
+        core_times: CoreTimes = counted_times,
         clock: Clock = time.monotonic_ns,
     ) -> None:
         together = frozenset().union(*devices)
@@ -79,7 +87,7 @@ class CoreWatch:
         self._before = self._look()
 
     def take(self) -> ForeignLoad | None:
-        """On the device that has most of it; None where the system accounts for no time of the cores."""
+        """On the device that has most of it; None where the system does not account for the cores' time."""
         after = self._look()
         found = [load for place in self._places if (load := _between(self._before, after, place)) is not None]
         return max(found, key=lambda load: load.share, default=None)
@@ -99,6 +107,8 @@ def _between(before: _Seen, after: _Seen, place: Set[int]) -> ForeignLoad | None
     def own_s(seen: _Seen) -> float:
         return sum(used.cpu_s for used in seen.own.values() if used.cores is None or used.cores & place)
 
+    if max(place) >= min(len(before.cores), len(after.cores)):
+        return None
     time_s = (after.at_s - before.at_s) * len(place)
     if time_s <= 0 or gone_s(lambda _: True) < _TOLD * time_s:
         return None

@@ -172,12 +172,15 @@ def _headlines(material: Material) -> Iterator[Markup]:
         yield Markup(
             "<b>{}</b> changes mean latency by {} and energy by {} against <b>{}</b>, at {} % accuracy (simulated)."
         ).format(best["router"], latency, energy, found["baseline"], accuracy)
-    pairs = material.validation["pairs"] if material.validation else []
+    if material.validation is None:
+        return
+    pairs = material.validation["pairs"]
     errors = [pair["error_pct"][MEASURES["latency_mean_s"].stem] for pair in pairs]
     known = [abs(error) for error in errors if error is not None]
     if known:
         off = f"{sum(known) / len(known):.1f} %"
-        yield Markup("Simulated mean latency is off by {} on average against real executors.").format(off)
+        beside = ", on a host that others kept busy" if busy_warnings(material.validation) else ""
+        yield Markup("Simulated mean latency is off by {} on average against real executors{}.").format(off, beside)
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:

@@ -128,6 +128,12 @@ def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
     assert [loaded_ns[preload] for preload in preloads] == [0] * len(preloads)
 
 
+def test_what_others_took_meanwhile_is_in_the_record(record: RunRecord) -> None:
+    """How much it was is known to nobody here."""
+    assert record.foreign_load is not None
+    assert 0.0 <= record.foreign_load.programs <= 1.0
+
+
 def test_a_cpu_server_reads_its_cores_slowdown(record: RunRecord) -> None:
     """Now and then, between its batches: no more often than every 20 ms, and each reading some tens of microseconds."""
     for server in range(2):

@@ -118,6 +118,21 @@ def test_cores_that_account_for_no_time_say_nothing() -> None:
     assert Machine(0.5).over((0,), seconds=0.0) is None
 
 
+@pytest.mark.parametrize("refuses", [True, False])
+def test_counters_that_nobody_may_read_say_nothing(refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so do those of fewer cores than there are; a run goes on without them."""
+
+    def cpu_times(percpu: bool) -> Sequence[Any]:
+        if refuses:
+            raise PermissionError("/proc/stat")
+        return [Times(0.0, 0.0, 0.0, 0.0)]
+
+    monkeypatch.setattr("psutil.cpu_times", cpu_times)
+    watch = CoreWatch([(0, 1)], dict)
+    watch.start()
+    assert watch.take() is None
+
+
 def test_a_childs_time_is_kept_when_it_has_ended() -> None:
     """As the system's own counters have it."""
     before = ended_children().cpu_s

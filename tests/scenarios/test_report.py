@@ -138,6 +138,18 @@ def test_an_accuracy_that_was_not_measured_is_said(folder: RunFolder, page: str,
     assert "accuracy: paper" in build_report(other).read_text(encoding="utf-8")
 
 
+def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path) -> None:
+    """Beside the error that it may have caused, and as a warning below the table."""
+    assert "busy" not in page
+    validation = read_json(folder / "validation.json")
+    validation["rows"][0]["foreign_load"] = {"programs": 0.9, "stolen": 0.0}
+    write_json(tmp_path / "validation.json", validation)
+    page = build_report(tmp_path).read_text(encoding="utf-8")
+    assert "on average against real executors, on a host that others kept busy." in page
+    assert "90 busy</td>" in page
+    assert '<p class="warning">Busy host: ' in page
+
+
 @pytest.mark.parametrize("segments", [1, 3])
 def test_any_number_of_segments(segments: int) -> None:
     """A profile of any number of segments and widths has its curves."""
