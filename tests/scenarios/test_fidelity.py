@@ -301,6 +301,14 @@ def test_a_busy_host_is_told_in_every_table() -> None:
     assert any(note.startswith("Foreign load: ") for note in validation_notes(found))
 
 
+@pytest.mark.parametrize("kind", ["pair", "saturated", "near"])
+def test_one_busy_run_of_any_kind_is_a_warning(kind: str) -> None:
+    quiet = [loaded(0.0), saturated("a", 1, 1), loaded(0.0, kind="near", scale=1.0)]
+    for run in quiet:
+        run["foreign_load"] = {"programs": 0.9 if run["kind"] == kind else 0.0, "stolen": 0.0}
+    assert "Busy host" in format_validation(validated(*quiet))
+
+
 def test_a_quiet_host_is_no_warning() -> None:
     assert "Busy host" not in format_validation(validated(loaded(0.2, 0.05)))
 
