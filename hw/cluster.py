@@ -209,8 +209,12 @@ class HardwareCluster:
         policy: RoutingPolicy,
         rng: np.random.Generator,
         on_progress: Callable[[Progress], None] | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> RunRecord:
         """One run, in real time; workers are emptied before it.
+
+        Args:
+            say: takes a line for people whenever a server goes down or is back.
 
         Raises:
             WorkError: a worker could not be made ready before the run, or a preload did not come to an end.
@@ -220,7 +224,7 @@ class HardwareCluster:
         for slot in self.slots:
             slot.make_ready()
         ledger = Ledger(len(self.servers), self.spec.segments, weights, prior, keep_log=run.keep_log)
-        return _Run(self, run, router_config, ledger, policy, rng, on_progress).carry_out()
+        return _Run(self, run, router_config, ledger, policy, rng, on_progress, say).carry_out()
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
         image = self.spec.input_shape
@@ -393,6 +397,7 @@ class _Run:
         policy: RoutingPolicy,
         rng: np.random.Generator,
         on_progress: Callable[[Progress], None] | None,
+        say: Callable[[str], None],
     ) -> None:
         self._spec = run
         self._router = RouterCore(router_config)
@@ -418,7 +423,7 @@ class _Run:
         self._servers = [
             RealServer(
                 index, spec, slot, Inbox(arena), labels, cluster.spec.segments, cluster.supervision,
-                self._clock, self._ledger, self._events.append,
+                self._clock, self._ledger, self._events.append, say,
             )
             for index, (spec, slot, arena) in enumerate(
                 zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
@@ -463,6 +468,8 @@ class _Run:
             self._ledger.catch_up()
             foreign = self._foreign.take()
         ended_ns = self._clock.now_ns()
+        for server in self._servers:
+            server.tell_absence()
         for device in self._devices:
             device.read(ended_ns)
         return replace(self._record(ended_ns), foreign_load=foreign)
@@ -679,6 +686,6 @@ class _Run:
             log=tuple(ledger.log),
             arrival_lags_ns=tuple(self._arrival_lags_ns),
             driver_busy_ns=self._busy_ns,
-            restarts_ns=tuple(sorted((s.index, *times) for s in self._servers for times in s.restarts_ns)),
+            downtimes=tuple(sorted((d for s in self._servers for d in s.downtimes), key=lambda down: down.down_ns)),
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
         )

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hw.server import RealServer
-from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
-
-PLANNED = "planned"
+from policies.faults import PLANNED, Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
 
 
 class FaultPlan:
@@ -75,4 +73,5 @@ class FaultPlan:
     def _signal(self, server: RealServer, number: signal.Signals) -> None:
         """To the worker, if there is one that serves; what follows is noticed as in any accident."""
         if server.is_up:
+            server.is_doomed = True
             os.kill(server.slot.worker.pid, number)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from hw.arena import Inbox
@@ -39,9 +40,9 @@ from hw.messages import (
 from hw.telemetry import Reading
 from hw.watch import Watch
 from hw.worker import WorkerDiedError, WorkerSlot
-from policies.faults import WORKER_HUNG, Impairment, RestartPlan, Supervision
+from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs, GreedyScheduler
-from policies.records import ServerTotals
+from policies.records import Downtime, ServerTotals
 from policies.vocabulary import (
     NS_PER_S,
     BatchFailed,
@@ -86,7 +87,12 @@ class HardwareServer:
 
 
 NEVER_NS = 1 << 62
+_DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
 START_LIMIT_NS = 300 * NS_PER_S  # a worker that is started again may take as long as the first one
+
+
+def _s(time_ns: int) -> str:
+    return f"{time_ns / NS_PER_S:.2f} s"
 
 
 class RunClock:
@@ -132,6 +138,7 @@ class RealServer:
         supervision: how its worker is watched and brought back.
         clock, ledger: of the run.
         tell_router: queues an event for the router's core.
+        say: takes a line for people when its worker dies, hangs, or is back.
     """
 
     def __init__(
@@ -146,6 +153,7 @@ class RealServer:
         clock: RunClock,
         ledger: LateLedger,
         tell_router: Callable[[RouterEvent], None],
+        say: Callable[[str], None],
     ) -> None:
         self.index = index
         self.spec = spec
@@ -156,14 +164,14 @@ class RealServer:
         self.epoch = 0
         self.is_up = False
         self.died = False
-        self.restarts_ns: list[tuple[int, int]] = []
+        self.is_doomed = False  # a planned fault has killed or stopped its worker
+        self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
         self._labels = labels
         self._segments = segments
         self._supervision = supervision
         self._restarts = RestartPlan(supervision)
         self._restart_at_ns: int | None = None  # None: it runs, is starting, or never comes back
-        self._down_ns: int | None = None
         self._up_from_ns = 0
         self._is_starting = False
         self._warm_number = 0
@@ -171,6 +179,7 @@ class RealServer:
         self._clock = clock
         self._ledger = ledger
         self._tell_router = tell_router
+        self._say = say
         self._watch = Watch(supervision, 0)
         self._predicted: dict[int, int] = {}
         self._batches: dict[int, RunBatch] = {}
@@ -248,9 +257,10 @@ class RealServer:
         self.is_up, self._is_starting = True, False
         self._watch = Watch(self._supervision, now_ns)
         self._restarts.came_up(now_ns)
-        if self._down_ns is not None:
-            self.restarts_ns.append((self._down_ns, now_ns))
-            self._down_ns = None
+        self.is_doomed = False
+        if (down := self._open_downtime) is not None:
+            self.downtimes[-1] = structs.replace(down, up_ns=now_ns)
+            self._say(f"{self.spec.name}: serves again since {_s(now_ns)}, after {_s(now_ns - down.down_ns)}")
         self._tell_worker()
         self._tell_router(ServerUp(self.index, self.epoch))
         self.deliver(ServerUp(self.index, self.epoch))
@@ -269,10 +279,32 @@ class RealServer:
         self.stay_down(until_ns)
         for kept in (self._batches, self._loading, self._loaded_before, self._instance_bytes, self._predicted):
             kept.clear()
-        if was_up:
-            self._down_ns = now_ns
+        if not was_up:
+            what = f"{_DOWN[reason]} while it started, at {_s(now_ns)}"
+        else:
+            is_planned = reason == PLANNED or self.is_doomed
+            self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
+            what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
             self.deliver(ServerDown(self.index, self.epoch, reason))
             self._tell_router(ServerDown(self.index, self.epoch, reason))
+        self._say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
+
+    def tell_absence(self) -> None:
+        """At the end of a run: whether it is still down."""
+        if (down := self._open_downtime) is not None:
+            self._say(f"{self.spec.name}: did not come back (down since {_s(down.down_ns)})")
+
+    @property
+    def _open_downtime(self) -> Downtime | None:
+        return self.downtimes[-1] if self.downtimes and self.downtimes[-1].up_ns is None else None
+
+    def _return_text(self, now_ns: int) -> str:
+        """What is to come, once it is down."""
+        if not self.will_return:
+            return "it does not come back"
+        assert self._restart_at_ns is not None, "it is down"
+        wait = f"a new worker starts in {_s(self._restart_at_ns - now_ns)}"
+        return wait if self._up_from_ns <= now_ns else f"{wait} and serves from {_s(self._up_from_ns)} on"
 
     def stay_down(self, until_ns: int | None) -> None:
         """It is down already, and does not come back before; None: never."""

@@ -82,6 +82,7 @@ class Impairment:
     room_images: int | None = None
 
 
+PLANNED = "planned"  # of an outage
 WORKER_DIED = "worker_died"
 WORKER_HUNG = "worker_hung"
 NO_LABEL = "no_label"

@@ -138,6 +138,22 @@ class DeviceTotals:
     extrapolated_s: float = 0.0
 
 
+class Downtime(msgspec.Struct, frozen=True):
+    """One time that a server was down.
+
+    Attributes:
+        up_ns: when it served again; None where it never did.
+        reason: what its `ServerDown` says.
+        is_planned: whether a fault of the scenario brought it about; in simulation nothing else does.
+    """
+
+    server: int
+    down_ns: int
+    up_ns: int | None
+    reason: str
+    is_planned: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
     """One event given to one core, with the commands it answered; `core` is `router` or `server:I`."""
@@ -174,7 +190,7 @@ class RunRecord:
         log: empty unless the run was asked to keep it.
         arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from
             the time at which it was due); empty in simulation, where nothing is late.
-        restarts_ns: (server, down, up again) for each death after which a server came back.
+        downtimes: in the order in which servers went down.
         driver_busy_ns: CPU time of the real cluster's driver, which is the router's host too; 0 in simulation.
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
             tells how fast its core ran; empty in simulation.
@@ -192,7 +208,7 @@ class RunRecord:
     decisions: int
     log: tuple[LoggedStep, ...] = ()
     arrival_lags_ns: tuple[int, ...] = ()
-    restarts_ns: tuple[tuple[int, int, int], ...] = ()
+    downtimes: tuple[Downtime, ...] = ()
     driver_busy_ns: int = 0
     references: tuple[tuple[int, int, float], ...] = ()
     foreign_load: ForeignLoad | None = None
@@ -269,7 +285,7 @@ class RunColumns:
     gpu_var: NDArray[np.float64]
     decisions: int
     arrival_lags_ns: tuple[int, ...] = ()
-    restarts_ns: tuple[tuple[int, int, int], ...] = ()
+    downtimes: tuple[Downtime, ...] = ()
 
     @classmethod
     def of(cls, record: RunRecord) -> RunColumns:
@@ -282,5 +298,5 @@ class RunColumns:
             gpu_var=np.array(record.gpu_var, np.float64),
             decisions=record.decisions,
             arrival_lags_ns=record.arrival_lags_ns,
-            restarts_ns=record.restarts_ns,
+            downtimes=record.downtimes,
         )

@@ -214,7 +214,7 @@ class Simulation:
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),
-            restarts_ns=tuple(self._faults.restarts_ns),
+            downtimes=self._faults.downtimes,
         )
 
     def columns(self) -> RunColumns:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from policies.faults import (
+    PLANNED,
     WORKER_DIED,
     WORKER_HUNG,
     Crash,
@@ -22,6 +25,7 @@ from policies.faults import (
     Squeeze,
     Supervision,
 )
+from policies.records import Downtime
 from sim.agenda import Agenda, Kind, rank
 from sim.server import SimulatedServer
 
@@ -48,13 +52,13 @@ class FaultDriver:
         supervision: Supervision,
         drop_transfers: Callable[[int], None],
     ) -> None:
-        self.restarts_ns: list[tuple[int, int, int]] = []
+        self._downtimes: list[Downtime] = []
         self._servers = servers
         self._agenda = agenda
         self._supervision = supervision
         self._drop_transfers = drop_transfers
         self._plans = [RestartPlan(supervision) for _ in servers]
-        self._down_since_ns: dict[int, int] = {}
+        self._down: dict[int, int] = {}  # of those that are down, the place in `_downtimes`
         self._out_until_ns: list[float] = [0.0] * len(servers)
         self._ready_at_ns = [0] * len(servers)  # when a crash's new process is
 
@@ -66,10 +70,16 @@ class FaultDriver:
         now_ns = self._agenda.now_ns
         if self._servers[server].is_up or now_ns < max(self._out_until_ns[server], self._ready_at_ns[server]):
             return
-        if server in self._down_since_ns:
-            self.restarts_ns.append((server, self._down_since_ns.pop(server), now_ns))
+        if server in self._down:
+            place = self._down.pop(server)
+            self._downtimes[place] = replace(self._downtimes[place], up_ns=now_ns)
         self._plans[server].came_up(now_ns)
         self._servers[server].come_up()
+
+    @property
+    def downtimes(self) -> tuple[Downtime, ...]:
+        """Of the run so far, in the order in which servers went down."""
+        return tuple(self._downtimes)
 
     @property
     def is_all_gone(self) -> bool:
@@ -103,10 +113,11 @@ class FaultDriver:
         self._out_until_ns[server] = max(self._out_until_ns[server], until_ns)
         if self._servers[server].is_up:
             self._plans[server].restart_at_ns(self._agenda.now_ns)  # it counts as a death; its end is planned
-            self._kill(server, "planned")
+            self._kill(server, PLANNED)
 
     def _kill(self, server: int, reason: str) -> None:
-        self._down_since_ns[server] = self._agenda.now_ns
+        self._down[server] = len(self._downtimes)
+        self._downtimes.append(Downtime(server, self._agenda.now_ns, None, reason))
         self._servers[server].go_down(reason)
         self._drop_transfers(server)
 

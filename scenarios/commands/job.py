@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 from scenarios.commands.shared import (
     announcing_compilation,
     begin_job,
@@ -18,6 +18,8 @@ from scenarios.commands.shared import (
     with_routers,
 )
 from scenarios.files.router_names import TRAINED_ROUTER
+from scenarios.metrics.fidelity import results_in
+from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import LOG_FILE, read_cores, read_log
 from scenarios.show.comparison import format_comparison
@@ -36,6 +38,7 @@ SHOWN = 400  # characters of an event or of a step's commands
 
 def run(arguments: Namespace) -> int:
     """Everything, end to end."""
+    from scenarios.job.comparison import results_of
     from scenarios.job.run import carry_out
 
     output = Output(arguments)
@@ -50,7 +53,9 @@ def run(arguments: Namespace) -> int:
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
     document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}
-    return output.result("\n\n".join([*texts, f"report: {outcome.report}"]), document)
+    output.result("\n\n".join([*texts, f"report: {outcome.report}"]), document)
+    require_completed([*results_of(job), *(results_in(outcome.validation) if outcome.validation else [])])
+    return 0
 
 
 def train(arguments: Namespace) -> int:
@@ -73,7 +78,11 @@ def train(arguments: Namespace) -> int:
         tell_overload(output, world)
         score = make_router(job, world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
-    return output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
+    output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
+    if "shares" in score and not score["shares"]["completed"]:
+        problem = "the trained router completed nothing on the run that it was scored on"
+        raise WorkError(f"{problem}; train it for longer (--decisions), or lower the rate")
+    return 0
 
 
 def tune(arguments: Namespace) -> int:
@@ -108,7 +117,9 @@ def validate(arguments: Namespace) -> int:
     job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, scenario.validate_.routers):
         validation = stage.validate(job, begin_job(job))
-    return output.result(format_validation(validation), validation)
+    output.result(format_validation(validation), validation)
+    require_completed(results_in(validation))
+    return 0
 
 
 def replay(arguments: Namespace) -> int:

@@ -19,6 +19,7 @@ from scenarios.commands.shared import (
     with_routers,
 )
 from scenarios.files.router_names import check_router
+from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import write_run
 from scenarios.show.numbers import number
@@ -51,7 +52,9 @@ def simulate(arguments: Namespace) -> int:
             with run_folder.opened(arguments.scenario, maker="simulate"):
                 result, record = run_simulation(world, router, name, seed, engine=arguments.engine)
                 write_run(run_folder, result, record)
-    return output.result(format_result(result), result)
+    output.result(format_result(result), result)
+    require_completed([result])
+    return 0
 
 
 def compare(arguments: Namespace) -> int:
@@ -79,11 +82,13 @@ def compare(arguments: Namespace) -> int:
             against=None if arguments.against is None else display_name(arguments.against),
             bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
         )
-    if arguments.picture is not None:
+    output.result(format_all(comparison), comparison)
+    if arguments.picture is not None and any(comparison["pareto"]["fronts"].values()):
         from scenarios.show import charts
 
         charts.save(charts.trade_off_chart(comparison), arguments.picture)
-    return output.result(format_all(comparison), comparison)
+    require_completed(stage.results_of(job))
+    return 0
 
 
 def _bounds(world: World, comparison: Comparison, output: Output) -> Bounds:

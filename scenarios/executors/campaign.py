@@ -57,6 +57,12 @@ class PlannedRun:
         """What is measured at the device's limits is measured without planned faults."""
         return self.kind != "pair"
 
+    @property
+    def place(self) -> str:
+        """Which of its router's runs it is, in words."""
+        at = self.kind if self.kind != "pair" else "" if self.load is None else f"load {self.load:g}"
+        return ", ".join(filter(None, [at, f"seed {self.seed}", f"repeat {self.repeat}" if self.repeat else ""]))
+
 
 Ran = tuple[Result, RunRecord]
 Side = Callable[[PlannedRun], Ran]

@@ -25,6 +25,7 @@ from scenarios.metrics.fidelity import ValidationRun
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.simulate import run_simulation
+from scenarios.terminal.output import Say
 from scenarios.world.world import World
 
 WARM_BATCHES = (1, 2, 8)
@@ -90,14 +91,27 @@ class RealRun:
     keep_log: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears of real runs while they go on: how far they are, and (in words) of servers that go down or are back."""
+
+    on_progress: Callable[[Progress], None] | None = None
+    say: Say = lambda _: None
+
+    def of(self, run: str) -> Listener:
+        """The same, told of which run the words are."""
+        return replace(self, say=lambda text: self.say(f"{run}: {text}"))
+
+
 def run_on_hardware(
     world: World,
     cluster: HardwareCluster,
     dataset: Dataset,
     wanted: RealRun,
-    on_progress: Callable[[Progress], None] | None = None,
+    listener: Listener | None = None,
 ) -> tuple[Result, RunRecord]:
     """Carry out one run on executors that are there."""
+    listener = listener or Listener()
     scenario, seed = world.scenario, wanted.seed
     planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     images = world.images(seed, len(planned.arrivals_ns))[: wanted.image_limit]
@@ -116,7 +130,9 @@ def run_on_hardware(
     began_ns = time.monotonic_ns()
     rng = stream(seed, f"router:{wanted.router}")
     spec = world.cluster
-    record = cluster.run(run, spec.router, spec.weights, spec.prior, wanted.policy, rng, on_progress)
+    record = cluster.run(
+        run, spec.router, spec.weights, spec.prior, wanted.policy, rng, listener.on_progress, listener.say
+    )
     wall_s = (time.monotonic_ns() - began_ns) / 1e9
     label = RunLabel(
         scenario=scenario.name,
@@ -127,7 +143,7 @@ def run_on_hardware(
         provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
         accuracy_provenance=MEASURED,
     )
-    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s)
+    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end)
     result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
     return diagnosed(result, world.signature_context), record
 
@@ -141,7 +157,7 @@ def validate_runs(
     *,
     trained: Path | None = None,
     finished: Sequence[ValidationRun] = (),
-    on_progress: Callable[[Progress], None] | None = None,
+    listener: Listener | None = None,
 ) -> Iterator[Finished]:
     """Every run of the plan that is not among `finished`, on one set of executors and in simulation."""
     calm = without_faults(world)
@@ -182,7 +198,8 @@ def validate_runs(
                 end=_end_of(planned),
                 image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
             )
-            return run_on_hardware(world_of(planned), cluster, dataset, wanted, on_progress)
+            heard = (listener or Listener()).of(f"{planned.router}, {planned.place}")
+            return run_on_hardware(world_of(planned), cluster, dataset, wanted, heard)
 
         yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 

@@ -28,8 +28,9 @@ from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
 from policies.vocabulary import NS_PER_S
-from scenarios.executors.run import RealRun, real_cluster, run_on_hardware, without_faults
+from scenarios.executors.run import Listener, RealRun, real_cluster, run_on_hardware, without_faults
 from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
+from scenarios.terminal.output import Say
 from scenarios.world.world import World
 from sim.costs import input_bytes
 from sim.profile import Profile
@@ -56,9 +57,17 @@ class ServingOverheads:
 
 
 def measure_serving(
-    world: World, model: ModelFile, dataset: Dataset, seed: int, *, allow_busy: bool = False
+    world: World,
+    model: ModelFile,
+    dataset: Dataset,
+    seed: int,
+    *,
+    allow_busy: bool = False,
+    say: Say = lambda _: None,
 ) -> ServingOverheads:
     """Serve the scenario's workload for a few seconds and look at every stage of every block.
+
+    `say` hears of servers that go down or are back.
 
     Raises:
         InputError: others used much of the devices meanwhile, and that is not allowed.
@@ -72,7 +81,7 @@ def measure_serving(
             "random", world.router("random"), derived_seed(seed, "serving"), RUN_S, WARMUP_S, scale,
             emulate_links=False, keep_log=False,
         )  # fmt: skip
-        _, record = run_on_hardware(world, cluster, dataset, wanted)
+        _, record = run_on_hardware(world, cluster, dataset, wanted, Listener(say=say))
     load, spec = record.foreign_load, world.cluster
     others = Interference(None) if load is None else Interference(load.share, stolen=load.stolen)
     require_quiet("what serving costs", others, allow_busy)

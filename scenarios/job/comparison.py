@@ -83,6 +83,11 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     job.stage("compare", fingerprint, work)
     job.folder.remove(partial)
     _keep_records(job, world, engine, fingerprint)
+    return results_of(job)
+
+
+def results_of(job: Job) -> list[Result]:
+    """What was compared, run by run."""
     results: list[Result] = job.folder.read_json(RESULTS)
     return results
 

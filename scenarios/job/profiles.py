@@ -117,7 +117,7 @@ def make_serving(job: Job) -> None:
         with blamed_on(job.scenario):
             images = load_dataset(job.scenario.model.dataset)
         overheads = measure_serving(
-            world, job.model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy
+            world, job.model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy, say=job.say
         )
         names = [server.name for server in job.scenario.cluster.named_servers]
         for server, path in zip(servers, paths, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from policies.errors import InputError
 from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.devices import device_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
-from scenarios.executors.run import validate_runs
+from scenarios.executors.run import Listener, validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
+from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import CORES_FILE, load_point, run_place, write_cores, write_run
 from scenarios.terminal.progress import Progress
@@ -54,12 +56,23 @@ def validate(job: Job, world: World) -> Validation:
             quiet=job.quiet,
         )  # fmt: skip
         folder.write_json(target, validation)
+        if any(_is_barren(pair["hardware"]) for pair in validation["pairs"]):
+            raise _UnfinishedError
         runs = [name for name in folder.made_by(STAGE) if name.startswith(("simulation/", "hardware/"))]
         return [target, folder / CORES_FILE, *(folder / name for name in runs)]
 
-    job.stage(STAGE, fingerprint, work)
+    with contextlib.suppress(_UnfinishedError):  # told by the results; the next try goes on from all the others
+        job.stage(STAGE, fingerprint, work)
     document: Validation = job.folder.read_json(target.name)
     return document
+
+
+class _UnfinishedError(Exception):
+    """A hardware run completed nothing: it is made again when the stage is."""
+
+
+def _is_barren(result: Result) -> bool:
+    return not result["images"]["completed"]
 
 
 def warn_of_another_stack(job: Job, world: World) -> None:
@@ -110,12 +123,13 @@ def validate_world(
         def tell(state: Any) -> None:
             progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
 
+        listener = Listener(tell, lambda text: progress.tell(f"validate: {text}"))
         for made in validate_runs(
-            world, model, data, plan, routers, trained=trained, finished=finished, on_progress=tell
+            world, model, data, plan, routers, trained=trained, finished=finished, listener=listener
         ):
             keep_runs(folder, made, plan.repeats)
             runs.append(made.run)
-            folder.write_partial(partial, runs)
+            folder.write_partial(partial, [run for run in runs if not _is_barren(run["hardware"])])
     return validate_results(runs, world.power_provenance)
 
 

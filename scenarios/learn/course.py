@@ -13,6 +13,7 @@ from policies.interfaces import RoutingPolicy
 from policies.plan_of import plan_of
 from policies.rules.specs import POINT
 from scenarios.learn.knobs import TuningKnobs
+from scenarios.metrics.served import LIMIT
 from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.cluster import RunSpec
@@ -22,6 +23,7 @@ from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
 
 MOST_THREADS = 2
+UNSERVED_PRICE = 100.0  # in the logarithm of the latency: nothing is so quick that it could pay this
 
 
 class Course:
@@ -71,8 +73,21 @@ class Course:
         return score_run(run, self._priors, round(warmup_s * 1e9))
 
 
+def unserved(scores: Sequence[RunScore]) -> float:
+    """The share of the images that failed. What is under way when a run is cut off counts with the time it waited."""
+    return sum(score.failed for score in scores) / max(1, sum(score.images for score in scores))
+
+
 def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
-    """What is made small: the mean latency and, with a weight, the 99th percentile, over runs."""
+    """What is made small: the mean latency and, with a weight, the 99th percentile, over runs.
+
+    Who sheds images is quick with the others: whoever leaves more than `LIMIT` unserved is behind all who do not.
+    """
+    share = unserved(scores)
+    return _cost(scores, knobs) + (UNSERVED_PRICE * (1 + share) if share > LIMIT else 0.0)
+
+
+def _cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
     costs = [(score.mean_s, score.p99_s) for score in scores]
     if knobs.logs:
         return float(np.mean([log(mean_s) + knobs.tail * log(p99_s) for mean_s, p99_s in costs]))

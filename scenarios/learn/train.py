@@ -186,6 +186,7 @@ def score_router(world: World, router: RoutingPolicy, seed: int, trained_on: Sim
         seed=held_out,
         decisions=record.decisions,
         reward=float(np.mean(rewards)) if rewards else None,
+        shares=result["shares"],
         latency_s=result["latency_s"]["mean"],
         accuracy=result["accuracy"],
         signatures=result["signatures"],

@@ -21,9 +21,10 @@ from policies.errors import InputError, WorkError, nearest
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, Space
-from scenarios.learn.course import MOST_THREADS, Course, latency_cost, shortfall
+from scenarios.learn.course import MOST_THREADS, Course, latency_cost, shortfall, unserved
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
+from scenarios.metrics.served import LIMIT
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 from sim.compiled.scoring import RunScore
@@ -49,6 +50,7 @@ class Tuned:
         spec: what makes such routers, and goes into its file.
         decisions: simulated in the search; `level_decisions` in setting the floor.
         accuracy, mean_s, p99_s: means over the full-length runs of tuning.
+        unserved: share of their images that failed.
         history: best objective after each generation, with the decisions simulated until then.
     """
 
@@ -61,6 +63,7 @@ class Tuned:
     accuracy: float
     mean_s: float
     p99_s: float
+    unserved: float = 0.0
     history: tuple[tuple[int, float], ...] = ()
 
 
@@ -212,6 +215,7 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
         accuracy=knobs.floor - shortfall(scores, knobs.floor) * POINT,
         mean_s=float(np.mean([score.mean_s for score in scores])),
         p99_s=float(np.mean([score.p99_s for score in scores])),
+        unserved=unserved(scores),
     )
 
 
@@ -243,7 +247,8 @@ def _find_shift(
             width *= 3
         if shift in seen:
             break
-    return kept[min(kept)] if kept else None
+    able = [shift for shift, (_, scores) in kept.items() if unserved(scores) <= LIMIT]  # they come first
+    return kept[min(able or kept)] if kept else None
 
 
 def _best_tuple(course: Course) -> Tuned:
@@ -270,6 +275,7 @@ def _best_tuple(course: Course) -> Tuned:
         accuracy=float(np.mean([score.accuracy for score in scores])),
         mean_s=float(np.mean([score.mean_s for score in scores])),
         p99_s=float(np.mean([score.p99_s for score in scores])),
+        unserved=unserved(scores),
     )
 
 

@@ -64,6 +64,7 @@ def save_tuned(
         "accuracy": round(found.accuracy, 6),
         "latency_mean_s": round(found.mean_s, 6),
         "latency_p99_s": round(found.p99_s, 6),
+        "unserved": round(found.unserved, 6),
     }
     failure_path(path).unlink(missing_ok=True)
     if isinstance(found.spec, RuleSpec):

@@ -14,6 +14,7 @@ from scenarios.files.documents import write_text
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
 from scenarios.learn.tuned_files import failure_path, read_start, save_tuned, tuned_path
+from scenarios.metrics.served import LIMIT
 from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import load_world
@@ -106,7 +107,10 @@ def tune_router(wanted: Tuning, *, quiet: bool = False) -> tuple[Tuned, dict[str
 
 def tuned_text(found: Tuned) -> str:
     """What was found, in a line or two."""
+    beware = (
+        f"\nbeware: it leaves {100 * found.unserved:.2f} % of their images unserved" if found.unserved > LIMIT else ""
+    )
     return (
         f"{found.kind}: {1000 * found.mean_s:.2f} ms (p99 {1000 * found.p99_s:.1f}) at {100 * found.accuracy:.3f} % "
-        f"on runs of tuning, {found.decisions + found.level_decisions:,} decisions"
+        f"on runs of tuning, {found.decisions + found.level_decisions:,} decisions{beware}"
     )

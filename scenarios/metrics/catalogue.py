@@ -78,6 +78,11 @@ def _images(key: str, meaning: str) -> Measure:
     return Measure(f"images_{key}", ("images", key), f"images {key.replace('_', ' ')}", "images", meaning)
 
 
+def _share(key: str, meaning: str, better: Literal["higher", "lower"]) -> Measure:
+    name, keys = f"{key}_share", ("shares", key)
+    return Measure(name, keys, f"images {key}", key, meaning, unit="%", scale=100, digits=2, better=better)
+
+
 def _seconds(name: str, title: str, meaning: str) -> Measure:
     return Measure(name, (name,), title, title, meaning, unit="s", digits=1, is_averaged=False)
 
@@ -87,6 +92,12 @@ _ALL: Final = (
     _images("completed", "Requests whose last segment was done when the run ended."),
     _images("in_flight", "Requests that were still under way when the run ended."),
     _images("failed", "Requests that were given up. `failures` counts them by reason."),
+    _share("completed", "Share of the requests of the whole run that were completed.", "higher"),
+    _share("unfinished", "Share that was still under way when the run ended.", "lower"),
+    _share("failed", "Share that was given up.", "lower"),
+    _share("unserved",
+           "Share that nobody served: what failed and, with `end: drain`, what was left after the drain. Above 1 % a "
+           "router is marked, and never called the winner.", "lower"),
     _percent("accuracy", "accuracy", "accuracy", "Share of correct labels.", better="higher"),
     _latency("mean", "mean latency", "latency", "From the arrival at the router to the end of the last segment."),
     _latency("std", "standard deviation of latency", "std", "Of the population of the window's images."),
@@ -165,6 +176,8 @@ def measures(*names: str) -> tuple[Measure, ...]:
 
 
 # Who shows what, in the order in which it is shown.
+SERVED: Final = measures("completed_share", "unfinished_share", "failed_share")
+"""How much of what arrived was served: beside every table's routers, the last two where anybody has some."""
 COMPARED: Final = measures(
     *("accuracy", "latency_mean_s", "latency_p99_s", "energy_j", "energy_per_image_j", "throughput_img_s", "gpu_var")
 )

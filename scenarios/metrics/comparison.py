@@ -17,6 +17,7 @@ from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.metrics.result import Engine, Result
+from scenarios.metrics.served import leaves_many, served, shares_in
 from scenarios.metrics.signatures import tally
 from scenarios.metrics.statistics import change_pct, estimate, paired_difference
 
@@ -34,7 +35,10 @@ class Paired(TypedDict):
 
 
 class FrontRow(TypedDict):
-    """One router in one trade-off; `bound`: the least cost at no more than its accuracy, where it is known."""
+    """One router in one trade-off; `bound`: the least cost at no more than its accuracy, where it is known.
+
+    Who leaves too many images unserved is on no front, and beats nobody.
+    """
 
     router: str
     accuracy: float
@@ -64,7 +68,8 @@ class Hypervolume(TypedDict):
 class Comparison(TypedDict):
     """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
 
-    A stored one may be older than the last four keys.
+    A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved.
+    A stored comparison may be older than both, than `shares`, and than the last four keys.
     """
 
     schema: str
@@ -107,7 +112,8 @@ def compare_results(
         by_router.setdefault(result["router"], []).append(result)
     base = {result["seed"]: result for result in by_router.get(baseline, [])}
     rows = [_row(router, runs, base) for router, runs in by_router.items()]
-    points = _points(rows)
+    points, able = _points(rows), {row["router"] for row in rows if not row["is_marked"]}
+    serving = {cost: [point for point in of if point.name in able] for cost, of in points.items()}
     return Comparison(
         schema="slimsched.comparison/1",
         scenario=results[0]["scenario"],
@@ -117,8 +123,8 @@ def compare_results(
         baseline=baseline if base else None,
         rows=rows,
         paired=_paired(by_router, against or baseline) if base or against else None,
-        pareto=_pareto(rows, points, bounds or {}),
-        hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in points.items() if of},
+        pareto=_pareto(rows, points, serving, bounds or {}),
+        hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in serving.items() if of},
         worst=[_worst(router, runs) for router, runs in by_router.items()],
     )
 
@@ -131,10 +137,12 @@ def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
     row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
     for key in _AVERAGED:
-        row[key] = _fold([run.get(key) for run in runs])
+        row[key] = _fold([shares_in(run) if key == "shares" else run.get(key) for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     for key, measure in (("latency_change_pct", _LATENCY), ("energy_change_pct", _ENERGY)):
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
+    found = served(runs)
+    row["failures"], row["is_marked"] = found["failures"], leaves_many(found)
     row["signatures"] = tally(run.get("signatures") for run in runs)
     return row
 
@@ -200,17 +208,24 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
     return points
 
 
-def _pareto(rows: Sequence[Mapping[str, Any]], points: Mapping[str, Sequence[Point]], bounds: Bounds) -> Pareto:
+def _pareto(
+    rows: Sequence[Mapping[str, Any]],
+    points: Mapping[str, Sequence[Point]],
+    serving: Mapping[str, Sequence[Point]],
+    bounds: Bounds,
+) -> Pareto:
+    """Of `points`, those of `serving` can be on a front."""
     curves = {name: sorted(bounds.get(name, ())) for name in points}
     return Pareto(
         accuracy=accuracy_measure(rows).name,
-        fronts={name: _front_rows(of, curves[name]) for name, of in points.items()},
+        fronts={name: _front_rows(of, pareto_front(serving[name]), curves[name]) for name, of in points.items()},
         bounds={name: curve for name, curve in curves.items() if curve},
     )
 
 
-def _front_rows(points: Sequence[Point], curve: Sequence[tuple[float, float]]) -> list[FrontRow]:
-    front = pareto_front(points)
+def _front_rows(
+    points: Sequence[Point], front: Sequence[Point], curve: Sequence[tuple[float, float]]
+) -> list[FrontRow]:
     rows = []
     for point in points:
         bound = least_cost(curve, point.accuracy)

@@ -5,7 +5,7 @@ It computes from finished results alone; how they came about is `scenarios.execu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import combinations
 from math import sqrt
 from typing import Final, Literal, NotRequired, TypedDict
@@ -15,6 +15,7 @@ import numpy as np
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.result import Result
+from scenarios.metrics.served import Served, leaves_many, served
 from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
 
 Kind = Literal["pair", "saturated", "near"]
@@ -85,6 +86,13 @@ class Pair(TypedDict):
     foreign_load: NotRequired[Foreign | None]
 
 
+class ServedWorlds(TypedDict):
+    """How much of what arrived each world served."""
+
+    simulated: Served
+    hardware: Served
+
+
 class Stages(TypedDict):
     """Mean seconds an image spent in each stage, in both worlds; null where it is not known."""
 
@@ -97,6 +105,7 @@ class Row(TypedDict):
 
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
     `foreign_load` is that of the run that had most of it.
+    Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
     """
 
     router: str
@@ -113,6 +122,7 @@ class Row(TypedDict):
     stages_s: Stages
     slowdown: NotRequired[Estimate]
     foreign_load: NotRequired[Foreign | None]
+    served: NotRequired[ServedWorlds]
 
 
 class SaturatedRow(TypedDict):
@@ -131,6 +141,7 @@ class SaturatedRow(TypedDict):
     met: bool | None
     saturated: dict[str, bool]
     foreign_load: NotRequired[Foreign | None]
+    served: NotRequired[ServedWorlds]
 
 
 class LoadAxisRow(TypedDict):
@@ -145,11 +156,13 @@ class LoadAxisRow(TypedDict):
     target_pct: float
     met: bool | None
     foreign_load: NotRequired[Foreign | None]
+    served: NotRequired[ServedWorlds]
 
 
 class Ranking(TypedDict):
     """Kendall's tau of the routers' mean latencies at one load; `separated`: over pairs whose latencies on the hardware
-    differ, seed by seed and repeat by repeat, by more than chance would explain."""
+    differ, seed by seed and repeat by repeat, by more than chance would explain; `left_out`: routers that leave more
+    than 1 % unserved in either world."""
 
     load: float | None
     tau: float | None
@@ -158,6 +171,7 @@ class Ranking(TypedDict):
     separated_pairs: int
     target: float
     met: bool | None
+    left_out: NotRequired[list[str]]
 
 
 class Validation(TypedDict):
@@ -174,6 +188,16 @@ class Validation(TypedDict):
     ranking: list[Ranking]
 
 
+def is_marked(found: ServedWorlds) -> bool:
+    """Whether either world leaves too many images unserved."""
+    return leaves_many(found["simulated"]) or leaves_many(found["hardware"])
+
+
+def _served(runs: Sequence[ValidationRun]) -> ServedWorlds:
+    simulated, hardware = (served([run[world] for run in runs]) for world in ("simulated", "hardware"))
+    return ServedWorlds(simulated=simulated, hardware=hardware)
+
+
 def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Validation:
     """Everything set side by side; `power` says where the hardware's watts came from."""
     pairs = [run for run in runs if run["kind"] == "pair"]
@@ -184,7 +208,7 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
         schema="slimsched.validation/1",
         scenario=pairs[0]["simulated"]["scenario"],
         pairs=[_pair(run, power) for run in pairs],
-        ranking_tau=_overall_tau(pairs),
+        ranking_tau=_overall_tau(pairs, {row["router"] for row in rows if is_marked(row["served"])}),
         reference_img_s=reference_img_s(saturated) if saturated else None,
         rows=rows,
         saturated=[_saturated_row(run) for run in saturated],
@@ -194,6 +218,11 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
             for load in dict.fromkeys(row["load"] for row in rows)
         ],
     )
+
+
+def results_in(validation: Validation) -> list[Result]:
+    """Of its paired runs, in both worlds."""
+    return [result for pair in validation["pairs"] for result in (pair["simulated"], pair["hardware"])]
 
 
 def reference_img_s(saturated: Iterable[ValidationRun]) -> float:
@@ -241,7 +270,8 @@ def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float
 
 
 def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
-    first, seeds = runs[0], list(dict.fromkeys(run["seed"] for run in runs))
+    found, first = _served(runs), runs[0]
+    seeds = list(dict.fromkeys(run["seed"] for run in runs))
     repeats = len({run["repeat"] for run in runs})
     errors = {m.stem: _estimate_of(runs, [_error_pct(run, m, power) for run in runs]) for m in VALIDATED}
     noise = {measure.stem: _repeatability_pct(runs, measure) for measure in VALIDATED}
@@ -257,13 +287,14 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         error_pct=errors,
         repeatability_pct=noise,
         target_pct=targets,
-        met={name: _is_met(errors[name]["mean"], targets[name]) for name in targets},
+        met={name: None if is_marked(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
         slowdown=estimate([run.get("slowdown") for run in runs]),
         foreign_load=_most_foreign(runs),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),
         ),
+        served=found,
     )
 
 
@@ -332,7 +363,8 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         "simulated": growth["simulated"] >= GROWTH_OF_SATURATION,
         "hardware": growth["hardware"] >= GROWTH_OF_SATURATION,
     }
-    error = change_pct(simulated, hardware)
+    error, found = change_pct(simulated, hardware), _served([run])
+    is_judged = any(saturated.values()) and not is_marked(found)
     return SaturatedRow(
         router=run["router"],
         rate_img_s=run["rate_img_s"],
@@ -340,9 +372,10 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         hardware_img_s=hardware,
         error_pct=error,
         target_pct=PROMISED_THROUGHPUT_PCT,
-        met=_is_met(error, PROMISED_THROUGHPUT_PCT) if any(saturated.values()) else None,
+        met=_is_met(error, PROMISED_THROUGHPUT_PCT) if is_judged else None,
         saturated=saturated,
         foreign_load=run.get("foreign_load"),
+        served=found,
     )
 
 
@@ -351,7 +384,7 @@ def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
     known = [error for error in errors if error is not None]
     noise = float(np.std(known, ddof=1)) if len(known) > 1 and len(known) == len(errors) else None
     target = _widened_pct(PROMISED_LOAD_AXIS_PCT, noise, len(known))
-    error = estimate(errors)
+    error, found = estimate(errors), _served(runs)
     return LoadAxisRow(
         router=runs[0]["router"],
         rate_img_s=runs[0]["rate_img_s"],
@@ -360,20 +393,21 @@ def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
         error_pct=error,
         repeatability_pct=noise,
         target_pct=target,
-        met=_is_met(error["mean"], target),
+        met=None if is_marked(found) else _is_met(error["mean"], target),
         foreign_load=_most_foreign(runs),
+        served=found,
     )
 
 
 # ------------------------------------------------------------------------------------------------------------- ranking
 
 
-def _overall_tau(runs: Sequence[ValidationRun]) -> float | None:
+def _overall_tau(runs: Sequence[ValidationRun], left_out: Set[str]) -> float | None:
     """Over the routers whose latency is known in both worlds, each at its mean over all runs."""
     latencies: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         simulated, hardware = run["simulated"]["latency_s"]["mean"], run["hardware"]["latency_s"]["mean"]
-        if simulated is not None and hardware is not None:
+        if simulated is not None and hardware is not None and run["router"] not in left_out:
             latencies.setdefault(run["router"], []).append((simulated, hardware))
     return _tau([(float(s), float(h)) for s, h in (np.mean(values, axis=0) for values in latencies.values())])
 
@@ -389,10 +423,12 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
 
 def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> Ranking:
     """Of the routers at one load."""
+    left_out = [row["router"] for row in rows if is_marked(row["served"])]
     known = {
         row["router"]: (simulated, hardware)
         for row in rows
-        if (simulated := row["simulated"]["latency_mean"]) is not None
+        if row["router"] not in left_out
+        and (simulated := row["simulated"]["latency_mean"]) is not None
         and (hardware := row["hardware"]["latency_mean"]["mean"]) is not None
     }
     signs = [
@@ -409,6 +445,7 @@ def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> Ranking:
         separated_pairs=len(signs),
         target=PROMISED_TAU,
         met=None if separated is None else separated >= PROMISED_TAU,
+        left_out=left_out,
     )
 
 

@@ -32,6 +32,7 @@ from policies.vocabulary import NS_PER_S, Provenance
 
 Mode = Literal["simulation", "hardware"]
 Simulator = Literal["simpy", "compiled"]
+End = Literal["drain", "cut"]
 Engine = Literal[Simulator, "torch"]
 
 
@@ -42,6 +43,18 @@ class Images(TypedDict):
     completed: int
     in_flight: int
     failed: int
+
+
+class Shares(TypedDict):
+    """Of what arrived in the whole run; completed, unfinished and failed make 1. Null where nothing arrived.
+
+    `unserved`: what failed, and under `end: drain` what was left after the drain; null where it is not known.
+    """
+
+    completed: float | None
+    unfinished: float | None
+    failed: float | None
+    unserved: float | None
 
 
 class Spread(TypedDict):
@@ -92,17 +105,26 @@ class ArrivalLag(TypedDict):
 
 
 class Restart(TypedDict):
-    """One death of a server after which it came back; seconds since the start of the run."""
+    """One time that a server was down; seconds since the start of the run.
+
+    Attributes:
+        cause: `worker_died`, `worker_hung`, or `planned`: an outage that the scenario plans. A stored one may lack it.
+        planned: whether the scenario planned that it goes down. A stored one may lack it.
+        up_s: null where it never came back.
+    """
 
     server: str
+    cause: str
+    planned: bool
     down_s: float
-    up_s: float
+    up_s: float | None
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may be older than the last eight keys and `accuracy_provenance`.
+    """`slimsched.result/1`; a stored one may lack the last eight keys, `accuracy_provenance`, `end` and `shares`.
 
     Attributes:
+        end: what became of that which was under way at the horizon: worked off, or cut off there.
         extrapolated_share: of the time, the largest over devices, in which more batches ran at once than the device's
             profile was measured with; 0 on hardware.
         signatures: failures that the run shows; null where nobody looked.
@@ -116,7 +138,9 @@ class Result(TypedDict):
     engine: Engine
     provenance: str
     accuracy_provenance: AccuracyProvenance
+    end: End
     images: Images
+    shares: Shares
     accuracy: float | None
     latency_s: LatencyMetrics
     energy_j: Spread
@@ -148,7 +172,7 @@ class Score(TypedDict):
         engines: those that it was scored on; each gave the same run, bit for bit.
         seed: of the run.
         reward: the mean of Eq. 7 over the run's blocks.
-        latency_s, accuracy, signatures: as in a result; a stored score may be older than the last.
+        shares, latency_s, accuracy, signatures: as in a result; a stored one may lack the first and the last.
     """
 
     schema: str
@@ -158,6 +182,7 @@ class Score(TypedDict):
     seed: int
     decisions: int
     reward: float | None
+    shares: Shares
     latency_s: float | None
     accuracy: float | None
     signatures: list[Signature] | None
@@ -200,11 +225,15 @@ class RunLabel:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`."""
+    """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`.
+
+    `end` says what became of that which was under way at the horizon.
+    """
 
     warmup_s: float
     horizon_s: float
     deadline_s: float | None = None
+    end: End = "drain"
 
     @property
     def ns(self) -> tuple[int, int]:
@@ -239,7 +268,9 @@ def summarise(
         engine=label.engine,
         provenance=str(label.provenance),
         accuracy_provenance=label.accuracy_provenance,
+        end=window.end,
         images=images,
+        shares=shares_of(images, window.end),
         accuracy=_ratio(_count(requests.correct & done), _count(done)),
         latency_s=_latency(latencies_s[done]),
         energy_j=_spread(requests.energy_j[done]),
@@ -255,8 +286,14 @@ def summarise(
         servers=[_server(server, run.devices[server.device], duration_s) for server in run.servers],
         arrival_lag_s=_arrival_lag(run.arrival_lags_ns),
         restarts=[
-            Restart(server=run.servers[server].name, down_s=down_ns / NS_PER_S, up_s=up_ns / NS_PER_S)
-            for server, down_ns, up_ns in run.restarts_ns
+            Restart(
+                server=run.servers[down.server].name,
+                cause=down.reason,
+                planned=down.is_planned,
+                down_s=down.down_ns / NS_PER_S,
+                up_s=None if down.up_ns is None else down.up_ns / NS_PER_S,
+            )
+            for down in run.downtimes
         ],
         failures=_failures(requests),
         stages_s=_stages_s(requests, done),
@@ -264,6 +301,18 @@ def summarise(
         expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
         signatures=None,
+    )
+
+
+def shares_of(images: Images, end: End | None) -> Shares:
+    """What became of that which arrived; without an `end` nobody knows whether the unfinished was left."""
+    arrived, failed, unfinished = images["arrived"], images["failed"], images["in_flight"]
+    is_known = end is not None or not unfinished
+    return Shares(
+        completed=_ratio(images["completed"], arrived),
+        unfinished=_ratio(unfinished, arrived),
+        failed=_ratio(failed, arrived),
+        unserved=_ratio(failed + (unfinished if end == "drain" else 0), arrived) if is_known else None,
     )
 
 

@@ -93,9 +93,8 @@ def _simulate(
         provenance=world.provenance,
         accuracy_provenance=world.accuracy.provenance,
     )
-    window = Window(
-        scenario.warmup_s if warmup_s is None else warmup_s, duration_s or scenario.duration_s, scenario.deadline_s
-    )
+    warmup_s = scenario.warmup_s if warmup_s is None else warmup_s
+    window = Window(warmup_s, duration_s or scenario.duration_s, scenario.deadline_s, run.end)
     result = summarise(columns, label, window, wall_s=wall_s, prior=world.accuracy.prior)
     return diagnosed(result, world.signature_context), simulation
 

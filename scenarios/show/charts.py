@@ -29,6 +29,7 @@ from policies.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.served import MARK
 from scenarios.terminal.visible import visible
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31", "#444444", "#B22222")
@@ -66,13 +67,17 @@ _UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A router in a trade-off: x and y with the half-widths of their intervals (0 for none)."""
+    """A router in a trade-off: x and y with the half-widths of their intervals (0 for none).
+
+    One that leaves too many images unserved is marked, and on no front.
+    """
 
     name: str
     x: float
     y: float
     x_error: float = 0.0
     y_error: float = 0.0
+    is_marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +222,7 @@ def trade_off(
                 y=y["mean"] * accuracy.scale,
                 x_error=(x["ci95"] or 0.0) * cost.scale,
                 y_error=(y["ci95"] or 0.0) * accuracy.scale,
+                is_marked=row.get("is_marked", False),
             )
         )
     return TradeOff(points, cost.axis, [(least * cost.scale, top1 * accuracy.scale) for top1, least in bound])
@@ -240,13 +246,13 @@ def trade_offs(panels: Sequence[TradeOff], *, colors: Mapping[str, str]) -> Figu
 def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> dict[str, Any]:
     """What its legend tells: by name what was drawn."""
     points, drawn = panel.points, dict[str, Any]()
-    front = pareto.pareto_front([pareto.Point(point.name, point.y, point.x) for point in points])
+    front = pareto.pareto_front([pareto.Point(point.name, point.y, point.x) for point in points if not point.is_marked])
     axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
     if panel.bound:
         costs, accuracies = zip(*panel.bound, strict=True)
         (drawn["fluid bound"],) = axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1)
     for index, point in enumerate(points):
-        drawn[point.name] = axes.errorbar(
+        drawn[f"{point.name}{MARK if point.is_marked else ''}"] = axes.errorbar(
             point.x,
             point.y,
             xerr=point.x_error or None,

@@ -7,11 +7,20 @@ from typing import Any
 
 from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.served import MARK
 from scenarios.metrics.statistics import PairedDifference
 from scenarios.show.numbers import NONE, PLUS_MINUS, change, number, places, plural, shown
 from scenarios.show.paper import PaperRow, is_replica, paper_row
 from scenarios.show.table import Column, Table, column, columns, to_text
-from scenarios.show.words import extrapolated, provenance, signature_lines
+from scenarios.show.words import (
+    extrapolated,
+    marked,
+    provenance,
+    served_measures,
+    served_of,
+    signature_lines,
+    unserved_lines,
+)
 from scenarios.terminal.screen import screen_width
 
 MOST_PLACES = 6  # of a difference, after the point
@@ -41,11 +50,13 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 def comparison_table(comparison: Comparison) -> Table:
     """The paper's table: one row a router, mean +- 95 % half-width over seeds."""
     baseline = comparison["baseline"]
-    head = [Column("router"), *(column(measure, provenance=_origin(measure, comparison)) for measure in COMPARED)]
+    found = {row["router"]: served_of(row) for row in comparison["rows"]}
+    measures = [*served_measures(found.values()), *COMPARED]
+    head = [Column("router"), *(column(measure, provenance=_origin(measure, comparison)) for measure in measures)]
     rows = [
         [
-            row["router"],
-            *(shown(measure, measure.of(row)) for measure in COMPARED),
+            _name(row),
+            *(shown(measure, measure.of(row)) for measure in measures),
             *(change(row[key]) for key in ("latency_change_pct", "energy_change_pct")),
         ]
         for row in comparison["rows"]
@@ -58,7 +69,21 @@ def comparison_table(comparison: Comparison) -> Table:
     beware = [f"Beware: up to {extrapolated(largest)}"] if largest > 0 else []
     signs = [f"Signature of a failure: {line}." for line in signature_lines(comparison)]
     title = f"{comparison['scenario']} ({provenance(comparison)})"
-    return Table([*head, *columns("latency change", "E change")], rows, title, [note], [*beware, *signs], baseline)
+    few, many = unserved_lines((router, "", of) for router, of in found.items())
+    if len(many) == len(rows) > 1:
+        many.append("Every router leaves more than 1 % unserved: nobody wins.")
+    warnings = [*many, *beware, *signs]
+    base = next((_name(row) for row in comparison["rows"] if row["router"] == baseline), None)
+    return Table([*head, *columns("latency change", "E change")], rows, title, [note, *few], warnings, base)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """A router's name as tables have it."""
+    return marked(row["router"], row.get("is_marked", False))
+
+
+def _names(comparison: Comparison) -> dict[str, str]:
+    return {row["router"]: _name(row) for row in comparison["rows"]}
 
 
 def _origin(measure: Measure, comparison: Comparison) -> str:
@@ -72,7 +97,7 @@ _DIFFERENCES = tuple(MEASURES[name] for name in ("latency_mean_s", "latency_p99_
 
 def paired_table(comparison: Comparison) -> Table:
     """Seed by seed against one router: the differences, and in percent of its numbers; `*` where they are no chance."""
-    paired, accuracy = comparison["paired"], MEASURES["accuracy"]
+    paired, accuracy, names = comparison["paired"], MEASURES["accuracy"], _names(comparison)
     assert paired is not None, "there is a router that the others are set against"
     head = [Column("router")]
     for measure in _DIFFERENCES:
@@ -80,13 +105,13 @@ def paired_table(comparison: Comparison) -> Table:
     rows = []
     for row in paired["rows"]:
         if row["router"] != paired["against"]:
-            cells = [row["router"]]
+            cells = [names[row["router"]]]
             for measure in _DIFFERENCES:
                 cells += [_difference(row[measure.name], measure.scale), change(row[measure.name]["percent"])]
             rows.append([*cells, _difference(row[accuracy.name], accuracy.scale)])
     note = "Mean and 95 % interval of the differences between runs of the same seed; * where the interval leaves 0 out."
     head.append(Column("accuracy", "points", meaning=accuracy.meaning))
-    return Table(head, rows, f"differences to {paired['against']!r}", [note])
+    return Table(head, rows, f"differences to {names[paired['against']]!r}", [note])
 
 
 def _difference(found: PairedDifference, scale: float) -> str:
@@ -115,13 +140,13 @@ def trade_off_table(comparison: Comparison) -> Table:
     head += [Column(f"{cost.head} over bound") for cost in bounded]
     head += [column(axis, "worst accuracy"), *(column(cost, f"worst {cost.head}") for cost in COSTS)]
     rows = []
-    for router in (row["router"] for row in comparison["rows"]):
+    for router, name in _names(comparison).items():
         places_of = {cost: of[router] for cost, of in found.items() if router in of}
         accuracy = next((row["accuracy"] for row in places_of.values()), None)
         fronts = [cost.head for cost, place in places_of.items() if place["on_front"]]
         rows.append(
             [
-                router,
+                name,
                 shown(axis, accuracy),
                 *(shown(cost, places_of[cost]["cost"] if cost in places_of else None) for cost in COSTS),
                 ", ".join(fronts) or NONE,
@@ -131,6 +156,8 @@ def trade_off_table(comparison: Comparison) -> Table:
         )
     expected = "accuracy expected of the widths that ran" if axis.name == "expected_accuracy" else "accuracy"
     notes = [_covered(comparison)] if comparison["hypervolume"] else []
+    if any(row.get("is_marked") for row in comparison["rows"]):
+        notes.append(f"Who leaves more than 1 % unserved ({MARK.strip()}) is on no front, and covers nothing.")
     return Table(head, rows, f"trade-offs: {expected} against costs", notes)
 
 
@@ -173,7 +200,7 @@ def _our_cells(row: Mapping[str, Any]) -> list[str]:
     def spread(key: str, digits: int) -> str:
         return _with_std(row[key]["mean"]["mean"], row[key]["std"]["mean"], digits)
 
-    cells = [row["router"], number(row["accuracy"]["mean"], 2, 100), spread("latency_s", 3), spread("energy_j", 2)]
+    cells = [_name(row), number(row["accuracy"]["mean"], 2, 100), spread("latency_s", 3), spread("energy_j", 2)]
     cells += [spread("gpu_var", 4), number(row["images"]["completed"]["mean"], 0)]
     return [*cells, _percent(row["latency_change_pct"]["mean"]), _percent(row["energy_change_pct"]["mean"])]
 

@@ -22,6 +22,7 @@ from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load
+from scenarios.metrics.served import leaves_many, shares_in
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts
@@ -29,7 +30,16 @@ from scenarios.show.comparison import comparison_table
 from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, interval_html, render
 from scenarios.show.numbers import NONE, change, shown
 from scenarios.show.profile_page import profile_blocks
-from scenarios.show.validation import busy_warnings, errors_tables, rows_at_middle, saturation_tables, validation_notes
+from scenarios.show.table import Table
+from scenarios.show.validation import (
+    WORLDS,
+    busy_warnings,
+    errors_tables,
+    rows_at_middle,
+    saturation_tables,
+    validation_notes,
+)
+from scenarios.show.words import downtime_table, served_of, unserved_text
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
@@ -137,7 +147,7 @@ def report(material: Material) -> Page:
             "Simulation against hardware": list(_validation(material)),
             "Latency": list(_latency(material)),
             "Accuracy against cost": list(_trade_offs(material)),
-            "Servers over time": list(_timelines(material)),
+            "Servers over time": [*_downtimes(material), *_timelines(material)],
             "Training of the PPO router": list(_training(material)),
             "Devices as calibrated": list(_profiles(material)),
         },
@@ -163,8 +173,9 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 def _headlines(material: Material) -> Iterator[Markup]:
     """The best router's gain, and how far the simulation is off: what a reader wants first."""
     found = material.comparison
-    rows = [row for row in found["rows"] if row["router"] != found["baseline"]] if found else []
-    rows = [row for row in rows if row["latency_change_pct"]["mean"] is not None]
+    compared = [row for row in found["rows"] if row["router"] != found["baseline"]] if found else []
+    known = [row for row in compared if row["latency_change_pct"]["mean"] is not None]
+    rows = [row for row in known if not row.get("is_marked")]
     if found and rows:
         best = min(rows, key=lambda row: row["latency_change_pct"]["mean"])
         latency, energy = (interval_html(change(best[key])) for key in ("latency_change_pct", "energy_change_pct"))
@@ -172,14 +183,23 @@ def _headlines(material: Material) -> Iterator[Markup]:
         yield Markup(
             "<b>{}</b> changes mean latency by {} and energy by {} against <b>{}</b>, at {} % accuracy (simulated)."
         ).format(best["router"], latency, energy, found["baseline"], accuracy)
+    elif known:
+        yield Markup("Nobody wins: every router that could leaves more than 1 % of the images unserved.")
+    for row in found["rows"] if found else []:
+        if row.get("is_marked"):
+            yield Markup("<b>{}</b> leaves {}: its numbers are of what it served.").format(
+                row["router"], unserved_text(served_of(row))
+            )
     if material.validation is None:
         return
-    pairs = material.validation["pairs"]
+    both = material.validation["pairs"]
+    pairs = [pair for pair in both if not any(leaves_many(shares_in(pair[world])) for world in WORLDS)]
     errors = [pair["error_pct"][MEASURES["latency_mean_s"].stem] for pair in pairs]
-    known = [abs(error) for error in errors if error is not None]
-    if known:
-        off = f"{sum(known) / len(known):.1f} %"
-        beside = ", on a host that others kept busy" if busy_warnings(material.validation) else ""
+    off_pct = [abs(error) for error in errors if error is not None]
+    if off_pct:
+        off = f"{sum(off_pct) / len(off_pct):.1f} %"
+        beside = "" if len(pairs) == len(both) else ", where no more than 1 % was left unserved"
+        beside += ", on a host that others kept busy" if busy_warnings(material.validation) else ""
         yield Markup("Simulated mean latency is off by {} on average against real executors{}.").format(off, beside)
 
 
@@ -293,6 +313,21 @@ def _trade_offs(material: Material) -> Iterator[Grid]:
             for cost, caption in captioned.items()
         ]
     )
+
+
+def _downtimes(material: Material) -> list[Table]:
+    """Of every run whose result is kept."""
+    runs = []
+    for run in material.runs:
+        parts = (
+            run.result["mode"],
+            run.point,
+            f"seed {run.result['seed']}",
+            f"repeat {run.repeat}" if run.repeat else "",
+        )
+        runs.append((", ".join(filter(None, parts)), run.result))
+    found = downtime_table(runs)
+    return [found] if found else []
 
 
 def _timelines(material: Material) -> Iterator[Grid]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from scenarios.metrics.catalogue import OF_SERVERS
 from scenarios.metrics.result import Result, Score
+from scenarios.metrics.served import leaves_many, served
 from scenarios.show.numbers import duration, number, share, shown
 from scenarios.show.table import Column, Table, column, to_text
-from scenarios.show.words import extrapolated, provenance, signature_texts
+from scenarios.show.words import downtime_table, extrapolated, provenance, signature_texts, unserved_lines
 from scenarios.terminal.screen import screen_width
 
 
@@ -17,13 +18,17 @@ def format_result(result: Result) -> str:
     ran = f"{result['mode']} ({result['engine']})"
     head = f"{result['scenario']}: router {result['router']}, seed {result['seed']}, {ran}"
     body = "\n".join(f"  {name:<11} {text}" for name, text in _facts(result))
-    return f"{head}\n{body}\n\n{to_text([servers_table(result)], screen_width())}"
+    downtimes = downtime_table([(f"{result['mode']}, seed {result['seed']}", result)])
+    tables = [servers_table(result), *([downtimes] if downtimes else [])]
+    return f"{head}\n{body}\n\n{to_text(tables, screen_width())}"
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
     images, latency, joules = result["images"], result["latency_s"], result["energy_per_image_j"]
-    completed = f"{images['completed']} of {images['arrived']} completed"
-    yield "images", f"{completed}, {images['failed']} failed, {images['in_flight']} in flight"
+    found = served([result])
+    completed = f"{images['completed']} of {images['arrived']} completed ({share(found['completed'])})"
+    yield "images", f"{completed}, {images['failed']} failed, {images['in_flight']} unfinished"
+    yield from (("unserved", line) for lines in unserved_lines([(result["router"], "", found)]) for line in lines)
     yield "accuracy", share(result["accuracy"])
     shares = f"p50 {duration(latency['p50'])}, p95 {duration(latency['p95'])}, p99 {duration(latency['p99'])}"
     yield "latency", f"mean {duration(latency['mean'])}, {shares}"
@@ -48,6 +53,13 @@ def servers_table(result: Result) -> Table:
 def format_score(score: Score) -> str:
     """What a trained router was scored."""
     found = f"reward {number(score['reward'], 4)}, latency {duration(score['latency_s'])}"
+    if "shares" in score:
+        found += f", completed {share(score['shares']['completed'])}"
     where = "both engines, bit for bit the same" if len(score["engines"]) > 1 else "the reference"
     text = f"{found}, accuracy {share(score['accuracy'])} on a run not trained on; scored on {where}"
-    return "\n".join([text, *(f"signature: {sign}" for sign in signature_texts(score.get("signatures")))])
+    beware = [f"beware: it leaves {share(score['shares']['unserved'])} unserved"] if _is_marked(score) else []
+    return "\n".join([text, *beware, *(f"signature: {sign}" for sign in signature_texts(score.get("signatures")))])
+
+
+def _is_marked(score: Score) -> bool:
+    return "shares" in score and leaves_many(score["shares"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 from hw.telemetry.foreign import NOTABLE, STRONG
 from policies.records import STAGES
-from scenarios.metrics.catalogue import MEASURES, VALIDATED
+from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.fidelity import (
     REPEATS_OF_NOISE,
     Foreign,
@@ -15,12 +16,20 @@ from scenarios.metrics.fidelity import (
     Row,
     SaturatedRow,
     Validation,
+    is_marked,
     middle_load,
 )
 from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
+from scenarios.show.words import downtime_table, marked, served_measures, unserved_lines
 from scenarios.terminal.screen import screen_width
 
+AnyRow = Row | SaturatedRow | LoadAxisRow
+WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
+    "simulated": "in simulation",
+    "hardware": "on the hardware",
+}
+MOST_DOWNTIMES = 40  # on a terminal; `validation.json` has all
 _FOREIGN = (
     "what other programs (stolen: a virtual machine's host) took of the device that had most of it, in the run that "
     "had most."
@@ -32,6 +41,7 @@ def format_validation(validation: Validation) -> str:
     """The sim-to-real table of each load, where an image's time goes, saturation; then what there is to say."""
     at_middle = stages_table(rows_at_middle(validation["rows"]))
     tables = [*errors_tables(validation), *([at_middle] if at_middle.rows else []), *saturation_tables(validation)]
+    tables += [found] if (found := _downtimes(validation)) else []
     words = ["\n".join(validation_notes(validation)), *busy_warnings(validation)]
     return to_text([validation["scenario"], *tables, *words], screen_width())
 
@@ -91,7 +101,9 @@ def errors_tables(validation: Validation) -> list[Table]:
 def _errors_table(rows: Sequence[Row]) -> Table:
     judged = {name for row in rows for name, met in row["met"].items() if met is not None}
     slowed = any(map(_is_slowed, rows))
-    head = [Column("router"), column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
+    served_head, served_cells = _served_columns(rows)
+    head = [Column("router"), *served_head]
+    head += [column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
     head += columns("slowdown") if slowed else []
     foreign_head, foreign_cells = _foreign_column(rows)
     head += foreign_head
@@ -99,8 +111,9 @@ def _errors_table(rows: Sequence[Row]) -> Table:
         head.append(Column(f"{measure.head} error", "%", meaning=measure.meaning))
         head += columns("allowed") if measure.stem in judged else []
     body = []
-    for row, foreign in zip(rows, foreign_cells, strict=True):
-        cells = [row["router"], *(shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware"))]
+    for row, found, foreign in zip(rows, served_cells, foreign_cells, strict=True):
+        cells = [_name(row), *found]
+        cells += [shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware")]
         cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
         cells += [interval(row["slowdown"], 2)] if slowed else []
         cells += foreign
@@ -109,12 +122,40 @@ def _errors_table(rows: Sequence[Row]) -> Table:
             if measure.stem in judged:
                 cells.append(verdict(row["target_pct"][measure.stem], row["met"][measure.stem]))
         body.append(cells)
-    return Table(head, body, title=load_title(rows[0]))
+    return Table(head, body, load_title(rows[0]), *_unserved_lines(rows))
+
+
+def _name(row: AnyRow) -> str:
+    return marked(row["router"], "served" in row and is_marked(row["served"]))
+
+
+def _served_columns(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
+    """How much each world served of what arrived: the columns, and for each row their cells."""
+    found = [row["served"][world] for row in rows if "served" in row for world in WORLDS]
+    measures = served_measures(found)
+    head = [Column(f"{each.head} sim./hw.", each.unit, meaning=each.meaning) for each in measures]
+    return head, [[_both(row, each) for each in measures] for row in rows]
+
+
+def _both(row: AnyRow, measure: Measure) -> str:
+    if "served" not in row:
+        return NONE
+    return "/".join(shown(measure, measure.of({"shares": row["served"][world]})) for world in WORLDS)
+
+
+def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
+    """Who left images unserved, in which world: few, and many."""
+    return unserved_lines(
+        (row["router"], f" {words}", row["served"][world])
+        for row in rows
+        if "served" in row
+        for world, words in WORLDS.items()
+    )
 
 
 def stages_table(rows: Sequence[Row]) -> Table:
     """Mean milliseconds an image spent in each stage, simulated/hardware; no rows where no run kept them."""
-    known = [(row["router"], row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
+    known = [(_name(row), row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
     body = [
         [router, *(f"{number(simulated[name], 2, 1000)}/{number(hardware[name], 2, 1000)}" for name in STAGES)]
         for router, simulated, hardware in known
@@ -122,6 +163,19 @@ def stages_table(rows: Sequence[Row]) -> Table:
     ]
     title = f"{load_title(rows[0])}: where an image's time goes, simulated/hardware, ms" if rows else ""
     return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title=title)
+
+
+def _downtimes(validation: Validation) -> Table | None:
+    """When servers were down in the paired runs of either world; one twin may serve all repeats."""
+    runs, twins = [], []
+    for pair in validation["pairs"]:
+        load = "" if pair["load"] is None else f", load {pair['load']:g}"
+        place = f"{load}, seed {pair['seed']}" + (f", repeat {pair['repeat']}" if pair["repeat"] else "")
+        if pair["simulated"] not in twins:
+            twins.append(pair["simulated"])
+            runs.append((f"simulation{place}", pair["simulated"]))
+        runs.append((f"hardware{place}", pair["hardware"]))
+    return downtime_table(runs, MOST_DOWNTIMES)
 
 
 def saturation_tables(validation: Validation) -> list[Table]:
@@ -132,12 +186,14 @@ def saturation_tables(validation: Validation) -> list[Table]:
 
 
 def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
-    head = [Column("router"), Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
+    served_head, served_cells = _served_columns(rows)
+    head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
     head += [column(_THROUGHPUT, "hardware"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
     foreign_head, foreign_cells = _foreign_column(rows)
     body = [
         [
-            row["router"],
+            _name(row),
+            *found,
             number(row["rate_img_s"], 0),
             shown(_THROUGHPUT, row["simulated_img_s"]),
             shown(_THROUGHPUT, row["hardware_img_s"]),
@@ -146,9 +202,9 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
             _kept_up(row),
             *foreign,
         ]
-        for row, foreign in zip(rows, foreign_cells, strict=True)
+        for row, found, foreign in zip(rows, served_cells, foreign_cells, strict=True)
     ]
-    return Table([*head, *foreign_head], body, title="saturated: arrivals just above capacity")
+    return Table([*head, *foreign_head], body, "saturated: arrivals just above capacity", *_unserved_lines(rows))
 
 
 def _kept_up(row: SaturatedRow) -> str:
@@ -158,12 +214,14 @@ def _kept_up(row: SaturatedRow) -> str:
 
 
 def _load_axis_table(rows: Sequence[LoadAxisRow]) -> Table:
-    head = [Column("router"), Column("arriving", "images/s"), column(_LATENCY, "simulated")]
+    served_head, served_cells = _served_columns(rows)
+    head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_LATENCY, "simulated")]
     head += [column(_LATENCY, "hardware"), Column("load axis error", "%"), Column("allowed")]
     foreign_head, foreign_cells = _foreign_column(rows)
     body = [
         [
-            row["router"],
+            _name(row),
+            *found,
             number(row["rate_img_s"], 1),
             shown(_LATENCY, row["simulated_latency_s"]),
             shown(_LATENCY, row["hardware_latency_s"]),
@@ -171,10 +229,10 @@ def _load_axis_table(rows: Sequence[LoadAxisRow]) -> Table:
             verdict(row["target_pct"], row["met"]),
             *foreign,
         ]
-        for row, foreign in zip(rows, foreign_cells, strict=True)
+        for row, found, foreign in zip(rows, served_cells, foreign_cells, strict=True)
     ]
     title = "near saturation, at 90 % of what the router carries on the hardware: at how much more load the simulation"
-    return Table([*head, *foreign_head], body, title=f"{title} is as slow")
+    return Table([*head, *foreign_head], body, f"{title} is as slow", *_unserved_lines(rows))
 
 
 def verdict(target: float | None, is_met: bool | None) -> str:
@@ -219,6 +277,8 @@ def _ranking_text(ranking: Ranking) -> str:
     """One sentence about the order of the routers at one load."""
     at = "" if ranking["load"] is None else f" at load {ranking['load']:g}"
     text = f"Ranking of routers by mean latency{at}: tau {number(ranking['tau'], 2)} over {ranking['pairs']} pairs"
+    if left_out := ranking.get("left_out"):
+        text += f" (without {', '.join(left_out)}: too much unserved)"
     if not ranking["separated_pairs"]:
         return f"{text}; no two differ on the hardware by more than chance."
     apart = f"{number(ranking['tau_separated'], 2)} over the {ranking['separated_pairs']} that differ on the hardware"

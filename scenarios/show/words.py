@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from hw.accuracy import MEASURED
+from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
+from scenarios.metrics.catalogue import SERVED, Measure
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.result import Result, Signature
+from scenarios.metrics.result import Restart, Result, Signature
+from scenarios.metrics.served import MARK, WHY, Served, leaves_many
 from scenarios.metrics.signatures import tally_text
-from scenarios.show.numbers import share
+from scenarios.show.numbers import NONE, number, share
+from scenarios.show.table import Column, Table
+
+ROUNDING: Final = 1e-9  # of sums of shares
 
 
 def provenance(of: Result | Comparison) -> str:
@@ -20,6 +27,89 @@ def provenance(of: Result | Comparison) -> str:
 def extrapolated(of_time: float) -> str:
     """What a share of extrapolated time means."""
     return f"{share(of_time)} of the time more batches ran at once than were measured together: slow-downs extrapolated"
+
+
+def marked(name: str, is_marked: bool) -> str:
+    """A router's name, with the mark behind it where it leaves too many images unserved."""
+    return f"{name}{MARK if is_marked else ''}"
+
+
+def served_measures(found: Iterable[Served]) -> list[Measure]:
+    """The columns that say how much was served: unfinished and failed where there are any; none for old documents."""
+    known = [each for each in found if each["completed"] is not None]
+    return [each for each in SERVED if known and (each is SERVED[0] or any(each.of({"shares": of}) for of in known))]
+
+
+def unserved_text(found: Served) -> str:
+    """How much was not served, and why."""
+    parts = [f"{WHY.get(reason, reason.replace('_', ' '))} {share(of)}" for reason, of in found["failures"].items()]
+    if (left := _left(found)) > ROUNDING:
+        parts.append(f"left after the drain {share(left)}")
+    return f"{share(found['unserved'])} of the images unserved ({', '.join(parts)})"
+
+
+def _left(found: Served) -> float:
+    return (found["unserved"] or 0.0) - (found["failed"] or 0.0)
+
+
+def unserved_lines(found: Iterable[tuple[str, str, Served]]) -> tuple[list[str], list[str]]:
+    """Of (router, where, how much it served): who left few images unserved, and (with what that means) who many."""
+    few, many, is_cut = [], [], False
+    for name, where, of in found:
+        is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > _left(of) + ROUNDING
+        if leaves_many(of):
+            meaning = "its numbers are of what it served alone, and it is never called the winner"
+            many.append(f"{name}{MARK}{where} leaves {unserved_text(of)}: {meaning}.")
+        elif of["failed"] or of["unserved"]:
+            few.append(f"{name}{where} leaves {unserved_text(of)}.")
+    if is_cut:
+        few.append("Unfinished images were under way when their run was cut off: they mark nobody.")
+    return few, many
+
+
+def served_of(row: Mapping[str, Any]) -> Served:
+    """Of a comparison's row, also of one that is older than shares."""
+    shares = {key: each["mean"] for key, each in row["shares"].items()} if "shares" in row else {}
+    return Served(
+        completed=shares.get("completed"),
+        unfinished=shares.get("unfinished"),
+        failed=shares.get("failed"),
+        unserved=shares.get("unserved"),
+        failures=row.get("failures", {}),
+    )
+
+
+def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) -> Table | None:
+    """When a server was down, in which run, and why; None where none was.
+
+    Args:
+        runs: each with what tells it from the others.
+        most: rows that are shown.
+    """
+    head = [Column("server"), *(Column(name, is_text=True) for name in ("router", "which run", "cause"))]
+    rows = [
+        [
+            restart["server"],
+            result["router"],
+            run,
+            _cause(restart),
+            number(restart["down_s"], 2),
+            "never" if restart["up_s"] is None else number(restart["up_s"], 2),
+        ]
+        for run, result in runs
+        for restart in result.get("restarts", [])
+    ]
+    if not rows:
+        return None
+    more = [] if most is None or len(rows) <= most else [f"And {len(rows) - most} more."]
+    return Table([*head, Column("down at", "s"), Column("up at", "s")], rows[:most], "servers that were down", more)
+
+
+def _cause(restart: Restart) -> str:
+    """A stored one may have none."""
+    words = {PLANNED: "outage", WORKER_DIED: "worker died", WORKER_HUNG: "worker hung"}
+    cause = restart.get("cause", "")
+    return f"{words.get(cause, cause or NONE)}{', planned' if restart.get('planned') else ''}"
 
 
 def signature_texts(found: Sequence[Signature] | None) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 from policies.errors import InputError, WorkError
 from policies.tide.knobs import KIND as TIDE
 from scenarios.files.documents import read_json, write_json
-from scenarios.learn.course import MOST_THREADS, Course
+from scenarios.learn.course import MOST_THREADS, Course, unserved
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import Tuned, tune_world
 from scenarios.metrics.statistics import estimate
@@ -78,6 +78,7 @@ def row_of(world: World, name: str, kind: str, knobs: TuningKnobs, first: dict[s
         "mean_ms": float(1000 * np.mean(means)),
         "std_ms": float(1000 * np.mean([score.std_s for score in scores])),
         "p99_ms": float(1000 * np.mean([score.p99_s for score in scores])),
+        "unserved": unserved(scores),
         "change_pct": estimate([100 * (a - b) / b for a, b in zip(means, base, strict=True)]),
         "means_s": means,
         "seeds": list(world.scenario.compare.seeds),

@@ -13,6 +13,7 @@ from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.pareto import Point, hypervolume
 from scenarios.metrics.result import Result
+from scenarios.metrics.served import leaves_many, served
 from scenarios.metrics.statistics import Estimate, estimate, paired_difference
 from scenarios.show import paper
 from scenarios.study.cases import PLACED, PLAIN, TUNED
@@ -56,6 +57,11 @@ class Row:
         """Share of the images that failed or were never finished."""
         arrived = sum(result["images"]["arrived"] for result in self.results)
         return sum(lost_images(result) for result in self.results) / arrived
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether it leaves too many images unserved: it wins nothing, and is on no front."""
+        return leaves_many(served(self.results))
 
     def metric(self, name: str) -> Estimate:
         """One of `MEASURES` over seeds."""
@@ -168,7 +174,7 @@ def compare_pair(one: Row, other: Row) -> Versus:
 def rivals_of(row: Row, rows: Sequence[Row]) -> list[Row]:
     """Who finish as much and are as accurate, or more so; or are less so, and slower all the same. The quickest first.
 
-    Itself with other numbers is no rival.
+    Itself with other numbers is no rival, nor who leaves too many images unserved.
     """
     if row.accuracy is None or row.mean_s is None:
         return []
@@ -176,6 +182,7 @@ def rivals_of(row: Row, rows: Sequence[Row]) -> list[Row]:
         (other.mean_s, place, other)
         for place, other in enumerate(rows)
         if not is_of(other, row.label)
+        and not other.is_marked
         and other.accuracy is not None
         and other.mean_s is not None
         and (other.accuracy >= row.accuracy - EQUAL - OFF_FRACTION or other.mean_s >= row.mean_s)
@@ -201,6 +208,8 @@ def judge(found: Found) -> Verdict:
         return Verdict(found.name, found.is_moving, None, None, (f"no rival is as accurate: {_nearest(tide, found)}",))
     versus = compare_pair(tide, rivals[0])
     reasons = tuple(_objections(versus, found.is_moving))
+    if tide.is_marked:
+        reasons = (*reasons, "Tide leaves more than 1 % unserved")
     if not reasons and not any(row.group in (TUNED, PLACED) for row in rivals):
         why = f"no tuned rival is as accurate: {_nearest(tide, found)}"
         return Verdict(found.name, found.is_moving, versus, None, (why,))
@@ -236,13 +245,16 @@ def _quicker(tide: Row, rows: Sequence[Row]) -> Row | None:
     for row in rows:
         if row.group not in (TUNED, PLACED) or row.accuracy is None or row.mean_s is None or row in rivals:
             continue
+        if row.is_marked:
+            continue
         if row.mean_s < tide.mean_s and row.lost <= tide.lost + LOST:
             return row
     return None
 
 
 def _nearest(tide: Row, found: Found) -> str:
-    others = [row for row in found.rows if row.group in (TUNED, PLACED) and row.accuracy is not None]
+    able = [row for row in found.rows if row.group in (TUNED, PLACED) and not row.is_marked]
+    others = [row for row in able if row.accuracy is not None]
     if not others or tide.accuracy is None:
         return "none has run"
     best = max(others, key=lambda row: row.accuracy or 0.0)
@@ -289,7 +301,10 @@ def covered(found: Found, *, without: str | None = None) -> float | None:
     points = [
         Point(row.label, row.accuracy, row.mean_s)
         for row in found.rows
-        if (without is None or not is_of(row, without)) and row.accuracy is not None and row.mean_s is not None
+        if (without is None or not is_of(row, without))
+        and not row.is_marked
+        and row.accuracy is not None
+        and row.mean_s is not None
     ]
     if not points or best <= narrowest:
         return None

@@ -10,12 +10,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from policies.tide.knobs import KIND as TIDE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.served import LIMIT
 from scenarios.metrics.signatures import tally, tally_text
 from scenarios.metrics.statistics import Estimate, change_pct
 from scenarios.show import numbers
 from scenarios.show.comparison import paper_table
 from scenarios.show.numbers import NONE, PLUS_MINUS, number, places
 from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
+from scenarios.show.words import marked
 from scenarios.study import cases, findings
 from scenarios.study.cases import GROUPS
 from scenarios.study.findings import (
@@ -159,7 +161,7 @@ def _cells(row: Row) -> list[str]:
     energy = row.metric("energy_dynamic_j")["mean"]
     lost = [lost_images(result) for result in row.results]
     return [
-        f"**{row.label}**" if row.label == TIDE else row.label,
+        marked(f"**{row.label}**" if row.label == TIDE else row.label, row.is_marked),
         number(row.accuracy, 2, 100),
         number(row.metric("accuracy")["mean"], 2, 100),
         _interval_ms(row.metric("latency_mean_s")),
@@ -206,7 +208,7 @@ def ablation_table(ablation: Mapping[str, Any]) -> Table:
         seeds = row["seeds"] if isinstance(row["seeds"], int) else len(row["seeds"])
         latencies = (number(row[key], None, grouped=True) for key in ("mean_ms", "p99_ms"))
         found = [number(row["accuracy"], 2, 100), *latencies, _change(row["change_pct"]), str(seeds)]
-        rows.append([row["switch"], row["scenario"], *found])
+        rows.append([marked(row["switch"], row.get("unserved", 0.0) > LIMIT), row["scenario"], *found])
     return Table(columns("switch", "scenario", "accuracy %", "mean ms", "p99 ms", "change %", "seeds"), rows)
 
 

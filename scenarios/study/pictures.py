@@ -82,7 +82,7 @@ def _draw_front(axes: Axes, found: Found) -> None:
         return
     edge_ms = _SHOWN_TIMES * min(x for _, x, _ in points)
     points = [point for point in points if point[1] <= edge_ms]
-    front = pareto_front([Point(row.label, y, x) for row, x, y in points if row.label != TIDE])
+    front = pareto_front([Point(row.label, y, x) for row, x, y in points if row.label != TIDE and not row.is_marked])
     axes.plot([point.cost for point in front], [point.accuracy for point in front], ":", color="#888", linewidth=1)
     for row, x, y in points:
         color, marker = _LOOKS[row.group]

@@ -10,6 +10,8 @@ import time  # noqa: TID251 - progress is told in real time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from scenarios.terminal.visible import visible_text
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -85,6 +87,14 @@ class Progress:
             if self._bar is not None:
                 self._bar.initial = done
         self.update(done - self._done)
+
+    def tell(self, text: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.write(visible_text(text), file=self._stream)
+        elif not self._quiet:
+            self._stream.write(f"{visible_text(text)}\n")
+            self._stream.flush()
 
     def _say(self, text: str) -> None:
         if not self._quiet:

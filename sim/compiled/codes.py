@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from policies.compiled.layout import NONE
-from policies.faults import NO_LABEL, OUT_OF_MEMORY
+from policies.faults import NO_LABEL, OUT_OF_MEMORY, PLANNED, WORKER_DIED, WORKER_HUNG
 
 __all__ = ["NONE"]
 
@@ -27,6 +27,10 @@ COMPLETED, IN_FLIGHT, FAILED = range(3)
 NO_REASON, DEADLINE, TOO_LARGE, SERVER_LOST, UNLABELLED, MEMORY = range(6)
 REASONS = {DEADLINE: "deadline", TOO_LARGE: "instance_too_large", SERVER_LOST: "server_down", UNLABELLED: NO_LABEL,
            MEMORY: OUT_OF_MEMORY, NO_REASON: ""}  # fmt: skip
+
+# Why a server is down, and its name in records.
+OUT, DIED, HUNG = range(3)
+DOWN_REASONS = {OUT: PLANNED, DIED: WORKER_DIED, HUNG: WORKER_HUNG}
 
 # Whether labels are drawn from a table, or replayed from a matrix.
 DRAWN, REPLAYED = range(2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
 from policies.jit import Ints, entry, ints, kernel
-from sim.compiled.codes import NEVER, NONE
+from sim.compiled.codes import DIED, HUNG, NEVER, NONE, OUT
 from sim.compiled.greedy import come_up, go_down
-from sim.compiled.layout import Cluster, Parameters, PlannedFault, RestartRow, Server
+from sim.compiled.layout import Cluster, DowntimeRow, Parameters, PlannedFault, Server
 from sim.compiled.physics import freeze, straggle
 from sim.compiled.router import fail_transfers
 from sim.compiled.rows import fault_at, reschedule, server_at
@@ -101,11 +101,11 @@ def _happen(c: Cluster, p: Parameters, server: Server, what: int, argument: int,
     elif what == SQUEEZE:
         server.room_images = argument
     elif what == CRASH:
-        _crash(c, p, server, now)
+        _crash(c, p, server, DIED, now)
     elif what == HANG:
         _hang(c, p, server, now)
     elif server.epoch == argument:
-        _crash(c, p, server, now)
+        _crash(c, p, server, HUNG, now)
 
 
 @kernel
@@ -121,11 +121,10 @@ def return_to_service(c: Cluster, p: Parameters, server: Server, now: int) -> No
     """Unless it is there, a planned outage keeps it out, or its new process is not ready (`FaultDriver.come_up`)."""
     if server.is_up or now < max(server.out_until_ns, server.ready_ns):
         return
-    if server.down_since_ns != NONE:
-        out = RestartRow(c.restarts_at, 0, c.restarts)
-        out.server, out.down_ns, out.up_ns = server.index, server.down_since_ns, now
-        c.restarts += 1
-        server.down_since_ns = NONE
+    if server.downtime != NONE:
+        out = DowntimeRow(c.downtimes_at, 0, server.downtime)
+        out.up_ns = now
+        server.downtime = NONE
     server.up_since_ns = now
     come_up(c, p, server, now)
 
@@ -137,22 +136,25 @@ def _take_out(c: Cluster, p: Parameters, server: Server, until: int, now: int) -
     server.out_until_ns = max(server.out_until_ns, until)
     if server.is_up:
         _restart_at(c, p, server, now)
-        _kill(c, p, server, now)
+        _kill(c, p, server, OUT, now)
 
 
 @kernel
-def _kill(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    server.down_since_ns = now
+def _kill(c: Cluster, p: Parameters, server: Server, reason: int, now: int) -> None:
+    server.downtime = c.downtimes
+    out = DowntimeRow(c.downtimes_at, 0, c.downtimes)
+    out.server, out.down_ns, out.up_ns, out.reason = server.index, now, NONE, reason
+    c.downtimes += 1
     go_down(c, p, server, now)
     fail_transfers(c, p, server.index, now)
 
 
 @kernel
-def _crash(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+def _crash(c: Cluster, p: Parameters, server: Server, reason: int, now: int) -> None:
     """It dies now and is ready again after its back-off and the time that a process needs to start."""
     if not server.is_up:
         return
-    _kill(c, p, server, now)
+    _kill(c, p, server, reason, now)
     ready = _restart_at(c, p, server, now) + p.start_ns
     server.ready_ns = ready
     plan_fault(c, p, server, ready, ENDS, COME_UP, 0, 0.0)

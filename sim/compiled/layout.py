@@ -33,7 +33,7 @@ class Cluster(Record):
     variance_is_stale = 1
     jitter_salt = links_salt = poison_at = INT
     label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
-    faults = fault_number = restarts = restarts_at = scratch_at = INT
+    faults = fault_number = downtimes = downtimes_at = scratch_at = INT
     credits = request_rows = request_rows_at = block_rows = block_rows_at = block_rows_room = INT
     batch_rows = batch_rows_at = batch_rows_room = reading_rows = reading_rows_at = reading_rows_room = INT
     variances = variances_at = variances_room = INT
@@ -75,7 +75,7 @@ class Server(Record):
     seen_utilization = seen_power_w = REAL
     seen_vram_bytes = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
-    down_since_ns = up_since_ns = NONE
+    downtime = up_since_ns = NONE
     out_until_ns = ready_ns = deaths = INT
 
 
@@ -275,10 +275,10 @@ class ReadingRow(Record):
     vram_bytes = queue_length = INT
 
 
-class RestartRow(Record):
-    """A restart's record."""
+class DowntimeRow(Record):
+    """A downtime's record; `up_ns` is NONE where the server did not come back."""
 
-    server = down_ns = up_ns = INT
+    server = down_ns = up_ns = reason = INT
 
 
 # ------------------------------------------------------------------------------------------------------ the parameters

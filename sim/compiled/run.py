@@ -28,9 +28,9 @@ from sim.compiled.layout import (
     BlockRow,
     Cluster,
     Device,
+    DowntimeRow,
     ReadingRow,
     RequestRow,
-    RestartRow,
     SlowdownChange,
     Stages,
 )
@@ -57,16 +57,16 @@ def request_row(segments: int) -> np.dtype[Any]:
 class Records:
     """The lists that a run's records go to; they double when they are full."""
 
-    def __init__(self, requests: int, segments: int, restarts: int, servers: int) -> None:
+    def __init__(self, requests: int, segments: int, downtimes: int, servers: int) -> None:
         readings = _FIRST_ROWS + servers  # the first instant has one a server
         self.requests = np.zeros(requests, request_row(segments))
         self.blocks, self.batches = np.zeros(_FIRST_ROWS, BlockRow.dtype), np.zeros(_FIRST_ROWS, BatchRow.dtype)
         self.readings, self.variances = np.zeros(readings, ReadingRow.dtype), np.zeros(readings)
-        self.restarts = np.zeros(restarts, RestartRow.dtype)
+        self.downtimes = np.zeros(downtimes, DowntimeRow.dtype)
 
     def place_in(self, c: Cluster) -> None:
         """Tell a cluster where they are."""
-        c.request_rows_at, c.restarts_at = addressed(self.requests), addressed(self.restarts)
+        c.request_rows_at, c.downtimes_at = addressed(self.requests), addressed(self.downtimes)
         c.block_rows_at, c.block_rows_room = addressed(self.blocks), len(self.blocks)
         c.batch_rows_at, c.batch_rows_room = addressed(self.batches), len(self.batches)
         c.reading_rows_at, c.reading_rows_room = addressed(self.readings), len(self.readings)

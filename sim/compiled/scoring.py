@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from policies.compiled.record import INT, REAL, Record
 from policies.jit import Ints, Reals, entry, ints
-from sim.compiled.codes import COMPLETED
+from sim.compiled.codes import COMPLETED, FAILED
 from sim.compiled.layout import Parameters, RequestRow, Stages
 from sim.compiled.program import Program
 from sim.compiled.run import RunRow
@@ -21,7 +21,7 @@ _SERVERS_AT = RequestRow.size + Stages.size + 1
 
 
 class _Tally(Record):
-    counted = unfinished = INT
+    counted = unfinished = failed = INT
     sum_s = squares = accuracy = REAL
     moves = INT
     p50_s = p99_s = REAL
@@ -46,6 +46,7 @@ def tally(
         counts[min(bucket, _BUCKETS - 1)] += 1
         if request.fate != COMPLETED:
             found.unfinished += 1
+            found.failed += request.fate == FAILED
             continue
         code, its = 0, ints(request)
         for s in range(segments):
@@ -68,7 +69,7 @@ class RunScore:
     """A run in a few figures, over the requests that arrived after the warm-up.
 
     Attributes:
-        images: those requests; `unfinished` of them failed or were in flight at the end.
+        images: those requests; `unfinished` of them failed or were in flight at the end, `failed` of them failed.
         mean_s, std_s: latencies; an unfinished one counts with the time it waited.
         p50_s, p99_s: within 0.5 %.
         accuracy: the mean prior of the completed ones' width tuples: accuracy without the chance of labels.
@@ -85,6 +86,7 @@ class RunScore:
     accuracy: float
     moves: float
     decisions: int
+    failed: int = 0
 
 
 def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> RunScore:
@@ -108,6 +110,7 @@ def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> Ru
         accuracy=found.accuracy / completed,
         moves=found.moves / completed,
         decisions=run.cluster.decision,
+        failed=found.failed,
     )
 
 

@@ -14,6 +14,7 @@ from policies.records import (
     BatchRecord,
     BlockRecord,
     DeviceTotals,
+    Downtime,
     RequestRecord,
     RequestStatus,
     RunColumns,
@@ -27,11 +28,13 @@ from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.codes import (
     ASKED,
     COMPLETED,
+    DOWN_REASONS,
     ENDED,
     FAILED,
     IN_FLIGHT,
     NO_CURVE,
     NO_TUPLE,
+    NONE,
     REASONS,
 )
 from sim.compiled.columns import request_columns
@@ -200,7 +203,7 @@ class CompiledSimulation:
             devices=columns.devices,
             gpu_var=tuple(columns.gpu_var.tolist()),
             decisions=columns.decisions,
-            restarts_ns=columns.restarts_ns,
+            downtimes=columns.downtimes,
         )
 
     def columns(self) -> RunColumns:
@@ -215,7 +218,10 @@ class CompiledSimulation:
             devices=tuple(self._device_totals(index, c.ended_ns) for index in range(len(self.cluster.devices))),
             gpu_var=records.variances[: c.variances if is_detailed else 0],
             decisions=c.decision,
-            restarts_ns=tuple(records.restarts[: c.restarts].tolist()),
+            downtimes=tuple(
+                Downtime(server, down_ns, None if up_ns == NONE else up_ns, DOWN_REASONS[reason])
+                for server, down_ns, up_ns, reason in records.downtimes[: c.downtimes].tolist()
+            ),
         )
 
     def _requests(self, is_detailed: bool) -> tuple[RequestRecord, ...]:

@@ -115,7 +115,7 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
     failures = Counter(request.reason for request in record.requests if request.status == "failed")
     assert sorted(ended) == sorted(arrived) == list(range(len(arrived))), "a request was lost, or has two records"
     assert "" not in failures, "a failure without a reason"
-    back_s = [(up - down) / NS_PER_S for _, down, up in record.restarts_ns]
+    back_s = [(d.up_ns - d.down_ns) / NS_PER_S for d in record.downtimes if d.up_ns is not None]
     done_s = [(r.finished_ns - r.arrived_ns) / NS_PER_S for r in record.requests if r.status == "completed"]
     parted = replay(record.log, bench.config, [bench.knobs] * servers)
     return {

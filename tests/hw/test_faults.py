@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -24,6 +25,7 @@ from hw.worker import Worker, WorkerSpec
 from policies.faults import (
     NO_LABEL,
     OUT_OF_MEMORY,
+    PLANNED,
     WORKER_DIED,
     WORKER_HUNG,
     Crash,
@@ -88,7 +90,12 @@ def single(path: Path) -> Iterator[HardwareCluster]:
 
 
 def _run(
-    cluster: HardwareCluster, model: SlimResNet, faults: Sequence[Fault], seconds: float = 1.0, rate: float = 150.0
+    cluster: HardwareCluster,
+    model: SlimResNet,
+    faults: Sequence[Fault],
+    seconds: float = 1.0,
+    rate: float = 150.0,
+    **heard: Any,
 ) -> RunRecord:
     """A run under faults, drained; conservation, names of failures and replay are checked on every one."""
     images = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(2)).numpy()
@@ -98,7 +105,7 @@ def _run(
         arrivals_ns.astype(np.int64), images, labels, round(seconds * NS_PER_S), keep_log=True, faults=tuple(faults)
     )
     servers, weights, rng = len(cluster.servers), RewardWeights(), np.random.default_rng(1)
-    record = cluster.run(plan, router(servers), weights, PRIOR, Wanderer(WIDTHS), rng)
+    record = cluster.run(plan, router(servers), weights, PRIOR, Wanderer(WIDTHS), rng, **heard)
     arrived = [step.event.request for step in record.log if isinstance(step.event, RequestArrived)]
     assert sorted(request.request for request in record.requests) == sorted(arrived) == list(range(len(arrivals_ns)))
     assert all(request.reason for request in record.requests if request.status == "failed")
@@ -130,20 +137,44 @@ def _require_second_epoch(record: RunRecord, server: int) -> None:
 
 def test_a_killed_worker_comes_back_under_a_new_epoch(single: HardwareCluster, model: SlimResNet) -> None:
     """The only server is killed: noticed at once, back after the back-off, and everybody who waited completes."""
-    record = _run(single, model, [Crash(0, NS_PER_S // 4)], seconds=0.5)
+    said: list[str] = []
+    record = _run(single, model, [Crash(0, NS_PER_S // 4)], seconds=0.5, say=said.append)
     ((_, reason),) = _downs(record)
     assert reason == WORKER_DIED
     assert {request.status for request in record.requests} == {"completed"}
-    ((server, down_ns, up_ns),) = record.restarts_ns
-    assert server == 0
-    assert up_ns - down_ns > QUICK.backoff_ns
-    assert max(request.finished_ns for request in record.requests) > up_ns
+    (down,) = record.downtimes
+    assert (down.server, down.reason, down.is_planned) == (0, WORKER_DIED, True)
+    assert down.up_ns is not None
+    assert down.up_ns - down.down_ns > QUICK.backoff_ns
+    assert max(request.finished_ns for request in record.requests) > down.up_ns
+    down_s, up_s, after_s = (f"{ns / NS_PER_S:.2f} s" for ns in (down.down_ns, down.up_ns, down.up_ns - down.down_ns))
+    assert said == [
+        f"server0: its worker died at {down_s}, as planned; a new worker starts in 0.05 s",
+        f"server0: serves again since {up_s}, after {after_s}",
+    ]
     _require_second_epoch(record, 0)
+
+
+def test_a_worker_that_dies_by_itself_is_not_told_as_planned(single: HardwareCluster, model: SlimResNet) -> None:
+    """Somebody else killed it; a fault of the plan that came before, and is over, does not excuse it."""
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        if len(said) == 2:  # it is back for the first time
+            os.kill(single.slots[0].worker.pid, signal.SIGKILL)
+
+    record = _run(single, model, [Crash(0, NS_PER_S // 10)], 0.5, say=hear)
+    assert [(down.reason, down.is_planned) for down in record.downtimes] == [(WORKER_DIED, True), (WORKER_DIED, False)]
+    assert [text.split(" at ")[0] for text in said[::2]] == ["server0: its worker died"] * 2
+    assert [", as planned;" in text for text in said[::2]] == [True, False]
 
 
 def test_a_stopped_worker_is_noticed_by_its_silence(cluster: HardwareCluster, model: SlimResNet) -> None:
     """SIGSTOP: no end of a pipe tells. After the time of a hang it is killed, and its requests are tried elsewhere."""
-    record = _run(cluster, model, [Hang(0, NS_PER_S // 2)], seconds=3)
+    said: list[str] = []
+    record = _run(cluster, model, [Hang(0, NS_PER_S // 2)], seconds=3, say=said.append)
+    assert said[0].startswith("server0: its worker hung and was killed at ")
     ((down_ns, reason),) = _downs(record)
     assert reason == WORKER_HUNG
     assert down_ns >= NS_PER_S // 2 + QUICK.hang_ns * 4 // 5  # the last ping may have been a while before the stop
@@ -158,18 +189,26 @@ def test_an_outage_lasts_as_long_as_planned(
     """Ready or not, the only server does not come up before its time, even if it was down when the outage began."""
     end_ns = 7 * NS_PER_S
     record = _run(single, model, [*before, Outage(0, NS_PER_S * 3 // 10, end_ns)], seconds=0.5)
-    ((_, down_ns, up_ns),) = record.restarts_ns
-    assert down_ns >= NS_PER_S // 4
-    assert up_ns >= end_ns
-    assert not [r for r in record.requests if down_ns < r.finished_ns < up_ns]
+    (down,) = record.downtimes
+    assert down.down_ns >= NS_PER_S // 4
+    assert down.up_ns is not None
+    assert down.up_ns >= end_ns
+    assert not [r for r in record.requests if down.down_ns < r.finished_ns < down.up_ns]
     _require_second_epoch(record, 0)
 
 
 def test_after_an_outage_without_end_the_others_serve(cluster: HardwareCluster, model: SlimResNet) -> None:
     """The router sees it in its mask: nothing is sent there any more."""
-    record = _run(cluster, model, [Outage(1, NS_PER_S // 4, None)], seconds=0.8)
+    said: list[str] = []
+    record = _run(cluster, model, [Outage(1, NS_PER_S // 4, None)], seconds=0.8, say=said.append)
     ((down_ns, _),) = _downs(record)
-    assert not record.restarts_ns
+    (down,) = record.downtimes
+    assert (down.server, down.up_ns, down.reason, down.is_planned) == (1, None, PLANNED, True)
+    since = f"{down.down_ns / NS_PER_S:.2f} s"
+    assert said == [
+        f"server1: taken down at {since}, as planned; it does not come back",
+        f"server1: did not come back (down since {since})",
+    ]
     late = [request for request in record.requests if request.arrived_ns > down_ns]
     assert late
     assert all(set(request.servers) == {0} for request in late)

@@ -171,9 +171,9 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
     poisoned = poisoned_requests(run.faults)
     assert not poisoned & {r.request for r in record.requests if r.status == "completed"}
     assert {r.request for r in record.requests if r.reason == "no_label"} <= poisoned
-    for server, down_ns, up_ns in record.restarts_ns:
-        assert 0 <= server < len(spec.servers)
-        assert down_ns <= up_ns <= record.ended_ns
+    for down in record.downtimes:
+        assert 0 <= down.server < len(spec.servers)
+        assert down.down_ns <= (record.ended_ns if down.up_ns is None else down.up_ns) <= record.ended_ns
 
     # Little's law, between two independent counts: the router's count over time, and the ledger's journeys.
     lives_ns = sum(r.finished_ns - r.arrived_ns for r in record.requests)

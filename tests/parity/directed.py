@@ -251,6 +251,11 @@ def commands(record: RunRecord, kind: type) -> list[tuple[int, object]]:
     return [(step.now_ns, each) for step in record.log for each in step.commands if isinstance(each, kind)]
 
 
+def returns(record: RunRecord) -> list[tuple[int, int]]:
+    """When a server went down that came back, and when it did."""
+    return [(down.down_ns, down.up_ns) for down in record.downtimes if down.up_ns is not None]
+
+
 def meet(record: RunRecord, *kinds: type) -> bool:
     """Whether there is an instant with all of these events (as often as they are named)."""
     times = {step.now_ns for step in steps(record, kinds[0])}
@@ -689,24 +694,24 @@ def _fault_scenes() -> Iterator[Directed]:
         "a restart falls into an outage",
         Crash(0, 10 * u),
         Outage(0, 12 * u, 40 * u),
-        happened=lambda s, r: (0, 10 * u, 40 * u) in r.restarts_ns,
+        happened=lambda s, r: (10 * u, 40 * u) in returns(r),
     )
     yield broken(
         "an outage ends before the new process is ready",
         Crash(0, 10 * u),
         Outage(0, 11 * u, 13 * u),
-        happened=lambda s, r: (0, 10 * u, 15 * u) in r.restarts_ns,
+        happened=lambda s, r: (10 * u, 15 * u) in returns(r),
     )
     yield broken(
         "a restart and an outage's end at one instant",
         Crash(0, 10 * u),
         Outage(0, 11 * u, 15 * u),
-        happened=lambda s, r: (0, 10 * u, 15 * u) in r.restarts_ns,
+        happened=lambda s, r: (10 * u, 15 * u) in returns(r),
     )
     yield broken(
         "crashes in a row, each a longer back-off, then a stable epoch",
         *(Crash(0, at * u) for at in (5, 11, 20, 30, 100)),
-        happened=lambda s, r: len({up - down for _, down, up in r.restarts_ns}) >= 3,
+        happened=lambda s, r: len({up_ns - down_ns for down_ns, up_ns in returns(r)}) >= 3,
         horizon=120,
     )
     yield broken(
@@ -725,7 +730,7 @@ def _fault_scenes() -> Iterator[Directed]:
         "hung, out, back, and noticed late",
         Hang(0, 11 * u),
         Outage(0, 13 * u, 17 * u),
-        happened=lambda s, r: len(r.restarts_ns) == 1,
+        happened=lambda s, r: len(returns(r)) == 1,
     )
     yield broken(
         "everything goes wrong at one instant",
@@ -736,7 +741,7 @@ def _fault_scenes() -> Iterator[Directed]:
         Outage(1, 20 * u, 30 * u),
         Squeeze(1, 20 * u, 50 * u, 0),
         Poison(frozenset({1, 3, 5, 8})),
-        happened=lambda s, r: len(r.restarts_ns) == 2,
+        happened=lambda s, r: len(returns(r)) == 2,
     )
     yield broken(
         "both are gone for good",
@@ -783,14 +788,14 @@ def _fault_scenes() -> Iterator[Directed]:
         Slowness(0, 5 * u, 12 * u, 3.0),
         Hang(0, 9 * u),
         Slowness(0, 11 * u, 30 * u, 2.0),
-        happened=lambda s, r: len(r.restarts_ns) == 1,
+        happened=lambda s, r: len(returns(r)) == 1,
     )
     yield broken(
         "slow while it starts again",
         Crash(0, 8 * u),
         Slowness(0, 9 * u, 33 * u, 2.0),
         Slowness(1, 7 * u, 33 * u, 1.3),
-        happened=lambda s, r: len(r.restarts_ns) == 1,
+        happened=lambda s, r: len(returns(r)) == 1,
     )
     yield broken(
         "dead between question and answer",

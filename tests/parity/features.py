@@ -314,7 +314,7 @@ def _room(run: RunSpec, core: str, now_ns: int) -> int:
 
 
 def _of_faults(scenario: Scenario, record: RunRecord) -> Iterator[str]:
-    if record.restarts_ns:
+    if any(down.up_ns is not None for down in record.downtimes):
         yield "restarted"
     downs = [
         (step.now_ns, step.event) for step in record.log if isinstance(step.event, ServerDown) and step.core != "router"

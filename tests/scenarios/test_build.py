@@ -246,7 +246,7 @@ def test_a_run_with_every_fault_accounts_for_every_request(tmp_path: Path) -> No
     _, record = run_simulation(world, world.router("random"), "random", 0)
     assert sorted(r.request for r in record.requests) == list(range(len(world.run_spec(0).arrivals_ns)))
     assert {r.status for r in record.requests} == {"completed", "failed"}
-    assert record.restarts_ns != ()
+    assert record.downtimes != ()
     assert record == run_simulation(world, world.router("random"), "random", 0)[1]
 
 

@@ -41,6 +41,21 @@ def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound
     assert (found.workload, found.seeds) == ("poisson", (0,))
 
 
+def test_who_sheds_what_it_cannot_carry_is_not_stable(tmp_path: Path) -> None:
+    """Its backlog never grows, however much arrives."""
+    world = world_of(tmp_path, more="deadline_s: 20ms\nshed: true\n")
+    patient = world_of(tmp_path)
+    far = 20 * world.capacity_img_s / (world.rate_img_s or 1.0)
+    wanted = Search("sticky", (0,), duration_s=0.4)
+    for engine in ("simpy", "compiled"):
+        found = [
+            backlog_is_steady(each, each.router("sticky"), scale, 0, replace(wanted, engine=engine))
+            for each in (world, patient)
+            for scale in (0.2, far)
+        ]
+        assert found == [True, False, True, False]
+
+
 class Limits:
     """Instead of simulating: a run is stable below its seed's limit. `asked` are the runs."""
 

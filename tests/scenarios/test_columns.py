@@ -102,7 +102,7 @@ def test_columns_are_the_records(changes: str, tmp_path: Path) -> None:
         if detail:
             np.testing.assert_array_equal(ours.requests.stages_ns, theirs.stages_ns)
         assert (ours.ended_ns, ours.servers, ours.devices) == (record.ended_ns, record.servers, record.devices)
-        assert (ours.decisions, ours.restarts_ns) == (record.decisions, record.restarts_ns)
+        assert (ours.decisions, ours.downtimes) == (record.decisions, record.downtimes)
         assert tuple(ours.gpu_var.tolist()) == record.gpu_var
 
 

@@ -213,9 +213,9 @@ def test_saturated_throughput() -> None:
     assert found["reference_img_s"] == 200 == reference_img_s(runs)
     (table,) = saturation_tables(found)
     assert table.rows == [
-        ["a", "500", "203.0", "200.0", "+1.5", "2.0 met", ""],
-        ["b", "500", "230.0", "200.0", "+15.0", "2.0 missed", "not saturated: simulated"],
-        ["c", "500", "200.0", "200.0", "+0.0", "2.0", "not saturated: simulated, hardware"],
+        ["a", "100.00/100.00", "500", "203.0", "200.0", "+1.5", "2.0 met", ""],
+        ["b", "100.00/100.00", "500", "230.0", "200.0", "+15.0", "2.0 missed", "not saturated: simulated"],
+        ["c", "100.00/100.00", "500", "200.0", "200.0", "+0.0", "2.0", "not saturated: simulated, hardware"],
     ]
     assert any("single run" in note for note in validation_notes(found))
 

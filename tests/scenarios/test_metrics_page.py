@@ -13,12 +13,13 @@ from policies.records import STAGES
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation, validate_results
-from scenarios.metrics.result import Result, Score, SignatureName
+from scenarios.metrics.result import Restart, Result, Score, SignatureName
 from scenarios.show.comparison import comparison_tables
 from scenarios.show.metrics_page import metrics_page
 from scenarios.show.result import servers_table
 from scenarios.show.table import Table
 from scenarios.show.validation import errors_tables, saturation_tables, stages_table
+from scenarios.show.words import downtime_table
 from tests.scenarios.folders import simulated
 from tests.scenarios.test_comparison import run
 from tests.scenarios.test_fidelity import pair, repeats, saturated
@@ -94,7 +95,10 @@ def shown_tables(result: Result) -> list[Table]:
     slowed = [pair("a", 1, 1, load=0.5, rate_img_s=9.0, slowdown=1.1)]
     validation = validate_results([*slowed, *repeats("a", 1.0, [1.0]), near, saturated("a", 2, 1)], "measured")  # type: ignore[arg-type]
     tables = [servers_table(result), *comparison_tables(comparison), *errors_tables(validation)]
-    return [*tables, stages_table(validation["rows"]), *saturation_tables(validation)]
+    down: Restart = {"server": "s", "cause": "worker_died", "planned": True, "down_s": 1.0, "up_s": None}
+    downtimes = downtime_table([("simulation, seed 0", {**result, "restarts": [down]})])
+    assert downtimes is not None
+    return [*tables, stages_table(validation["rows"]), *saturation_tables(validation), downtimes]
 
 
 def test_every_column_is_explained_and_no_other(result: Result) -> None:

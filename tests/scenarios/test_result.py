@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from policies.records import STAGES, DeviceTotals, RequestRecord, RequestStatus, RunRecord, ServerTotals
+from policies.records import STAGES, DeviceTotals, Downtime, RequestRecord, RequestStatus, RunRecord, ServerTotals
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.result import percentile
@@ -113,12 +113,19 @@ def test_a_result_says_where_its_accuracy_is_from() -> None:
 
 
 def test_the_generators_lag_restarts_and_failures() -> None:
-    """Lag over all arrivals (null where none is known); restarts by the server's name; failures by their reason."""
+    """Lag over all arrivals (null where none is known); downtimes by the server's name; failures by their reason."""
     requests = [replace(request(number, 3, 1, "failed"), reason=reason) for number, reason in enumerate("bba")]
-    run = record(*requests, arrival_lags_ns=(1_000_000, 3_000_000), restarts_ns=((0, 10**9, 2 * 10**9),))
+    downs = (Downtime(0, 10**9, 2 * 10**9, "worker_died"), Downtime(0, 3 * 10**9, None, "worker_hung", False))
+    run = record(*requests, arrival_lags_ns=(1_000_000, 3_000_000), downtimes=downs)
     found = summary(run, **WINDOW)
     assert found["arrival_lag_s"] == {"mean": pytest.approx(0.002), "p99": 0.003, "max": 0.003}
-    assert found["restarts"] == [{"server": "s", "down_s": 1.0, "up_s": 2.0}]
+    assert found["restarts"] == [
+        {"server": "s", "cause": "worker_died", "planned": True, "down_s": 1.0, "up_s": 2.0},
+        {"server": "s", "cause": "worker_hung", "planned": False, "down_s": 3.0, "up_s": None},
+    ]
+    rows = [line.split() for line in format_result(found).splitlines()[-2:]]
+    assert rows[0] == ["s", "random", "simulation,", "seed", "0", "worker", "died,", "planned", "1.00", "2.00"]
+    assert rows[1] == ["s", "random", "simulation,", "seed", "0", "worker", "hung", "3.00", "never"]
     assert list(found["failures"].items()) == [("b", 2), ("a", 1)]  # in the order in which they first occurred
     assert sum(found["failures"].values()) == found["images"]["failed"]
     assert summary(record(), **WINDOW)["arrival_lag_s"] is None

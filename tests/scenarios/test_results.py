@@ -281,6 +281,7 @@ def row(
                 "mode": "simulation",
                 "engine": "compiled",
                 "provenance": "datasheet",
+                "end": "drain",
                 "images": {"arrived": 1000, "completed": 1000 - unfinished, "in_flight": unfinished, "failed": 0},
                 "accuracy": accuracy,
                 "expected_accuracy": accuracy,
@@ -324,6 +325,20 @@ def test_the_best_rival_is_the_quickest_that_is_as_accurate() -> None:
     assert verdict.versus.mean["mean"] == pytest.approx(-20)
     assert verdict.versus.points == pytest.approx(0.04)
     assert verdict.holds is True
+
+
+def test_who_leaves_more_than_one_percent_unserved_wins_nothing() -> None:
+    """Tide's gain over the rival is none then; and where Tide leaves as many, who does so is still no rival."""
+    lossy = tide(5, unfinished=11)
+    verdict = judge(found(lossy, row("ladder", 10)))
+    assert verdict.holds is False
+    assert verdict.reasons == ("more images stay unfinished", "Tide leaves more than 1 % unserved")
+    rivals = (row("lazy", 4, unfinished=11), row("ladder", 10, unfinished=10))
+    versus = judge(found(lossy, *rivals)).versus
+    assert versus is not None
+    assert versus.rival == "ladder"
+    assert covered(found(lossy, *rivals)) == covered(found(rivals[1]))
+    assert [cells[0] for cells in routers_table(found(lossy, *rivals)).rows] == ["**tide** !", "lazy !", "ladder"]
 
 
 @pytest.mark.parametrize(

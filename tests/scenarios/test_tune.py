@@ -284,3 +284,30 @@ def test_wrong_flags_are_told_before_anything_runs(
     monkeypatch.setattr(Course, "measure", None)
     assert main(["tune", str(scenario), *flags, "--quiet"]) == 2
     assert said in capsys.readouterr().err
+
+
+def scored(mean_s: float, failed: int = 0, unfinished: int = 0) -> RunScore:
+    return RunScore(1000, unfinished + failed, mean_s, 0.0, mean_s, 3 * mean_s, 0.75, 0.0, 9, failed)
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_who_leaves_images_unserved_is_behind_all_who_do_not(logs: bool) -> None:
+    """However quick it is with the others; among such, who leaves fewer goes first. What was cut off does not count."""
+    knobs = replace(KNOBS, logs=logs)
+    costs = [latency_cost([scored(*each)] * 2, knobs) for each in
+             ((0.1,), (0.1, 10), (0.1, 0, 500), (100.0,), (1e-5, 11), (1e-5, 400))]  # fmt: skip
+    assert costs[0] == costs[1] == costs[2]
+    assert costs == sorted(costs)
+
+
+def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In print and in its file: far above capacity nobody can serve all."""
+    path = tmp_path / "overload.yaml"
+    workload = {"kind": "poisson", "rate_img_s": 60_000}
+    changes = {"workload": workload, "deadline_s": 0.02, "shed": True, "duration_s": 0.5}
+    path.write_text(yaml.safe_dump({**SCENARIO, **changes}))
+    out = tmp_path / "fixed.rule.yaml"
+    command = ["tune", str(path), "--router", "fixed", "--floor", "0.75", "--decisions", "2000", "--out", str(out)]
+    assert main(command) == 0
+    assert "beware: it leaves " in capsys.readouterr().out
+    assert made_by(out)["unserved"] > 0.01

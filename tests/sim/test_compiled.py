@@ -15,7 +15,7 @@ import pytest
 from policies.compiled.plan import PlanRow
 from policies.compiled.rules import LARGEST, RANDOM_WIDTH
 from policies.errors import WorkError
-from policies.faults import Crash, Outage, Supervision
+from policies.faults import PLANNED, WORKER_DIED, Crash, Outage, Supervision
 from policies.observation import masks
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
@@ -213,7 +213,8 @@ def test_a_back_off_that_64_bits_cannot_double_is_the_longest_one() -> None:
         kind(spec, run).run(worlds.Uniform(), np.random.default_rng(0)) for kind in (Simulation, CompiledSimulation)
     )
     assert ours == theirs
-    assert len(ours.restarts_ns) == 30
+    assert [down.reason for down in ours.downtimes] == [*[PLANNED] * 30, WORKER_DIED]
+    assert [down.up_ns is None for down in ours.downtimes] == [*[False] * 30, True]
 
 
 # ------------------------------------------------------------------------------------------------------------ rollouts

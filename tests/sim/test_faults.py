@@ -8,8 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
-from policies.records import RunRecord
+from policies.faults import (
+    PLANNED,
+    WORKER_DIED,
+    WORKER_HUNG,
+    Crash,
+    Fault,
+    Hang,
+    Outage,
+    Poison,
+    Slowness,
+    Squeeze,
+    Supervision,
+)
+from policies.records import Downtime, RunRecord
 from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
@@ -74,13 +86,19 @@ def commands(record: RunRecord, kind: type, core: str = "server:0") -> list[Any]
     return [c for step in record.log if step.core == core for c in step.commands if isinstance(c, kind)]
 
 
+def downs(record: RunRecord) -> list[tuple[float, float | None, str]]:
+    """When the only server went down and was back, in ms, and why."""
+    assert all(down.server == 0 and down.is_planned for down in record.downtimes)
+    return [(d.down_ns / MS, None if d.up_ns is None else d.up_ns / MS, d.reason) for d in record.downtimes]
+
+
 def test_a_crashed_worker_is_back_after_its_back_off_and_its_start() -> None:
     """Deaths in a row double the wait up to its limit; once it was up for long enough the row begins anew."""
     times = [500, 700, 1100, 1500, 4000]
     record = simulate(cluster(), *(Crash(0, at * MS) for at in times), horizon_s=6.0)
     waits = [100, 200, 250, 250, 100]
-    assert record.restarts_ns == tuple(
-        (0, at * MS, (at + wait + 40) * MS) for at, wait in zip(times, waits, strict=True)
+    assert record.downtimes == tuple(
+        Downtime(0, at * MS, (at + wait + 40) * MS, WORKER_DIED) for at, wait in zip(times, waits, strict=True)
     )
     assert [(now, down.reason) for now, down in events(record, ServerDown)] == [
         (at * MS, "worker_died") for at in times
@@ -92,7 +110,7 @@ def test_a_crashed_worker_is_back_after_its_back_off_and_its_start() -> None:
 def test_what_is_down_can_neither_crash_nor_hang() -> None:
     """The second crash and the hang fall into the first one's restart, and cost no more."""
     record = simulate(cluster(), Crash(0, 500 * MS), Crash(0, 510 * MS), Hang(0, 520 * MS), Crash(0, 1000 * MS))
-    assert record.restarts_ns == ((0, 500 * MS, 640 * MS), (0, 1000 * MS, 1240 * MS))
+    assert downs(record) == [(500, 640, WORKER_DIED), (1000, 1240, WORKER_DIED)]
 
 
 def test_a_hang_is_noticed_after_its_time_and_nothing_comes_from_the_server_until_then() -> None:
@@ -100,7 +118,7 @@ def test_a_hang_is_noticed_after_its_time_and_nothing_comes_from_the_server_unti
     arrivals = np.arange(0, 2, 0.01)
     record = simulate(cluster(), Hang(0, 500 * MS), Hang(0, 600 * MS), arrivals=arrivals)
     assert [(now, down.reason) for now, down in events(record, ServerDown)] == [(800 * MS, "worker_hung")]
-    assert record.restarts_ns == ((0, 800 * MS, 940 * MS),)
+    assert downs(record) == [(800, 940, WORKER_HUNG)]
     for kind in (BatchStarted, BatchFinished, TelemetrySampled, InstanceLoaded):
         during = [now for now, _ in events(record, kind) if 500 * MS < now <= 940 * MS]
         assert during == [], kind
@@ -159,7 +177,7 @@ def test_a_hung_server_can_be_killed_before_it_is_noticed() -> None:
     """A crash ends the hang; the next epoch is not killed for the last one's."""
     record = simulate(cluster(), Hang(0, 500 * MS), Crash(0, 600 * MS))
     assert [(now, down.reason) for now, down in events(record, ServerDown)] == [(600 * MS, "worker_died")]
-    assert record.restarts_ns == ((0, 600 * MS, 740 * MS),)
+    assert downs(record) == [(600, 740, WORKER_DIED)]
 
 
 class ThereAndOver:
@@ -211,19 +229,19 @@ def test_a_planned_outage_keeps_a_crashed_worker_out_until_its_end() -> None:
     The outage itself is a death of the row.
     """
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 550 * MS, 2000 * MS))
-    assert record.restarts_ns == ((0, 500 * MS, 2000 * MS),)
+    assert downs(record) == [(500, 2000, WORKER_DIED)]
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 550 * MS, None))
-    assert record.restarts_ns == ()
+    assert downs(record) == [(500, None, WORKER_DIED)]
     record = simulate(cluster(), Outage(0, 500 * MS, 600 * MS), Crash(0, 700 * MS))
-    assert record.restarts_ns == ((0, 500 * MS, 600 * MS), (0, 700 * MS, 940 * MS))
+    assert downs(record) == [(500, 600, PLANNED), (700, 940, WORKER_DIED)]
 
 
 def test_a_short_outage_does_not_bring_a_crashed_worker_back_before_its_restart() -> None:
     """Whichever ends last brings it up, and only that; then a new death has a wait of its own."""
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 510 * MS, 520 * MS), Crash(0, 530 * MS))
-    assert record.restarts_ns == ((0, 500 * MS, 640 * MS),)
+    assert downs(record) == [(500, 640, WORKER_DIED)]
     record = simulate(cluster(), Crash(0, 500 * MS), Outage(0, 510 * MS, 640 * MS), Crash(0, 640 * MS))
-    assert record.restarts_ns == ((0, 500 * MS, 640 * MS), (0, 640 * MS, 880 * MS))
+    assert downs(record) == [(500, 640, WORKER_DIED), (640, 880, WORKER_DIED)]
 
 
 def test_at_one_instant_what_ends_comes_before_what_begins() -> None:

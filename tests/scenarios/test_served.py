@@ -1,0 +1,403 @@
+"""Who was not served: shares, marks and words in every table, who can win, and runs that completed nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from msgspec.structs import replace
+
+from policies.errors import WorkError
+from policies.records import RequestRecord
+from policies.vocabulary import Provenance
+from scenarios.cli import main
+from scenarios.executors.campaign import Finished, PlannedRun
+from scenarios.files.documents import read_json
+from scenarios.files.reading import load_scenario
+from scenarios.job import validation as stage
+from scenarios.job.job import Job
+from scenarios.metrics.comparison import Comparison, compare_results
+from scenarios.metrics.fidelity import ValidationRun, validate_results
+from scenarios.metrics.result import Result
+from scenarios.metrics.served import require_completed
+from scenarios.show.charts import trade_off_chart
+from scenarios.show.comparison import comparison_table, comparison_tables
+from scenarios.show.report import gather, report
+from scenarios.show.result import format_result, format_score
+from scenarios.show.validation import errors_tables, format_validation, saturation_tables
+from tests.scenarios.files import write_scenario
+from tests.scenarios.folders import run_folder, summary, validation_run
+from tests.scenarios.test_result import WINDOW, record, request
+
+IMAGES = 1000
+
+
+def result(
+    router: str,
+    *,
+    failed: int = 0,
+    left: int = 0,
+    latency_s: float = 1.0,
+    accuracy: float = 0.7,
+    seed: int = 0,
+    **more: Any,
+) -> Result:
+    """Of a thousand images so many failed (shed) or were left; the rest completed with this latency."""
+    requests: list[RequestRecord] = []
+    for number in range(IMAGES):
+        if number < failed:
+            requests.append(replace(request(number, 3, 0.5, "failed"), reason="deadline"))
+        else:
+            requests.append(request(number, 3, latency_s, "in_flight" if number < failed + left else "completed"))
+    found = summary(record(*requests, ended_s=20), router=router, seed=seed, **WINDOW, **more)
+    return {**found, "expected_accuracy": accuracy}
+
+
+def rows_of(found: Comparison) -> dict[str, Any]:
+    return {row["router"]: row for row in found["rows"]}
+
+
+# ---------------------------------------------------------------------------------------------------------- one result
+
+
+def test_what_is_left_after_the_drain_is_unserved_and_what_was_cut_off_is_not() -> None:
+    """Failed counts in any case; all shares are of what arrived in the whole run."""
+    drained = result("a", failed=20, left=30)
+    assert drained["end"] == "drain"
+    assert drained["shares"] == {"completed": 0.95, "unfinished": 0.03, "failed": 0.02, "unserved": 0.05}
+    cut = result("a", failed=20, left=30, end="cut")
+    assert cut["end"] == "cut"
+    assert cut["shares"] == {**drained["shares"], "unserved": 0.02}
+    assert summary(record(), **WINDOW)["shares"] == dict.fromkeys(drained["shares"])
+
+
+def test_a_result_says_who_was_not_served_and_why() -> None:
+    """With the mark where it is more than 1 %; silence where nothing is to be told."""
+    text = format_result(result("a", failed=20, left=30))
+    assert "950 of 1000 completed (95.00 %), 20 failed, 30 unfinished" in text
+    assert "a ! leaves 5.00 % of the images unserved (shed at the deadline 2.00 %, left after the drain 3.00 %)" in text
+    assert "a leaves 1.00 % of the images unserved (left after the drain 1.00 %)." in format_result(
+        result("a", left=10)
+    )
+    cut = format_result(result("a", left=300, end="cut"))
+    assert "leaves" not in cut
+    assert "were under way when their run was cut off" in cut
+    assert "unserved" not in format_result(result("a"))
+
+
+def score(**more: Any) -> Any:
+    """A trained router's, as a former version stored it, and more."""
+    return {
+        "schema": "slimsched.score/1", "router": "ppo", "trained_on": "simpy", "engines": ["simpy"], "seed": 0,
+        "decisions": 1, "reward": 0.5, "latency_s": 0.1, "accuracy": 0.7, "signatures": [], **more,
+    }  # fmt: skip
+
+
+def test_a_score_says_it_too() -> None:
+    """A stored one may know nothing of it."""
+    assert "completed" not in format_score(score())
+    text = format_score(score(shares=result("ppo", failed=50)["shares"]))
+    assert "completed 95.00 %" in text
+    assert "it leaves 5.00 % unserved" in text
+    assert "unserved" not in format_score(score(shares=result("ppo", failed=10)["shares"]))
+
+
+# ---------------------------------------------------------------------------------------------------------- comparisons
+
+
+def test_who_leaves_more_than_one_percent_is_marked_and_beats_nobody() -> None:
+    """It is the quickest and the most accurate, and on no front; exactly 1 % is not more."""
+    runs = [result("random", latency_s=2.0), result("shedder", failed=11, latency_s=0.1, accuracy=0.9)]
+    found = compare_results([*runs, result("jsq", failed=10, accuracy=0.6)])
+    rows = rows_of(found)
+    assert {router: row["is_marked"] for router, row in rows.items()} == {
+        "random": False,
+        "shedder": True,
+        "jsq": False,
+    }
+    assert rows["shedder"]["failures"] == {"deadline": 0.011}
+    assert rows["shedder"]["shares"]["unserved"]["mean"] == 0.011
+    for rows_of_cost in found["pareto"]["fronts"].values():
+        assert {row["router"]: row["on_front"] for row in rows_of_cost}["shedder"] is False
+    on_front = {row["router"] for row in found["pareto"]["fronts"]["latency_mean_s"] if row["on_front"]}
+    assert on_front == {"random", "jsq"}
+    alone = compare_results([runs[0], result("jsq", failed=10, accuracy=0.6)])
+    assert found["hypervolume"] == alone["hypervolume"]
+
+
+def test_the_mark_is_of_all_runs_of_a_router() -> None:
+    """The mean that the table shows: one bad seed of three may be no more than 1 % in all."""
+    few, many = (
+        [result("a", failed=of, seed=seed) for seed, of in enumerate(each)] for each in ((30, 0, 0), (30, 3, 0))
+    )
+    assert rows_of(compare_results(few))["a"]["is_marked"] is False
+    assert rows_of(compare_results(many))["a"]["is_marked"] is True
+
+
+def test_every_table_of_a_comparison_has_the_mark() -> None:
+    """The first one with the shares, the reasons and what the mark means; a reader of any sees who is meant."""
+    runs = [result(router, seed=seed, failed=of, latency_s=1 + seed) for router, of in (("random", 5), ("shedder", 50))
+            for seed in (0, 1)]  # fmt: skip
+    compared = compare_results([{**run, "scenario": "paper"} for run in runs])
+    first, paper, paired, trade_offs = comparison_tables(compared)
+    heads = [column.head for column in first.columns]
+    assert heads[:4] == ["router", "completed", "failed", "accuracy"]
+    assert [row[:3] for row in first.rows] == [
+        ["random", "99.50 +-0.00", "0.50 +-0.00"],
+        ["shedder !", "95.00 +-0.00", "5.00 +-0.00"],
+    ]
+    assert "random leaves 0.50 % of the images unserved (shed at the deadline 0.50 %)." in first.notes
+    (warning,) = first.warnings
+    assert warning.startswith("shedder ! leaves 5.00 % of the images unserved (shed at the deadline 5.00 %): ")
+    assert "never called the winner" in warning
+    for table in (paper, trade_offs):
+        assert "shedder !" in [row[0] for row in table.rows]
+    assert [row[0] for row in paired.rows] == ["shedder !"]
+    assert {row[0]: row[5] for row in trade_offs.rows} == {
+        "random": "latency, p99, attributed", "shedder !": "-",
+    }  # fmt: skip
+    assert "on no front" in trade_offs.notes[-1]
+
+
+def test_where_everybody_is_marked_nobody_wins() -> None:
+    """It is said, and there is no front to be on."""
+    found = compare_results([result("random", left=20), result("jsq", failed=20)])
+    assert found["hypervolume"] == {}
+    assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: nobody wins."
+    assert comparison_table(found).base == "random !"
+    assert [column.head for column in comparison_table(found).columns][1:4] == ["completed", "unfinished", "failed"]
+    trade_off_chart(found)
+
+
+def test_a_picture_shows_the_mark_and_leaves_it_out_of_the_front() -> None:
+    """The dotted line goes through the others alone."""
+    found = compare_results(
+        [result("random", latency_s=2.0), result("shedder", failed=50, latency_s=0.1, accuracy=0.9)]
+    )
+    figure = trade_off_chart(found)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["random", "shedder !"]
+    assert list(figure.axes[0].lines[0].get_xdata()) == [2000.0]  # type: ignore[arg-type]
+
+
+def test_a_comparison_of_a_former_version_is_shown_as_it_was() -> None:
+    """Without shares there is no column and no mark."""
+    found: Any = json.loads(json.dumps(compare_results([result("random"), result("jsq", failed=50)])))
+    for row in found["rows"]:
+        for key in ("shares", "failures", "is_marked"):
+            del row[key]
+    first, trade_offs = comparison_tables(found)
+    assert [column.head for column in first.columns][:2] == ["router", "accuracy"]
+    assert [row[0] for row in trade_offs.rows] == ["random", "jsq"]
+
+
+def test_results_of_a_former_version_are_marked_by_what_is_known_of_them() -> None:
+    """What failed counts; whether the unfinished was left or cut off nobody knows."""
+    old: list[Any] = [copy.deepcopy(result("a", left=500)), copy.deepcopy(result("b", failed=20, left=500))]
+    for run in old:
+        del run["shares"], run["end"]
+    rows = rows_of(compare_results(old))
+    assert rows["a"]["shares"]["unfinished"]["mean"] == 0.5
+    assert rows["a"]["shares"]["unserved"]["mean"] is None
+    assert (rows["a"]["is_marked"], rows["b"]["is_marked"]) == (False, True)
+
+
+# ---------------------------------------------------------------------------------------------------------- validations
+
+
+def pair(router: str, simulated: dict[str, Any], hardware: dict[str, Any], **place: Any) -> ValidationRun:
+    real = result(router, mode="hardware", engine="torch", **hardware)
+    return validation_run(result(router, **simulated), real, **place)
+
+
+def test_a_world_that_leaves_images_is_marked_and_its_row_is_not_judged() -> None:
+    """Shares of both worlds, the reasons in words; the ranking goes on without the router."""
+    runs = [pair("a", {}, {}), pair("b", {"failed": 3, "latency_s": 2.0}, {"failed": 50, "latency_s": 2.0}),
+            pair("c", {"latency_s": 3.0}, {"latency_s": 0.5})]  # fmt: skip
+    found = validate_results(runs, Provenance.MEASURED)
+    a, b, _ = found["rows"]
+    assert (a["met"]["latency_mean"], b["met"]["latency_mean"]) == (True, None)
+    assert b["error_pct"]["latency_mean"]["mean"] == 0.0
+    assert b["served"]["hardware"]["failures"] == {"deadline": 0.05}
+    assert found["ranking"][0]["left_out"] == ["b"]
+    assert found["ranking"][0]["pairs"] == 1
+    assert found["ranking_tau"] == pytest.approx(-1), "b would have agreed with a"
+    (table,) = errors_tables(found)
+    assert [column.title for column in table.columns][1:3] == ["completed sim./hw. %", "failed sim./hw. %"]
+    assert [row[:3] for row in table.rows][:2] == [
+        ["a", "100.00/100.00", "0.00/0.00"],
+        ["b !", "99.70/95.00", "0.30/5.00"],
+    ]
+    assert table.notes == ["b in simulation leaves 0.30 % of the images unserved (shed at the deadline 0.30 %)."]
+    (warning,) = table.warnings
+    assert warning.startswith("b ! on the hardware leaves 5.00 % of the images unserved")
+    assert "(without b: too much unserved)" in format_validation(found)
+
+
+def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
+    """Under way at the horizon stands apart; who sheds is marked there, too."""
+    growth = {"simulated": 0.2, "hardware": 0.2}
+    cut = {"end": "cut"}
+    runs = [
+        pair("a", {"left": 200, **cut}, {"left": 210, **cut}, kind="saturated", rate_img_s=500, backlog_growth=growth),
+        pair(
+            "b", {"failed": 200, **cut}, {"left": 210, **cut}, kind="saturated", rate_img_s=500, backlog_growth=growth
+        ),
+    ]
+    found = validate_results([pair("a", {}, {}), *runs], Provenance.MEASURED)
+    (table,) = saturation_tables(found)
+    assert [row[0] for row in table.rows] == ["a", "b !"]
+    assert [row["met"] for row in found["saturated"]] == [True, None]
+    assert [row[2] for row in table.rows] == ["20.00/21.00", "0.00/21.00"]
+    assert "mark nobody" in table.notes[-1]
+
+
+def test_servers_that_were_down_are_rows_of_a_validation() -> None:
+    """Both worlds alike; a twin that serves all repeats is told once."""
+    down = {"server": "gpu0", "cause": "worker_hung", "planned": False, "down_s": 1.5, "up_s": None}
+    simulated: Result = {**result("a"), "restarts": [{**down, "planned": True, "up_s": 2.0}]}  # type: ignore[typeddict-item]
+    hardware: Result = {**result("a", mode="hardware"), "restarts": [down]}  # type: ignore[list-item]
+    runs = [validation_run(simulated, hardware, load=0.5, repeat=repeat) for repeat in (0, 1)]
+    text = format_validation(validate_results(runs, Provenance.MEASURED))
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.startswith("gpu0")]
+    assert lines == [
+        "gpu0 a simulation, load 0.5, seed 0 worker hung, planned 1.50 2.00",
+        "gpu0 a hardware, load 0.5, seed 0 worker hung 1.50 never",
+        "gpu0 a hardware, load 0.5, seed 0, repeat 1 worker hung 1.50 never",
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def test_the_headline_names_no_marked_router(tmp_path: Path) -> None:
+    """The next best is named; where there is none, it says that nobody wins."""
+    folder = run_folder(tmp_path / "run")
+    found = compare_results([result("random", latency_s=2.0), result("shedder", failed=50, latency_s=0.1),
+                             result("jsq", latency_s=1.5)])  # fmt: skip
+    folder.write_json(folder / "comparison.json", found)
+    leads = [str(lead) for lead in report(gather(folder)).leads]
+    assert leads[0].startswith("<b>jsq</b> changes mean latency by")
+    assert leads[1].startswith("<b>shedder</b> leaves 5.00 % of the images unserved")
+    folder.write_json(folder / "comparison.json", compare_results([result("random"), result("shedder", failed=50)]))
+    assert str(report(gather(folder)).leads[0]).startswith("Nobody wins")
+
+
+def test_a_marked_world_is_not_in_the_average_error(tmp_path: Path) -> None:
+    """How far the simulation is off is told of runs that were served."""
+    folder = run_folder(tmp_path / "run")
+    runs = [pair("a", {"latency_s": 1.1}, {}), pair("b", {"latency_s": 9.0}, {"failed": 50})]
+    folder.write_json(folder / "validation.json", validate_results(runs, Provenance.MEASURED))
+    assert "off by 10.0 % on average against real executors, where no more than 1 %" in report(gather(folder)).leads[-1]
+
+
+# ------------------------------------------------------------------------------------------------ nothing was completed
+
+
+def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
+    """By router and world, with the seeds, the reasons and what to do; a run that completed one image is none."""
+    require_completed([result("a", failed=999)])
+    with pytest.raises(WorkError) as caught:
+        require_completed([result("a", failed=990, left=10, seed=seed) for seed in (0, 1)])
+    assert str(caught.value) == (
+        "'a' completed nothing (simulation, seeds 0, 1): of 2000 images 1980 shed at the deadline, 20 unfinished; "
+        "give more time (deadline_s), switch shed off, or lower the rate. Everything else is kept"
+    )
+    with pytest.raises(
+        WorkError, match=r"'a' completed nothing \(hardware, seed 0\): no image arrived; give duration_s"
+    ):
+        require_completed([summary(record(), router="a", mode="hardware", **WINDOW)])
+
+
+def hopeless(folder: Path) -> Path:
+    """Nobody can serve an image in so little time, and who is late is shed."""
+    path = write_scenario(folder, "duration_s: 1\n", "duration_s: 1\ndeadline_s: 0.001ms\nshed: true\n")
+    return path
+
+
+def test_simulate_ends_with_an_error_and_shows_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The document is there, the exit code is 1, and the message is one line."""
+    path = hopeless(tmp_path)
+    assert main(["simulate", str(path), "--router", "jsq", "--json", str(tmp_path / "r.json")]) == 1
+    out, err = capsys.readouterr()
+    assert "0 of" in out
+    assert err.splitlines()[-1].startswith("slimsched: 'jsq' completed nothing (simulation, seed 0): of ")
+    assert read_json(tmp_path / "r.json")["shares"]["completed"] == 0.0
+
+
+SLOW = """
+from policies.vocabulary import Choice
+
+
+class Slow:
+    def __init__(self, context):
+        pass
+
+    def choose(self, view, rng):
+        return Choice(1, 1.0, 1)
+"""
+
+
+def test_compare_keeps_the_others_and_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables and documents of all; again, the same command says the same without running anything.
+
+    The deadline passes while the slow server runs an image's first segment: whoever takes that one serves nobody.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
+    path = write_scenario(tmp_path, "duration_s: 1\n", "duration_s: 1\ndeadline_s: 2ms\nshed: true\n")
+    path.write_text(path.read_text().replace("rate_img_s: 200", "rate_img_s: 20"))
+    command = ["compare", str(path), "--router", "sticky", "--router", "slow:Slow", "--out", "run"]
+    for _ in range(2):
+        assert main(command) == 1
+        printed, err = capsys.readouterr()
+        assert err.splitlines()[-1].startswith("slimsched: 'slow:Slow' completed nothing (simulation, seeds 0, 1): of ")
+        assert "slow:Slow !" in printed
+    rows = {row["router"]: row for row in read_json(Path("run/comparison.json"))["rows"]}
+    assert rows["sticky"]["latency_s"]["mean"]["mean"] > 0
+    assert len(read_json(Path("run/results.json"))) == 4
+    sys.modules.pop("slow")
+
+
+def finished(router: str, hardware: Result) -> Finished:
+    """A paired run with its twin, as a campaign leaves it."""
+    planned = PlannedRun("pair", router, None, None, 1.0, 0)
+    return Finished(validation_run(result(router), hardware), planned, record(), record())
+
+
+def test_a_hardware_run_that_completed_nothing_is_made_again_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results of all are there; the stage is not done until every run has served somebody."""
+    good, barren = (result("a", mode="hardware"), result("b", mode="hardware", failed=IMAGES))
+    made = [[finished("a", good), finished("b", barren)], [finished("b", {**barren, **good, "router": "b"})], []]
+    seen: list[list[str]] = []
+
+    def runs(*_: Any, finished: Sequence[ValidationRun], **__: Any) -> Iterator[Finished]:
+        seen.append([run["router"] for run in finished])
+        yield from made[len(seen) - 1]
+
+    for name in ("require_devices", "require_ready", "warn_of_another_stack", "load_measured", "write_cores"):
+        monkeypatch.setattr(stage, name, MagicMock())
+    plan = SimpleNamespace(duration_s=1.0, hardware_runs=2, repeats=1)
+    monkeypatch.setattr(stage, "Plan", SimpleNamespace(of=lambda *_: plan))
+    monkeypatch.setattr(stage, "validate_runs", runs)
+    monkeypatch.setattr(stage, "CORES_FILE", "validation.json")  # nobody writes it here
+    job = Job(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=lambda _: None, quiet=True)
+    monkeypatch.setattr(Job, "can_validate", True)
+    monkeypatch.setattr(Job, "world_hash", lambda *_: "the same")
+    monkeypatch.setattr(Job, "model", SimpleNamespace(path=tmp_path / "tiny.yaml"))
+    world = MagicMock(power_provenance=Provenance.MEASURED)
+    for completed in ([IMAGES, 0], [IMAGES, IMAGES], [IMAGES, IMAGES]):
+        with job.folder.opened():
+            pairs = stage.validate(job, world)["pairs"]
+        assert [pair["hardware"]["images"]["completed"] for pair in pairs] == completed
+    assert seen == [[], ["a"]], "the third time nothing is run"
