@@ -59,7 +59,9 @@ def hostile(path: Path, name: str) -> Page:
     for file in folder.path.glob("*/*/result.json"):
         result = read_json(file)
         folder.write_json(file, {**result, "servers": [{**server, "name": name} for server in result["servers"]]})
-    folder.write_json(folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}})
+    folder.write_json(
+        folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}}
+    )
     for file in folder.path.glob("profiles/*.yaml"):
         folder.write_text(file, named(name).to_yaml())
     return Page(build_report(folder).read_text(encoding="utf-8"))
