@@ -12,7 +12,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from policies.errors import InputError
-from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.files.documents import read_json
 from scenarios.show import charts
 from scenarios.show.profile_charts import latency_curves
 from scenarios.show.profile_curves import latency_bands
@@ -55,14 +55,16 @@ class Page(HTMLParser):
 def hostile(path: Path, name: str) -> Page:
     """The page of a run folder in which everything is called so: scenario, routers, servers, devices."""
     folder = run_folder(path, routers=("random", name), seeds=(0,))
-    write_text(folder / "scenario.yaml", yaml.safe_dump({"name": name}))
+    folder.write_text(folder / "scenario.yaml", yaml.safe_dump({"name": name}))
     for file in folder.path.glob("*/*/result.json"):
         result = read_json(file)
-        write_json(file, {**result, "servers": [{**server, "name": name} for server in result["servers"]]})
-    write_json(folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}})
+        folder.write_json(file, {**result, "servers": [{**server, "name": name} for server in result["servers"]]})
+    folder.write_json(
+        folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}}
+    )
     for file in folder.path.glob("profiles/*.yaml"):
-        write_text(file, named(name).to_yaml())
-    return Page(build_report(path).read_text(encoding="utf-8"))
+        folder.write_text(file, named(name).to_yaml())
+    return Page(build_report(folder).read_text(encoding="utf-8"))
 
 
 def named(name: str) -> Profile:

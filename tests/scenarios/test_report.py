@@ -143,8 +143,9 @@ def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path)
     assert "busy" not in page
     validation = read_json(folder / "validation.json")
     validation["rows"][0]["foreign_load"] = {"programs": 0.9, "stolen": 0.0}
-    write_json(tmp_path / "validation.json", validation)
-    page = build_report(tmp_path).read_text(encoding="utf-8")
+    other = RunFolder(tmp_path)
+    other.write_json(other / "validation.json", validation)
+    page = build_report(other).read_text(encoding="utf-8")
     assert "on average against real executors, on a host that others kept busy." in page
     assert "90 busy</td>" in page
     assert '<p class="warning">Busy host: ' in page
