@@ -6,7 +6,7 @@ The kinds stand in `policies.registry`. What a name, or a file, stands for is a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
@@ -146,7 +146,7 @@ class CheckedRouter:
         if problem is not None:
             raise WorkError(f"{self.name}: choose returned {found}; {problem}")
         most = self.config.groups[-1]  # a block takes no more; an engine counts in 64 bits
-        return choice if choice.group <= most else replace(choice, group=most)
+        return Choice(choice.server, choice.width, min(choice.group, most))
 
 
 def _plain(choice: Choice) -> Choice:
