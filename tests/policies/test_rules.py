@@ -528,6 +528,8 @@ def test_a_user_who_ends_the_process_is_told_in_a_line(where: str, monkeypatch: 
             sys.exit(0)
 
     def found(name: str) -> type[Ending]:
+        if name != "Ending":
+            raise AttributeError(name)
         if where == "module":
             sys.exit(0)
         return Ending

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scenarios.cli import main
-from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.files.documents import read_json
 from scenarios.job import job
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import SCHEMA, environment, environments, note_environment
@@ -30,12 +30,13 @@ def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.M
     scenario = write_scenario(tmp_path)
     before = compare(scenario, "--seed", "0")
     assert before["schema"] == SCHEMA
-    assert list(before["stages"]) == ["compare"]
+    assert list(before["stages"]) == ["compare", "records"]
     assert before["stages"]["compare"]["packages"]["numpy"] is not None
     note_environment(RunFolder(tmp_path / "run"), "train", {"python": "3.0"})
     monkeypatch.setattr(job, "environment", lambda *_: {"python": "9.9"})
     assert compare(scenario, "--seed", "0")["stages"] == {**before["stages"], "train": {"python": "3.0"}}
-    assert compare(scenario, "--seed", "1")["stages"] == {"compare": {"python": "9.9"}, "train": {"python": "3.0"}}
+    anew = dict.fromkeys(("compare", "records"), {"python": "9.9"})
+    assert compare(scenario, "--seed", "1")["stages"] == {**anew, "train": {"python": "3.0"}}
 
 
 def test_a_stage_of_other_code_says_so(
@@ -64,7 +65,7 @@ WRONG = ({"schema": SCHEMA}, {"schema": SCHEMA, "stages": 7}, {"schema": SCHEMA,
 def test_a_file_that_tells_nothing_takes_no_work_away(text: str, tmp_path: Path) -> None:
     """Broken, foreign, or of a former version, when nobody knew which results it was of: it is written anew."""
     folder = RunFolder(tmp_path)
-    write_text(folder / "environment.json", text)
+    folder.write_text(folder / "environment.json", text)
     assert environments(folder) == {}
     note_environment(folder, "compare", {"python": "3"})
     assert environments(folder) == {"compare": {"python": "3"}}
@@ -90,7 +91,7 @@ def test_a_former_environment_is_still_shown(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     former = {**environment([{"name": "old"}], {"scenario": 5}), "schema": "slimsched.environment/1"}
     del former["code"]
-    write_json(folder / "environment.json", former)
+    folder.write_json(folder / "environment.json", former)
     page = build_report(folder).read_text()
     assert "name old" in page
     assert "scenario 5" in page

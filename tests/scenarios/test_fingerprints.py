@@ -18,6 +18,7 @@ from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
 from scenarios.job import comparison, job, network, profiles, router, validation
 from scenarios.job.job import Job
+from scenarios.runs.folder import RunFolder
 from tests import worlds
 from tests.scenarios.files import profile_text
 
@@ -57,10 +58,12 @@ TEXTS = {
     "images/train/0/a.png": "7",
     "images/test/0/a.png": "7",
     # a network that imports from its folder in every way, and what is no part of it
-    "own_net.py": "import own_beside\nfrom own_package import deep\n\nclass Net:\n    x = 7  # remark\n",
+    "own_net.py": "import own_beside, own_dotted.inner\nfrom own_package import deep\nx = 7  # remark\n",
     "own_beside.py": "def f():\n    from own_late import x\n    importlib.import_module('own_literal')\n",
     "own_late.py": "x = 7\n",
     "own_literal.py": "x = 7\n",
+    "own_dotted/__init__.py": "x = 7\n",
+    "own_dotted/inner.py": "x = 7\n",
     "own_package/__init__.py": "from .above import *\nx = 7\n",
     "own_package/above.py": "x = 7\n",
     "own_package/deep/__init__.py": "from ..sibling import x\nfrom . import below\n",
@@ -88,9 +91,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All that the scenarios name, and a run folder; stages end as they ask whether they are done."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name, text in TEXTS.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    run = RunFolder(tmp_path / "run")
+    with run.opened():
+        for name, text in TEXTS.items():
+            if name.startswith("run/"):
+                run.write_text(tmp_path / name, text)
+            else:
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).write_text(text)
     (tmp_path / "given.yaml").write_text(profile_text("given", 1.0))
     for name in ("compared", "validated"):
         write_rule(tmp_path / f"{name}.rule.yaml", LadderRule(thresholds=(7,), rungs=((1.0, 1.0), (0.5, 0.5))))
@@ -157,7 +165,8 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
         *[
             (name, NETWORK_STAGES)
             for name in (
-                "own_net.py", "own_beside.py", "own_late.py", "own_literal.py", "own_package/__init__.py",
+                "own_net.py", "own_beside.py", "own_late.py", "own_literal.py", "own_dotted/__init__.py",
+                "own_dotted/inner.py", "own_package/__init__.py",
                 "own_package/above.py", "own_package/deep/__init__.py", "own_package/deep/below.py",
                 "own_package/sibling.py",
             )
@@ -276,7 +285,13 @@ def test_a_profile_in_its_place_is_from_its_source(folder: Path, monkeypatch: py
         == (folder / "given.yaml").read_text()
     )
     assert made(OWN) == served
+    (folder / "run/profiles/cpu.yaml").unlink()
+    assert made(OWN) == served
+    edited = served.partition("checksum:")[0].replace("dispatch_s: 0.5", "dispatch_s: 0.25")
+    (folder / "run/profiles/cpu.yaml").write_text(edited)
+    assert made(OWN) == edited  # the user's stays, and is told
     assert [line for line in said if "skipped" not in line] == [
         "calibrate-cpu: not done yet",
         "serving: not done yet",
+        "profiles/cpu.yaml was edited since, and is taken so",
     ]

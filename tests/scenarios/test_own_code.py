@@ -12,6 +12,7 @@ import torch
 from hw.networks import save_model
 from policies.own import REFUSING
 from scenarios.cli import COMMANDS, build_parser, main
+from scenarios.job import run
 from tests import worlds
 from tests.scenarios.files import write_scenario
 from tests.scenarios.own_network import DigitsPerceptron
@@ -84,6 +85,17 @@ def test_own_code_is_refused(
     assert "--no-own-code" in error
     assert len(error.splitlines()) == 1
     assert not (folder / "ran").exists()
+
+
+def test_a_long_run_refuses_it_as_it_begins(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A router that comes last is refused before the network is trained."""
+    monkeypatch.setattr(run, "make_model", lambda _: pytest.fail("training began"))
+    named = (folder / "network.yaml").read_text().replace("'refused_net:Net'", "digits")
+    (folder / "network.yaml").write_text(f"{named}validate: {{routers: ['refused_router:Net']}}\n")
+    assert main(["run", "network.yaml", "--no-own-code"]) == 2
+    assert "own: routers: 'refused_router:Net' is code of your own (refused_router.py: Net)" in capsys.readouterr().err
 
 
 def test_what_names_own_code_and_does_not_need_it_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
