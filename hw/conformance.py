@@ -18,6 +18,7 @@ from hw.counting import counted
 from hw.networks import Network, model_hash
 from hw.slimmable import Key, SlimmableModel, slice_weights
 from policies.errors import InputError
+from policies.own import FAILURES, failure
 from policies.vocabulary import IMAGE
 
 BATCH = 3
@@ -265,8 +266,8 @@ def _found(name: str, check: Callable[[], None]) -> dict[str, str]:
         check()
     except _BrokenError as error:
         return {name: str(error)}
-    except Exception as error:  # a user's code may fail in any way
-        return {name: f"{type(error).__name__}: {error}"}
+    except FAILURES as error:  # a user's code may fail in any way
+        return {name: failure(error)}
     return {}
 
 

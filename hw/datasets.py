@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from policies.errors import InputError, nearest
 from policies.files import folder_hash
-from policies.own import code_hash, is_own, own_class
+from policies.own import blaming, code_hash, is_own, own_class
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +25,7 @@ PARTS = ("train", "test")
 DATA_VARIABLE = "SLIMSCHED_DATA"
 DATA_FOLDER = "data"  # where the variable is not set
 TEST_SHARE_OF_DIGITS = 4  # one image in four
+_KEY = ("model", "dataset")  # under which it stands, for messages
 
 Images = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -86,7 +87,7 @@ def dataset_label(name: str) -> str:
     if name in DATASETS:
         return name
     if is_own(name):
-        return f"{name} {code_hash(_own_class(name))}"
+        return f"{name} {code_hash(name, *_KEY)}"
     folder = require_image_folder(Path(name))
     return f"{folder.name}@{folder_hash(folder)[:16]}"
 
@@ -216,12 +217,10 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
 
 
 def _own(name: str) -> Dataset:
-    made = _own_class(name)
-    try:
+    made = own_class(name, *_KEY)
+    with blaming(name, *_KEY):
         given = made()
         parts = [(part, getattr(given, part)) for part in PARTS]
-    except Exception as error:
-        raise _wrong(f"{name!r} could not be made: {type(error).__name__}: {error}") from error
     (train, train_labels), (test, test_labels) = (_part(f"{name}: {part}", value) for part, value in parts)
     if train.shape[1:] != test.shape[1:]:
         raise _wrong(f"{name}: images of train are {train.shape[1:]}, of test {test.shape[1:]}; they must be alike")
@@ -229,13 +228,6 @@ def _own(name: str) -> Dataset:
     if test_labels.max() >= classes:
         raise _wrong(f"{name}: test has the label {test_labels.max()}; labels of train end at {classes - 1}")
     return _normalised(name, train, train_labels, test, test_labels, classes)
-
-
-def _own_class(name: str) -> Any:
-    try:
-        return own_class(name)
-    except Exception as error:
-        raise _wrong(f"{name!r} could not be made: {type(error).__name__}: {error}") from error
 
 
 def _part(what: str, value: Any) -> tuple[Images, Labels]:
@@ -256,4 +248,4 @@ def _part(what: str, value: Any) -> tuple[Images, Labels]:
 
 
 def _wrong(problem: str) -> InputError:
-    return InputError("model", "dataset", problem)
+    return InputError(*_KEY, problem)

@@ -22,7 +22,7 @@ from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from policies.errors import InputError, nearest
 from policies.files import atomic_path
-from policies.own import OWN_CLASS, code_hash, is_own, own_class
+from policies.own import OWN_CLASS, blaming, code_hash, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
 
@@ -65,30 +65,19 @@ class Network:
         if not self.is_own:
             return SlimResNet(PRESETS[self.name])
         found = self._own_class()
-        try:
+        with blaming(self.name, self.source, self.key):
             return found(**self.options)
-        except Exception as error:
-            raise self._unmakeable(error) from error
 
     def code_hash(self) -> str:
-        """Of the file that a user's class stands in: what was made with other code is made anew; empty for ours."""
-        if not self.is_own:
-            return ""
-        return code_hash(self._own_class())
+        """Of a user's class and what it imports: what was made with other code is made anew; empty for ours."""
+        return code_hash(self.name, self.source, self.key) if self.is_own else ""
 
     def _own_class(self) -> type[SlimmableModel]:
         """What the name stands for; nothing but a network's class is ever called."""
-        try:
-            found = own_class(self.name)
-        except Exception as error:
-            raise self._unmakeable(error) from error
+        found = own_class(self.name, self.source, self.key)
         if not (isinstance(found, type) and issubclass(found, SlimmableModel)):
             raise InputError(self.source, self.key, f"{self.name!r} is no hw.slimmable.SlimmableModel: subclass it")
         return found
-
-    def _unmakeable(self, error: Exception) -> InputError:
-        problem = f"{self.name!r} could not be made: {type(error).__name__}: {error}"
-        return InputError(self.source, self.key, problem)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from policies import strict
 from policies.errors import InputError, WorkError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.own import code_hash, is_own, own_class
+from policies.own import FAILURES, blaming, code_hash, failure, in_a_line, is_own, own_class
 from policies.registry import KINDS, RULES, RouterKind
 from policies.rules.context import RouterContext
 from policies.rules.placements import PLACEMENT_NAMES
@@ -72,6 +72,8 @@ def _with_numbers(
 def make_router(name: str, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
     """A fresh router by its name; raises `InputError` (naming `source` and `key`) for one that can't be made."""
     parsed = parse_router_name(name, source, key)
+    if isinstance(parsed, OwnRouter):
+        return parsed.make(context, source, key)
     try:
         return parsed.make(context, source, key)
     except InputError as error:
@@ -111,24 +113,17 @@ class OwnRouter:
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """A fresh router; whatever goes wrong inside the class while it is made is the user's to know."""
-        try:
-            router: RoutingPolicy = own_class(self.name)(context)
-        except Exception as error:
-            raise self._unmakeable(source, key, error) from error
+        made = own_class(self.name, source, key)
+        with blaming(self.name, source, key):
+            router: RoutingPolicy = made(context)
         if not callable(getattr(router, "choose", None)):
-            raise InputError(source, key, "has no method choose(view, rng) -> Choice")
+            raise InputError(source, key, f"{self.name!r} has no method choose(view, rng) -> Choice")
         is_ours = type(router).__module__.startswith("policies.")  # it makes one that is known to choose well
         return router if is_ours else CheckedRouter(self.name, router, context.config)
 
     def code_hash(self, source: str = "router", key: str = "") -> str:
-        """Of the file that the class stands in; raises `InputError` where it can't be imported."""
-        try:
-            return code_hash(own_class(self.name))
-        except Exception as error:
-            raise self._unmakeable(source, key, error) from error
-
-    def _unmakeable(self, source: str, key: str, error: Exception) -> InputError:
-        return InputError(source, key, f"could not be made: {type(error).__name__}: {_in_a_line(str(error))}")
+        """Of the class's module and what it imports; raises `InputError` where it is not there, or is refused."""
+        return code_hash(self.name, source, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +138,15 @@ class CheckedRouter:
         """The router's choice; raises `WorkError` where that is none, or where the router fails."""
         try:
             choice = self.router.choose(view, rng)
-            found = _in_a_line(repr(choice))
-        except Exception as error:
-            raise WorkError(f"{self.name}: choose: {type(error).__name__}: {_in_a_line(str(error))}") from error
+            found = in_a_line(repr(choice))
+        except FAILURES as error:
+            raise WorkError(f"{self.name}: choose: {failure(error)}") from error
         choice = _plain(choice)
         problem = problem_with(choice, view, self.config.widths)
         if problem is not None:
             raise WorkError(f"{self.name}: choose returned {found}; {problem}")
-        return choice
+        most = self.config.groups[-1]  # a block takes no more; an engine counts in 64 bits
+        return Choice(choice.server, choice.width, min(choice.group, most))
 
 
 def _plain(choice: Choice) -> Choice:
@@ -160,11 +156,6 @@ def _plain(choice: Choice) -> Choice:
     server, group = (int(part) if isinstance(part, np.integer) else part for part in (choice.server, choice.group))
     is_number = isinstance(choice.width, int | np.integer | np.floating) and not isinstance(choice.width, bool)
     return Choice(server, float(choice.width) if is_number else choice.width, group)
-
-
-def _in_a_line(text: str) -> str:
-    short = " ".join(text.split())
-    return short if len(short) <= 300 else f"{short[:300]} ..."
 
 
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:

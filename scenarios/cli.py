@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from hw import ENVIRONMENT
+from policies.own import REFUSING, telling
 from policies.registry import TUNED
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
@@ -33,6 +34,7 @@ from scenarios.terminal.flags import (
     share,
     whole,
 )
+from scenarios.terminal.output import Output
 
 ENGINES = ("simpy", "compiled")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
@@ -48,7 +50,13 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress, no remarks: results and errors only")
 
 
+def _own_code(parser: argparse.ArgumentParser) -> None:
+    text = f"refuse to run a module:Class that a scenario or a flag names; so does {REFUSING}=1 in the environment"
+    parser.add_argument("--no-own-code", action="store_true", help=text)
+
+
 def _scenario(parser: argparse.ArgumentParser) -> None:
+    _own_code(parser)
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
     parser.add_argument("--out", type=new_folder, metavar="DIR", help="the run folder; runs/NAME by default")
 
@@ -96,6 +104,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
+    _own_code(parser)
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
     parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
@@ -108,6 +117,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
+    _own_code(parser)
     told = f" ({default})" if default else "; needed for a file of a class of your own"
     parser.add_argument("--network", default=default, metavar="NAME", help=f"by name, or module:Class{told}")
     text = "what the class of a network of your own is called with"
@@ -115,6 +125,7 @@ def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
 
 
 def _named_network(parser: argparse.ArgumentParser) -> None:
+    _own_code(parser)
     parser.add_argument("network", metavar="NETWORK", help="by name, or module:Class")
     text = "what the class of a network of your own is called with"
     parser.add_argument("--options", type=options, default={}, metavar="JSON", help=text)
@@ -309,7 +320,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         nonlocal command
         arguments = parse(sys.argv[1:] if argv is None else argv)
         command = arguments.command
-        return handler_of(command)(arguments)
+        is_refused: bool = getattr(arguments, "no_own_code", False)
+        with telling(Output(arguments).remark, is_refused=is_refused):
+            return handler_of(command)(arguments)
 
     return exit_code("slimsched", work, lambda: RESUMES if command in _RESUMING else BEGINS_ANEW)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, Protocol
 
 import gymnasium
@@ -99,7 +100,7 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     def _parts(self, action: Action) -> tuple[int, int, int]:
         servers, widths, groups = self._choices
         try:
-            server, width, group = (int(part) for part in action)
+            server, width, group = (index(part) for part in action)  # no fraction is cut
         except (TypeError, ValueError):
             server = width = group = -1
         if not (0 <= server < servers and 0 <= width < widths and 0 <= group < groups):
@@ -111,8 +112,8 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         server, width, group = self._parts(action)
         legal = server
         if not view.servers[server].valid:
-            legal = next(index for index, state in enumerate(view.servers) if state.valid)
-        held = [index for index, ok in enumerate(view.servers[legal].widths) if ok]
-        nearest = min(held, key=lambda index: (abs(index - width), index))
+            legal = next(place for place, state in enumerate(view.servers) if state.valid)
+        held = [place for place, ok in enumerate(view.servers[legal].widths) if ok]
+        nearest = min(held, key=lambda place: (abs(place - width), place))
         choice = Choice(legal, self._widths[nearest], self._groups[group])
         return choice, (legal, nearest) != (server, width)

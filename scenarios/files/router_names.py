@@ -58,9 +58,13 @@ def display_name(router: str) -> str:
 
 
 def code_of(name: str, source: str) -> str:
-    """Of a user's class: its code; empty for other routers. Raises `InputError` where it can't be imported."""
+    """Of a user's class: its code, with what it imports; empty for other routers.
+
+    Raises:
+        InputError: it is not there, or own code is refused.
+    """
     spec = None if name == TRAINED_ROUTER or is_router_file(name) else parse_router_name(name, source)
-    return spec.code_hash(source, name) if isinstance(spec, OwnRouter) else ""
+    return spec.code_hash(source, "routers") if isinstance(spec, OwnRouter) else ""
 
 
 def needs_training(routers: Sequence[str]) -> bool:

@@ -56,8 +56,9 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
-    made_of = (given.routers, given.seeds, shape, *job.trained_files(given.routers), RESULTS, RECORDS_FORM)
-    fingerprint = job.world_hash(*made_of)
+    fingerprint = job.fingerprint(
+        *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM
+    )
     target = job.folder / RESULTS
     partial = job.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
 
@@ -111,4 +112,4 @@ def _keep_records(job: Job, world: World, engine: Simulator, fingerprint: str) -
             written += write_run(job.folder, *run_simulation(world, policy, display_name(router), seed, engine=engine))
         return written
 
-    job.stage(RECORDS, inputs_hash(fingerprint, routers), work)
+    job.stage(RECORDS, inputs_hash(fingerprint, [display_name(router) for router in routers]), work)

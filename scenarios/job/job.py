@@ -1,26 +1,48 @@
-"""The job: one scenario in one run folder, and what every stage asks of it."""
+"""The job: one scenario in one run folder, and what every stage asks of it.
+
+A stage is known again by a fingerprint of all that it reads: parts of the scenario, files by what is in them (and not
+by where they lie), a user's classes by their code, and this project's version. The parts that several stages read are
+named here; each stage's own fingerprint stands beside its work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hw.datasets import dataset_label
 from hw.networks import ModelFile, Network
+from hw.telemetry import available_devices
+from policies.errors import InputError
 from scenarios.files.documents import inputs_hash
-from scenarios.files.named_files import named_files
+from scenarios.files.named_files import named_files, with_paths
 from scenarios.files.reading import check_faults
-from scenarios.files.router_names import code_of, needs_training
+from scenarios.files.router_names import TRAINED_ROUTER, code_of, display_name, needs_training, router_file
+from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario
+from scenarios.runs import layout
 from scenarios.runs.folder import RunFolder
+from scenarios.runs.provenance import PRODUCT, code_here, environment, environments, note_environment, version_of
 from scenarios.terminal.output import Say
-from scenarios.world.materials import ACCURACY_FILE, ROUTER_FILE, make_world, model_file, network_of, with_named_servers
+from scenarios.world.materials import (
+    ACCURACY_FILE,
+    ROUTER_FILE,
+    make_world,
+    model_file,
+    network_of,
+    profile_path,
+    with_named_servers,
+)
 from scenarios.world.world import World
 
-OF_A_WORLD = (
-    "cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward", "seed", "jitter", "end",
-)  # fmt: skip
+OF_SERVING = ("cluster", "router", "workload")
+OF_A_WORLD = (*OF_SERVING, "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end")
+TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
 
 
 class Job:
@@ -46,19 +68,27 @@ class Job:
             self._warned.add(text)
             self.say(text)
 
-    def stage(
-        self,
-        name: str,
-        fingerprint: str,
-        work: Callable[[], Sequence[Path]],
-        accepts: Callable[[Path], bool] = lambda _: False,
-    ) -> None:
-        """Do a stage's work, unless its outputs are there and were made from the same.
+    def stage(self, name: str, fingerprint: str, work: Callable[[], Sequence[Path]]) -> None:
+        """Do a stage's work, unless its outputs are there and were made from the same; note what made them."""
 
-        Args:
-            accepts: whether an output that was changed since is a user's, to be taken as it is.
-        """
-        self.folder.run_stage(name, fingerprint, work, self.say, accepts)
+        def noted() -> Sequence[Path]:
+            made_with = self.environment  # as the work begins
+            outputs = work()
+            note_environment(self.folder, name, made_with)
+            return outputs
+
+        if self.folder.run_stage(name, fingerprint, noted, self.say):
+            return
+        code = environments(self.folder).get(name, {}).get("code", code_here())
+        if code != code_here():
+            problem = f"the code of {PRODUCT} has changed since, and its version has not"
+            self.say(f"{name}: {problem}; remove {self.folder / layout.STAGES / name}.json to make it anew")
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What is made now is made with."""
+        devices = json.loads(json.dumps([asdict(device) for device in available_devices()], default=str))
+        return environment(devices, {"scenario": self.scenario.seed})
 
     def world(self) -> World:
         """What a simulation needs, from the scenario and from what is in the folder by now."""
@@ -75,11 +105,6 @@ class Job:
         return network_of(self.scenario)
 
     @property
-    def code_hash(self) -> str:
-        """Of the network's source."""
-        return self.network.code_hash() if self.network is not None else ""
-
-    @property
     def trained(self) -> Path:
         """The router that this job trains."""
         return self.folder / ROUTER_FILE
@@ -90,10 +115,14 @@ class Job:
         return (*self.scenario.compare.routers, *self.scenario.validate_.routers)
 
     @property
+    def routers_that_run(self) -> tuple[str, ...]:
+        """Those of the comparison, and of the validation where there is one."""
+        return (*self.scenario.compare.routers, *(self.scenario.validate_.routers if self.can_validate else ()))
+
+    @property
     def needs_training(self) -> bool:
         """Whether one of those that will run is yet to be trained."""
-        validated = self.scenario.validate_.routers if self.can_validate else ()
-        return needs_training((*self.scenario.compare.routers, *validated))
+        return needs_training(self.routers_that_run)
 
     @property
     def can_validate(self) -> bool:
@@ -101,18 +130,64 @@ class Job:
         owners = [server for server in self.scenario.cluster.named_servers if server.shares_device_with is None]
         return self.scenario.model.is_runnable and all(server.device is not None for server in owners)
 
-    def trained_files(self, routers: Sequence[str]) -> list[Path]:
-        """The trained router's, where it is one of these."""
-        return [self.trained] if needs_training(routers) else []
+    # ----------------------------------------------------------------------------------------- what stages depend on
 
-    def world_hash(self, *more: Any) -> str:
-        """Of everything that a simulation depends on."""
-        folder = self.folder.path
+    def fingerprint(self, *parts: Any) -> str:
+        """Of what a stage reads, as `inputs_hash` takes it, and of the version of what reads it."""
+        return inputs_hash(version_of(PRODUCT), *parts)
+
+    @property
+    def network_parts(self) -> list[str]:
+        """The network's name and options, and a user's code."""
+        return [self.network.label, self.network.code_hash()] if self.network is not None else []
+
+    @cached_property
+    def images(self) -> str:
+        """What changes when the images of the scenario's data set do."""
+        with blamed_on(self.scenario):
+            return dataset_label(self.scenario.model.dataset)
+
+    @property
+    def accuracy_path(self) -> Path:
+        """The scenario's accuracy table, or where the run's own is, or will be."""
         given = self.scenario.model.accuracy
-        files = sorted((folder / "profiles").glob("*.yaml"))
-        files += [Path(given) if given else folder / ACCURACY_FILE]
-        files += [file.path for file in named_files(self.scenario) if not file.key.startswith("model.")]
-        code = [found for name in self.routers if (found := code_of(name, self.scenario.name))]
-        dumped = self.scenario.model_dump(mode="json")
-        parts = {part: dumped[part] for part in OF_A_WORLD}
-        return inputs_hash(parts, *(path for path in files if path.is_file()), *code, *more)
+        return Path(given) if given else self.folder / ACCURACY_FILE
+
+    def router_parts(self, routers: Sequence[str]) -> list[Any]:
+        """Routers' names in tables, and what they decide by: files, or a user's code.
+
+        Raises:
+            InputError: a user's class is not there, or own code is refused.
+        """
+        parts: list[Any] = []
+        for name in routers:
+            file = self.trained if name == TRAINED_ROUTER else router_file(name)
+            parts += [display_name(name), file or code_of(name, self.scenario.name)]
+        return parts
+
+    def scenario_parts(self, names: Sequence[str], *, is_training: bool = False) -> list[Any]:
+        """Some parts of the scenario, and its workload's files; that of tuning only where something is trained."""
+        dumped = with_paths(self.scenario, lambda path: "").model_dump(mode="json", include=set(names))
+        dumped["workload"].pop(TUNING_FILE, None)
+        files = [file for file in named_files(self.scenario.workload) if is_training or file.key != TUNING_FILE]
+        return [dumped, *(part for file in files for part in (file.key, file.path))]
+
+    def world_parts(self, *, is_training: bool = False) -> list[Any]:
+        """All that a simulation reads but its seed, its length and its router."""
+        owners = [server for server in self.scenario.cluster.named_servers if server.shares_device_with is None]
+        profiles = [
+            profile_file(server.profile) if server.profile else profile_path(self.folder.path, server.name)
+            for server in owners
+        ]
+        return [*self.scenario_parts(OF_A_WORLD, is_training=is_training), self.accuracy_path, *profiles]
+
+
+@contextmanager
+def blamed_on(scenario: Scenario) -> Iterator[None]:
+    """What is wrong with the `model` that the work was given stands under `model` in the scenario."""
+    try:
+        yield
+    except InputError as error:
+        if error.source != "model":
+            raise
+        raise InputError(scenario.name, f"model.{error.key}", error.problem) from None

@@ -11,15 +11,15 @@ from pathlib import Path
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
 from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
 from hw.conformance import require_conformance
-from hw.datasets import Dataset, dataset_label, is_image_folder, load_dataset, require_fit
+from hw.datasets import Dataset, is_image_folder, load_dataset, require_fit
 from hw.device import require_torch_device
 from hw.evaluation import evaluate
 from hw.networks import Network, save_model
 from hw.training import TrainingKnobs, recipe, require_checkpoint, train
 from policies.errors import InputError, WorkError
-from scenarios.files.documents import inputs_hash
+from policies.own import FAILURES, failure
 from scenarios.files.spec import Scenario
-from scenarios.job.job import Job
+from scenarios.job.job import Job, blamed_on
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE
 
@@ -56,7 +56,7 @@ def make_model(job: Job) -> None:
     if network.is_own:
         require_conformance(network)  # a broken rule shows now, not after hours
     knobs = training_knobs(job.scenario)
-    fingerprint = inputs_hash(network.label, network.code_hash(), dataset_of(job.scenario), knobs.of_the_result())
+    fingerprint = job.fingerprint(*job.network_parts, job.images, knobs.of_the_result())
 
     def work() -> Sequence[Path]:
         with blamed_on(job.scenario):
@@ -77,7 +77,7 @@ def make_accuracy(job: Job) -> None:
     network = job.network
     if network is not None and network.is_own:
         require_conformance(network)
-    fingerprint = inputs_hash(ACCURACY_SCHEMA, dataset_of(job.scenario), job.model.path, job.code_hash)
+    fingerprint = job.fingerprint(ACCURACY_SCHEMA, job.images, job.model.path, *job.network_parts)
     if job.scenario.model.accuracy is None:
         job.stage("accuracy", fingerprint, work)
 
@@ -95,27 +95,10 @@ def own_code(network: Network | None) -> Iterator[None]:
         yield
     except (InputError, WorkError):
         raise
-    except Exception as error:
+    except FAILURES as error:
         if network is None or not network.is_own:
             raise
-        raise WorkError(f"{network.name}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def blamed_on(scenario: Scenario) -> Iterator[None]:
-    """What is wrong with the `model` that the work was given stands under `model` in the scenario."""
-    try:
-        yield
-    except InputError as error:
-        if error.source != "model":
-            raise
-        raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
-
-
-def dataset_of(scenario: Scenario) -> str:
-    """What changes when the images of the scenario's data set do."""
-    with blamed_on(scenario):
-        return dataset_label(scenario.model.dataset)
+        raise WorkError(f"{network.name}: {failure(error)}") from error
 
 
 def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:

@@ -9,32 +9,41 @@ from calibrate.calibration import Calibration
 from calibrate.log import require_log
 from hw.datasets import load_dataset
 from hw.device import DeviceSpec
-from policies.errors import InputError
 from scenarios.executors.calibrate import calibrate_device
 from scenarios.executors.devices import device_of
 from scenarios.executors.serving import measure_serving, with_overheads
-from scenarios.files.documents import inputs_hash, read_text
+from scenarios.files.documents import read_text
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import ServerSection
-from scenarios.job.job import Job
-from scenarios.job.network import blamed_on
-from scenarios.world.materials import calibrated_path, profile_path
+from scenarios.job.job import OF_SERVING, Job, blamed_on
+from scenarios.world.materials import calibrated_path, profile_path, served_path
 
 
 def make_profiles(job: Job) -> None:
-    """Calibrate every device whose server names no profile."""
-    servers = job.scenario.cluster.named_servers
-    for server in servers:
-        if server.shares_device_with is not None:
-            continue
+    """Calibrate every device whose server names no profile, and put each server's profile in its place.
+
+    What lies there is from its source, for a scenario may have named another one since: the file that it names, or what
+    was calibrated here, with what serving costs once that is known. What a user has edited in its place stays.
+    """
+    owners = _owners(job)
+    for server in owners:
+        job.folder.require_free(profile_path(job.folder.path, server.name))
+        if server.profile is None:
+            _calibrate(job, server)
+    is_served = _can_be_served(job) and job.folder.stage("serving", _serving_hash(job)).is_done
+    for server in owners:
+        made = (served_path if is_served else calibrated_path)(job.folder.path, server.name)
         target = profile_path(job.folder.path, server.name)
-        job.folder.require_free(target)
         if server.profile is not None:
             _copy(job, profile_file(server.profile), target)  # the folder tells the whole run
-            continue
-        _calibrate(job, server, target)
-        _restore(job, server, target)
+        elif not _is_edited(job, target):
+            _copy(job, made, target)
+
+
+def _owners(job: Job) -> list[ServerSection]:
+    """The servers that have a device of their own."""
+    return [server for server in job.scenario.cluster.named_servers if server.shares_device_with is None]
 
 
 def _copy(job: Job, given: Path, target: Path) -> None:
@@ -43,24 +52,16 @@ def _copy(job: Job, given: Path, target: Path) -> None:
         job.folder.write_text(target, text)
 
 
-def _restore(job: Job, server: ServerSection, target: Path) -> None:
-    """From the profile as it was calibrated, where the one with what serving costs is missing or can't be read."""
-    if not job.folder.drop_damaged(target, read_profile) and target.exists():
-        return
-    job.say(f"calibrate-{server.name}: {target.name} is made again from what was calibrated")
-    _copy(job, calibrated_path(job.folder.path, server.name), target)
-
-
-def _is_readable(profile: Path) -> bool:
-    """Profiles are edited by hand, so what reads as one is taken as the user's."""
-    try:
-        read_profile(profile)
-    except InputError:
+def _is_edited(job: Job, target: Path) -> bool:
+    """Whether a user has edited a profile since it was put in its place; what can't be read is set aside."""
+    name = target.relative_to(job.folder.path).as_posix()
+    if job.folder.is_as_made(name) or job.folder.drop_damaged(target, read_profile) or not target.exists():
         return False
+    job.say(f"{name} was edited since, and is taken so")
     return True
 
 
-def _calibrate(job: Job, server: ServerSection, target: Path) -> None:
+def _calibrate(job: Job, server: ServerSection) -> None:
     scenario = job.scenario
     device = device_of(server, scenario.cluster.named_servers)
     peer = _peer_of(job, server)
@@ -70,7 +71,7 @@ def _calibrate(job: Job, server: ServerSection, target: Path) -> None:
         if server.name in (s.name, s.shares_device_with)
     )
     budget_s = scenario.calibration.budget
-    fingerprint = inputs_hash(repr(device), repr(peer), limit, budget_s, job.model.path, job.code_hash)
+    fingerprint = job.fingerprint(repr(device), repr(peer), limit, budget_s, job.model.path, *job.network_parts)
 
     def work() -> Sequence[Path]:
         log_path = job.folder.working(job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl")
@@ -88,9 +89,10 @@ def _calibrate(job: Job, server: ServerSection, target: Path) -> None:
         )
         key = (scenario.name, "calibration.budget")
         profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
-        job.folder.write_text(target, profile.to_yaml())
-        job.folder.write_text(calibrated_path(job.folder.path, server.name), profile.to_yaml())
-        return [calibrated_path(job.folder.path, server.name)]
+        made = calibrated_path(job.folder.path, server.name)
+        for place in (made, profile_path(job.folder.path, server.name)):
+            job.folder.write_text(place, profile.to_yaml())
+        return [made]
 
     job.stage(f"calibrate-{server.name}", fingerprint, work)
 
@@ -104,11 +106,12 @@ def _peer_of(job: Job, server: ServerSection) -> DeviceSpec | None:
 
 def make_serving(job: Job) -> None:
     """What serving costs on this host, into the profiles that were made here (the calibrated ones are kept)."""
-    servers = [s for s in job.scenario.cluster.named_servers if s.shares_device_with is None]
-    if not job.can_validate or any(server.profile is not None for server in servers):
+    if not _can_be_served(job):
         return
+    servers = _owners(job)
     paths = [profile_path(job.folder.path, server.name) for server in servers]
     sources = [calibrated_path(job.folder.path, server.name) for server in servers]
+    served = [served_path(job.folder.path, server.name) for server in servers]
 
     def work() -> Sequence[Path]:
         for source, path in zip(sources, paths, strict=True):
@@ -120,11 +123,21 @@ def make_serving(job: Job) -> None:
             world, job.model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy, say=job.say
         )
         names = [server.name for server in job.scenario.cluster.named_servers]
-        for server, path in zip(servers, paths, strict=True):
+        for server, path, kept in zip(servers, paths, served, strict=True):
             profile = with_overheads(read_profile(path), overheads, names.index(server.name))
-            job.folder.write_text(path, profile.to_yaml())
-        return paths
+            for place in (kept, path):
+                job.folder.write_text(place, profile.to_yaml())
+        return served
 
-    dumped = job.scenario.model_dump(mode="json")
-    rate = [dumped["workload"], dumped["router"], dumped["cluster"]]
-    job.stage("serving", inputs_hash(job.model.path, *sources, *rate), work, _is_readable)
+    job.stage("serving", _serving_hash(job), work)
+
+
+def _can_be_served(job: Job) -> bool:
+    """Whether the profiles are made here, and there are executors to serve with."""
+    return job.can_validate and all(server.profile is None for server in _owners(job))
+
+
+def _serving_hash(job: Job) -> str:
+    sources = [calibrated_path(job.folder.path, server.name) for server in _owners(job)]
+    rate = (*job.scenario_parts(OF_SERVING), job.scenario.validate_.loads, job.scenario.seed)
+    return job.fingerprint(*rate, *sources, job.accuracy_path, job.model.path, *job.network_parts, job.images)

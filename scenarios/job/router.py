@@ -60,7 +60,10 @@ def make_router(job: Job, world: World, engine: Simulator | None) -> Score:
 
 
 def _training_hash(job: Job, engine: Simulator) -> str:
-    return job.world_hash(job.scenario.training.model_dump(mode="json"), engine)
+    given = job.scenario
+    length = (given.duration_s, given.warmup_s)  # of what excerpts are taken from, and of the run that scores
+    training = given.training.model_dump(mode="json")
+    return job.fingerprint(*job.world_parts(is_training=True), training, length, given.seed, engine)
 
 
 def able_engine(job: Job, world: World) -> Simulator:

@@ -16,12 +16,9 @@ stage                          by                           makes
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hw.telemetry import available_devices
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
 from scenarios.files.reading import relative_paths
 from scenarios.files.router_names import is_router_file
@@ -33,7 +30,6 @@ from scenarios.job.router import make_router
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
-from scenarios.runs.folder import environment
 from scenarios.show.report import build_report
 from scenarios.world.materials import SCENARIO_FILE
 from scenarios.world.routers import require_routers
@@ -83,6 +79,7 @@ def require_what_is_known(job: Job) -> None:
         InputError: something does not fit this machine, or together.
     """
     network = job.network
+    job.router_parts(job.routers_that_run)  # one of the user's own that is not there, or refused, shows now
     if job.scenario.model.is_runnable:
         require_devices(job.scenario)
         if _has_router_files(job) or _has_caps(job):
@@ -105,14 +102,6 @@ def _has_caps(job: Job) -> bool:
 
 
 def describe(job: Job) -> None:
-    """The scenario as run (its files named from the run folder) and what it runs on."""
+    """The scenario as run (its files named from the run folder)."""
     folder = job.folder
     folder.write_text(folder / SCENARIO_FILE, relative_paths(job.scenario, job.folder.path).to_yaml())
-    devices = [_fields(device) for device in available_devices()]
-    folder.write_json(folder / "environment.json", environment(devices, {"scenario": job.scenario.seed}))
-
-
-def _fields(description: Any) -> dict[str, Any]:
-    """A description's fields as plain data."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(description), default=str))
-    return plain

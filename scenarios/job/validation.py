@@ -42,9 +42,10 @@ def validate(job: Job, world: World) -> Validation:
     require_devices(job.scenario)
     require_ready(world, job.model, given.routers, job.trained)
     warn_of_another_stack(job, world)
-    own = given.model_dump(mode="json")
+    own = given.model_dump(mode="json", exclude={"routers"})
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
-    fingerprint = job.world_hash(shape, job.model.path, *job.trained_files(given.routers))
+    served = (job.model.path, *job.network_parts, job.images)
+    fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts(given.routers), shape, *served)
     target = job.folder / "validation.json"
     partial = job.folder / ".stages" / f"validate-{fingerprint[:12]}.json"
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +26,7 @@ from scenarios.runs import layout
 from scenarios.runs.lock import locked
 from scenarios.runs.manifest import Contents, Entry, Journal, read_manifest
 
-PACKAGES = ("slim-scheduler", "torch", "numpy", "scipy", "simpy", "pydantic", "pyarrow", "safetensors")
-ENVIRONMENT_SCHEMA: Final = "slimsched.environment/1"
+ENVIRONMENT_SCHEMAS: Final = ("slimsched.environment/1", "slimsched.environment/2")
 _NOBODY: Final = "set aside"  # no stage's, so that none removes it
 _ELSEWHERE: Final = "or name another folder with --out"
 
@@ -63,11 +60,12 @@ class RunFolder:
     file                            holds
     ==============================  ==============================================================================
     `scenario.yaml`                 the scenario as run
-    `environment.json`              versions, devices, seeds
+    `environment.json`              of each stage: versions, devices and seed with which it was made
     `model.safetensors`             the network that the run trained
     `accuracy.json`                 its top-1 at every width tuple
-    `calibration/`                  logs of calibrations, and profiles as they were calibrated
-    `profiles/SERVER.yaml`          each server's profile, with what serving costs
+    `calibration/`                  logs of calibrations, profiles as they were calibrated, and in `served/` with
+                                    what serving costs
+    `profiles/SERVER.yaml`          each server's profile as it is used
     `router.safetensors`            the PPO router that the run trained
     `training/`                     what an interrupted training goes on from
     `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
@@ -212,7 +210,7 @@ class RunFolder:
             environment = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return False
-        return isinstance(environment, dict) and environment.get("schema") == ENVIRONMENT_SCHEMA
+        return isinstance(environment, dict) and environment.get("schema") in ENVIRONMENT_SCHEMAS
 
     def _adopted(self, name: str) -> Entry:
         """What a former version made, as it is found; whose runs `simulate --out` kept is not known, so they stay."""
@@ -469,12 +467,8 @@ class RunFolder:
 
     # ----------------------------------------------------------------------------------------------------- stages
 
-    def stage(self, name: str, fingerprint: str, accepts: Callable[[Path], bool] = lambda _: False) -> Stage:
-        """Whether a stage can be skipped: its outputs are as it left them, and its inputs those that it ran with.
-
-        Args:
-            accepts: whether an output that was changed since is a user's, to be taken as it is.
-        """
+    def stage(self, name: str, fingerprint: str) -> Stage:
+        """Whether a stage can be skipped: its outputs are as it left them, and its inputs those that it ran with."""
         mark = self._mark(name)
         if not mark.exists():
             return Stage(name, False, "not done yet")
@@ -489,14 +483,13 @@ class RunFolder:
             return Stage(name, False, "its inputs have changed")
         changed = [path for path, sha256 in paths.items() if sha256 is None or _hash_of(path) != sha256]
         missing = [path for path in changed if not path.exists()]
-        damaged = [path for path in changed if path.exists() and paths[path] is not None and not accepts(path)]
+        damaged = [path for path in changed if path.exists() and paths[path] is not None]
         if missing:
             return Stage(name, False, f"{self._name(missing[0])} is missing", tuple(damaged))
         if damaged:
             problem = f"{self._name(damaged[0])} was changed or damaged since"
             return Stage(name, False, problem, tuple(damaged))
-        edited = [self._name(path) for path in changed if paths[path] is not None]
-        return Stage(name, True, f"done before{f'; {edited[0]} was edited since, and is taken so' if edited else ''}")
+        return Stage(name, True, "done before")
 
     def finish(self, name: str, fingerprint: str, outputs: Sequence[Path]) -> None:
         """Mark a stage as done; its outputs must lie in the folder."""
@@ -510,15 +503,10 @@ class RunFolder:
         self.write_json(self._mark(name), {"inputs": fingerprint, "outputs": hashes})
 
     def run_stage(
-        self,
-        name: str,
-        fingerprint: str,
-        work: Callable[[], Sequence[Path]],
-        say: Callable[[str], None],
-        accepts: Callable[[Path], bool] = lambda _: False,
+        self, name: str, fingerprint: str, work: Callable[[], Sequence[Path]], say: Callable[[str], None]
     ) -> bool:
         """Do a stage's work unless it is done; says which. Returns whether it ran."""
-        stage = self.stage(name, fingerprint, accepts)
+        stage = self.stage(name, fingerprint)
         say(f"{name}: {'skipped, ' if stage.is_done else ''}{stage.reason}")
         if not stage.is_done:
             with self.opened(maker=name):
@@ -557,26 +545,3 @@ def _in_the_way(path: Path) -> InputError:
     else:
         problem = "this was not made by slimsched; move it elsewhere"
     return InputError(str(path), "", f"{problem}, {_ELSEWHERE}")
-
-
-# ---------------------------------------------------------------------------------------------------------- provenance
-
-
-def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> dict[str, Any]:
-    """What the run ran on: versions, devices and seeds; nothing that names a person or a place."""
-    return {
-        "schema": ENVIRONMENT_SCHEMA,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "devices": [dict(device) for device in devices],
-        "seeds": dict(seeds),
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

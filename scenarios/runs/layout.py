@@ -44,7 +44,8 @@ COMMAND_OF: Final = {  # of a stage, where it is not its name
 _RECORD = r"(result|timeline)\.json|(requests|blocks|batches|telemetry)\.parquet|events[^/]*\.jsonl\.gz"
 _DEEPER = re.compile(
     rf"""{re.escape(OWN)}/(lock|manifest\.jsonl) | \.stages/[^/]+\.json | calibration/[^/]+\.(yaml|jsonl)
-    | profiles/[^/]+\.yaml | training/.+ | (simulation|hardware)/[^/]+-seed\d+[^/]*/({_RECORD})""",
+    | calibration/served/[^/]+\.yaml | profiles/[^/]+\.yaml | training/.+
+    | (simulation|hardware)/[^/]+-seed\d+[^/]*/({_RECORD})""",
     re.VERBOSE,
 )
 _FORMER_TEMPORARY = re.compile(r"(.*/)?\.([^/]+)\.\d+\.tmp")  # as they were named once

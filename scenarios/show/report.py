@@ -204,8 +204,20 @@ def _headlines(material: Material) -> Iterator[Markup]:
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:
-    if not found:
-        return {}
+    """What the results were made with; where stages differ, of which ones it is."""
+    stages = found.get("stages", {"": found} if found else {})  # of a former version: one for all, as it began last
+    told = {stage: _environment_texts(its) for stage, its in stages.items()}
+    lines = {}
+    for name in dict.fromkeys(name for texts in told.values() for name in texts):
+        values: dict[str, list[str]] = {}
+        for stage, texts in told.items():
+            values.setdefault(texts.get(name, NONE), []).append(stage)
+        for value, of in values.items():
+            lines[name if len(values) == 1 else f"{name} ({', '.join(of)})"] = value
+    return lines
+
+
+def _environment_texts(found: Mapping[str, Any]) -> dict[str, str]:
     devices = "; ".join(
         ", ".join(f"{key} {value}" for key, value in device.items()) for device in found.get("devices", [])
     )
@@ -213,6 +225,7 @@ def _environment(found: Mapping[str, Any]) -> dict[str, str]:
         "system": f"{found.get('system')}, {found.get('cores')} cores, Python {found.get('python')}",
         "devices": devices or NONE,
         "packages": ", ".join(f"{name} {version or NONE}" for name, version in found.get("packages", {}).items()),
+        "code": found.get("code", NONE),
         "seeds": ", ".join(f"{name} {value}" for name, value in found.get("seeds", {}).items()) or NONE,
     }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+from policies.own import OURS, Source, read_source, with_imports
+
 ROOT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("policies", "sim", "hw", "calibrate", "scenarios")
 
 
 @cache
@@ -37,37 +38,16 @@ def imported(entries: Sequence[str], root: Path = ROOT) -> dict[str, ast.Module]
     Raises:
         ModuleNotFoundError: an entry is no module of ours.
     """
-    found: dict[str, ast.Module] = {}
-    waiting = list(entries)
     for name in entries:
-        if _file(name, root) is None:
+        if _source(name, root) is None:
             raise ModuleNotFoundError(f"no module {name!r} below {root}")
-    while waiting:
-        name = waiting.pop()
-        file = _file(name, root)
-        if file is None or name in found:  # a function, class or constant of a module
-            continue
-        found[name] = ast.parse(file.read_text(encoding="utf-8"))
-        waiting += [name.rpartition(".")[0], *_imports(found[name])]
-    return found
+    found = with_imports(entries, partial(_source, root=root))
+    return {name: source.tree for name, source in found.items() if source.tree is not None}
 
 
-def _file(name: str, root: Path) -> Path | None:
-    if name.partition(".")[0] not in PACKAGES:
+def _source(name: str, root: Path) -> Source | None:
+    if name.partition(".")[0] not in OURS:
         return None
     place = root.joinpath(*name.split("."))
-    return next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """Every name that is imported anywhere in a module; a module's members look as its submodules do."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""  # imports are absolute here: ruff sees to it
-            yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            yield from (name for child in node.orelse for name in _imports(child))
-        else:
-            yield from _imports(node)
+    file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
+    return None if file is None else read_source(file, name)

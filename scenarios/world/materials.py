@@ -75,6 +75,11 @@ def calibrated_path(folder: Path, server: str) -> Path:
     return folder / "calibration" / f"{server}.yaml"
 
 
+def served_path(folder: Path, server: str) -> Path:
+    """The same with them, if they were measured on this host."""
+    return folder / "calibration" / "served" / f"{server}.yaml"
+
+
 def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
     """The scenario's accuracy file, else the one that its run made.
 

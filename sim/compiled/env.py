@@ -203,9 +203,11 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def step(self, actions: Actions) -> tuple[Observations, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Decide in every cluster, and run each to its next decision."""
-        actions = np.ascontiguousarray(actions, np.int64)
+        given = np.asarray(actions)
+        actions = np.ascontiguousarray(given, np.int64) if given.dtype.kind in "iu" else np.full(3, -1)
         if actions.shape != (self.num_envs, 3) or (actions < 0).any() or (actions >= self._choices).any():
-            raise ValueError(f"actions must be ({self.num_envs}, 3), each below {self._choices.tolist()}")
+            allowed = f"({self.num_envs}, 3) of whole numbers, each from 0 and below {self._choices.tolist()}"
+            raise ValueError(f"actions must be {allowed}")
         over = self._is_truncated
         if ((self._status != ASKED) & ~over).any():
             raise gymnasium.error.ResetNeeded("a run has ended, or none has begun; call reset() first")

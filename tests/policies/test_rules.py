@@ -503,8 +503,43 @@ def test_a_users_error_is_one_line() -> None:
     router = CheckedRouter("my.routers:Mine", SimpleNamespace(choose=choose), context().config)
     with pytest.raises(WorkError, match=r"my\.routers:Mine: choose: KeyError: 'missing'"):
         router.choose(view(server()), np.random.default_rng(0))
-    fine = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, 64)), context().config)
-    assert fine.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 64)
+    fine = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, 16)), context().config)
+    assert fine.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 16)
+
+
+@pytest.mark.parametrize("group", [33, 64, 2**63, 10**30])
+def test_a_users_group_beyond_the_largest_is_the_largest(group: int) -> None:
+    """No block takes more; a compiled engine could not even count so far."""
+    users = SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, group))
+    router = CheckedRouter("m:C", users, context().config)
+    assert router.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 32)
+
+
+@pytest.mark.parametrize("where", ["module", "class", "choose"])
+def test_a_user_who_ends_the_process_is_told_in_a_line(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sys.exit()` in a user's code is the user's failure, not the command's end with that code."""
+
+    class Ending:
+        def __init__(self, context: RouterContext) -> None:
+            if where == "class":
+                sys.exit(0)
+
+        def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+            sys.exit(0)
+
+    def found(name: str) -> type[Ending]:
+        if name != "Ending":
+            raise AttributeError(name)
+        if where == "module":
+            sys.exit(0)
+        return Ending
+
+    module = ModuleType("users_ending")
+    module.__getattr__ = found  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "users_ending", module)
+    expected = WorkError if where == "choose" else InputError
+    with pytest.raises(expected, match=r"users_ending:Ending.*: SystemExit: 0"):
+        make_router("users_ending:Ending", context()).choose(view(server()), np.random.default_rng(0))
 
 
 def test_routers_of_ours_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.signatures import diagnosed
-from scenarios.runs.folder import RunFolder, environment
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.provenance import environment, note_environment
 from scenarios.runs.records import write_run
 from sim.cluster import Simulation
 from tests import worlds
@@ -82,7 +83,8 @@ def run_folder(
     folder.write_json(folder / "comparison.json", compare_results(results))
     folder.write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
     folder.write_text(folder / "scenario.yaml", "name: toy\n")
-    folder.write_json(folder / "environment.json", environment([{"name": "toy", "kind": "cpu"}], {"seed": 0}))
+    for stage in ("compare", "validate"):
+        note_environment(folder, stage, environment([{"name": "toy", "kind": "cpu"}], {"seed": 0}))
     folder.write_json(
         folder / "training.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],

@@ -14,7 +14,8 @@ from policies.files import atomic_path
 from policies.records import RunRecord
 from policies.replay import replay
 from scenarios.files.documents import inputs_hash, write_json, write_text
-from scenarios.runs.folder import RunFolder, environment
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.provenance import environment
 from scenarios.runs.records import LOG_FILE, read_cores, read_log, read_runs, timeline, write_cores, write_run
 from tests import worlds
 from tests.scenarios.folders import simulated

@@ -72,7 +72,9 @@ def test_masked_choices_are_replaced_and_said() -> None:
     assert (False, True) in seen
 
 
-@pytest.mark.parametrize("action", [[9, 9, 9], [0, 0, 6], [-1, 0, 0], [0, 0], [0, 0, 0, 0], 1, ["a", 0, 0]])
+@pytest.mark.parametrize(
+    "action", [[9, 9, 9], [0, 0, 6], [-1, 0, 0], [0, 0], [0, 0, 0, 0], 1, ["a", 0, 0], [0.5, 0, 0]]
+)
 def test_an_action_that_is_none_says_what_is_allowed(action: Any) -> None:
     """In one line; the run goes on with an action that is one."""
     env = make_env()

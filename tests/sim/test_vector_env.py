@@ -186,7 +186,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(fine)
     env.reset(seed=0)
-    for wrong in (np.array([[0, 0, 0], [3, 0, 0]]), np.array([[0, 0, 0], [0, -1, 0]]), np.zeros((1, 3), np.int64)):
+    shapes = (np.array([[0, 0, 0], [3, 0, 0]]), np.array([[0, 0, 0], [0, -1, 0]]), np.zeros((1, 3), np.int64))
+    for wrong in (*shapes, np.full((2, 3), 0.5), np.array([["0"] * 3] * 2)):
         with pytest.raises(ValueError, match="actions must be"):
             env.step(wrong)
     with pytest.raises(ValueError, match="3 seeds for 2 clusters"):

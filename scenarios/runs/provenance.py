@@ -1,0 +1,75 @@
+"""What a run's results were made with: of each stage the versions, devices and seed, in its run folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from policies.errors import InputError
+from policies.own import OURS
+from scenarios.files.documents import read_json
+from scenarios.runs.folder import RunFolder
+
+SCHEMA: Final = "slimsched.environment/2"
+ENVIRONMENT_FILE: Final = "environment.json"
+PRODUCT: Final = "slim-scheduler"
+PACKAGES: Final = (
+    PRODUCT, "torch", "numpy", "numba", "scipy", "scikit-learn", "simpy", "pydantic", "pyarrow", "safetensors",
+)  # fmt: skip
+_ROOT: Final = Path(__file__).parents[2]
+
+
+def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> dict[str, Any]:
+    """What is here now: versions, devices and seeds; nothing that names a person or a place."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "code": code_here(),
+        "devices": [dict(device) for device in devices],
+        "seeds": dict(seeds),
+    }
+
+
+def version_of(package: str) -> str | None:
+    """As it is installed; None where it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def code_here() -> str:
+    """Of this project's own code: it tells two states of one version apart, as a working copy has them."""
+    digest = hashlib.sha256()
+    for package in OURS:
+        for path in sorted((_ROOT / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(_ROOT)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """By stage what it was made with; nothing of a file that is missing, changed since, or of a former version."""
+    if not folder.is_as_made(ENVIRONMENT_FILE):
+        return {}
+    try:
+        found = read_json(folder / ENVIRONMENT_FILE)
+    except InputError:
+        return {}
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("stages"), dict):
+        return {}
+    return {stage: its for stage, its in found["stages"].items() if isinstance(its, dict)}
+
+
+def note_environment(folder: RunFolder, stage: str, found: Mapping[str, Any]) -> None:
+    """Say what a stage was made with, in the place of what it was made with before."""
+    stages = {**environments(folder), stage: dict(found)}
+    folder.write_json(folder / ENVIRONMENT_FILE, {"schema": SCHEMA, "stages": stages})

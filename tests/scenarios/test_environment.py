@@ -1,0 +1,98 @@
+"""environment.json belongs to the results: of each stage what it was made with, whoever looks at the folder later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scenarios.cli import main
+from scenarios.files.documents import read_json
+from scenarios.job import job
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.provenance import SCHEMA, environment, environments, note_environment
+from scenarios.show.report import build_report
+from tests.scenarios.files import write_scenario
+from tests.scenarios.folders import run_folder
+
+
+def compare(scenario: Path, *flags: str) -> dict[str, Any]:
+    """The comparison, and what the folder tells of it."""
+    assert main(["compare", str(scenario), "--out", str(scenario.parent / "run"), *flags]) == 0
+    document: dict[str, Any] = read_json(scenario.parent / "run" / "environment.json")
+    return document
+
+
+def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of what looked at them last; what is made anew tells of what made it anew, and of nothing else."""
+    scenario = write_scenario(tmp_path)
+    before = compare(scenario, "--seed", "0")
+    assert before["schema"] == SCHEMA
+    assert list(before["stages"]) == ["compare", "records"]
+    assert before["stages"]["compare"]["packages"]["numpy"] is not None
+    note_environment(RunFolder(tmp_path / "run"), "train", {"python": "3.0"})
+    monkeypatch.setattr(job, "environment", lambda *_: {"python": "9.9"})
+    assert compare(scenario, "--seed", "0")["stages"] == {**before["stages"], "train": {"python": "3.0"}}
+    anew = dict.fromkeys(("compare", "records"), {"python": "9.9"})
+    assert compare(scenario, "--seed", "1")["stages"] == {**anew, "train": {"python": "3.0"}}
+
+
+def test_a_stage_of_other_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A working copy's version stays while its code changes: nothing is made anew for that, but it is told."""
+    scenario = write_scenario(tmp_path)
+    for _ in range(2):
+        compare(scenario)
+        assert "has changed since" not in capsys.readouterr().err
+    monkeypatch.setattr(job, "code_here", lambda: "0123456789abcdef")
+    compare(scenario)
+    error = capsys.readouterr().err
+    assert "compare: the code of slim-scheduler has changed since, and its version has not; remove" in error
+    mark = Path(error.partition("; remove ")[2].partition(" to make it anew")[0])
+    mark.unlink()
+    compare(scenario)
+    assert "compare: not done yet" in capsys.readouterr().err
+
+
+BROKEN = ("", "{", "[]", "7", '{"schema": "slimsched.environment/1"}')
+WRONG = ({"schema": SCHEMA}, {"schema": SCHEMA, "stages": 7}, {"schema": SCHEMA, "stages": {"train": 7}})
+
+
+@pytest.mark.parametrize("text", [*BROKEN, *map(json.dumps, WRONG)])
+def test_a_file_that_tells_nothing_takes_no_work_away(text: str, tmp_path: Path) -> None:
+    """Broken, foreign, or of a former version, when nobody knew which results it was of: it is written anew."""
+    folder = RunFolder(tmp_path)
+    folder.write_text(folder / "environment.json", text)
+    assert environments(folder) == {}
+    note_environment(folder, "compare", {"python": "3"})
+    assert environments(folder) == {"compare": {"python": "3"}}
+
+
+def test_the_report_says_where_stages_differ(tmp_path: Path) -> None:
+    """What they have in common once, what they do not with the stages that it is of."""
+    folder = run_folder(tmp_path)
+    page = build_report(folder).read_text()
+    assert page.count("<dt>packages</dt>") == 1
+    other = environment([{"name": "toy", "kind": "cpu"}], {"seed": 0})
+    other["packages"]["torch"] = "0.0.1"
+    note_environment(folder, "train", other)
+    page = build_report(folder).read_text()
+    assert "<dt>packages</dt>" not in page
+    assert "<dt>packages (compare, validate)</dt>" in page
+    assert "torch 0.0.1" in page.partition("<dt>packages (train)</dt>")[2].partition("</dd>")[0]
+    assert page.count("<dt>system</dt>") == 1
+
+
+def test_a_former_environment_is_still_shown(tmp_path: Path) -> None:
+    """One for all stages, as it was written then."""
+    folder = run_folder(tmp_path)
+    former = {**environment([{"name": "old"}], {"scenario": 5}), "schema": "slimsched.environment/1"}
+    del former["code"]
+    folder.write_json(folder / "environment.json", former)
+    page = build_report(folder).read_text()
+    assert "name old" in page
+    assert "scenario 5" in page
+    assert json.loads((folder / "environment.json").read_text()) == former

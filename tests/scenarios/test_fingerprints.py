@@ -1,0 +1,297 @@
+"""What each stage depends on: one bit of whatever it reads makes it anew, and no stage that does not read it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hw.networks import ModelFile
+from policies.rules.specs import LadderRule
+from scenarios.executors.campaign import Plan
+from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import write_rule
+from scenarios.files.spec import Scenario
+from scenarios.job import comparison, job, network, profiles, router, validation
+from scenarios.job.job import Job
+from scenarios.runs.folder import RunFolder
+from tests import worlds
+from tests.scenarios.files import profile_text
+
+NETWORK_STAGES = {"model", "accuracy", "calibrate-cpu", "serving", "validate"}
+SIMULATED = {"train", "compare", "validate"}
+ALL = NETWORK_STAGES | SIMULATED
+
+OWN = """
+schema: slimsched.scenario/1
+name: own
+model: {network: 'own_net:Net', options: {features: 7}, dataset: 'own_set:Images'}
+cluster: {servers: [{name: cpu, device: {cores: [0]}}], greedy: {batch_limit: 8}}
+workload: {kind: rates, rate_img_s: 30, file: curves/report.csv, tuning_file: curves/tuning.csv, period_s: 1}
+compare: {routers: [jsq, compared.rule.yaml, compared.safetensors, 'own_router:Compared', ppo], seeds: [0]}
+validate: {routers: [random, validated.rule.yaml, 'own_router_too:Validated', ppo]}
+duration_s: 3
+warmup_s: 0.5
+"""
+GIVEN = """
+schema: slimsched.scenario/1
+name: given
+model: {checkpoint: net.safetensors, accuracy: table.json, dataset: images}
+cluster: {servers: [{name: cpu, device: {cores: [0]}, profile: given.yaml, link: 1gbe}], greedy: {batch_limit: 8}}
+workload: {kind: trace, file: trace.csv}
+compare: {routers: [jsq, ppo]}
+validate: {routers: [random]}
+duration_s: 3
+warmup_s: 0.5
+"""
+TEXTS = {
+    "curves/report.csv": "count\n7\n3\n",
+    "curves/tuning.csv": "count\n3\n7\n",
+    "trace.csv": "time_s\n0.7\n",
+    "compared.safetensors": "7",
+    "net.safetensors": "7",
+    "table.json": "7",
+    "images/train/0/a.png": "7",
+    "images/test/0/a.png": "7",
+    # a network that imports from its folder in every way, and what is no part of it
+    "own_net.py": "import own_beside, own_dotted.inner\nfrom own_package import deep\nx = 7  # remark\n",
+    "own_beside.py": "def f():\n    from own_late import x\n    importlib.import_module('own_literal')\n",
+    "own_late.py": "x = 7\n",
+    "own_literal.py": "x = 7\n",
+    "own_dotted/__init__.py": "x = 7\n",
+    "own_dotted/inner.py": "x = 7\n",
+    "own_package/__init__.py": "from .above import *\nx = 7\n",
+    "own_package/above.py": "x = 7\n",
+    "own_package/deep/__init__.py": "from ..sibling import x\nfrom . import below\n",
+    "own_package/deep/below.py": "x = 7\n",
+    "own_package/sibling.py": "x = 7\n",
+    "own_package/unused.py": "x = 7\n",
+    "own_typed.py": "x = 7\n",
+    "own_set.py": "import numpy, own_set_helper\n\nclass Images:\n    pass\n",
+    "own_set_helper.py": "if TYPE_CHECKING:\n    import own_typed\nx = 7\n",
+    "own_router.py": "from own_router_helper import x\n\nclass Compared:\n    pass\n",
+    "own_router_helper.py": "x = 7\n",
+    "own_router_too.py": "class Validated:\n    x = 7\n",
+    # what the run has made
+    "run/model.safetensors": "7",
+    "run/accuracy.json": "7",
+    "run/calibration/cpu.yaml": "7",
+    "run/profiles/cpu.yaml": "7",
+    "run/router.safetensors": "7",
+    "run/profiles/former.yaml": "7",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All that the scenarios name, and a run folder; stages end as they ask whether they are done."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    run = RunFolder(tmp_path / "run")
+    with run.opened():
+        for name, text in TEXTS.items():
+            if name.startswith("run/"):
+                run.write_text(tmp_path / name, text)
+            else:
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / name).write_text(text)
+    (tmp_path / "given.yaml").write_text(profile_text("given", 1.0))
+    for name in ("compared", "validated"):
+        write_rule(tmp_path / f"{name}.rule.yaml", LadderRule(thresholds=(7,), rungs=((1.0, 1.0), (0.5, 0.5))))
+    (tmp_path / "own.yaml").write_text(OWN)
+    monkeypatch.setattr(network, "require_conformance", lambda _: None)
+    monkeypatch.setattr(ModelFile, "load", lambda _: None)
+    for name in ("require_devices", "require_ready", "warn_of_another_stack"):
+        monkeypatch.setattr(validation, name, lambda *_: None)
+    monkeypatch.setattr(Plan, "of", lambda *_: None)
+    return tmp_path
+
+
+class _Asked(Exception):  # noqa: N818 - no error
+    """A stage was asked whether it is done."""
+
+
+def fingerprints(scenario: Scenario, folder: Path) -> dict[str, str]:
+    """By stage, as each asks whether it is done."""
+    found: dict[str, str] = {}
+
+    class Asking(Job):
+        def stage(self, name: str, fingerprint: str, work: object) -> None:
+            found[name] = fingerprint
+            raise _Asked
+
+    world: Any = None
+    stages: list[Callable[[Job], object]] = [
+        network.make_model,
+        network.make_accuracy,
+        profiles.make_profiles,
+        profiles.make_serving,
+        lambda job: router.make_router(job, world, "simpy"),
+        lambda job: comparison.compare(job, world),
+        lambda job: validation.validate(job, world),
+    ]
+    for stage in stages:
+        with contextlib.suppress(_Asked):
+            stage(Asking(scenario, folder / "run", say=lambda _: None, quiet=True))
+    return found
+
+
+def flip(path: Path) -> None:
+    """One bit of the last 7 in a file."""
+    before, after = path.read_bytes().rsplit(b"7", 1)
+    path.write_bytes(before + b"6" + after)
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+@pytest.mark.parametrize(
+    ("file", "stages"),
+    [
+        ("curves/report.csv", {"serving", *SIMULATED}),  # the run that scores a router plays it as well
+        ("curves/tuning.csv", {"train"}),
+        ("compared.rule.yaml", {"compare"}),
+        ("compared.safetensors", {"compare"}),
+        ("own_router.py", {"compare"}),
+        ("own_router_helper.py", {"compare"}),
+        ("validated.rule.yaml", {"validate"}),
+        ("own_router_too.py", {"validate"}),
+        *[
+            (name, NETWORK_STAGES)
+            for name in (
+                "own_net.py", "own_beside.py", "own_late.py", "own_literal.py", "own_dotted/__init__.py",
+                "own_dotted/inner.py", "own_package/__init__.py",
+                "own_package/above.py", "own_package/deep/__init__.py", "own_package/deep/below.py",
+                "own_package/sibling.py",
+            )
+        ],
+        ("own_package/unused.py", set()),
+        ("own_typed.py", set()),
+        ("own_set.py", NETWORK_STAGES - {"calibrate-cpu"}),
+        ("own_set_helper.py", NETWORK_STAGES - {"calibrate-cpu"}),
+        ("run/model.safetensors", NETWORK_STAGES - {"model"}),
+        ("run/accuracy.json", {"serving", *SIMULATED}),
+        ("run/calibration/cpu.yaml", {"serving"}),
+        ("run/profiles/cpu.yaml", SIMULATED),
+        ("run/profiles/former.yaml", set()),  # of a server that the scenario no longer has
+        ("run/router.safetensors", {"compare", "validate"}),
+    ],
+)  # fmt: skip
+def test_one_bit_of_a_file_makes_anew_what_reads_it(file: str, stages: set[str], folder: Path) -> None:
+    """And nothing else."""
+    scenario = load_scenario(folder / "own.yaml")
+    before = fingerprints(scenario, folder)
+    assert before.keys() == ALL
+    if b"7" not in (folder / file).read_bytes():
+        (folder / file).write_text((folder / file).read_text() + "x = 7\n")
+        before = fingerprints(scenario, folder)
+    flip(folder / file)
+    assert changed(before, fingerprints(scenario, folder)) == stages
+
+
+@pytest.mark.parametrize(
+    ("file", "stages"),
+    [
+        ("given.yaml", SIMULATED),
+        ("trace.csv", SIMULATED),
+        ("table.json", SIMULATED),
+        ("net.safetensors", {"validate"}),
+        ("images/train/0/a.png", {"validate"}),
+        ("images/test/0/a.png", {"validate"}),
+    ],
+)
+def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: Path) -> None:
+    """A network that is trained, its table, a profile and a trace."""
+    (folder / "given-scenario.yaml").write_text(GIVEN)
+    scenario = load_scenario(folder / "given-scenario.yaml")
+    before = fingerprints(scenario, folder)
+    assert before.keys() == SIMULATED
+    flip(folder / file)
+    assert changed(before, fingerprints(scenario, folder)) == stages
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stages"),
+    [
+        ("duration_s: 3", "duration_s: 4", SIMULATED),
+        ("name: own", "name: own\nseed: 1", {"model", "serving", "train"}),
+        ("name: own", "name: own\ntraining: {hidden: [32]}", {"train"}),
+        ("name: own", "name: own\ntraining: {deterministic: false}", SIMULATED),
+        ("name: own", "name: own\nreward: {beta: 2}", SIMULATED),
+        ("name: own", "name: own\ncalibration: {budget: 10s}", {"calibrate-cpu"}),
+        ("seeds: [0]", "seeds: [0, 1]", {"compare"}),
+        ("[jsq, ", "[sticky, ", {"compare"}),
+        ("[random, ", "[sticky, ", {"validate"}),
+        ("features: 7", "features: 6", NETWORK_STAGES),
+        ("period_s: 1", "period_s: 2", {"serving", *SIMULATED}),
+    ],
+)
+def test_a_key_makes_anew_what_reads_it(old: str, new: str, stages: set[str], folder: Path) -> None:
+    """And nothing else: what another router is, no training asks."""
+    before = fingerprints(load_scenario(folder / "own.yaml"), folder)
+    assert OWN.count(old) == 1
+    (folder / "own.yaml").write_text(OWN.replace(old, new))
+    assert changed(before, fingerprints(load_scenario(folder / "own.yaml"), folder)) == stages
+
+
+def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it changed is in it."""
+    scenario = load_scenario(folder / "own.yaml")
+    before = fingerprints(scenario, folder)
+    monkeypatch.setattr(job, "version_of", lambda _: "0.2.0")
+    assert changed(before, fingerprints(scenario, folder)) == ALL
+
+
+def test_where_files_lie_and_what_is_remarked_makes_nothing_anew(folder: Path) -> None:
+    """What is in a file counts, not its place; and of code what it does."""
+    before = fingerprints(load_scenario(folder / "own.yaml"), folder)
+    (folder / "curves").rename(folder / "elsewhere")
+    (folder / "own.yaml").write_text(OWN.replace("curves/", "elsewhere/"))
+    (folder / "own_net.py").write_text(TEXTS["own_net.py"].replace("# remark", "# another"))
+    assert changed(before, fingerprints(load_scenario(folder / "own.yaml"), folder)) == set()
+
+
+def test_a_profile_in_its_place_is_from_its_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scenario that names a file, and then none again, has what was calibrated, with what serving costs; by no stage
+    that runs again."""
+    calibrated = worlds.profile("calibrated")
+    monkeypatch.setattr(profiles, "calibrate_device", lambda *_, **__: calibrated)
+    monkeypatch.setattr(profiles, "measure_serving", lambda *_: None)
+    monkeypatch.setattr(profiles, "load_dataset", lambda _: None)
+    monkeypatch.setattr(profiles, "with_overheads", lambda profile, *_: profile.model_copy(update={"dispatch_s": 0.5}))
+    monkeypatch.setattr(Job, "world", lambda _: None)
+    said: list[str] = []
+
+    def made(scenario: str) -> str:
+        (folder / "own.yaml").write_text(scenario)
+        job = Job(load_scenario(folder / "own.yaml"), folder / "run", say=said.append)
+        profiles.make_profiles(job)
+        first = (folder / "run/profiles/cpu.yaml").read_text()
+        profiles.make_serving(job)
+        last = (folder / "run/profiles/cpu.yaml").read_text()
+        assert len(said) < 3 or first == last  # what serving costs is there at once, where it is known
+        return last
+
+    served = calibrated.model_copy(update={"dispatch_s": 0.5}).to_yaml()
+    assert made(OWN) == served
+    assert (
+        made(OWN.replace("{cores: [0]}}", "{cores: [0]}, profile: given.yaml, link: 1gbe}"))
+        == (folder / "given.yaml").read_text()
+    )
+    assert made(OWN) == served
+    (folder / "run/profiles/cpu.yaml").unlink()
+    assert made(OWN) == served
+    edited = served.partition("checksum:")[0].replace("dispatch_s: 0.5", "dispatch_s: 0.25")
+    (folder / "run/profiles/cpu.yaml").write_text(edited)
+    assert made(OWN) == edited  # the user's stays, and is told
+    assert [line for line in said if "skipped" not in line] == [
+        "calibrate-cpu: not done yet",
+        "serving: not done yet",
+        "profiles/cpu.yaml was edited since, and is taken so",
+    ]

@@ -1,0 +1,136 @@
+"""`--no-own-code`: on every command that may be led to a user's class, and before anything of it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hw.networks import save_model
+from policies.own import REFUSING
+from scenarios.cli import COMMANDS, build_parser, main
+from scenarios.job import run
+from tests import worlds
+from tests.scenarios.files import write_scenario
+from tests.scenarios.own_network import DigitsPerceptron
+
+RUNS = "from pathlib import Path\nPath('ran').touch()\n"
+NETWORK = """
+schema: slimsched.scenario/1
+name: own
+model: {network: 'refused_net:Net', dataset: digits}
+cluster: {servers: [{name: cpu, device: {cores: [0]}}]}
+workload: {kind: poisson, rate_img_s: 30}
+duration_s: 3
+warmup_s: 0.5
+"""
+
+ERRORS = [
+    {"metric": "latency", "kind": "held out", "median_abs_pct": 1, "mean_abs_pct": 1, "max_abs_pct": 1, "points": 1}
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Scenarios, and classes that leave a file when they are imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("refused_net", "refused_router", "refused_set"):
+        (tmp_path / f"{name}.py").write_text(f"{RUNS}class Net:\n    pass\n")
+    write_scenario(tmp_path)
+    (tmp_path / "network.yaml").write_text(NETWORK)
+    of_a_set = NETWORK.replace("dataset: digits", "dataset: 'refused_set:Net'").replace("'refused_net:Net'", "digits")
+    (tmp_path / "set.yaml").write_text(of_a_set)
+    (tmp_path / "measured.yaml").write_text(worlds.profile("m", provenance="measured", errors=ERRORS).to_yaml())
+    named = (tmp_path / "tiny.yaml").read_text().replace("[random, jsq]", "[random, 'refused_router:Net']")
+    (tmp_path / "router.yaml").write_text(named)
+    torch.manual_seed(0)
+    save_model(tmp_path / "net.safetensors", DigitsPerceptron(8), "refused_net:Net", {})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run network.yaml",
+        "run set.yaml",
+        "run router.yaml",
+        "model train network.yaml",
+        "model train set.yaml",
+        "model check refused_net:Net",
+        "model bench refused_net:Net",
+        "compare router.yaml",
+        "compare tiny.yaml --router refused_router:Net --jobs 2",
+        "simulate tiny.yaml --router refused_router:Net",
+        "capacity tiny.yaml --router refused_router:Net",
+        "calibrate --model net.safetensors --network refused_net:Net",
+        "profile synth rtx-2080-ti --network refused_net:Net",
+        "profile check measured.yaml --model net.safetensors --network refused_net:Net",
+    ],
+)
+@pytest.mark.parametrize("by", ["flag", "environment"])
+def test_own_code_is_refused(
+    command: str, by: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2, one line with file and class, and nothing ran."""
+    if by == "environment":
+        monkeypatch.setenv(REFUSING, "1")
+    flag = ["--no-own-code"] if by == "flag" else []
+    assert main([*command.split(), *flag, "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert ".py: Net" in error
+    assert "--no-own-code" in error
+    assert len(error.splitlines()) == 1
+    assert not (folder / "ran").exists()
+
+
+def test_a_long_run_refuses_it_as_it_begins(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A router that comes last is refused before the network is trained."""
+    monkeypatch.setattr(run, "make_model", lambda _: pytest.fail("training began"))
+    named = (folder / "network.yaml").read_text().replace("'refused_net:Net'", "digits")
+    (folder / "network.yaml").write_text(f"{named}validate: {{routers: ['refused_router:Net']}}\n")
+    assert main(["run", "network.yaml", "--no-own-code"]) == 2
+    assert "own: routers: 'refused_router:Net' is code of your own (refused_router.py: Net)" in capsys.readouterr().err
+
+
+def test_what_names_own_code_and_does_not_need_it_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stranger's scenario can be simulated with a router of ours, and its own classes stay on the disk."""
+    assert main(["simulate", "router.yaml", "--router", "jsq", "--no-own-code"]) == 0
+    assert "own code" not in capsys.readouterr().err
+    assert not (folder / "ran").exists()
+
+
+def test_what_is_imported_is_told_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error, where it is no mere result; even of what can't be imported."""
+    (folder / "refused_router.py").write_text("raise SystemExit(0)\n")
+    assert main(["simulate", "tiny.yaml", "--router", "refused_router:Net"]) == 2
+    told, wrong = capsys.readouterr().err.splitlines()
+    assert told == "own code: refused_router.py: Net (tiny: router) runs with your rights"
+    assert wrong == "slimsched: tiny: router: 'refused_router:Net' could not be made: SystemExit: 0"
+
+
+def test_every_command_that_may_be_led_to_own_code_can_refuse_it() -> None:
+    """Those that take a scenario or a network; the others need no flag."""
+    found = {}
+    for name in COMMANDS:
+        parser: argparse.ArgumentParser = build_parser().parse_args([*name.split(), *WORDS[name]]).parser
+        options = {option for action in parser._actions for option in (*action.option_strings, action.dest)}
+        found[name] = "--no-own-code" in options
+        assert found[name] == bool(options & {"scenario", "network"}), name
+    assert sum(found.values()) >= 14
+
+
+WORDS = {
+    **{name: ["x"] for name in COMMANDS},
+    "devices": [],
+    "profile schema": [],
+    "profile synth": [],
+    "calibrate": ["--model", "x"],
+    "profile check": ["x", "--model", "x"],
+    "tune": ["x", "--router", "tide"],
+}
