@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Final
 
 from hw import ENVIRONMENT
@@ -49,7 +48,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
 
 
 def _scenario(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
     parser.add_argument("--out", type=new_folder, metavar="DIR", help="the run folder; runs/NAME by default")
 
 
@@ -96,7 +95,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
     parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
     parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
@@ -150,7 +149,7 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile_check(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help="a measured profile's file (YAML)")
+    parser.add_argument("profile", type=path, metavar="PROFILE", help="a measured profile's file (YAML)")
     parser.add_argument("--model", type=file_here, required=True, metavar="FILE", help="the network that it is of")
     _network(parser, None)
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; by default what the profile was measured on")
@@ -184,7 +183,7 @@ def _capacity(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("run", type=path, metavar="RUN", help="a run folder")
 
 
 def _picture(parser: argparse.ArgumentParser) -> None:
@@ -194,7 +193,7 @@ def _picture(parser: argparse.ArgumentParser) -> None:
 
 def _profile_show(parser: argparse.ArgumentParser) -> None:
     text = "a profile's file (YAML), or a shipped one by name, such as rtx-2080-ti"
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help=text)
+    parser.add_argument("profile", type=path, metavar="PROFILE", help=text)
     parser.add_argument(
         "--plot", type=new_file_here, metavar="FILE.html", help="write its curves and Figures 1-3 there"
     )

@@ -6,6 +6,7 @@ functions that the simulator replays. The type knows its own consistency; `sim.t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -326,7 +327,7 @@ def _read(text: str) -> Profile:
 def _require_exactly(wanted: Set[tuple[float, ...]], found: Sequence[tuple[float, ...]], where: str, of: str) -> None:
     missing, extra = wanted - set(found), set(found) - wanted
     if missing or extra or len(found) != len(wanted):
-        twice = {key for key in found if found.count(key) > 1}
+        twice = {key for key, count in Counter(found).items() if count > 1}
         raise ValueError(
             f"{where} must have each {of} of the model once; missing {sorted(missing)[:3]}, "
             f"not of the model {sorted(extra)[:3]}, given twice {sorted(twice)[:3]}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from policies.errors import InputError, nearest
+from policies.files import possible_path
 from scenarios.files.shipped import moved
 
 
@@ -115,7 +116,10 @@ def path(text: str) -> Path:
     """A path."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text)
+    try:
+        return Path(possible_path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def file_here(text: str) -> Path:
@@ -125,7 +129,7 @@ def file_here(text: str) -> Path:
 
 def router(text: str) -> str:
     """A router's name, or its file as above."""
-    now = moved(Path(text))
+    now = moved(path(text))
     return text if now == Path(text) else str(now)
 
 
@@ -145,7 +149,7 @@ def new_file_here(text: str) -> Path:
 
 def json_file(text: str) -> Path:
     """A file for JSON, or `-` for standard output."""
-    return Path(text) if text == "-" else new_file_here(text)
+    return path(text) if text == "-" else new_file_here(text)
 
 
 def picture(text: str) -> Path:
