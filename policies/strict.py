@@ -271,7 +271,12 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 
 def to_yaml(document: StrictModel) -> str:
     """The text that `parse` reads back as the same document."""
-    return dump(document.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return dump(plain(document))
+
+
+def plain(document: StrictModel) -> dict[str, Any]:
+    """What `to_yaml` writes: all but what is null."""
+    return document.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def dump(raw: Mapping[str, Any]) -> str:
