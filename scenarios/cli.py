@@ -16,6 +16,7 @@ from policies.registry import TUNED
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
+    duration_or_none_s,
     duration_s,
     file_here,
     json_file,
@@ -30,6 +31,7 @@ from scenarios.terminal.flags import (
     precision,
     router,
     share,
+    up_to,
     whole,
 )
 
@@ -76,7 +78,7 @@ def _routers(parser: argparse.ArgumentParser) -> None:
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     text = "runs beside each other, each in a process of its own; by default one a core, or one where work is little"
-    parser.add_argument("--jobs", type=positive, metavar="N", help=text)
+    parser.add_argument("--jobs", type=up_to(1024), metavar="N", help=text)
     text = "differences to this router, seed by seed; to random by default, where it is compared"
     parser.add_argument("--against", metavar="ROUTER", help=text)
     text = "also draw accuracy against latency, its p99 and energy there (.png or .svg)"
@@ -122,7 +124,7 @@ def _named_network(parser: argparse.ArgumentParser) -> None:
 def _model_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu:1 ...; the first one here by default")
     parser.add_argument(
-        "--batch", type=positive, action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
+        "--batch", type=up_to(65_536), action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
     )
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too: a minute a batch size")
 
@@ -142,7 +144,7 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     text = "for each device, 5m by default: the start and all measuring, those of an interrupted calibration counted; "
     text += "12 s of it (at most a quarter) are for what serving costs. What is required is measured in any case"
     parser.add_argument("--budget", type=duration_s, default=300.0, metavar="TIME", help=text)
-    parser.add_argument("--batch-limit", type=positive, default=32, metavar="N", help="largest batch measured (32)")
+    parser.add_argument("--batch-limit", type=up_to(4096), default=32, metavar="N", help="largest batch measured (32)")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the order and the held-out points")
     parser.add_argument("--out", type=new_folder, default="profiles", metavar="DIR", help="for the profiles (profiles)")
     parser.add_argument("--allow-busy", action="store_true", help="measure although other programs use the device")
@@ -153,9 +155,9 @@ def _profile_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=file_here, required=True, metavar="FILE", help="the network that it is of")
     _network(parser, None)
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; by default what the profile was measured on")
-    parser.add_argument("--points", type=positive, default=24, metavar="N", help="batches measured alone (24)")
+    parser.add_argument("--points", type=up_to(10_000), default=24, metavar="N", help="batches measured alone (24)")
     text = "for the open-loop runs together; 20s by default, 0 for none"
-    parser.add_argument("--seconds", type=duration_s, default=20.0, metavar="TIME", help=text)
+    parser.add_argument("--seconds", type=duration_or_none_s, default=20.0, metavar="TIME", help=text)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the points, sets and arrivals")
 
 
@@ -204,7 +206,7 @@ def _profile_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gpu", nargs="?", metavar="GPU", help="such as rtx-2080-ti")
     parser.add_argument("--all", action="store_true", help="one of every GPU that is known, into the folder --out")
     _network(parser, "slimresnet18")
-    parser.add_argument("--batch-limit", type=positive, default=128, metavar="N", help="largest batch (128)")
+    parser.add_argument("--batch-limit", type=up_to(4096), default=128, metavar="N", help="largest batch (128)")
     parser.add_argument("--out", type=path, metavar="PATH", help="where to write; standard output by default")
 
 

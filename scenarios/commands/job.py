@@ -17,6 +17,7 @@ from scenarios.commands.shared import (
     tell_overload,
     with_routers,
 )
+from scenarios.files.documents import told_of
 from scenarios.files.router_names import TRAINED_ROUTER
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import LOG_FILE, read_cores, read_log
@@ -147,7 +148,8 @@ def _replayed(
         except InputError as error:
             problem = f"{error.key}: {error.problem}"
 
-    divergence = None if problem else replay_log(steps(), router, knobs)
+    with told_of(folder / name, f"`{folder.command(name)}` makes it again"):
+        divergence = None if problem else replay_log(steps(), router, knobs)
     if divergence is not None:
         return _divergence_text(divergence)
     if not problem and length in (None, read):
@@ -181,7 +183,8 @@ def report(arguments: Namespace) -> int:
     from scenarios.show.report import build_report, save_picture
 
     output = Output(arguments)
-    path = build_report(RunFolder(arguments.run, output.remark))
-    if arguments.picture is not None:
-        save_picture(arguments.run, arguments.picture)
+    with told_of(arguments.run, "make it anew with `slimsched run`"):
+        path = build_report(RunFolder(arguments.run, output.remark))
+        if arguments.picture is not None:
+            save_picture(arguments.run, arguments.picture)
     return output.result(f"report: {path}", {"report": str(path)})

@@ -51,7 +51,7 @@ def read_json(path: Path) -> Any:
     """A JSON document; raises `InputError` where it is missing or broken, or holds what JSON can't (not-a-number)."""
     try:
         text = read_bytes(path)
-        document = json.loads(text, parse_constant=_no_number)
+        document = json.loads(text, parse_constant=no_number)
         if rb"\u" in text:  # half a character can be written as an escape alone, and no text can hold it
             json.dumps(document, ensure_ascii=False).encode()
     except InputError:
@@ -61,7 +61,8 @@ def read_json(path: Path) -> Any:
     return document
 
 
-def _no_number(word: str) -> Any:
+def no_number(word: str) -> Any:
+    """For `json.loads`, which would take `NaN` and `Infinity`: raises `ValueError`."""
     raise ValueError(f"{word} is no number that JSON knows")
 
 
@@ -72,6 +73,18 @@ def with_remedy(remedy: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(error.source, error.key, f"{error.problem}; {remedy}") from None
+
+
+@contextmanager
+def told_of(path: Path, remedy: str) -> Iterator[None]:
+    """Within it, files that are whole but not of the form that this version writes are told, and of which place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, ValueError) as error:
+        problem = f"holds what no version of this project writes ({type(error).__name__}: {error})"
+        raise InputError(str(path), "", f"{problem}; {remedy}") from error
 
 
 def with_keys(document: Any, former: Mapping[str, str]) -> Any:

@@ -41,7 +41,7 @@ def parse_duration(text: str) -> float:
     try:
         return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
     except ValueError:
-        raise ValueError(f"no duration: {text!r}; allowed are seconds as a number, or 45s, 5m, 1h, 200ms") from None
+        raise ValueError(f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 200ms") from None
 
 
 def _seconds(value: Any) -> Any:

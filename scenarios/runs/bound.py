@@ -35,6 +35,7 @@ from sim.tables import DeviceTables, KeyTable
 
 Edge = tuple[int, float, float]  # (segment, width, previous width)
 Vector = NDArray[np.float64]
+MOST_WINDOWS = 1_000_000
 NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
 
 
@@ -251,6 +252,10 @@ def oracle_of(model: FluidModel, window_s: float = 1.0) -> Oracle | None:
         return None
     if window_s > scenario.duration_s:
         raise InputError("--window", "", f"{window_s:g} s is longer than the scenario ({scenario.duration_s:g} s)")
+    if scenario.duration_s / window_s > MOST_WINDOWS:
+        least_s = scenario.duration_s / MOST_WINDOWS
+        problem = f"{window_s:g} s are {scenario.duration_s / window_s:.1e} windows; at least {least_s:g} s are needed"
+        raise InputError("--window", "", problem)
     return oracle_accuracy(model, list(window_rates_img_s(model.world, scenario.seed, window_s)), window_s)
 
 

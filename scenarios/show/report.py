@@ -261,7 +261,7 @@ def _latency(material: Material) -> Iterator[Grid]:
 
 
 def _latencies_s(run: StoredRun) -> list[float]:
-    columns = run.columns("requests")
+    columns = run.columns("requests", "arrived_ns", "finished_ns", "status")
     if not columns:
         return []
     start_ns = run.result["warmup_s"] * 1e9
@@ -314,7 +314,7 @@ def _both_timelines(runs: Sequence[StoredRun]) -> list[Chart]:
 
 
 def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
-    columns = run.columns("telemetry")
+    columns = run.columns("telemetry", "server", "sampled_ns", "utilization", "power_w")
     if not columns:
         return []
     found = []
