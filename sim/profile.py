@@ -192,7 +192,7 @@ class Slowdown(StrictModel):
 
     slow_factor: Annotated[float, Field(ge=1)]
     slow_share: Annotated[float, Field(ge=0, lt=1)]
-    mean_slow_s: Positive
+    mean_slow_s: Annotated[float, Field(ge=1e-6)]
     reference_s: NonNegative = 0.0
     reference_exponent: NonNegative = 1.0
     provenance: Provenance
@@ -206,7 +206,7 @@ class Slowdown(StrictModel):
 class Sensor(StrictModel):
     """The device's own telemetry: a value every `period_s`, an average over a window, `lag_s` old on arrival."""
 
-    period_s: Positive
+    period_s: Annotated[float, Field(ge=1e-4)]
     lag_s: NonNegative
     power_window_s: Positive
     utilization_window_s: Positive

@@ -14,6 +14,7 @@ from scenarios.commands.shared import (
     make_job,
     require_trained,
     scenario_and_folder,
+    tell_effort,
     tell_overload,
     with_routers,
 )
@@ -71,6 +72,7 @@ def train(arguments: Namespace) -> int:
     job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, (TRAINED_ROUTER,), arguments.engine):
         world = begin_job(job)
+        tell_effort(output, world, 1, arguments.engine)  # of the run that scores it
         tell_overload(output, world)
         score = make_router(job, world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-import psutil
 import torch
 
 from calibrate.stamps import differences, stamps_here, stamps_of
@@ -23,12 +22,12 @@ from scenarios.files.reading import read_profile
 from scenarios.files.router_names import TRAINED_ROUTER, require_distinct_names
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import GB, DeviceSection, Scenario, ServerSection
+from scenarios.runs.parallel import machine_bytes
 from scenarios.world.world import World
 from sim.profile import Profile
 
 MACHINE = "this machine"
 PROCESS_BYTES = 400_000_000  # a worker's own: Python, torch and its libraries (420 MB of private pages were measured)
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def require_devices(scenario: Scenario) -> None:
@@ -193,9 +192,4 @@ def memory_bytes(device: DeviceSpec) -> int:
     if device.kind == "cuda":
         found = gpu_bytes(device)
         return device.vram_bytes if found is None else found
-    total_bytes = int(psutil.virtual_memory().total)
-    try:
-        limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:  # no such limit on this system
-        return total_bytes
-    return min(total_bytes, int(limit)) if limit.isdigit() else total_bytes  # `max` is none
+    return machine_bytes()

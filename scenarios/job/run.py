@@ -33,6 +33,7 @@ from scenarios.job.router import make_router
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
+from scenarios.runs.effort import effort_of, require_effort
 from scenarios.runs.folder import environment
 from scenarios.show.report import build_report
 from scenarios.world.materials import SCENARIO_FILE
@@ -64,6 +65,9 @@ def _carry_out(job: Job) -> Outcome:
     make_profiles(job)
     world = job.world()
     require_routers(job.scenario, world.cluster.router.segments, world.cluster.router.widths)
+    given = job.scenario.compare
+    if warning := require_effort(effort_of(world, len(given.routers) * len(given.seeds)), job.scenario.name):
+        job.say(warning)
     if job.can_validate:
         require_ready(world, job.model, job.scenario.validate_.routers, None)
         warn_of_another_stack(job, world)

@@ -27,6 +27,7 @@ from scenarios.executors.devices import device_spec
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job import comparison, network, profiles, run, validation
+from scenarios.runs import parallel
 from tests import worlds
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
@@ -333,7 +334,7 @@ def test_a_containers_memory_is_the_machines(
     limit = tmp_path / "memory.max"
     if text is not None:
         limit.write_text(text)
-    monkeypatch.setattr(preflight, "CONTAINER_LIMIT", limit)
+    monkeypatch.setattr(parallel, "CONTAINER_LIMIT", limit)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=9 << 40))
     assert preflight.memory_bytes(DeviceSpec()) == wanted
 
