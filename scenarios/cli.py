@@ -124,7 +124,7 @@ def _named_network(parser: argparse.ArgumentParser) -> None:
 def _model_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu:1 ...; the first one here by default")
     parser.add_argument(
-        "--batch", type=up_to(65_536), action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
+        "--batch", type=positive, action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
     )
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too: a minute a batch size")
 

@@ -84,6 +84,14 @@ def tell_effort(
         output.remark(warning)
 
 
+def tell_foreign(output: Output, world: World, routers: Sequence[str]) -> None:
+    """Warn of routers that were tuned for another cluster."""
+    from scenarios.world.routers import foreign_routers
+
+    for warning in foreign_routers(routers, world.device_names):
+        output.remark(warning)
+
+
 def tell_overload(output: Output, world: World) -> None:
     """Warn of a rate beyond any router's capacity; the work goes on, as overload may be what is looked at."""
     from scenarios.runs.bound import overload_of

@@ -15,6 +15,7 @@ from scenarios.commands.shared import (
     require_unique,
     scenario_and_folder,
     tell_effort,
+    tell_foreign,
     tell_overload,
     trained_path,
     with_routers,
@@ -43,6 +44,7 @@ def simulate(arguments: Namespace) -> int:
     scenario, folder = scenario_and_folder(arguments)
     world = load_world_of(scenario, folder)
     tell_effort(output, world, 1, arguments.engine)
+    tell_foreign(output, world, (arguments.router,))
     tell_overload(output, world)
     seed = scenario.seed if arguments.seed is None else arguments.seed
     router = world.router(arguments.router, trained_path(folder))
@@ -70,12 +72,14 @@ def compare(arguments: Namespace) -> int:
     scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
-    job, given = make_job(scenario, folder, output), scenario.compare
+    given = scenario.compare
     runs = len(given.routers) * len(given.seeds)
     world = load_world_of(scenario, folder)
     tell_effort(output, world, runs, arguments.engine, jobs=arguments.jobs or 1)
     if arguments.bound:
         require_solvable(world)
+    tell_foreign(output, world, given.routers)
+    job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, given.routers, arguments.engine):
         world = begin_job(job)
         tell_overload(output, world)

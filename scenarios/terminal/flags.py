@@ -79,7 +79,7 @@ def up_to(most: int) -> Callable[[str], int]:
 def _whole(text: str, least: int, most: int) -> int:
     is_whole = text.isascii() and text.isdigit() and len(text) <= len(str(MOST))
     if not is_whole or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r:.40}: must be a whole number from {least} to {most:,}")
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: must be a whole number, at least {least}, at most {most:,}")
     return int(text)
 
 

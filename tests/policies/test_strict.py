@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from policies import strict
 from policies.errors import InputError
 from policies.strict import StrictModel
+from tests.rereading import require_same_again
+from tests.scenarios.files import SCENARIO, profile_text
 
 
 def _laughs() -> str:
@@ -139,3 +142,59 @@ def test_free_keys_take_finite_numbers(text: str) -> None:
     """What JSON can't hold would fail where it is written, after the work."""
     with pytest.raises(InputError, match=r"given: (-?inf|nan) stands in it; numbers must be finite"):
         strict.parse(Free, f"given: {{x: {text}}}", "f.yaml")
+
+
+ODD = st.sampled_from(
+    [
+        "1e5",
+        "010",
+        "1:30",
+        "2024-01-01",
+        ".inf",
+        ".nan",
+        "1e400",
+        "null",
+        "~",
+        "yes",
+        "-0",
+        "0",
+        "1_0",
+        "[]",
+        "{}",
+        "x",
+        '"\\0"',
+        "'1'",
+        "*a",
+        "&a b",
+        "!!int 1",
+        "? x",
+        "<<",
+        "9" * 30,
+        "1e-300",
+        "-1",
+        "[1, 2]",
+        "{a: 1}",
+        '"\u2028"',
+    ]
+)
+TEXTS_OF = {
+    "scenario": SCENARIO,
+    "profile": profile_text("toy", 1.0),
+    "rule": "schema: slimsched.rule/1\nkind: ladder\nplacement: sticky\ngroup: largest\nrungs: [[1, 1], [0.5, 1]]\n"
+    "thresholds: [24]\nmade_by: {command: slimsched tune, seed: 7}\n",
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS_OF)
+def test_the_texts_to_begin_with_are_accepted(kind: str) -> None:
+    assert require_same_again(kind, TEXTS_OF[kind])
+
+
+@pytest.mark.parametrize("kind", TEXTS_OF)
+@given(data=st.data())
+def test_what_is_accepted_is_written_and_reads_the_same(kind: str, data: st.DataObject) -> None:
+    """With an odd value in any place."""
+    words = re.split(r"([\w.]+)", TEXTS_OF[kind])
+    place = data.draw(st.integers(0, len(words) // 2 - 1)) * 2 + 1
+    words[place] = data.draw(ODD)
+    require_same_again(kind, "".join(words))
