@@ -71,8 +71,9 @@ class StoredRun:
         return int(match[2] or 0) if match else 0
 
     def columns(self, name: str, *wanted: str) -> dict[str, list[Any]]:
-        """Columns of a table of its record (`requests`, `blocks`, `batches`, `telemetry`), all where none is named; empty
-        where it was not kept.
+        """Columns of a table of its record (`requests`, `blocks`, `batches`, `telemetry`), all where none is named.
+
+        It is empty where it was not kept.
 
         Raises:
             InputError: it was changed or damaged since.
