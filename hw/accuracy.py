@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.errors import InputError, nearest
-from policies.files import atomic_path
+from policies.files import atomic_path, read_bytes
 
 SCHEMA: Final = "slimsched.accuracy/2"
 KEYS: Final = ("schema", "provenance", "model", "dataset", "images", "tuples", "top1", "correct")
@@ -136,8 +136,10 @@ class _Document:
     @classmethod
     def of(cls, path: Path) -> _Document:
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            found = json.loads(read_bytes(path))
+        except InputError as error:
+            raise cls(str(path), {}).wrong("", f"cannot be read as JSON ({error.problem})") from None
+        except (ValueError, RecursionError) as error:
             raise cls(str(path), {}).wrong("", f"cannot be read as JSON ({error})") from None
         document = cls(str(path), found if isinstance(found, dict) else {})
         if document.fields.get("schema") != SCHEMA:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,10 +21,11 @@ from torch import Tensor
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from policies.errors import InputError, nearest
-from policies.files import atomic_path
+from policies.files import atomic_path, require_file
 from policies.own import OWN_CLASS, blaming, code_hash, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
+MOST_BYTES: Final = 100_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class ModelFile:
             return self._own(label)
         try:
             found = SlimResNetConfig.from_json(config)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(str(self.path), "config", f"not a model configuration ({error})") from None
         if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != found):
             raise self._other(label or "another slimmable ResNet")
@@ -172,6 +173,7 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
     Raises:
         InputError: there is no such file, it is no safetensors file, or not of this schema.
     """
+    require_file(path, MOST_BYTES, hint="; train a model first")
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
@@ -181,4 +183,7 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
     if metadata.get("schema") != schema:
         problem = f"found {metadata.get('schema')!r}, this needs {schema!r}; hw.networks.save_model writes such files"
         raise InputError(str(path), "schema", problem)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(str(path), name, "holds numbers that are not finite; train the model again")
     return tensors, metadata

@@ -31,6 +31,6 @@ class WorkError(RuntimeError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """A phrase that names the known word nearest to an unknown one, and all the known ones."""
     words = sorted(known)
-    close = difflib.get_close_matches(name, words, n=1)
+    close = difflib.get_close_matches(name[:100], words, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(words)}"

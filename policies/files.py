@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and nothing else in their place."""
+"""Files that are written whole or not at all, and nothing else in their place; read where they are of a sane size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from policies.errors import InputError
 
+LONGEST_NAME: Final = 255
+LONGEST_PATH: Final = 4000
+MOST_BYTES: Final = 256_000_000  # of a text file: reading it takes some ten times as much memory
 TEMPORARY = re.compile(r"\.slimsched-[0-9a-f]{32}\.tmp")
 _MOST_LINKS = 40  # as the kernel has it
 _REFUSED = {stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a block device"}
@@ -129,3 +133,61 @@ def folder_hash(folder: Path) -> str:
         name, content = str(path.relative_to(folder)).encode(), hashlib.sha256(path.read_bytes()).digest()
         digest.update(len(name).to_bytes(8, "big") + name + content)
     return digest.hexdigest()
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES, *, source: str = "", key: str = "", hint: str = "") -> bytes:
+    """A file's content.
+
+    Args:
+        most: bytes that it may have.
+        source, key: the place that named it, where it was named; for messages.
+        hint: what to do where there is no such file.
+
+    Raises:
+        InputError: as `require_file`, or it can't be read.
+    """
+    require_file(path, most, source=source, key=key, hint=hint)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, f"can't be read: {error.strerror}", source, key) from None
+
+
+def require_file(path: Path, most: int, *, source: str = "", key: str = "", hint: str = "") -> None:
+    """Raises `InputError` for a path at which no plain file lies (a pipe would be waited for, a device never ends), or
+    one of more than `most` bytes; the arguments are those of `read_bytes`."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _unreadable(path, f"no such file{hint}", source, key) from None
+    except (OSError, ValueError) as error:  # a loop of links; a name that is too long, or holds a NUL
+        raise _unreadable(path, f"can't be read: {getattr(error, 'strerror', error)}", source, key) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise _unreadable(path, "this is a folder; name a file in it", source, key)
+    if not stat.S_ISREG(found.st_mode):
+        raise _unreadable(path, "this is a device or a pipe; name a file", source, key)
+    if found.st_size > most:
+        problem = f"has {found.st_size / 1e6:,.0f} MB; allowed are {most / 1e6:,.0f}: is it the file that you mean?"
+        raise _unreadable(path, problem, source, key)
+
+
+def lies_there(path: Path) -> bool:
+    """Whether anything lies at a path; of any name (`Path.exists` raises for what no system can name)."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def possible_path(text: str) -> str:
+    """A text that can be a path on any system; raises `ValueError` where none could be named so."""
+    parts = [os.fsencode(part) for part in (text, *Path(text).parts)] if text.isprintable() else [b""]
+    if not text.isprintable() or max(map(len, parts[1:]), default=0) > LONGEST_NAME or len(parts[0]) > LONGEST_PATH:
+        problem = f"allowed are printable characters, {LONGEST_NAME} bytes in a name and {LONGEST_PATH} in all"
+        raise ValueError(f"{text!r:.80} can't be a path; {problem}")
+    return text
+
+
+def _unreadable(path: Path, problem: str, source: str, key: str) -> InputError:
+    return InputError(source, key, f"{path}: {problem}") if source else InputError(str(path), "", problem)

@@ -1,7 +1,8 @@
 """Strict documents: YAML text in, a frozen pydantic model out, or one `InputError` that names the key and the remedy.
 
 It refuses what YAML would let pass in silence: unknown keys, duplicate keys, tags that build objects, text where a
-number belongs. It opens no file: the caller reads the text and says where it came from.
+number belongs; and what would take more time or memory than any document of ours: of any text it gives an answer within
+seconds. It opens no file: the caller reads the text and says where it came from.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from policies.errors import InputError, nearest
 
@@ -23,6 +26,15 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def _finite(value: Any) -> Any:
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _finite(part)
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{value} stands in it; numbers must be finite")
+    return value
+
+
+Plain = Annotated[dict[str, Any], AfterValidator(_finite)]  # keys that nobody here knows, with plain values
 Document = TypeVar("Document", bound=StrictModel)
 _FORMS = {"<word>": "a word", "<number>": "a number", "<parts>": "a list or a section"}
 
@@ -38,28 +50,129 @@ else:
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it: some six times as fast
 
 
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS = {  # each pattern takes time in proportion to the text, whatever the text
+    f"{_TAG}int": re.compile(r"^[-+]?(0|[1-9][\d_]*|0x[\da-fA-F_]+)$", re.ASCII),
+    f"{_TAG}float": re.compile(
+        r"^([-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|Inf|INF))"
+        r"|\.(nan|NaN|NAN))$",
+        re.ASCII,
+    ),
+}
+_FIRST = list("-+0123456789.")  # what a number begins with
+_TEXTS = (f"{_TAG}timestamp", f"{_TAG}merge", f"{_TAG}value", *_NUMBERS)  # what YAML 1.1 takes for something else
+
+
 class _Loader(SafeLoader):
-    """Safe YAML that reads `1e-3` as a number (YAML 1.1 calls it text) and refuses a key given twice."""
+    """Safe YAML without its surprises.
+
+    `1e-3` is a number (YAML 1.1 calls it text); `010` is text and not 8, `1:30` is text and not 90, and so is a date.
+    A key is a text, and given once.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML copies it for a class that adds to it
+        first: [(tag, pattern) for tag, pattern in known if tag not in _TEXTS]
+        for first, known in SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _pattern, _FIRST)
 
 
-def _mapping_without_duplicates(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
+def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+    seen: set[str] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
+        if key_node.tag != f"{_TAG}str":
+            found = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
+            raise _refused(f"{found} is no text, and so no key; write it in quotes", key_node.start_mark)
+        if key_node.value == "<<":
+            raise _refused("sections can't be merged with <<; write their keys out", key_node.start_mark)
+        if key_node.value in seen:
+            raise _refused(f"the key {key_node.value!r:.80} is given twice", key_node.start_mark)
+        seen.add(key_node.value)
+    return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    try:
+        found = loader.construct_yaml_int(node) if node.tag.endswith("int") else loader.construct_yaml_float(node)
+    except ValueError:  # Python's own limit of digits
+        found = None
+    if found is None or (isinstance(found, int) and abs(found) >= 2**63):
+        raise _refused(f"{node.value:.20}... has {len(node.value)} digits; allowed are 18", node.start_mark)
+    return found
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_of_texts)
+for _tag in _NUMBERS:
+    _Loader.add_constructor(_tag, _number)
+
+
+# ------------------------------------------------------------------------------------------------------------- bounds
+
+MOST_CHARACTERS: Final = 8_000_000
+MOST_VALUES: Final = 400_000
+MOST_LEVELS: Final = 40
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or section that is being read: its anchor, how many values came before it, how many levels it holds."""
+
+    anchor: str | None
+    before: int
+    levels: int = 1
+
+
+def _require_bounded(text: str) -> None:
+    """Before anything is built: how much the text would become, with all that its aliases repeat.
+
+    Raises:
+        _RefusedError: it has too many values or levels, or a tag; an alias names what it stands in.
+    """
+    if re.search("^%TAG", text, re.MULTILINE):  # libyaml's time grows with the square of their number
+        raise _refused("%TAG is not allowed", None)
+    values, anchors, parts = 0, dict[str, tuple[int, int]](), [_Open(None, 0)]
+
+    def count(more: int, levels: int, event: yaml.Event) -> None:
+        nonlocal values
+        values += more
+        parts[-1].levels = max(parts[-1].levels, levels + 1)
+        if values > MOST_VALUES:
+            raise _refused(f"more than {MOST_VALUES:,} values", event.start_mark)
+        if len(parts) + levels > MOST_LEVELS:
+            raise _refused(f"nested more than {MOST_LEVELS} levels deep", event.start_mark)
+
+    for event in yaml.parse(text, Loader=SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchors:
+                raise _refused(f"*{event.anchor} names nothing that ends before it", event.start_mark)
+            count(*anchors[event.anchor], event)
+        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            if event.tag not in (None, f"{_TAG}str"):
+                raise _refused(f"the tag {event.tag!r:.80} is not allowed; leave it out", event.start_mark)
+            count(1, 0, event)
+            if isinstance(event, yaml.CollectionStartEvent):
+                parts.append(_Open(event.anchor, values - 1))
+            elif event.anchor is not None:
+                anchors[event.anchor] = (1, 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            part = parts.pop()
+            parts[-1].levels = max(parts[-1].levels, part.levels + 1)
+            if part.anchor is not None:
+                anchors[part.anchor] = (values - part.before, part.levels)
+
+
+class _RefusedError(yaml.MarkedYAMLError):
+    """Valid YAML, and yet no document of ours."""
+
+
+def _refused(problem: str, mark: Any) -> _RefusedError:
+    return _RefusedError(None, None, problem, mark)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def parse(model: type[Document], text: str, source: str) -> Document:
@@ -71,17 +184,22 @@ def parse(model: type[Document], text: str, source: str) -> Document:
     return validate(model, mapping(text, source), source)
 
 
-def mapping(text: str, source: str) -> dict[Any, Any]:
-    """Read YAML `text` as keys and plain values; raises `InputError` where it is none."""
+def mapping(text: str, source: str) -> dict[str, Any]:
+    """Read YAML `text` as keys and plain values; raises `InputError` where it is none, or more than a document has."""
+    if len(text) > MOST_CHARACTERS:
+        problem = f"has {len(text):,} characters; allowed are {MOST_CHARACTERS:,}: is it the file that you mean?"
+        raise InputError(source, "", problem)
     try:
+        _require_bounded(text)
         raw = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
     except UnicodeError as error:  # libyaml's
         raise InputError(source, "", f"not valid YAML: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError(source, line, f"not valid YAML: {problem}") from None
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+        kind = "" if isinstance(error, _RefusedError) else "not valid YAML: "
+        raise InputError(source, line, f"{kind}{problem}") from None
     if not isinstance(raw, dict):
         raise InputError(source, "", f"expected keys and values, found {type(raw).__name__}")
     return raw
@@ -153,7 +271,12 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 
 def to_yaml(document: StrictModel) -> str:
     """The text that `parse` reads back as the same document."""
-    return dump(document.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return dump(plain(document))
+
+
+def plain(document: StrictModel) -> dict[str, Any]:
+    """What `to_yaml` writes: all but what is null."""
+    return document.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def dump(raw: Mapping[str, Any]) -> str:
@@ -171,3 +294,5 @@ def _compact_sequence(dumper: _Dumper, data: list[Any]) -> yaml.SequenceNode:
 
 
 _Dumper.add_representer(list, _compact_sequence)
+for _tag, _pattern in _NUMBERS.items():  # a text that the loader would take for a number gets its quotes
+    _Dumper.add_implicit_resolver(_tag, _pattern, _FIRST)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Final
 
 from hw import ENVIRONMENT
@@ -18,6 +17,7 @@ from policies.registry import TUNED
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
+    duration_or_none_s,
     duration_s,
     file_here,
     json_file,
@@ -32,6 +32,7 @@ from scenarios.terminal.flags import (
     precision,
     router,
     share,
+    up_to,
     whole,
 )
 from scenarios.terminal.output import Output
@@ -57,7 +58,7 @@ def _own_code(parser: argparse.ArgumentParser) -> None:
 
 def _scenario(parser: argparse.ArgumentParser) -> None:
     _own_code(parser)
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
     parser.add_argument("--out", type=new_folder, metavar="DIR", help="the run folder; runs/NAME by default")
 
 
@@ -85,7 +86,7 @@ def _routers(parser: argparse.ArgumentParser) -> None:
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     text = "runs beside each other, each in a process of its own; by default one a core, or one where work is little"
-    parser.add_argument("--jobs", type=positive, metavar="N", help=text)
+    parser.add_argument("--jobs", type=up_to(1024), metavar="N", help=text)
     text = "differences to this router, seed by seed; to random by default, where it is compared"
     parser.add_argument("--against", metavar="ROUTER", help=text)
     text = "also draw accuracy against latency, its p99 and energy there (.png or .svg)"
@@ -105,7 +106,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 def _tune(parser: argparse.ArgumentParser) -> None:
     _own_code(parser)
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
     parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
     parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
@@ -154,20 +155,20 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     text = "for each device, 5m by default: the start and all measuring, those of an interrupted calibration counted; "
     text += "12 s of it (at most a quarter) are for what serving costs. What is required is measured in any case"
     parser.add_argument("--budget", type=duration_s, default=300.0, metavar="TIME", help=text)
-    parser.add_argument("--batch-limit", type=positive, default=32, metavar="N", help="largest batch measured (32)")
+    parser.add_argument("--batch-limit", type=up_to(4096), default=32, metavar="N", help="largest batch measured (32)")
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the order and the held-out points")
     parser.add_argument("--out", type=new_folder, default="profiles", metavar="DIR", help="for the profiles (profiles)")
     parser.add_argument("--allow-busy", action="store_true", help="measure although other programs use the device")
 
 
 def _profile_check(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help="a measured profile's file (YAML)")
+    parser.add_argument("profile", type=path, metavar="PROFILE", help="a measured profile's file (YAML)")
     parser.add_argument("--model", type=file_here, required=True, metavar="FILE", help="the network that it is of")
     _network(parser, None)
     parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu ...; by default what the profile was measured on")
-    parser.add_argument("--points", type=positive, default=24, metavar="N", help="batches measured alone (24)")
+    parser.add_argument("--points", type=up_to(10_000), default=24, metavar="N", help="batches measured alone (24)")
     text = "for the open-loop runs together; 20s by default, 0 for none"
-    parser.add_argument("--seconds", type=duration_s, default=20.0, metavar="TIME", help=text)
+    parser.add_argument("--seconds", type=duration_or_none_s, default=20.0, metavar="TIME", help=text)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the points, sets and arrivals")
 
 
@@ -195,7 +196,7 @@ def _capacity(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("run", type=path, metavar="RUN", help="a run folder")
 
 
 def _picture(parser: argparse.ArgumentParser) -> None:
@@ -205,7 +206,7 @@ def _picture(parser: argparse.ArgumentParser) -> None:
 
 def _profile_show(parser: argparse.ArgumentParser) -> None:
     text = "a profile's file (YAML), or a shipped one by name, such as rtx-2080-ti"
-    parser.add_argument("profile", type=Path, metavar="PROFILE", help=text)
+    parser.add_argument("profile", type=path, metavar="PROFILE", help=text)
     parser.add_argument(
         "--plot", type=new_file_here, metavar="FILE.html", help="write its curves and Figures 1-3 there"
     )
@@ -216,7 +217,7 @@ def _profile_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gpu", nargs="?", metavar="GPU", help="such as rtx-2080-ti")
     parser.add_argument("--all", action="store_true", help="one of every GPU that is known, into the folder --out")
     _network(parser, "slimresnet18")
-    parser.add_argument("--batch-limit", type=positive, default=128, metavar="N", help="largest batch (128)")
+    parser.add_argument("--batch-limit", type=up_to(4096), default=128, metavar="N", help="largest batch (128)")
     parser.add_argument("--out", type=path, metavar="PATH", help="where to write; standard output by default")
 
 

@@ -6,9 +6,12 @@ functions that the simulator replays. The type knows its own consistency; `sim.t
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -189,7 +192,7 @@ class Slowdown(StrictModel):
 
     slow_factor: Annotated[float, Field(ge=1)]
     slow_share: Annotated[float, Field(ge=0, lt=1)]
-    mean_slow_s: Positive
+    mean_slow_s: Annotated[float, Field(ge=1e-6)]
     reference_s: NonNegative = 0.0
     reference_exponent: NonNegative = 1.0
     provenance: Provenance
@@ -203,7 +206,7 @@ class Slowdown(StrictModel):
 class Sensor(StrictModel):
     """The device's own telemetry: a value every `period_s`, an average over a window, `lag_s` old on arrival."""
 
-    period_s: Positive
+    period_s: Annotated[float, Field(ge=1e-4)]
     lag_s: NonNegative
     power_window_s: Positive
     utilization_window_s: Positive
@@ -249,6 +252,7 @@ class Profile(StrictModel):
     """One device running one model; see the attributes' own types.
 
     Attributes:
+        checksum: of the file's other keys, where it has one; None once it was compared with them.
         dispatch_s: from a command to the forward's start plus from its end to the scheduler; it holds the instance.
         decision_s: until a routing decision is made and sent, on an idle host, where it was measured.
         decision_busy_s: all that the router's host does for one decision; the next one does not begin before.
@@ -264,6 +268,7 @@ class Profile(StrictModel):
 
     schema_: Literal["slimsched.profile/1"] = Field(alias="schema")
     name: str
+    checksum: str | None = None
     provenance: Provenance
     device: DeviceInfo
     model: ModelInfo
@@ -310,23 +315,39 @@ class Profile(StrictModel):
             raise InputError(source, error.key, error.problem) from None
 
     def to_yaml(self) -> str:
-        """The text that `from_yaml` reads back as this profile."""
-        return strict.to_yaml(self)
+        """The text that `from_yaml` reads back as this profile, with a checksum near its beginning."""
+        schema, name, *others = strict.plain(self).items()
+        content = dict([schema, name, *others])
+        return strict.dump(dict([schema, name, ("checksum", _checksum(content)), *others]))
 
 
 @lru_cache(maxsize=64)
 def _read(text: str) -> Profile:
     """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
-    profile = strict.parse(Profile, text, "")
+    raw = strict.mapping(text, "")
+    stored = raw.pop("checksum", None)
+    profile = strict.validate(Profile, raw, "")
+    if stored is not None and stored != (found := _checksum(raw)):
+        problem = f"{stored!r:.40} is not of the file's other keys ({found!r}): it was changed by hand, or damaged"
+        remedy = (
+            "to keep the change, delete the line `checksum`; else calibrate again, or take the file from where it came"
+        )
+        raise InputError("", "checksum", f"{problem}; {remedy}")
     if profile.provenance != Provenance.DATASHEET and not profile.errors:
         raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
     return profile
 
 
+def _checksum(content: Mapping[str, Any]) -> str:
+    """16 hex digits of what a file says, whatever its layout and its version."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _require_exactly(wanted: Set[tuple[float, ...]], found: Sequence[tuple[float, ...]], where: str, of: str) -> None:
     missing, extra = wanted - set(found), set(found) - wanted
     if missing or extra or len(found) != len(wanted):
-        twice = {key for key in found if found.count(key) > 1}
+        twice = {key for key, count in Counter(found).items() if count > 1}
         raise ValueError(
             f"{where} must have each {of} of the model once; missing {sorted(missing)[:3]}, "
             f"not of the model {sorted(extra)[:3]}, given twice {sorted(twice)[:3]}"

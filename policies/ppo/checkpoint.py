@@ -1,10 +1,15 @@
-"""Routers as files: safetensors with what it is in the header. Reading one executes nothing; it knows no cluster."""
+"""Routers as files: safetensors with what it is in the header, and a checksum over both.
+
+Reading one executes nothing; it knows no cluster.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from policies.errors import InputError
-from policies.files import atomic_path
+from policies.files import atomic_path, require_file
 
 SCHEMA = "slimsched.router/1"
+CHECKSUM: Final = "checksum"  # the header's key; a file from before there was one has none, and is read as it is
+MOST_BYTES: Final = 1_000_000_000
 POLICY = "policy."  # what the network's tensors begin with; a training checkpoint has the optimizer's beside them
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -22,27 +29,47 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 def write(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> None:
     """Atomically: a reader finds the old file or the new one, whole."""
-    content = save(
-        {name: np.array(value, order="C") for name, value in tensors.items()}, {**metadata, "schema": SCHEMA}
-    )
+    plain = {name: np.array(value, order="C") for name, value in tensors.items()}
+    header = {**metadata, "schema": SCHEMA}
+    content = save(plain, {**header, CHECKSUM: _checksum(plain, header)})
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
 def read(path: Path) -> tuple[Tensors, dict[str, str]]:
-    """Tensors and header; raises `InputError` where the file is missing or is not a router."""
-    if not path.is_file():
-        raise InputError(str(path), "", "no such file; a router's file is what `slimsched train` wrote")
+    """Tensors and header (but for its checksum).
+
+    Raises:
+        InputError: the file is missing or not a router, was changed since it was written, or holds numbers that are
+            none.
+    """
+    require_file(path, MOST_BYTES, hint="; a router's file is what `slimsched train` or `slimsched tune` wrote")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy has not
         raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from error
     if metadata.get("schema") != SCHEMA:
         found = metadata.get("schema", "none")
         raise InputError(str(path), "schema", f"found {found}, expected {SCHEMA}: not a router of this version")
+    stored = metadata.pop(CHECKSUM, None)
+    if stored is not None and stored != (found := _checksum(tensors, metadata)):
+        problem = f"says {stored!r:.40}, the content has {found!r}: it was damaged or changed after it was written"
+        raise InputError(str(path), CHECKSUM, f"{problem}; take the file from where it came, or train it again")
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+            raise InputError(str(path), name[:100], "holds numbers that are not finite; train it again")
     return tensors, metadata
+
+
+def _checksum(tensors: Tensors, metadata: Mapping[str, str]) -> str:
+    """16 hex digits of the header, and of the tensors' names, types, shapes and values."""
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), tensor.shape]).encode())
+        digest.update(np.ascontiguousarray(tensor).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def kind_of(path: Path) -> str:

@@ -126,16 +126,20 @@ class PPORouter:
             spec = PolicySpec.from_json(metadata["spec"])
             mode = metadata["deterministic"] == "true" if deterministic is None else deterministic
             router = cls(spec, policy_weights(tensors), deterministic=mode)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r:.300})") from error
         if config is not None:
             spec.require(config, str(path), devices)
         return router
 
     def _require_chain(self) -> None:
+        wrong = [name for name, value in self._weights.items() if value.dtype.kind != "f"]
+        wrong += [name for name, value in self._weights.items() if value.ndim != 1 + name.endswith(".weight")]
+        if wrong:
+            raise ValueError(f"{wrong[0][:100]} is no matrix (of a weight) or row (of a bias) of numbers")
         sizes = [self.spec.observation.size, *(bias.size for _, bias in self._layers), sum(self.spec.head_sizes)]
         found = [weight.shape for weight, _ in (*self._layers, self._heads)]
-        if found != list(pairwise(sizes)):
+        if found != list(pairwise(sizes)) or self._heads[1].size != sizes[-1]:
             raise ValueError(f"weights of shapes {found} are not a router of {sizes}")
 
 

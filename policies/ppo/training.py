@@ -117,13 +117,19 @@ class TrainingRun(ABC):
         tensors, metadata = checkpoint.read(path)
         if "training" not in metadata:
             raise InputError(str(path), "", "this is a router alone; training resumes from its own checkpoint")
-        training = json.loads(metadata["training"])
-        self._require_same(path, metadata["spec"], training)
         moments = {name.removeprefix(_OPTIMIZER): each for name, each in tensors.items() if name.startswith(_OPTIMIZER)}
-        self._put(policy_weights(tensors), moments)
-        self.progress = Progress(**training["progress"])
-        for name in self._rngs.keys() & training["streams"].keys():
-            self._rngs[name].bit_generator.state = training["streams"][name]
+        try:
+            training = json.loads(metadata["training"])
+            self._require_same(path, metadata["spec"], training)
+            self._put(policy_weights(tensors), moments)
+            self.progress = Progress(**training["progress"])
+            for name in self._rngs.keys() & training["streams"].keys():
+                self._rngs[name].bit_generator.state = training["streams"][name]
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            problem = f"not a checkpoint of this version, or damaged ({error!r:.300}); remove it to begin anew"
+            raise InputError(str(path), "", problem) from error
 
     def _require_same(self, path: Path, spec: str, training: Mapping[str, Any]) -> None:
         mine = {name: value for name, value in asdict(self.knobs).items() if name not in _MAY_CHANGE}

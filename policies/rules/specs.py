@@ -30,7 +30,7 @@ from policies.rules.costs import efficient_tuples, full_widths, spread
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, make_placement
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
-from policies.strict import StrictModel, form
+from policies.strict import Plain, StrictModel, form
 
 SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"
@@ -122,7 +122,7 @@ class RuleSpec(StrictModel, ABC):
     KIND: ClassVar[str]
 
     group: Group = "largest"
-    made_by: dict[str, Any] = Field(default_factory=dict)
+    made_by: Plain = Field(default_factory=dict)
 
     @abstractmethod
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:

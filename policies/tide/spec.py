@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
 from policies.rules.specs import Space
 from policies.tide.knobs import Reals, knobs, spread, start
+
+MOST: Final = 64  # segments, widths: more has no network
 
 if TYPE_CHECKING:
     from policies.tide.router import TideRouter
@@ -41,12 +43,15 @@ class TideSpec:
         try:
             network = (int(header["segments"]), tuple(json.loads(header["widths"])))
             found, values = json.loads(header["names"]), tensors["tide.values"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r})") from error
+            if not (1 <= network[0] <= MOST and 1 <= len(network[1]) <= MOST and values.dtype == np.float64):
+                raise ValueError(f"{network[0]} segments, {len(network[1])} widths, numbers of {values.dtype}")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r:.300})") from error
         names = [knob.name for knob in knobs(network[0], len(network[1]))]
         if found != names:
-            differ = ", ".join(sorted(set(found) ^ set(names))) or "their order"
-            problem = f"made by another version of Tide, whose knobs differ ({differ})"
+            known = {str(name) for name in found} if isinstance(found, list) else set()
+            differ = ", ".join(sorted(known ^ set(names))) or "their order"
+            problem = f"made by another version of Tide, whose knobs differ ({differ:.300})"
             raise InputError(str(path), "", f"{problem}. Tune it anew: slimsched tune")
         if values.shape != (len(names),):
             raise InputError(str(path), "tide.values", f"has the shape {values.shape}, not {(len(names),)}: damaged")

@@ -14,9 +14,11 @@ from scenarios.commands.shared import (
     make_job,
     require_trained,
     scenario_and_folder,
+    tell_effort,
     tell_overload,
     with_routers,
 )
+from scenarios.files.documents import told_of
 from scenarios.files.router_names import TRAINED_ROUTER
 from scenarios.metrics.fidelity import results_in
 from scenarios.metrics.served import require_completed
@@ -75,6 +77,7 @@ def train(arguments: Namespace) -> int:
     job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, (TRAINED_ROUTER,), arguments.engine):
         world = begin_job(job)
+        tell_effort(output, world, 1, arguments.engine)  # of the run that scores it
         tell_overload(output, world)
         score = make_router(job, world, arguments.engine)
     text = f"{format_score(score)}\nrouter: {job.trained}"
@@ -158,7 +161,8 @@ def _replayed(
         except InputError as error:
             problem = f"{error.key}: {error.problem}"
 
-    divergence = None if problem else replay_log(steps(), router, knobs)
+    with told_of(folder / name, f"`{folder.command(name)}` makes it again"):
+        divergence = None if problem else replay_log(steps(), router, knobs)
     if divergence is not None:
         return _divergence_text(divergence)
     if not problem and length in (None, read):
@@ -192,7 +196,8 @@ def report(arguments: Namespace) -> int:
     from scenarios.show.report import build_report, save_picture
 
     output = Output(arguments)
-    path = build_report(RunFolder(arguments.run, output.remark))
-    if arguments.picture is not None:
-        save_picture(arguments.run, arguments.picture)
+    with told_of(arguments.run, "make it anew with `slimsched run`"):
+        path = build_report(RunFolder(arguments.run, output.remark))
+        if arguments.picture is not None:
+            save_picture(arguments.run, arguments.picture)
     return output.result(f"report: {path}", {"report": str(path)})

@@ -19,6 +19,7 @@ from scenarios.terminal.places import writable_folder
 
 if TYPE_CHECKING:
     from scenarios.job.job import Job
+    from scenarios.metrics.result import Simulator
     from scenarios.world.world import World
 
 
@@ -59,6 +60,36 @@ def begin_job(job: Job) -> World:
     world = job.world()
     describe(job)
     return world
+
+
+def tell_effort(
+    output: Output,
+    world: World,
+    runs: int,
+    engine: str = "simpy",
+    *,
+    duration_s: float | None = None,
+    jobs: int = 1,
+) -> None:
+    """Tell of hours and gigabytes before they are spent.
+
+    Raises:
+        InputError: the runs take more memory than this machine has.
+    """
+    from scenarios.runs.effort import effort_of, require_effort
+
+    simulator: Simulator = "compiled" if engine == "compiled" else "simpy"
+    effort = effort_of(world, runs, simulator, duration_s=duration_s, processes=jobs)
+    if (warning := require_effort(effort, world.scenario.name)) is not None:
+        output.remark(warning)
+
+
+def tell_foreign(output: Output, world: World, routers: Sequence[str]) -> None:
+    """Warn of routers that were tuned for another cluster."""
+    from scenarios.world.routers import foreign_routers
+
+    for warning in foreign_routers(routers, world.device_names):
+        output.remark(warning)
 
 
 def tell_overload(output: Output, world: World) -> None:

@@ -14,6 +14,8 @@ from scenarios.commands.shared import (
     require_trained,
     require_unique,
     scenario_and_folder,
+    tell_effort,
+    tell_foreign,
     tell_overload,
     trained_path,
     with_routers,
@@ -25,6 +27,8 @@ from scenarios.runs.records import write_run
 from scenarios.show.numbers import number
 from scenarios.show.result import format_result
 from scenarios.terminal.output import Output
+
+CAPACITY_RUNS = 8  # that a search takes, about
 
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import Bounds, Comparison
@@ -40,6 +44,8 @@ def simulate(arguments: Namespace) -> int:
     check_router(arguments.router, "--router")
     scenario, folder = scenario_and_folder(arguments)
     world = load_world_of(scenario, folder)
+    tell_effort(output, world, 1, arguments.engine)
+    tell_foreign(output, world, (arguments.router,))
     tell_overload(output, world)
     seed = scenario.seed if arguments.seed is None else arguments.seed
     router = world.router(arguments.router, trained_path(folder))
@@ -61,6 +67,7 @@ def compare(arguments: Namespace) -> int:
     """Routers x seeds in simulation."""
     from scenarios.files.router_names import display_name
     from scenarios.job import comparison as stage
+    from scenarios.runs.bound import require_solvable
     from scenarios.runs.simulate import default_jobs
     from scenarios.show.comparison import format_all
 
@@ -68,11 +75,17 @@ def compare(arguments: Namespace) -> int:
     scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "compare", arguments)
     require_trained(scenario.compare.routers, folder)
-    job, given = make_job(scenario, folder, output), scenario.compare
+    given = scenario.compare
+    runs = len(given.routers) * len(given.seeds)
+    world = load_world_of(scenario, folder)
+    tell_effort(output, world, runs, arguments.engine, jobs=arguments.jobs or 1)
+    if arguments.bound:
+        require_solvable(world)
+    tell_foreign(output, world, given.routers)
+    job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, given.routers, arguments.engine):
         world = begin_job(job)
         tell_overload(output, world)
-        runs = len(given.routers) * len(given.seeds)
         jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
         comparison = stage.compare(
             job,
@@ -112,13 +125,14 @@ def _bounds(world: World, comparison: Comparison, output: Output) -> Bounds:
 def capacity(arguments: Namespace) -> int:
     """The largest stable rate."""
     from scenarios.files.router_names import display_name
-    from scenarios.runs.capacity import Search
+    from scenarios.runs.capacity import Search, under_poisson
     from scenarios.runs.capacity import capacity as find_capacity
 
     output = Output(arguments)
     check_router(arguments.router, "--router")
     scenario, folder = scenario_and_folder(arguments)
     world = load_world_of(scenario, folder)
+    tell_effort(output, under_poisson(world), CAPACITY_RUNS, arguments.engine, duration_s=arguments.duration)
     with announcing_compilation(output, (arguments.router,), arguments.engine):
         found = find_capacity(
             world,
@@ -148,6 +162,7 @@ def bound(arguments: Namespace) -> int:
 
     output = Output(arguments)
     world = load_world_of(*scenario_and_folder(arguments))
+    tell_effort(output, world, 1, "compiled")
     accuracy = min(world.accuracy.prior.top1.values()) if arguments.accuracy is None else arguments.accuracy
     model = FluidModel(world)
     found = model.bound(accuracy, world.mean_rate_img_s)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-import psutil
 import torch
 
 from calibrate.opening import interference
@@ -24,13 +23,13 @@ from scenarios.executors.devices import device_of, gpu_bytes
 from scenarios.files.reading import read_profile
 from scenarios.files.router_names import TRAINED_ROUTER, require_distinct_names
 from scenarios.files.shipped import profile_file
-from scenarios.files.spec import GB, DeviceSection, Scenario, ServerSection
+from scenarios.files.spec import GB, DeviceSection, GreedySection, Scenario, ServerSection
+from scenarios.runs.parallel import machine_bytes
 from scenarios.world.world import World
 from sim.profile import Profile
 
 MACHINE = "this machine"
 PROCESS_BYTES = 400_000_000  # a worker's own: Python, torch and its libraries (420 MB of private pages were measured)
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def require_devices(scenario: Scenario) -> None:
@@ -85,19 +84,23 @@ def require_possible(scenario: Scenario) -> None:
 def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
     """A cap must hold at least a worker's context and the weights to preload: known before anything is calibrated.
 
-    Of a device whose profile is named the profile's own numbers count.
+    Of a device whose profile is named the profile's own numbers count. What is to be preloaded must be of the network.
 
     Raises:
-        InputError: a cap does not.
+        InputError: a cap does not, or the network has no such instance.
     """
     servers = {section.name: section for section in scenario.cluster.named_servers}
     everything = tuple(product(range(1, model.spec.segments + 1), model.spec.widths))
     measured: dict[DeviceSpec, int] = {}
     for index, section in enumerate(servers.values()):
         given = scenario.cluster.greedy_of(section)
-        if given.vram_cap_gb is None:
-            continue
         owner = servers[section.shares_device_with or section.name]
+        _require_instances(given, everything, scenario.name, f"cluster.servers.{index}")
+        cap_gb, key = given.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
+        if cap_gb is None and owner.profile is None and owner.device is not None:
+            cap_gb, key = owner.device.vram_gb, f"cluster.servers.{index}.device.vram_gb"
+        if cap_gb is None:
+            continue
         preload = {"all": everything, "none": ()}[given.preload] if isinstance(given.preload, str) else given.preload
         loaded = [each for each in everything if each in preload]
         if owner.profile is not None:
@@ -108,11 +111,20 @@ def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
             device = device_of(section, scenario.cluster.named_servers)
             context = measured[device] = measured.get(device) or context_bytes(device)
             weights_bytes = sum(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in loaded)
-        if context + weights_bytes > given.vram_cap_gb * GB:
-            parts = f"{context / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to preload"
-            problem = f"{given.vram_cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
-            key = f"cluster.servers.{index}.greedy.vram_cap_gb"
+            if given.vram_cap_gb is None:  # calibration loads each of them
+                largest = max(model.instance_bytes(*each, device.torch_dtype.itemsize) for each in everything)
+                weights_bytes = max(weights_bytes, largest)
+        if context + weights_bytes > cap_gb * GB:
+            parts = f"{context / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to load"
+            problem = f"{cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
             raise InputError(scenario.name, key, f"{problem}; raise it, or leave it out")
+
+
+def _require_instances(given: GreedySection, everything: Sequence[tuple[int, float]], source: str, server: str) -> None:
+    for pair in () if isinstance(given.preload, str) else given.preload:
+        if pair not in everything:
+            allowed = f"segments 1 to {everything[-1][0]} at widths {sorted({width for _, width in everything})}"
+            raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
 
 
 def require_ready(world: World, model: ModelFile, routers: Sequence[str], trained: Path | None) -> None:
@@ -206,9 +218,4 @@ def memory_bytes(device: DeviceSpec) -> int:
     if device.kind == "cuda":
         found = gpu_bytes(device)
         return device.vram_bytes if found is None else found
-    total_bytes = int(psutil.virtual_memory().total)
-    try:
-        limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:  # no such limit on this system
-        return total_bytes
-    return min(total_bytes, int(limit)) if limit.isdigit() else total_bytes  # `max` is none
+    return machine_bytes()

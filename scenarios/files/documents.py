@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.errors import InputError, nearest
-from policies.files import atomic_path, folder_hash
+from policies.files import atomic_path, folder_hash, lies_there, read_bytes
 from scenarios.files.shipped import shipped_as
 
 
@@ -48,13 +48,22 @@ def _content_hash(content: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON document; raises `InputError` where it is missing or broken."""
+    """A JSON document; raises `InputError` where it is missing or broken, or holds what JSON can't (not-a-number)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(str(path), "", "no such file") from None
-    except (OSError, ValueError) as error:
+        text = read_bytes(path)
+        document = json.loads(text, parse_constant=no_number)
+        if rb"\u" in text:  # half a character can be written as an escape alone, and no text can hold it
+            json.dumps(document, ensure_ascii=False).encode()
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise InputError(str(path), "", f"no readable JSON: {error}") from None
+    return document
+
+
+def no_number(word: str) -> Any:
+    """For `json.loads`, which would take `NaN` and `Infinity`: raises `ValueError`."""
+    raise ValueError(f"{word} is no number that JSON knows")
 
 
 @contextmanager
@@ -64,6 +73,18 @@ def with_remedy(remedy: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(error.source, error.key, f"{error.problem}; {remedy}") from None
+
+
+@contextmanager
+def told_of(path: Path, remedy: str) -> Iterator[None]:
+    """Within it, files that are whole but not of the form that this version writes are told, and of which place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, ValueError) as error:
+        problem = f"holds what no version of this project writes ({type(error).__name__}: {error})"
+        raise InputError(str(path), "", f"{problem}; {remedy}") from error
 
 
 def with_keys(document: Any, former: Mapping[str, str]) -> Any:
@@ -88,23 +109,18 @@ def _content(path: Path) -> bytes:
 
 def read_text(path: Path, source: str | None = None, key: str = "") -> str:
     """A text file; raises `InputError` (naming `source` and `key`, the place that named it) where it can't be read."""
-    named_by = source or str(path)
-    named = f"{path}: " if source else ""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(named_by, key, f"{named}no such file{_neighbor(path)}") from None
-    except IsADirectoryError:
-        raise InputError(named_by, key, f"{named}this is a folder; name a file in it") from None
+        hint = "" if lies_there(path) else _neighbor(path)
+        return read_bytes(path, source=source or "", key=key, hint=hint).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(named_by, key, f"{named}not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise InputError(named_by, key, f"{named}can't be read: {error.strerror}") from None
+        named = f"{path}: " if source else ""
+        raise InputError(source or str(path), key, f"{named}not UTF-8 text (byte {error.start})") from None
 
 
 def _neighbor(path: Path) -> str:
     """A hint: where what ships by this former path lies now, or the nearest file of that kind in the same folder."""
     if (now := shipped_as(path)) is not None:
         return f"; what ships by this name is {now}"
-    others = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+    here = path.parent.glob("*") if lies_there(path.parent) else []
+    others = sorted(other.name for other in here if other.suffix == path.suffix)
     return f"; in that folder: {nearest(path.name, others[:20])}" if others else ""

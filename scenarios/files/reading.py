@@ -6,7 +6,7 @@ It builds nothing from what it read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from hw.datasets import is_image_folder, require_image_folder
@@ -99,12 +99,14 @@ def _check_dataset(scenario: Scenario, source: str) -> None:
 
 def _check_servers(scenario: Scenario, source: str) -> None:
     servers = scenario.cluster.named_servers
-    names = [server.name for server in servers]
+    names: set[str] = set()
+    owners = {server.name for server in servers if server.shares_device_with is None}
     for index, server in enumerate(servers):
         key = f"cluster.servers.{index}"
-        if names.index(server.name) != index:
+        if server.name in names:
             raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
-        _check_device(server, servers, source, key)
+        names.add(server.name)
+        _check_device(server, owners, source, key)
         if server.profile is None and not scenario.model.is_runnable:
             problem = "missing; without a network (model.network or model.checkpoint) nothing can be calibrated"
             raise InputError(source, f"{key}.profile", problem)
@@ -112,13 +114,12 @@ def _check_servers(scenario: Scenario, source: str) -> None:
         raise InputError(source, "cluster.servers", "`auto` needs a network: model.network or model.checkpoint")
 
 
-def _check_device(server: ServerSection, servers: Iterable[ServerSection], source: str, key: str) -> None:
+def _check_device(server: ServerSection, owners: Set[str], source: str, key: str) -> None:
     shared = server.shares_device_with
     if shared is None:
         if server.device is None and server.profile is None:
             raise InputError(source, key, "give device (a real one) or profile (a simulated one)")
         return
-    owners = {other.name for other in servers if other.shares_device_with is None}
     if shared not in owners:
         problem = f"{shared!r} is no server with a device of its own; {nearest(shared, owners)}"
         raise InputError(source, f"{key}.shares_device_with", problem)

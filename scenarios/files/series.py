@@ -1,9 +1,14 @@
-"""Series on disk: traces (when each request came) and rates (how many in each period), from CSV files."""
+"""Series on disk: traces (when each request came) and rates (how many in each period), from CSV files.
+
+A row is a line: what a stray quote would swallow is told, and so is every row that is not like the header.
+"""
 
 from __future__ import annotations
 
 import csv
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +17,30 @@ from numpy.typing import NDArray
 from policies.errors import InputError, nearest
 from scenarios.files.documents import read_text
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Cell = tuple[int, str]  # the line on which it stands, and its text
+
 
 def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
-    """Arrival times in seconds from a CSV file with a header line; ISO 8601 dates become seconds, too.
+    """Arrival times in seconds from a CSV file with a header line, in any order; ISO 8601 dates become seconds, too.
+
+    A date without a zone is taken as UTC, so that a trace is the same on every machine.
 
     Raises:
-        InputError: no such file or column, a value that is no time, or no arrival at all.
+        InputError: no such file or column, rows that don't parse, a value that is no time, seconds beside dates or
+            dates with a zone beside dates without, or no arrival at all.
     """
-    times_s = [_time_s(text, str(path), line) for line, text in enumerate(_column(path, time_column), start=2)]
+    forms: dict[str, Cell] = {}
+    times_s = []
+    for line, text in _column(path, time_column):
+        form, time_s = _time_s(text, str(path), line)
+        forms.setdefault(form, (line, text))
+        times_s.append(time_s)
     if not times_s:
         raise InputError(str(path), "", f"the trace has no arrival under {time_column!r}; it needs at least one")
+    if len(forms) > 1:
+        found = " and ".join(f"{form} (line {line}: {text!r:.80})" for form, (line, text) in forms.items())
+        raise InputError(str(path), "", f"mixes {found} under {time_column!r}; write all times in one form")
     return np.asarray(times_s, dtype=np.float64)
 
 
@@ -29,9 +48,9 @@ def read_rates(path: Path, column: str) -> NDArray[np.float64]:
     """A curve of counts or rates from a CSV file with a header line.
 
     Raises:
-        InputError: no such file or column, a value that is no count or rate, or none above zero.
+        InputError: no such file or column, rows that don't parse, a value that is no count or rate, or none above zero.
     """
-    levels = np.array([_level(text, str(path), line) for line, text in enumerate(_column(path, column), start=2)])
+    levels = np.array([_level(text, str(path), line) for line, text in _column(path, column)])
     if not levels.any():
         raise InputError(str(path), "", f"nothing above zero under {column!r}; a curve of rates needs some arrivals")
     return levels
@@ -42,38 +61,69 @@ def _level(text: str, source: str, line: int) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not (np.isfinite(value) and value >= 0):
-        problem = f"{text!r} is no count or rate; allowed are finite numbers from 0 (fill a recording's gaps first)"
+    if not (isfinite(value) and value >= 0):
+        problem = f"{text!r:.80} is no count or rate; allowed are finite numbers from 0 (fill a recording's gaps first)"
         raise InputError(source, f"line {line}", problem)
     return value
 
 
-def _column(path: Path, column: str) -> list[str]:
-    """What stands in a column of a CSV file with a header line."""
-    lines = read_text(path).splitlines()
-    if not lines:
-        raise InputError(str(path), "", "is empty; it needs a header line and one value a line")
-    reader = csv.DictReader(lines)
-    columns = [name.strip() for name in reader.fieldnames or ()]
-    reader.fieldnames = columns
-    if column not in columns:
-        raise InputError(str(path), "line 1", f"no column {column!r}; {nearest(column, columns)}")
-    return [(row[column] or "").strip() for row in reader]
-
-
-def _time_s(text: str, source: str, line: int) -> float:
+def _time_s(text: str, source: str, line: int) -> tuple[str, float]:
+    """Its form, in words, and its seconds since whenever."""
     try:
         value = float(text)
     except ValueError:
-        value = _date_s(text, source, line)
-    if not np.isfinite(value):
-        raise InputError(source, f"line {line}", f"{text!r} is no time; allowed are finite seconds or ISO 8601 dates")
-    return value
+        return _date_s(text, source, line)
+    if not isfinite(value):
+        problem = f"{text!r:.80} is no time; allowed are finite seconds or ISO 8601 dates"
+        raise InputError(source, f"line {line}", problem)
+    return "seconds", value
 
 
-def _date_s(text: str, source: str, line: int) -> float:
+def _date_s(text: str, source: str, line: int) -> tuple[str, float]:
     try:
-        return datetime.fromisoformat(text).timestamp()
+        date = datetime.fromisoformat(text)
     except ValueError:
-        problem = f"{text!r} is no time; allowed are seconds or ISO 8601 dates"
+        problem = f"{text!r:.80} is no time; allowed are seconds or ISO 8601 dates"
         raise InputError(source, f"line {line}", problem) from None
+    if date.tzinfo is None:
+        return "dates without a zone", (date.replace(tzinfo=UTC) - _EPOCH).total_seconds()
+    return "dates with a zone", (date - _EPOCH).total_seconds()
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def _column(path: Path, column: str) -> list[Cell]:
+    """What stands in a column of a CSV file with a header line; empty lines at the end don't count."""
+    lines = read_text(path).rstrip().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if lines == [""]:
+        raise InputError(str(path), "", "is empty; it needs a header line and one value a line")
+    rows = _rows(lines)
+    _, header = next(rows)
+    if isinstance(header, str):
+        raise InputError(str(path), "line 1", f"no header line ({header}); it names the columns")
+    columns = [name.strip() for name in header]
+    if columns.count(column) != 1:
+        problem = f"{columns.count(column)} columns {column!r}" if column in columns else f"no column {column!r}"
+        remedy = "name each once" if column in columns else nearest(column, [name[:100] for name in columns[:100]])
+        raise InputError(str(path), "line 1", f"{problem}; {remedy}")
+    place, cells, wrong, first = columns.index(column), list[Cell](), 0, ""
+    for line, row in rows:
+        if isinstance(row, list) and len(row) == len(columns):
+            cells.append((line, row[place].strip()))
+            continue
+        wrong += 1
+        first = first or f"line {line} ({row if isinstance(row, str) else f'{len(row)} fields'})"
+    if wrong:
+        problem = f"{wrong:,} of {len(lines) - 1:,} rows don't have the header's {len(columns)} fields"
+        raise InputError(str(path), "", f"{problem}, the first is {first}; correct or remove them")
+    return cells
+
+
+def _rows(lines: list[str]) -> Iterator[tuple[int, list[str] | str]]:
+    """Each line's number, and its fields or what is wrong with it. Nothing goes over several lines."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield number, line.split(",") if '"' not in line else next(csv.reader([line], strict=True))
+        except csv.Error as error:  # a quote that doesn't close, or closes too early
+            yield number, str(error)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from policies.errors import InputError, nearest
+from policies.files import lies_there
 
 SHIPPED: Final = Path(__file__).parents[1] / "data"
 SHIPPED_PROFILES: Final = SHIPPED / "profiles"
@@ -15,7 +16,7 @@ _MOVED: Final = ("models", "profiles", "routers", "traces")  # they lay beside t
 
 def moved(path: Path) -> Path:
     """A path, or where its file lies now: `models/x` and the like have moved to `data/models/x`."""
-    if not path.exists():
+    if not lies_there(path):
         for place, part in reversed(list(enumerate(path.parts))):
             now = Path(*path.parts[:place], SHIPPED.name, *path.parts[place:])
             if part in _MOVED and now.exists() and now.resolve().is_relative_to(SHIPPED.resolve()):

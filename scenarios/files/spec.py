@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from hw.datasets import DATASETS, is_image_folder
+from policies import strict
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
+from policies.files import possible_path
 from policies.interfaces import GROUPS
-from policies.strict import StrictModel, form
+from policies.strict import Plain, StrictModel, form
 from policies.vocabulary import NS_PER_S, nanoseconds
 from scenarios.files.named_files import FileName
 from scenarios.files.router_names import is_router_file, router_file
@@ -29,6 +30,7 @@ from sim.profile import Count, Loss, NonNegative, Positive, Share
 
 SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
 GB = 1_000_000_000
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
 
@@ -39,7 +41,7 @@ def parse_duration(text: str) -> float:
     try:
         return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
     except ValueError:
-        raise ValueError(f"no duration: {text!r}; allowed are seconds as a number, or 45s, 5m, 1h, 200ms") from None
+        raise ValueError(f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 200ms") from None
 
 
 def _seconds(value: Any) -> Any:
@@ -50,10 +52,13 @@ LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
 SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
 Whole = Annotated[int, Field(ge=0)]
-FilePath = Annotated[str, FileName()]
-ProfileName = Annotated[str, FileName(lambda text: not is_shipped_name(text), profile_file)]
-DatasetName = Annotated[str, FileName(is_image_folder, lambda text: Path(text) if is_image_folder(text) else None)]
-RouterName = Annotated[str, FileName(is_router_file, router_file)]
+PossiblePath = Annotated[str, AfterValidator(possible_path)]
+FilePath = Annotated[PossiblePath, FileName()]
+ProfileName = Annotated[PossiblePath, FileName(lambda text: not is_shipped_name(text), profile_file)]
+DatasetName = Annotated[
+    PossiblePath, FileName(is_image_folder, lambda text: Path(text) if is_image_folder(text) else None)
+]
+RouterName = Annotated[PossiblePath, FileName(is_router_file, router_file)]
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -108,9 +113,7 @@ class ModelSection(StrictModel):
         description=f"{_listed(NETWORKS)}, or `module:Class` for one of your own (a subclass of "
         "hw.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
     )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="what the class of a network of your own is called with"
-    )
+    options: Plain = Field(default_factory=dict, description="what the class of a network of your own is called with")
     dataset: DatasetName = Field(
         "digits",
         description=f"the images it is trained and tested on: {_listed(DATASETS)}, `module:Class` for a set of "
@@ -215,9 +218,7 @@ class GreedySection(StrictModel):
 class ServerSection(StrictModel):
     """One server: a queue with a scheduler, on a device."""
 
-    name: str = Field(
-        description="unique in the cluster; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-    )
+    name: str = Field(description="unique in the cluster; up to 100 letters, digits, `.`, `_` and `-`", pattern=NAME)
     device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
     profile: ProfileName | None = Field(
         None, description="a file, or a shipped profile's name; null: the local device is calibrated"
@@ -238,7 +239,7 @@ class ClusterSection(StrictModel):
 
     servers: Annotated[
         Annotated[Literal["auto"], Tag("<word>")]
-        | Annotated[tuple[ServerSection, ...], Field(min_length=1), Tag("<parts>")],
+        | Annotated[tuple[ServerSection, ...], Field(min_length=1, max_length=10_000), Tag("<parts>")],
         Discriminator(form),
     ] = Field(description="the servers, or `auto`: one for each device found on this machine")
     greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
@@ -499,9 +500,11 @@ class PoisonedFault(StrictModel):
 
 def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values; raises `ValueError` where one is given twice."""
-    twice = [value for index, value in enumerate(values) if value in values[:index]]
-    if twice:
-        raise ValueError(f"{twice[0]!r} is given twice; name each once")
+    seen: set[Any] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"{value!r:.80} is given twice; name each once")
+        seen.add(value)
     return values
 
 
@@ -574,7 +577,7 @@ class TrainingSection(StrictModel):
     """How the PPO router is trained, in simulation."""
 
     decisions: Count = Field(3_000_000, description="how many decisions to train for, over all environments")
-    environments: Count = Field(64, description="simulated clusters stepped together")
+    environments: Annotated[int, Field(ge=1, le=100_000)] = Field(64, description="simulated clusters stepped together")
     horizon_s: Seconds = Field(20.0, description="length of one training run of a cluster")
     load_range: tuple[Positive, Positive] = Field(
         (0.5, 1.0), description="each training run draws its rate from this range, in times of the workload's own"
@@ -582,7 +585,9 @@ class TrainingSection(StrictModel):
     batch: Annotated[int, Field(ge=2)] = Field(16_384, description="an update waits for so many rewarded decisions")
     minibatch: Count = Field(2048, description="decisions a gradient step")
     epochs: Count = Field(3, description="K: passes over a batch")
-    hidden: tuple[Count, ...] = Field((64, 64), description="sizes of the shared layers", min_length=1)
+    hidden: tuple[Annotated[int, Field(ge=1, le=100_000)], ...] = Field(
+        (64, 64), description="sizes of the shared layers", min_length=1, max_length=100
+    )
     learning_rate: Positive = Field(1e-3, description="Adam's")
     clip: Positive = Field(0.2, description="the probability ratio is clipped to 1 +- this")
     value_weight: NonNegative = Field(0.5, description="c_v")
@@ -619,8 +624,8 @@ class TuningSection(StrictModel):
     levels: Count = Field(3, description="full-length runs on which the floor is set at the end")
 
 
-Routers = Annotated[tuple[RouterName, ...], Field(min_length=1), AfterValidator(unique)]
-Seeds = Annotated[tuple[Whole, ...], Field(min_length=1), AfterValidator(unique)]
+Routers = Annotated[tuple[RouterName, ...], Field(min_length=1, max_length=1000), AfterValidator(unique)]
+Seeds = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=10_000), AfterValidator(unique)]
 
 
 class CompareSection(StrictModel):
@@ -669,14 +674,12 @@ class Scenario(StrictModel):
     EXAMPLE: ClassVar[str] = "scenarios/quickstart.yaml"
 
     schema_: Literal["slimsched.scenario/1"] = Field(alias="schema", description="the form of this file")
-    name: str = Field(
-        description="names the run folder; letters, digits, `.`, `_` and `-`", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-    )
+    name: str = Field(description="names the run folder; up to 100 letters, digits, `.`, `_` and `-`", pattern=NAME)
     model: ModelSection = Field(description="the network")
     cluster: ClusterSection = Field(description="the servers")
     router: RouterSection = Field(default_factory=RouterSection, description="the router's core")
     workload: Workload = Field(description="when images arrive")
-    faults: tuple[FaultSection, ...] = Field((), description="what goes wrong, and when")
+    faults: tuple[FaultSection, ...] = Field((), description="what goes wrong, and when", max_length=100_000)
     supervision: SupervisionSection = Field(
         default_factory=SupervisionSection, description="how processes that died or hang are brought back"
     )
@@ -708,5 +711,4 @@ class Scenario(StrictModel):
 
     def to_yaml(self) -> str:
         """What was given (not the defaults), as text that reads back as this scenario."""
-        raw = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        return yaml.safe_dump(raw, sort_keys=False, width=120, allow_unicode=True)
+        return strict.dump(self.model_dump(mode="json", by_alias=True, exclude_unset=True))

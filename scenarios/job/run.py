@@ -30,9 +30,10 @@ from scenarios.job.router import make_router
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
+from scenarios.runs.effort import effort_of, require_effort
 from scenarios.show.report import build_report
 from scenarios.world.materials import SCENARIO_FILE
-from scenarios.world.routers import require_routers
+from scenarios.world.routers import foreign_routers, require_routers
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ def _carry_out(job: Job) -> Outcome:
     make_profiles(job)
     world = job.world()
     require_routers(job.scenario, world.cluster.router.segments, world.cluster.router.widths)
+    given = job.scenario.compare
+    if warning := require_effort(effort_of(world, len(given.routers) * len(given.seeds)), job.scenario.name):
+        job.say(warning)
+    for warning in foreign_routers(job.routers, world.device_names):
+        job.say(warning)
     if job.can_validate:
         require_ready(world, job.model, job.scenario.validate_.routers, None)
         warn_of_another_stack(job, world)
@@ -97,8 +103,12 @@ def _has_router_files(job: Job) -> bool:
 
 
 def _has_caps(job: Job) -> bool:
+    """Whether something is said of servers' memory, or of what is in it."""
     cluster = job.scenario.cluster
-    return any(cluster.greedy_of(server).vram_cap_gb is not None for server in cluster.named_servers)
+    knobs = [cluster.greedy_of(server) for server in cluster.named_servers]
+    devices = [server.device for server in cluster.named_servers if server.device is not None]
+    said = any(each.vram_cap_gb is not None or not isinstance(each.preload, str) for each in knobs)
+    return said or any(device.vram_gb is not None for device in devices)
 
 
 def describe(job: Job) -> None:

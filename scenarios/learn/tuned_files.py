@@ -56,6 +56,7 @@ def save_tuned(
     """Write the router with how it was made (by which `command`, in how many `seconds`); what is reported."""
     made_by = {
         "command": command,
+        "devices": list(world.device_names),
         "floor": knobs.floor,
         "decisions": found.decisions,
         "level_decisions": found.level_decisions,

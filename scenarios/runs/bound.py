@@ -35,6 +35,8 @@ from sim.tables import DeviceTables, KeyTable
 
 Edge = tuple[int, float, float]  # (segment, width, previous width)
 Vector = NDArray[np.float64]
+MOST_UNKNOWNS = 2e6
+MOST_WINDOWS = 1_000_000
 NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
 
 
@@ -95,6 +97,7 @@ class FluidModel:
         self.world, config = world, world.cluster.router
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
+        require_solvable(world, len(allowed))
         tuples = list(product(allowed, repeat=config.segments))
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
         runs = list(_runs(world, allowed))
@@ -181,9 +184,28 @@ def bound(world: World, accuracy: float, rate_img_s: float | None = None) -> Bou
     return FluidModel(world).bound(accuracy, world.mean_rate_img_s if rate_img_s is None else rate_img_s)
 
 
+def require_solvable(world: World, widths: int | None = None) -> None:
+    """Raises `InputError` for a programme that would take hours and many gigabytes; `widths`: how many may run."""
+    config = world.cluster.router
+    if (unknowns := unknowns_of(world, widths or len(config.widths))) > MOST_UNKNOWNS:
+        problem = f"the bound on {config.servers:,} servers is a programme of {unknowns:.1e} unknowns"
+        raise InputError(world.scenario.name, "cluster.servers", f"{problem}; allowed are {MOST_UNKNOWNS:.0e}")
+
+
+def unknowns_of(world: World, widths: int) -> float:
+    """How large the programme becomes: tuples, runs and moves; each takes a kilobyte and some 10 us to write down."""
+    config = world.cluster.router
+    batches = sum(server.knobs.batch_limit for server in world.cluster.servers)
+    moves = (1 + (config.segments - 1) * widths) * float(config.servers) ** 2
+    return float(widths) ** config.segments + (1 + (config.segments - 1) * widths) * widths * batches + moves
+
+
 def overload_of(world: World) -> str | None:
-    """What is wrong where more images arrive on average than any router can carry; None where all is well."""
+    """What is wrong where more images arrive on average than any router can carry; None where all is well, or where
+    the question is too large to be asked in passing."""
     rate_img_s = world.mean_rate_img_s
+    if unknowns_of(world, len(world.cluster.router.widths)) > MOST_UNKNOWNS / 10:
+        return None
     narrowest = world.cluster.router.widths[:1]
     if rate_img_s is None or rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small programme
         return None
@@ -251,6 +273,10 @@ def oracle_of(model: FluidModel, window_s: float = 1.0) -> Oracle | None:
         return None
     if window_s > scenario.duration_s:
         raise InputError("--window", "", f"{window_s:g} s is longer than the scenario ({scenario.duration_s:g} s)")
+    if scenario.duration_s / window_s > MOST_WINDOWS:
+        least_s = scenario.duration_s / MOST_WINDOWS
+        problem = f"{window_s:g} s are {scenario.duration_s / window_s:.1e} windows; at least {least_s:g} s are needed"
+        raise InputError("--window", "", problem)
     return oracle_accuracy(model, list(window_rates_img_s(model.world, scenario.seed, window_s)), window_s)
 
 

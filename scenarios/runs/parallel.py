@@ -13,11 +13,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from policies.errors import WorkError
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 Common = TypeVar("Common")
 Task = TypeVar("Task")
 Made = TypeVar("Made")
@@ -26,6 +30,16 @@ Made = TypeVar("Made")
 def core_count() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine_bytes() -> int:
+    """The machine's memory, or the container's where that is less."""
+    total_bytes = int(psutil.virtual_memory().total)
+    try:
+        limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
+    except OSError:  # no such limit on this system
+        return total_bytes
+    return min(total_bytes, int(limit)) if limit.isdigit() else total_bytes  # `max` is none
 
 
 def each(

@@ -9,13 +9,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from msgspec import to_builtins
 
 from policies.codec import from_jsonable, to_jsonable
-from policies.errors import InputError
-from policies.files import atomic_path
+from policies.errors import InputError, nearest
+from policies.files import atomic_path, require_file
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.records import LoggedStep, RunRecord
@@ -25,6 +25,10 @@ from scenarios.runs.folder import RunFolder
 RECORD_FILES = ("requests.parquet", "blocks.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")
 LOG_FILE = "events.jsonl.gz"
 CORES_FILE = "cores.json"
+MOST_TABLE_BYTES: Final = 4_000_000_000
+MOST_VALUES: Final = 500_000_000  # of a table
+LONGEST_LINE: Final = 50_000_000  # characters of a log's step
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # data of another form
 _PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
 
 
@@ -66,8 +70,10 @@ class StoredRun:
         match = _PLACE.search(self.path.name)
         return int(match[2] or 0) if match else 0
 
-    def columns(self, name: str) -> dict[str, list[Any]]:
-        """A table of its record (`requests`, `blocks`, `batches`, `telemetry`); empty where it was not kept.
+    def columns(self, name: str, *wanted: str) -> dict[str, list[Any]]:
+        """Columns of a table of its record (`requests`, `blocks`, `batches`, `telemetry`), all where none is named.
+
+        It is empty where it was not kept.
 
         Raises:
             InputError: it was changed or damaged since.
@@ -78,7 +84,7 @@ class StoredRun:
         place = str(path.relative_to(self.folder.path))
         self.folder.require_as_made(place)
         with self.folder.mending(place):
-            return read_table(path)
+            return read_table(path, *wanted)
 
 
 def load_point(load: float | None) -> str:
@@ -142,11 +148,35 @@ def write_table(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def read_table(path: Path) -> dict[str, list[Any]]:
-    """A Parquet table's columns."""
-    from pyarrow import parquet
+def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
+    """A Parquet table's columns: those that are named, or all.
 
-    columns: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    Raises:
+        InputError: it is no Parquet file or damaged, says that it becomes too large, or has other columns.
+    """
+    from pyarrow import ArrowException, parquet
+
+    require_file(path, MOST_TABLE_BYTES)
+    try:
+        with parquet.ParquetFile(path) as file:
+            if file.metadata.num_rows * max(1, file.metadata.num_columns) > MOST_VALUES:
+                problem = f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns} columns; allowed are"
+                raise InputError(
+                    str(path), "", f"{problem} {MOST_VALUES:,} values in all: no record of a run is so large"
+                )
+            missing = [name for name in wanted if name not in file.schema_arrow.names]
+            if missing:
+                known = nearest(missing[0], file.schema_arrow.names)
+                raise InputError(str(path), "", f"has no column {missing[0]!r}; {known}: no record of this version")
+            columns: dict[str, list[Any]] = file.read(list(wanted) or None).to_pydict()
+    except (ArrowException, OSError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(
+            str(path), "", f"not a Parquet table, or damaged ({problem:.300}); make the run anew"
+        ) from None
+    for name in wanted:
+        if name != "status" and not all(isinstance(value, int | float | None) for value in columns[name]):
+            raise InputError(str(path), name, "holds something that is no number: no record of this version")
     return columns
 
 
@@ -189,7 +219,7 @@ def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
     document = folder.read_json(CORES_FILE)
     try:
         return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except _MALFORMED as error:
         raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None
 
 
@@ -210,11 +240,12 @@ def read_log(path: Path) -> Iterator[LoggedStep]:
     number = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):  # noqa: B007 - read in the handler
+            while line := file.readline(LONGEST_LINE):
+                number += 1
                 yield _step(json.loads(line))
     except FileNotFoundError:
         raise InputError(str(path), "", "no event log here; run with one kept") from None
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, *_MALFORMED) as error:
         raise InputError(str(path), f"line {number}", f"no event log: {error}") from None
 
 

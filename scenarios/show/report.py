@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from markupsafe import Markup
 
 from hw.accuracy import MEASURED
+from policies import strict
 from policies.errors import InputError
 from scenarios.files.documents import read_text, with_keys, write_text
 from scenarios.files.reading import read_profile
@@ -125,11 +125,7 @@ def _scenario(folder: RunFolder) -> Mapping[str, Any]:
         return {}
     folder.require_as_made(path.name)
     with folder.mending(path.name):
-        try:
-            found = yaml.safe_load(read_text(path))
-        except yaml.YAMLError as error:
-            raise InputError(str(path), "", f"no readable YAML ({' '.join(str(error).split())})") from None
-    return found if isinstance(found, dict) else {}
+        return strict.mapping(read_text(path), str(path))
 
 
 def _read_profiles(folder: RunFolder) -> Iterator[tuple[str, Profile]]:
@@ -302,7 +298,7 @@ def _latency(material: Material) -> Iterator[Grid]:
 
 
 def _latencies_s(run: StoredRun) -> list[float]:
-    columns = run.columns("requests")
+    columns = run.columns("requests", "arrived_ns", "finished_ns", "status")
     if not columns:
         return []
     start_ns = run.result["warmup_s"] * 1e9
@@ -370,7 +366,7 @@ def _both_timelines(runs: Sequence[StoredRun]) -> list[Chart]:
 
 
 def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
-    columns = run.columns("telemetry")
+    columns = run.columns("telemetry", "server", "sampled_ns", "utilization", "power_w")
     if not columns:
         return []
     found = []

@@ -14,6 +14,7 @@ from typing import Final
 from policies.errors import InputError, WorkError
 from scenarios.terminal.visible import visible_text
 
+LONGEST: Final = 2000  # characters of a message
 RESUMES: Final = "interrupted; the same command goes on from what is finished"
 BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begins anew"
 
@@ -28,7 +29,7 @@ def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str]
     try:
         return work()
     except InputError as error:
-        return _complain(name, error, 2)
+        return _complain(name, one_line(str(error)), 2)
     except (MemoryError, OverflowError) as error:
         return _complain(name, f"the work is too large for this machine ({str(error) or 'out of memory'})", 1)
     except (WorkError, OSError) as error:
@@ -45,6 +46,12 @@ def _said(error: OSError) -> str:
     where = f"{error.filename}: " if error.filename is not None else ""
     helps = "; make room, and give the same command again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return f"{where}{error.strerror or error}{helps}"
+
+
+def one_line(text: str) -> str:
+    """A text of any bytes as one line that a terminal can show: nothing that moves its cursor, and no end of pages."""
+    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in shown)
 
 
 def _complain(name: str, problem: object, code: int) -> int:

@@ -6,10 +6,14 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from policies.errors import InputError, nearest
+from policies.files import possible_path
+from scenarios.files.documents import no_number
 from scenarios.files.shipped import moved
+
+SHORTEST_S: Final = 1e-3
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,19 +58,28 @@ def one_of(*known: str) -> Callable[[str], str]:
     return word
 
 
+MOST: Final = 10**15  # of any whole number: beyond, no machine gets there
+
+
 def whole(text: str) -> int:
     """0, 1, 2 ..."""
-    return _whole(text, 0)
+    return _whole(text, 0, MOST)
 
 
 def positive(text: str) -> int:
     """1, 2, 3 ..."""
-    return _whole(text, 1)
+    return _whole(text, 1, MOST)
 
 
-def _whole(text: str, least: int) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least {least}")
+def up_to(most: int) -> Callable[[str], int]:
+    """1, 2, 3 ... `most`."""
+    return lambda text: _whole(text, 1, most)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    is_whole = text.isascii() and text.isdigit() and len(text) <= len(str(MOST))
+    if not is_whole or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: must be a whole number, at least {least}, at most {most:,}")
     return int(text)
 
 
@@ -86,28 +99,40 @@ def _between(text: str, least: float, most: float) -> float:
     except ValueError:
         value = float("nan")
     if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number from {least:g} to {most:g}")
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: must be a number from {least:g} to {most:g}")
     return value
 
 
 def duration_s(text: str) -> float:
-    """`45s`, `5m`, `1h`."""
-    from scenarios.files.spec import parse_duration
+    """`45s`, `5m`, `1h`: more than none."""
+    return _duration_s(text, SHORTEST_S)
+
+
+def duration_or_none_s(text: str) -> float:
+    """The same, or 0."""
+    return _duration_s(text, 0.0)
+
+
+def _duration_s(text: str, least_s: float) -> float:
+    from scenarios.files.spec import LONGEST_S, parse_duration
 
     try:
-        return parse_duration(text)
+        value_s = parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if not least_s <= value_s <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: must be from {least_s:g} to {LONGEST_S:g} seconds")
+    return value_s
 
 
 def options(text: str) -> dict[str, Any]:
     """What the class of a network of your own is called with."""
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error})") from None
+        value = json.loads(text, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON ({error})") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object, such as {{"classes": 10}}')
+        raise argparse.ArgumentTypeError(f'{text!r:.80} is no JSON object, such as {{"classes": 10}}')
     return value
 
 
@@ -115,7 +140,10 @@ def path(text: str) -> Path:
     """A path."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
-    return Path(text)
+    try:
+        return Path(possible_path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def file_here(text: str) -> Path:
@@ -125,7 +153,7 @@ def file_here(text: str) -> Path:
 
 def router(text: str) -> str:
     """A router's name, or its file as above."""
-    now = moved(Path(text))
+    now = moved(path(text))
     return text if now == Path(text) else str(now)
 
 
@@ -145,7 +173,7 @@ def new_file_here(text: str) -> Path:
 
 def json_file(text: str) -> Path:
     """A file for JSON, or `-` for standard output."""
-    return Path(text) if text == "-" else new_file_here(text)
+    return path(text) if text == "-" else new_file_here(text)
 
 
 def picture(text: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policies.errors import InputError
@@ -10,7 +10,7 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.rules.context import RouterContext
 from scenarios.files.documents import with_remedy
-from scenarios.files.router_names import TRAINED_ROUTER, read_router, router_file
+from scenarios.files.router_names import TRAINED_ROUTER, made_by, read_router, router_file
 from scenarios.files.spec import Scenario
 
 
@@ -26,6 +26,16 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
     for router in (*scenario.compare.routers, *scenario.validate_.routers):
         if (path := router_file(router)) is not None:
             read_router(path).check(config, router)
+
+
+def foreign_routers(routers: Sequence[str], devices: Sequence[str]) -> Iterator[str]:
+    """A warning for each router's file that was tuned on another cluster, as far as it says: it fits, but its numbers
+    were found elsewhere. (What PPO learned fits no other cluster, and is refused.)"""
+    for name in dict.fromkeys(routers):
+        tuned = made_by(path).get("devices") if (path := router_file(name)) is not None else None
+        if isinstance(tuned, list) and tuned != list(devices):
+            there, here = (", ".join(map(str, each)) for each in (tuned, devices))
+            yield f"warning: {name} was tuned for other servers ({there:.300}; here: {here:.300}); tune it here as well"
 
 
 def make_named(

@@ -35,7 +35,7 @@ def test_it_tells_of_what_made_the_results(tmp_path: Path, monkeypatch: pytest.M
     note_environment(RunFolder(tmp_path / "run"), "train", {"python": "3.0"})
     monkeypatch.setattr(job, "environment", lambda *_: {"python": "9.9"})
     assert compare(scenario, "--seed", "0")["stages"] == {**before["stages"], "train": {"python": "3.0"}}
-    anew = dict.fromkeys(("compare", "records"), {"python": "9.9"})
+    anew = {stage: {"python": "9.9"} for stage in ("compare", "records")}
     assert compare(scenario, "--seed", "1")["stages"] == {**anew, "train": {"python": "3.0"}}
 
 

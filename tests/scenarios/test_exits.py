@@ -67,3 +67,16 @@ def test_results_refuse_what_they_cant_write(
     path.write_text("a file") if flag == "--out" else path.mkdir()
     assert study(["results", flag, str(path)]) == 2
     assert f"results: argument {flag}: {path}: {said}" in capsys.readouterr().err
+
+
+def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a file says can't move the terminal's cursor, end the line or fill the screen."""
+
+    def work() -> int:
+        raise InputError("x.yaml", "a\nb", "\x1b[2J" + "y" * 100_000 + "\udc80\0")
+
+    assert exit_code("slimsched", work) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("slimsched: x.yaml: a\\nb: \\x1b[2Jyy")
+    assert error.endswith("yy\\udc80\\x00\n")
+    assert len(error) < 2100

@@ -28,6 +28,7 @@ from scenarios.executors.devices import device_spec
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job import comparison, network, profiles, run, validation
+from scenarios.runs import parallel
 from tests import worlds
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
@@ -232,6 +233,8 @@ def calibrated_here(text: str) -> str:
         ("vram_gb: 6, ", "vram_gb: 2, ", ["servers.0.greedy.vram_cap_gb", "2.00 GB of the device of 'a'"]),
         ("cores: [", "cores: [98765, ", ["servers.0.device.cores", "98765"]),
         ("[random]", "[random, other.safetensors]", ["servers: expected 2, found 3"]),
+        ("vram_cap_gb: 3", "vram_cap_gb: 3, preload: [[9, 1.0]]", ["greedy.preload", "no instance [9, 1.0]", "1 to 4"]),
+        ("vram_cap_gb: 3", "preload: [[1, 0.3]]", ["servers.0.greedy.preload", "no instance [1, 0.3]", "0.25, 0.5"]),
     ],
 )
 def test_a_run_refuses_before_it_trains_or_measures(
@@ -295,6 +298,28 @@ def test_a_cap_below_a_gpus_context_is_refused_before_any_work(
             "leave it out",
         ]
         assert [part for part in wanted if part not in err] == []
+
+
+def test_a_device_without_room_is_refused_before_any_work(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibration would load an instance that does not fit."""
+
+    def note(*_: object, **__: object) -> None:
+        begun.append("work")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "train_model", note)
+    monkeypatch.setattr(profiles, "calibrate_device", note)
+    text = calibrated_here(SCENARIO).replace("vram_cap_gb: 3", "preload: none")
+    monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
+    assert validate(tmp_path, verb="run") == 130
+    assert begun == ["work"]
+    begun.clear()
+    capsys.readouterr()
+    assert validate(tmp_path, "vram_gb: 6", "vram_gb: 0.00001", verb="run") == 2
+    assert "servers.0.device.vram_gb: 1e-05 GB is less than 'a' takes" in capsys.readouterr().err
+    assert begun == []
 
 
 @pytest.mark.parametrize("name", ["quickstart", "cifar100"])
@@ -361,7 +386,7 @@ def test_a_containers_memory_is_the_machines(
     limit = tmp_path / "memory.max"
     if text is not None:
         limit.write_text(text)
-    monkeypatch.setattr(preflight, "CONTAINER_LIMIT", limit)
+    monkeypatch.setattr(parallel, "CONTAINER_LIMIT", limit)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=9 << 40))
     assert preflight.memory_bytes(DeviceSpec()) == wanted
 

@@ -271,3 +271,48 @@ def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (tmp_path / "a" / "figure1.png").read_bytes() == (tmp_path / "again.png").read_bytes()
     assert main([*show, str(tmp_path / "toy.yaml")]) == 2
     assert "name a folder" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ checksum
+
+
+def test_a_profile_that_was_changed_by_hand_is_told() -> None:
+    """With the remedy: the line is there so that nobody's change is taken for a measurement."""
+    profile = measured()
+    text = profile.to_yaml()
+    assert text.splitlines()[2].startswith("checksum: ")
+    assert Profile.from_yaml(text, "x.yaml") == profile
+    assert Profile.from_yaml(f"# a remark\n{text}", "x.yaml") == profile
+    cut = text[: text.index("omitted:")]
+    for changed in (text.replace("cap_w: 250.0", "cap_w: 200.0"), cut):
+        assert changed != text
+        with pytest.raises(InputError, match=r"x\.yaml: checksum: .* changed by hand.*delete the line `checksum`"):
+            Profile.from_yaml(changed, "x.yaml")
+    kept = "\n".join(
+        line for line in text.replace("cap_w: 250.0", "cap_w: 200.0").splitlines() if "checksum" not in line
+    )
+    assert Profile.from_yaml(kept, "x.yaml").power.cap_w == 200
+
+
+def test_shipped_profiles_carry_their_checksums() -> None:
+    for path in sorted(shipped.SHIPPED_PROFILES.glob("*.yaml")):
+        assert "\nchecksum: " in path.read_text()[:200]
+        read_profile(path)
+
+
+@pytest.mark.parametrize(
+    "old, new, key",
+    [
+        ("  period_s: 0.05", "  period_s: 1.0e-12", "sensor.period_s"),
+        ("period_s: 0.05", "period_s: .nan", "sensor.period_s"),
+        ("dispatch_s: 0.0", "dispatch_s: 1e400", "dispatch_s"),
+        ("vram_bytes: 8000000000", "vram_bytes: 8e9", "device.vram_bytes"),
+    ],
+)
+def test_numbers_that_no_device_has(old: str, new: str, key: str) -> None:
+    """A sensor that is read every nanosecond would never let time go on."""
+    text = worlds.profile(segments=2, widths=(0.5, 1.0)).to_yaml()
+    assert old in text
+    with pytest.raises(InputError) as caught:
+        Profile.from_yaml(text.replace(old, new, 1), "x.yaml")
+    assert caught.value.key == key

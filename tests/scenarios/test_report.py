@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from policies.errors import InputError
-from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.files.documents import read_json, write_text
 from scenarios.runs.folder import RunFolder
 from scenarios.show.html import Chart, Grid
 from scenarios.show.profile_charts import latency_by_utilization, utilization_by_batch

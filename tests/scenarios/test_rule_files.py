@@ -91,3 +91,15 @@ def test_a_rule_of_another_network_names_its_file(tmp_path: Path, capsys: pytest
     rule.write_text("{schema: slimsched.rule/1, kind: fixed, tuple: [1, 1, 1, 1]}")
     assert main(["simulate", str(path), "--router", str(rule)]) == 2
     assert "four.rule.yaml: [1.0, 1.0, 1.0, 1.0] does not fit" in capsys.readouterr().err
+
+
+def test_a_router_that_was_tuned_elsewhere_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It fits, but its numbers were found on other devices; one that says nothing of them is taken as it is."""
+    path = with_rule(tmp_path)
+    rule = tmp_path / "rules" / "mine.rule.yaml"
+    command = ["compare", str(path), "--router", str(rule), "--seed", "0", "--out", str(tmp_path / "run")]
+    for devices, told in ((["toy", "toy"], False), (["T4", "toy", "toy"], True), (None, False)):
+        write_rule(rule, RULE.model_copy(update={"made_by": {} if devices is None else {"devices": devices}}))
+        assert main(command) == 0
+        warning = f"warning: {rule} was tuned for other servers (T4, toy, toy; here: toy, toy)"
+        assert (warning in capsys.readouterr().err) == told

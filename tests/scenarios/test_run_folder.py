@@ -14,9 +14,19 @@ from policies.files import atomic_path
 from policies.records import RunRecord
 from policies.replay import replay
 from scenarios.files.documents import inputs_hash, write_json, write_text
+from scenarios.runs import records
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import environment
-from scenarios.runs.records import LOG_FILE, read_cores, read_log, read_runs, timeline, write_cores, write_run
+from scenarios.runs.records import (
+    LOG_FILE,
+    read_cores,
+    read_log,
+    read_runs,
+    read_table,
+    timeline,
+    write_cores,
+    write_run,
+)
 from tests import worlds
 from tests.scenarios.folders import simulated
 
@@ -180,3 +190,36 @@ def test_the_environment_names_no_place() -> None:
     assert str(Path.home()) not in text
     assert str(Path.cwd()) not in text
     assert "torch" in text
+
+
+def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no table of a record is told, and a table that says it is endless is not read."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "requests.parquet"
+    for content in (b"", b"PAR1", b"PAR1" + bytes(1000) + b"PAR1", bytes(5000)):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="not a Parquet table, or damaged"):
+            read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived": [1]}), path)
+    with pytest.raises(InputError, match="no column 'arrived_ns'; did you mean 'arrived'"):
+        read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived_ns": ["now"]}), path)
+    with pytest.raises(InputError, match="arrived_ns: holds something that is no number"):
+        read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
+    monkeypatch.setattr(records, "MOST_VALUES", 10)
+    with pytest.raises(InputError, match=r"11 rows of 1 columns; allowed are 10 values"):
+        read_table(path, "arrived_ns")
+    parquet.write_table(pyarrow.table({"arrived_ns": [1, None], "status": ["a", "b"]}), path)
+    assert read_table(path, "arrived_ns", "status") == {"arrived_ns": [1, None], "status": ["a", "b"]}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "1", '{"now_ns": []}', '{"now_ns": 1, "commands": 1}'])
+def test_a_log_of_any_text(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    with gzip.open(path, "wt") as file:
+        file.write(text)
+    with pytest.raises(InputError, match="line 1: no event log"):
+        list(read_log(path))

@@ -100,6 +100,16 @@ MISTAKES = {
         "bandwidth_bytes_s: 1e9, loss: 1",
         ["cluster.servers.1.link.loss", "less than 1"],
     ),
+    "a NUL in a path": (
+        "fast.yaml",
+        '"fa\\0st.yaml"',
+        ["cluster.servers.0.profile", "'fa\\x00st.yaml'", "printable"],
+    ),
+    "a name too long for a file": ("name: fast,", f"name: {'f' * 101},", ["cluster.servers.0.name", "{0,99}"]),
+    "a path too long": ("fast.yaml", "f" * 300, ["cluster.servers.0.profile", "can't be a path", "255 bytes"]),
+    "a seed of octal digits": ("[0, 1]", "[010]", ["compare.seeds.0", "'010'", "integer"]),
+    "endless": ("duration_s: 1", "duration_s: 1e400", ["duration_s", "finite", "inf"]),
+    "a date": ("duration_s: 1", "duration_s: 2024-01-01", ["duration_s", "'2024-01-01'"]),
     "shares with nobody": (
         "{name: fast, ",
         "{name: fast, shares_device_with: fast, ",

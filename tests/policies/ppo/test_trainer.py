@@ -1,12 +1,16 @@
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from policies.errors import InputError, WorkError
 from policies.interfaces import RouterConfig
@@ -302,6 +306,68 @@ def test_another_schema_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     spread_router(0)[1].save(path)
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"found slimsched\.router/9, expected slimsched\.router/1"):
+        PPORouter.load(path)
+
+
+def _rewritten(path: Path, tensors: dict[str, np.ndarray], header: dict[str, str]) -> None:
+    """As another program would write it: with the checksum that was there."""
+    path.write_bytes(save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, header))
+
+
+def test_a_router_that_was_changed_is_refused(tmp_path: Path) -> None:
+    """In a weight or in the header; without a checksum it is read as files from before were."""
+    path = tmp_path / "router.safetensors"
+    spread_router(0)[1].save(path)
+    with safe_open(path, framework="numpy") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    _rewritten(path, tensors, header)
+    PPORouter.load(path)
+    name = "policy.heads.bias"
+    changed = {**tensors, name: np.nextafter(tensors[name], np.float32(9))}
+    for content in ((changed, header), (tensors, {**header, "made_by": "{}"})):
+        _rewritten(path, *content)
+        with pytest.raises(InputError, match=r"checksum: says '[0-9a-f]{16}', the content has '[0-9a-f]{16}'"):
+            PPORouter.load(path)
+    del header["checksum"]
+    _rewritten(path, changed, header)
+    PPORouter.load(path)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_told(number: float, tmp_path: Path) -> None:
+    """They would choose the first server for ever."""
+    path = tmp_path / "router.safetensors"
+    spread_router(0)[1].save(path)
+    tensors, header = checkpoint.read(path)
+    tensors["policy.heads.bias"][0] = number
+    checkpoint.write(path, tensors, header)
+    with pytest.raises(InputError, match=r"policy\.heads\.bias: holds numbers that are not finite"):
+        PPORouter.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value.astype(np.int32),
+        lambda value: value[None],
+        lambda value: value[:-1],
+        lambda value: np.array(1.0, np.float32),
+    ],
+)
+def test_weights_of_another_form_are_told(change: Callable[[Any], Any], tmp_path: Path) -> None:
+    path = tmp_path / "router.safetensors"
+    spread_router(0)[1].save(path)
+    tensors, header = checkpoint.read(path)
+    for name in ("policy.heads.bias", "policy.heads.weight", "policy.trunk.0.bias"):
+        checkpoint.write(path, {**tensors, name: change(tensors[name])}, header)
+        with pytest.raises(InputError, match="not a router of this version, or damaged"):
+            PPORouter.load(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "router.safetensors"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="a device or a pipe"):
         PPORouter.load(path)
 
 

@@ -221,6 +221,20 @@ def test_a_file_with_other_knobs_is_of_another_version(tmp_path: Path) -> None:
         TideSpec.read(path).make(context())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"segments": "1000000000"}, {"segments": "-1"}, {"widths": "[" * 100_000}, {"widths": "4"}, {"names": "{"}],
+)
+def test_a_file_of_any_header_is_refused(change: dict[str, str], tmp_path: Path) -> None:
+    """At once: a billion segments would have billions of knobs."""
+    path = tmp_path / "tide.safetensors"
+    tide().save(path, {})
+    tensors, header = checkpoint.read(path)
+    checkpoint.write(path, tensors, {**header, **change})
+    with pytest.raises(InputError, match="not a router of this version, or damaged"):
+        TideSpec.read(path)
+
+
 def test_knobs_can_be_switched_off() -> None:
     off = knobs.spread(4, 4, ("rates", "worth"))
     names = [knob.name for knob in knobs.knobs(4, 4)]
