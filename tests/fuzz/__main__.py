@@ -1,9 +1,9 @@
 """`make fuzz`: hostile inputs, torn state, kills and a failing host. Exit code 1 where something ended as nothing may.
 
     python -m tests.fuzz inputs --count 20000 --seed 0     # in process; each hundredth as a real command
-    python -m tests.fuzz state                             # every file of a finished run folder cut and filled with junk
+    python -m tests.fuzz state                             # every file of a run folder cut, and filled with junk
     python -m tests.fuzz kills --count 100                 # kill -9 and Ctrl-C at random moments, then resumed
-    python -m tests.fuzz host                              # full disk, vanished folder, few file handles, little memory
+    python -m tests.fuzz host --count 100                  # full disk, vanished folder, few handles, little memory
     python -m tests.fuzz again FOLDER ...                  # kept inputs once more
 
 The same seed draws the same inputs. What fails is kept in `--keep`.
@@ -12,7 +12,9 @@ The same seed draws the same inputs. What fails is kept in `--keep`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import io
 import multiprocessing
 import os
 import sys
@@ -21,7 +23,9 @@ import time  # noqa: TID251 - how long it may take
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.fuzz import host, kills, state
 from tests.fuzz.cases import Case, drawn
+from tests.fuzz.finished import Finished
 from tests.fuzz.inputs import FAMILIES
 from tests.fuzz.tally import Tally, say
 from tests.fuzz.trial import Outcome, attempt
@@ -45,8 +49,13 @@ def work(task: tuple[str, int, int, int]) -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         for number, case in enumerate(drawn(FAMILIES[family][0](), seed, count), start=first):
             as_command = number % AS_COMMAND == 0 and bool(case.argv) and not any("\0" in word for word in case.argv)
-            outcome = attempt(case, Path(folder) / f"{number}", as_command=as_command)
-            results.append((f"{number:06}-{family}", case if outcome.kind not in ("ok", "refused") else Case(family), outcome))
+            try:
+                outcome = attempt(case, Path(folder) / f"{number}", as_command=as_command)
+            except Exception as error:  # ours; the campaign goes on
+                outcome = Outcome("crash", f"of the harness: {error!r}")
+            results.append(
+                (f"{number:06}-{family}", case if outcome.kind not in ("ok", "refused") else Case(family), outcome)
+            )
     return results
 
 
@@ -72,13 +81,8 @@ def warm_up() -> None:
 
 def inputs(count: int, seed: int, seconds: float | None, jobs: int, tally: Tally) -> None:
     """So many drawn inputs, or as many as the time allows."""
-    sys.stdout.flush()
-    with open(os.devnull, "w") as nowhere:
-        kept = os.dup(1)
-        os.dup2(nowhere.fileno(), 1)
+    with contextlib.redirect_stdout(io.StringIO()):
         warm_up()
-        os.dup2(kept, 1)
-        os.close(kept)
     ends_s = time.monotonic() + seconds if seconds else None
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
         for number, results in enumerate(pool.imap_unordered(work, chunks(count, seed))):
@@ -91,8 +95,19 @@ def inputs(count: int, seed: int, seconds: float | None, jobs: int, tally: Tally
                 break
 
 
+def in_turn(trials: Iterator[tuple[Case, Outcome]], seconds: float | None, tally: Tally) -> None:
+    """One after the other, for as long as the time allows."""
+    ends_s = time.monotonic() + seconds if seconds else None
+    for number, (case, outcome) in enumerate(trials):
+        tally.add(case, outcome, f"{number:06}-{case.family.replace(' ', '-')}")
+        if number % 50 == 49:
+            say(tally.progress(None))
+        if ends_s is not None and time.monotonic() > ends_s:
+            break
+
+
 def again(folders: list[Path], tally: Tally) -> None:
-    """Kept inputs once more, in process and as commands."""
+    """Kept inputs once more."""
     for folder in folders:
         case = Case.load(folder)
         with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
@@ -101,23 +116,43 @@ def again(folders: list[Path], tally: Tally) -> None:
         tally.add(case, outcome, folder.name)
 
 
+def work_through(given: argparse.Namespace, tally: Tally) -> None:
+    """What was asked for."""
+    seed, seconds = given.seed, given.seconds
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as text:
+        root = Path(text) / "box"
+        if given.what == "inputs":
+            inputs(given.count or 20_000, seed, seconds, given.jobs, tally)
+        elif given.what == "again":
+            again(given.folders, tally)
+        elif given.what == "kills":
+            in_turn(kills.chains(given.count or 100, seed, Path(text)), seconds, tally)
+        else:
+            with Finished.make() as finished:
+                trials = (
+                    state.trials(finished, seed, root)
+                    if given.what == "state"
+                    else host.trials(finished, given.count or 100, seed, root)
+                )
+                in_turn(trials, seconds, tally)
+
+
 def main() -> int:
     """Exit code 1 where something failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("inputs", "again"))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("inputs", "state", "kills", "host", "again"))
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--count", type=int, help="of inputs, kills or faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, help="end after so long")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes beside each other, for inputs")
     parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="for what fails")
     given = parser.parse_args()
     tally = Tally(given.keep)
     try:
-        if given.what == "inputs":
-            inputs(given.count, given.seed, given.seconds, given.jobs, tally)
-        else:
-            again(given.folders, tally)
+        work_through(given, tally)
     except KeyboardInterrupt:
         say("interrupted")
     finally:

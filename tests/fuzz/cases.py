@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 class Special:
     """What lies in a folder and is no regular file; `to` is where a link points."""
 
-    kind: Literal["link", "pipe", "device", "folder"]
+    kind: Literal["link", "pipe", "device", "folder", "gone"]
     to: str = ""
 
 
@@ -72,6 +72,7 @@ def _content(plain: str | list[str]) -> Content:
 # ------------------------------------------------------------------------------------------------------------- the box
 
 HERE = "here"
+BESIDE = "beside"  # its neighbour, seen from `HERE`: ../beside
 # A user's own, beside the folder that he works in and below it, and links that lead from one to the other.
 SENTINELS: Mapping[str, Content] = {
     "beside/thesis.txt": b"three years of work\n",
@@ -101,9 +102,14 @@ class Box:
     def __init__(self, root: Path, files: Mapping[str, Content]) -> None:
         self.root, self.here = root, root / HERE
         self._pipes: list[int] = []
+        self._ours: frozenset[str] = frozenset()
         for name, content in {**SENTINELS, **{f"{HERE}/{name}": content for name, content in files.items()}}.items():
             self._make(root / name, content)
-        self.before = tree(root)
+        self.look()
+
+    def look(self, ours: Iterable[str] = ()) -> None:
+        """What is there now is the user's, and is to stay; but for what the program made, which it may make again."""
+        self.before, self._ours = tree(self.root), frozenset(ours)
 
     def _make(self, path: Path, content: Content) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,11 +130,11 @@ class Box:
         named = [name for name in (*outputs, *MADE_BY_ITSELF) if name and "\0" not in name]
         after, where = tree(self.root), [os.path.normpath(f"{HERE}/{name}") for name in named]
         targets = {os.path.relpath(self.root / name, self.root) for name in where}
-        targets |= {os.path.relpath((self.root / name).resolve(), self.root.resolve()) for name in where}
+        targets |= {os.path.relpath(os.path.realpath(self.root / name), os.path.realpath(self.root)) for name in where}
         found = []
         for name in sorted(self.before.keys() | after.keys()):
             old, new = self.before.get(name), after.get(name)
-            if old == new:
+            if old == new or name in self._ours:
                 continue
             if old is None:
                 if not any(name == target or name.startswith(f"{target}/") for target in targets):

@@ -57,7 +57,9 @@ def _typed(annotation: Any, name: str) -> st.SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in (Union, UnionType):
-        return st.sampled_from([each for each in arguments if each is not NoneType]).flatmap(lambda each: _value(each, name))
+        return st.sampled_from([each for each in arguments if each is not NoneType]).flatmap(
+            lambda each: _value(each, name)
+        )
     if origin is tuple:
         inner = _value(arguments[0], name)
         if arguments[-1] is Ellipsis:

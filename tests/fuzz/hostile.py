@@ -67,7 +67,9 @@ def changed_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 def _accident(draw: st.DrawFn, data: bytes) -> bytes:
     at = draw(st.integers(0, len(data)))
     to = min(len(data), at + draw(st.sampled_from((1, 2, 5, 20, 100, 1000))))
-    kind = draw(st.sampled_from(("insert", "replace", "insert", "replace", "cut", "flip", "drop", "twice", "many", "swap")))
+    kind = draw(
+        st.sampled_from(("insert", "replace", "insert", "replace", "cut", "flip", "drop", "twice", "many", "swap"))
+    )
     if kind == "cut":
         return data[:at]
     if kind == "flip" and at < len(data):
@@ -96,7 +98,9 @@ def changed_yaml(draw: st.DrawFn, text: bytes) -> bytes:
 @st.composite
 def changed_json(draw: st.DrawFn, text: bytes) -> bytes:
     """The same of JSON."""
-    values = st.one_of(st.sampled_from(JSON_NODES), st.integers(-10, 10**19).map(str), st.text(max_size=9).map(json.dumps))
+    values = st.one_of(
+        st.sampled_from(JSON_NODES), st.integers(-10, 10**19).map(str), st.text(max_size=9).map(json.dumps)
+    )
     return _changed(draw, json.loads(text), values, json.dumps)
 
 

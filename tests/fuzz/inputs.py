@@ -118,8 +118,10 @@ PLACES: Final = ("new.json", "new/a.json", "link.json", "null", "pipe", "folder"
                  "away/x.json", "", "-", "a\0b", "x" * 300, "folder/", "$HOME.json", "a b<c>_$.json", "notes.txt/x")  # fmt: skip
 TEXTS: Final = (*NUMBERS, *(word for word in WORDS if not word.startswith("/")), *PLACES)  # nothing of this machine's
 POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
-    "scenario": ("tiny.yaml",) * 6 + ("fast.yaml", "accuracy.json", "pipe", "null", "folder", "loop", "dangling", "no.yaml", ""),
-    "profile": ("fast.yaml",) * 4 + ("t4", "tiny.yaml", "pipe", "null", "folder", "loop", "no.yaml", "tide.safetensors", ""),
+    "scenario": ("tiny.yaml",) * 6
+    + ("fast.yaml", "accuracy.json", "pipe", "null", "folder", "loop", "dangling", "no.yaml", ""),
+    "profile": ("fast.yaml",) * 4
+    + ("t4", "tiny.yaml", "pipe", "null", "folder", "loop", "no.yaml", "tide.safetensors", ""),
     "run": ("full", "folder", "out", "no", "pipe", "null", "fast.yaml", "loop", "away", ""),
     "network": ("digits", "a:b", "os:system", "no", ""),
     "gpu": ("t4", "a100", "no", ""),
@@ -140,6 +142,7 @@ def _actions() -> dict[str, list[argparse.Action]]:
 
 
 ACTIONS: Final = _actions()
+SHORT: Final = {"capacity": ("--precision", "0.5", "--duration", "0.5")}  # of what is sane
 
 
 @st.composite
@@ -159,6 +162,7 @@ def flags(draw: st.DrawFn) -> Case:
         words.append("--no-such-flag")
     if draw(st.integers(0, 3)) == 3:
         words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(TEXTS)))
+    words += SHORT.get(command, ())
     if "--quiet" not in words and command not in HEAVY:
         words.append("--quiet")
     return Case("flags", base(), tuple(words), "", tuple(outputs))

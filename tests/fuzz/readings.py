@@ -68,7 +68,12 @@ def _is_small(found: Scenario) -> bool:
     gaps_s = [fault.mean_gap_s for fault in found.faults if isinstance(fault, ChaosFault)]
     few_faults = all(found.duration_s / gap_s < 100 for gap_s in gaps_s)
     dwell_s = getattr(found.workload, "dwell_s", found.duration_s)
-    return found.duration_s <= 60 and few_faults and found.duration_s / dwell_s < 1e4 and len(found.cluster.named_servers) <= FEW_SERVERS
+    return (
+        found.duration_s <= 60
+        and few_faults
+        and found.duration_s / dwell_s < 1e4
+        and len(found.cluster.named_servers) <= FEW_SERVERS
+    )
 
 
 def _require_plain_numbers(text: str) -> None:
@@ -196,6 +201,5 @@ def _flag(case: Case, name: str) -> str:
 
 
 READINGS: Final[Mapping[str, Callable[[Path, Case], bool]]] = {
-    function.__name__: function
-    for function in (scenario, profile, rule, accuracy, learned, network, trace, rates)
+    function.__name__: function for function in (scenario, profile, rule, accuracy, learned, network, trace, rates)
 }

@@ -38,6 +38,7 @@ MOST_BYTES: Final = 2_000_000_000
 LONGEST_LINE: Final = 1500  # characters of a message, the paths in it included
 LOOK_EVERY_S: Final = 0.05
 ROOT: Final = Path(__file__).parents[2]
+_ONLY_READ: Final = 96
 _MISREAD: Final = 97
 _ESCAPED: Final = 99
 # A long work is told with its time or its memory before it begins.
@@ -101,18 +102,27 @@ def _in_process(case: Case, here: Path) -> int:
         return 0
 
     code = exit_code("slimsched", read) if case.reading else 0
-    return main(case.argv) if code == 0 and case.argv and affordable else code
+    if code:
+        return code
+    return main(case.argv) if case.argv and affordable else _ONLY_READ
 
 
 # ------------------------------------------------------------------------------------------------------------ watched
 
 
-def watched(work: Callable[[], int] | None, command: tuple[str, ...], here: Path, said: Path) -> Ended:
+def watched(
+    work: Callable[[], int] | None,
+    command: tuple[str, ...],
+    here: Path,
+    said: Path,
+    prepare: Callable[[], object] = lambda: None,
+) -> Ended:
     """Some work in a forked process, or (None) a command of Python in one that is begun anew; ended if it takes too much.
 
     Args:
         here: the folder it works in.
         said: a folder for what it says.
+        prepare: is called in the process before all else.
     """
     said.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -120,7 +130,7 @@ def watched(work: Callable[[], int] | None, command: tuple[str, ...], here: Path
     began_s = time.monotonic()
     process = os.fork()
     if process == 0:
-        _be_the_child(work, command, here, said)
+        _be_the_child(work, command, here, said, prepare)
     stopped = _watch(process, began_s)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)  # nor may anything that it started live on
@@ -131,7 +141,9 @@ def watched(work: Callable[[], int] | None, command: tuple[str, ...], here: Path
     return Ended(code, out, err, cpu_s, time.monotonic() - began_s, peak, stopped)
 
 
-def _be_the_child(work: Callable[[], int] | None, command: tuple[str, ...], here: Path, said: Path) -> None:
+def _be_the_child(
+    work: Callable[[], int] | None, command: tuple[str, ...], here: Path, said: Path, prepare: Callable[[], object]
+) -> None:
     code = _ESCAPED
     try:
         os.setsid()
@@ -140,9 +152,10 @@ def _be_the_child(work: Callable[[], int] | None, command: tuple[str, ...], here
             os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        prepare()
         if work is None:
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            os.execve(sys.executable, (sys.executable, *command), environment)  # noqa: S606
+            os.execve(sys.executable, (sys.executable, *command), environment)
         code = work()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -211,6 +224,8 @@ def judge(ended: Ended, changes: list[str], argv: tuple[str, ...] = ()) -> Outco
         return Outcome("misread", told.splitlines()[-1], ended)
     if ended.code == _ESCAPED or "Traceback (most recent call last)" in told:
         return Outcome("traceback", _where(told), ended)
+    if ended.code == _ONLY_READ:
+        return Outcome("ok", "", ended)
     if ended.code == 0:
         return _judged_done(ended, told, argv)
     return _judged_refusal(ended, told)
@@ -252,5 +267,7 @@ def _where(told: str) -> str:
     lines = told.splitlines()
     places = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', told)
     ours = [f"{Path(file).relative_to(ROOT)}:{name}" for file, _, name in places if file.startswith(str(ROOT))]
-    error = next((line for line in reversed(lines) if re.match(r"[A-Za-z_.]+(Error|Exception|Exit|Interrupt)", line)), lines[-1])
+    error = next(
+        (line for line in reversed(lines) if re.match(r"[A-Za-z_.]+(Error|Exception|Exit|Interrupt)", line)), lines[-1]
+    )
     return f"{error[:200]} in {ours[-1] if ours else '?'}"
