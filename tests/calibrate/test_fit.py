@@ -232,6 +232,28 @@ def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
     assert errors(found)[CONCURRENCY_ERROR].median_abs_pct < 8
 
 
+def test_the_share_of_slow_spells_is_one_of_time(tmp_path: Path) -> None:
+    """40 of 100 passes were slow: they took more than 40 % of the time."""
+    bench = FakeBench(slow_share=0.5, jitter=0.01)
+    with Log(tmp_path / "log", {}) as log:
+        scouted = scout(bench, all_keys(), LIMIT, log, bench.clock, 600.0)
+        plan = make_plan(all_keys(), LIMIT, 600.0, scouted.guess_s, Extras(True, True), np.random.default_rng(0))
+        seen = measure(bench, plan, scouted.guess_s, log, 600.0, bench.clock, slowdown_seen=scouted.slowdown)
+
+    def with_passes(measurement: Measurement) -> Measurement:
+        step, result = measurement
+        if not isinstance(step, Solo) or not isinstance(result, SoloResult):
+            return measurement
+        full = Samples.of([bench.truth_s(step.point)] * 9)
+        slow = Samples.of([SLOW_FACTOR * bench.truth_s(step.point)] * 9)
+        return step, replace(result, samples=full, slow=slow, is_slow=False, passes=100, slow_passes=40)
+
+    found = fit([with_passes(m) for m in seen.measurements], model_costs(), facts(), "fake", seen=scouted.slowdown)
+    assert found.slowdown is not None
+    assert found.slowdown.slow_factor == pytest.approx(SLOW_FACTOR)
+    assert found.slowdown.slow_share == pytest.approx(40 * SLOW_FACTOR / (40 * SLOW_FACTOR + 60))
+
+
 def test_a_first_look_that_fell_into_a_slow_spell_is_corrected_in_hindsight(tmp_path: Path) -> None:
     """It took slow for full speed; what was measured before better was seen counts as slow after all."""
     bench = FakeBench(slow_share=0.5, jitter=0.01)

@@ -372,3 +372,22 @@ def test_a_death_takes_those_that_go_alone_from_the_fifo_as_well() -> None:
     assert core.fifo_length == 2
     assert core.widths_of(1) == core.widths_of(2) == ()
     assert [send(core, 6, 1).block.requests for _ in range(2)] == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["while it waits", "in another block"])
+def test_a_late_transfer_of_an_earlier_block_moves_nobody(again: bool) -> None:
+    """The server died as the request was on its way there, and tells of the transfer's end late."""
+    core = router()
+    arrive(core, 0, 7)
+    back(core, 1, send(core, 0, 0))
+    decide = ask(core, 1)
+    (sent,) = handle(core, Decided(decide.decision, Choice(1, 1.0, 1)), 2)
+    assert sent.moves == ((0, (7,)),)
+    handle(core, ServerDown(1, 1, "died"), 3)
+    handle(core, ServerUp(1, 2), 3)
+    if again:
+        assert send(core, 4, 0).moves == ()
+    handle(core, TransferFinished(sent.block.block, 0, 1, (7,)), 5)
+    assert core.location_of(7) == 0
+    if not again:
+        assert send(core, 6, 0).moves == ()

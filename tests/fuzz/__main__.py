@@ -1,0 +1,165 @@
+"""`make fuzz`: hostile inputs, torn state, kills and a failing host. Exit code 1 where something ended as nothing may.
+
+    python -m tests.fuzz inputs --count 20000 --seed 0     # in process; each hundredth as a real command
+    python -m tests.fuzz state                             # every file of a run folder cut, and filled with junk
+    python -m tests.fuzz kills --count 100                 # kill -9 and Ctrl-C at random moments, then resumed
+    python -m tests.fuzz host --count 100                  # full disk, vanished folder, few handles, little memory
+    python -m tests.fuzz again FOLDER ...                  # kept inputs once more
+
+The same seed draws the same inputs. What fails is kept in `--keep`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import multiprocessing
+import os
+import sys
+import tempfile
+import time  # noqa: TID251 - how long it may take
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.fuzz import host, kills, state
+from tests.fuzz.cases import Case, drawn
+from tests.fuzz.finished import Finished
+from tests.fuzz.inputs import FAMILIES
+from tests.fuzz.tally import Tally, say
+from tests.fuzz.trial import Outcome, attempt
+
+CHUNK = 50  # cases that are drawn together
+AS_COMMAND = 100  # one of so many is begun by the interpreter anew
+Result = tuple[str, Case, Outcome]
+
+
+def chunks(count: int, seed: int) -> Iterator[tuple[str, int, int, int]]:
+    """(family, seed, first number, how many), the families mixed as often as each is to come."""
+    turns = [family for family, (_, often) in FAMILIES.items() for _ in range(often)]
+    for number in range(-(-count // CHUNK)):
+        yield turns[number % len(turns)], seed * 1_000_003 + number, number * CHUNK, min(CHUNK, count - number * CHUNK)
+
+
+def work(task: tuple[str, int, int, int]) -> list[Result]:
+    """Draw a chunk's cases, and try each."""
+    family, seed, first, count = task
+    results = []
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        for number, case in enumerate(drawn(FAMILIES[family][0](), seed, count), start=first):
+            as_command = number % AS_COMMAND == 0 and bool(case.argv) and not any("\0" in word for word in case.argv)
+            try:
+                outcome = attempt(case, Path(folder) / f"{number}", as_command=as_command)
+            except Exception as error:  # ours; the campaign goes on
+                outcome = Outcome("crash", f"of the harness: {error!r}")
+            results.append(
+                (f"{number:06}-{family}", case if outcome.kind not in ("ok", "refused") else Case(family), outcome)
+            )
+    return results
+
+
+def warm_up() -> None:
+    """Import and compile all that calls need, once: forked processes have it."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        from scenarios.cli import handler_of, main
+        from tests.fuzz.base import base
+
+        for command in ("run", "simulate", "profile show", "model check"):
+            handler_of(command)
+        for name, content in base().items():
+            (Path(folder) / name).write_bytes(content)
+        there, here = Path.cwd(), Path(folder)
+        os.chdir(here)
+        for router in ("random", "tide.safetensors", "ppo.safetensors"):
+            main(["simulate", "tiny.yaml", "--router", router, "--engine", "compiled", "--quiet", "--json", "a.json"])
+            main(["simulate", "tiny.yaml", "--router", router, "--quiet", "--json", "a.json"])
+        os.chdir(there)
+    gc.collect()
+    gc.freeze()
+
+
+def inputs(count: int, seed: int, seconds: float | None, jobs: int, tally: Tally) -> None:
+    """So many drawn inputs, or as many as the time allows."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        warm_up()
+    ends_s = time.monotonic() + seconds if seconds else None
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        for number, results in enumerate(pool.imap_unordered(work, chunks(count, seed))):
+            for name, case, outcome in results:
+                tally.add(case, outcome, name)
+            if number % 10 == 9:
+                say(tally.progress(count))
+            if ends_s is not None and time.monotonic() > ends_s:
+                pool.terminate()
+                break
+
+
+def in_turn(trials: Iterator[tuple[Case, Outcome]], seconds: float | None, tally: Tally) -> None:
+    """One after the other, for as long as the time allows."""
+    ends_s = time.monotonic() + seconds if seconds else None
+    for number, (case, outcome) in enumerate(trials):
+        tally.add(case, outcome, f"{number:06}-{case.family.replace(' ', '-')}")
+        if number % 50 == 49:
+            say(tally.progress(None))
+        if ends_s is not None and time.monotonic() > ends_s:
+            break
+
+
+def again(folders: list[Path], tally: Tally) -> None:
+    """Kept inputs once more."""
+    for folder in folders:
+        case = Case.load(folder)
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
+            outcome = attempt(case, Path(place) / "box")
+        say(f"{folder.name}: {outcome.kind}: {outcome.note}\n{outcome.ended.err[-3000:] if outcome.ended else ''}")
+        tally.add(case, outcome, folder.name)
+
+
+def work_through(given: argparse.Namespace, tally: Tally) -> None:
+    """What was asked for."""
+    seed, seconds = given.seed, given.seconds
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as text:
+        root = Path(text) / "box"
+        if given.what == "inputs":
+            inputs(given.count or 20_000, seed, seconds, given.jobs, tally)
+        elif given.what == "again":
+            again(given.folders, tally)
+        elif given.what == "kills":
+            in_turn(kills.chains(given.count or 100, seed, Path(text)), seconds, tally)
+        else:
+            with Finished.make() as finished:
+                trials = (
+                    state.trials(finished, seed, root)
+                    if given.what == "state"
+                    else host.trials(finished, given.count or 100, seed, root)
+                )
+                in_turn(trials, seconds, tally)
+
+
+def main() -> int:
+    """Exit code 1 where something failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("inputs", "state", "kills", "host", "again"))
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--count", type=int, help="of inputs, kills or faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, help="end after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes beside each other, for inputs")
+    parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="for what fails")
+    given = parser.parse_args()
+    tally = Tally(given.keep)
+    try:
+        work_through(given, tally)
+    except KeyboardInterrupt:
+        say("interrupted")
+    finally:
+        gc.unfreeze()  # or what libraries hold would be told as leaks
+    say(tally.table())
+    return 1 if tally.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""`slimsched run` killed (kill -9) or interrupted (Ctrl-C) at a random moment of each stage, and resumed until it is done.
+
+A chain of kills ends with a run that ends by itself. Then everything from the profiles on must be what the profiles and
+the network that were kept make on their own, to the last bit; every request of the real runs must have ended; no
+temporary file, no process and no shared memory may be left; and the user's files must be as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time  # noqa: TID251 - moments are chosen in seconds
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from policies.chance import stream
+from scenarios.files.documents import read_json
+from tests.fuzz.cases import Box, Case
+from tests.fuzz.finished import NAME, scenario_text
+from tests.fuzz.state import RUN, documents, names_below
+from tests.fuzz.trial import ROOT, Ended, Outcome, judge
+
+STAGES: Final = ("model", "accuracy", "calibrate-large", "calibrate-small", "serving", "train", "compare", "validate")
+COMMAND: Final = ("run", NAME, "--out", RUN)
+LONGEST_S: Final = 600.0
+LOOK_EVERY_S: Final = 0.01
+SHARED_MEMORY: Final = Path("/dev/shm")
+_BEGINS: Final = re.compile(r"^([a-z-]+): (?!skipped)", re.MULTILINE)
+OF_THE_NETWORK: Final = ("model.safetensors", "accuracy.json")
+OF_THE_PROFILES: Final = ("router.safetensors", "score.json", "training.json", "results.json", "comparison.json")
+
+
+@dataclass
+class Chain:
+    """One run folder, killed again and again.
+
+    Attributes:
+        lengths_s: how long each stage took when nobody disturbed it.
+        network: what an undisturbed run makes of the network, which no clock has a part in.
+    """
+
+    box: Box
+    lengths_s: dict[str, float]
+    network: dict[str, Any]
+
+    def kill(self, stage: str, share: float, sign: signal.Signals) -> Ended:
+        """Begin, wait until a stage has begun (or a later one), and end it after a share of that stage's time."""
+        began_s = time.monotonic()
+        process, said = begin(self.box.here)
+        begun_s: float | None = None
+        try:
+            while process.poll() is None and time.monotonic() - began_s < LONGEST_S:
+                if begun_s is None and set(_BEGINS.findall(text_of(said / "err"))) & set(STAGES[STAGES.index(stage) :]):
+                    begun_s = time.monotonic()
+                if begun_s is not None and time.monotonic() - begun_s >= share * self.lengths_s[stage]:
+                    break
+                time.sleep(LOOK_EVERY_S)
+            if process.poll() is None:
+                # who presses Ctrl-C reaches the command and all its workers; a kill reaches one process
+                os.killpg(process.pid, sign) if sign == signal.SIGINT else process.send_signal(sign)
+            process.wait(60)
+        finally:
+            end(process)
+        return Ended(
+            process.returncode, text_of(said / "out"), text_of(said / "err"), 0.0, time.monotonic() - began_s, 0
+        )
+
+
+def begin(here: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """The command as a user begins it, in a session of its own; and where it says what."""
+    said = here.with_name("said")
+    said.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with (said / "out").open("wb") as out, (said / "err").open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scenarios.cli", *COMMAND],
+            cwd=here, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+    return process, said
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The process and all that it began."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def text_of(path: Path) -> str:
+    """What was said so far."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def chains(count: int, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
+    """So many kills: each chain has one in each stage. A last run ends each chain, and is looked at."""
+    rng = stream(seed, "fuzz:kills")
+    lengths_s, network = undisturbed(root / "undisturbed")
+    done = 0
+    while done < count:
+        box = _box(root / f"chain{done}")
+        chain = Chain(box, lengths_s, network)
+        memory = set(os.listdir(SHARED_MEMORY))
+        for stage in STAGES:
+            sign = signal.SIGKILL if rng.random() < 0.6 else signal.SIGINT
+            yield _case(f"kill {stage}"), _killed(chain, chain.kill(stage, float(rng.random()), sign), sign)
+            done += 1
+            if done == count:
+                break
+        yield _case("resumed"), _resumed(chain, memory)
+        box.remove()
+
+
+def _case(family: str) -> Case:
+    return Case(family, {}, COMMAND)
+
+
+def _box(root: Path) -> Box:
+    box = Box(root, {NAME: scenario_text().encode()})
+    (box.root / "said").mkdir()
+    (box.here / RUN).mkdir()
+    box.look()
+    return box
+
+
+def undisturbed(root: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """How long each stage takes when it is let be, and what it makes of the network."""
+    box = _box(root)
+    process, said = begin(box.here)
+    began_s: dict[str, float] = {}
+    while process.poll() is None:
+        for stage in _BEGINS.findall(text_of(said / "err")):
+            began_s.setdefault(stage, time.monotonic())
+        time.sleep(LOOK_EVERY_S)
+    told = text_of(said / "err")
+    end(process)
+    if process.returncode:
+        raise RuntimeError(f"undisturbed, it ended with {process.returncode}: {told[-1000:]}")
+    times = [began_s[stage] for stage in STAGES] + [time.monotonic()]
+    found = documents(box.here / RUN)
+    box.remove()
+    lengths_s = {stage: times[place + 1] - times[place] for place, stage in enumerate(STAGES)}
+    return lengths_s, {name: found[name] for name in OF_THE_NETWORK}
+
+
+def _killed(chain: Chain, ended: Ended, sign: signal.Signals) -> Outcome:
+    """A kill leaves the user's files alone; an interruption ends in one line, and says what the next start does."""
+    lost = chain.box.changes((RUN, "../said"))
+    if lost or ended.code in (0, -signal.SIGKILL):
+        return judge(ended, lost) if lost or ended.code == 0 else Outcome("ok", "", ended)
+    last = ended.err.strip().splitlines()[-1] if ended.err.strip() else ""
+    if sign == signal.SIGINT and ended.code == 130 and last.startswith("slimsched: interrupted"):
+        if "Traceback" in ended.err:
+            return Outcome("traceback", ended.err[ended.err.index("Traceback") :][-400:], ended)
+        return Outcome("ok", "", ended)
+    return Outcome("unclear", f"exit code {ended.code} after {sign.name}: {last[:300]}", ended)
+
+
+def _resumed(chain: Chain, memory: set[str]) -> Outcome:
+    """The last start: it ends well, and what it leaves is whole."""
+    process, said = begin(chain.box.here)
+    began_s = time.monotonic()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(LONGEST_S)
+    end(process)
+    err = text_of(said / "err")
+    ended = Ended(process.returncode, "", err, 0.0, time.monotonic() - began_s, 0)
+    if lost := chain.box.changes((RUN, "../said")):
+        return Outcome("foreign file", "; ".join(lost[:5]), ended)
+    if ended.code:
+        return judge(ended, []) if ended.code > 0 else Outcome("too slow", f"{LONGEST_S:.0f} s", ended)
+    problems = [*_left_behind(chain.box.here / RUN, memory), *_differences(chain)]
+    return Outcome("misread", "; ".join(problems), ended) if problems else Outcome("ok", "", ended)
+
+
+def _left_behind(run: Path, memory: set[str]) -> Iterator[str]:
+    temporary = [name for name in names_below(run) if name.endswith(".tmp") or ".tmp." in name]
+    if temporary:
+        yield f"temporary files are left: {temporary[:3]}"
+    left = {name for name in set(os.listdir(SHARED_MEMORY)) - memory if "sem." not in name}
+    if left:
+        yield f"shared memory is left: {sorted(left)[:3]}"
+
+
+def _differences(chain: Chain) -> Iterator[str]:
+    """What is not as it would be without a kill."""
+    run = chain.box.here / RUN
+    found = documents(run)
+    yield from (f"{name} differs" for name in OF_THE_NETWORK if found.get(name) != chain.network[name])
+    anew = _from_profiles(chain.box, run)
+    yield from (
+        f"{name} differs from what the kept profiles make"
+        for name in OF_THE_PROFILES
+        if found.get(name) != anew.get(name)
+    )
+    pairs = read_json(run / "validation.json")["pairs"]
+    if len(pairs) != len(yaml.safe_load(scenario_text())["validate"]["routers"]):
+        yield f"{len(pairs)} pairs of runs are kept"
+    for pair in pairs:
+        images = pair["hardware"]["images"]
+        if images["arrived"] != images["completed"] + images["failed"] + images["in_flight"]:
+            yield f"requests of a real run are lost: {images}"
+    if _call(chain.box.here, "replay", RUN, "--quiet"):
+        yield "the event logs do not replay"
+
+
+def _from_profiles(box: Box, run: Path) -> dict[str, Any]:
+    """Training and comparison in a fresh folder that has the run's profiles, network and accuracy table."""
+    fresh = box.root / "said" / "fresh"
+    fresh.mkdir()
+    for name in OF_THE_NETWORK:
+        shutil.copy(run / name, fresh / name)
+    shutil.copytree(run / "profiles", fresh / "profiles")
+    for command in ("train", "compare"):
+        _call(box.here, command, NAME, "--out", os.path.relpath(fresh, box.here), "--quiet")
+    found = documents(fresh)
+    shutil.rmtree(fresh)
+    return found
+
+
+def _call(here: Path, *command: str) -> int:
+    """The exit code of a command that is let be."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    called = [sys.executable, "-m", "scenarios.cli", *command]
+    return subprocess.run(called, cwd=here, env=environment, capture_output=True, check=False).returncode
