@@ -385,7 +385,8 @@ def test_a_hardware_run_that_completed_nothing_is_made_again_and_the_others_are_
         seen.append([run["router"] for run in finished])
         yield from made[len(seen) - 1]
 
-    for name in ("require_devices", "require_ready", "warn_of_another_stack", "load_measured", "write_cores"):
+    warn = ("warn_of_another_stack", "warn_of_other_programs")
+    for name in ("require_devices", "require_ready", *warn, "load_measured", "write_cores"):
         monkeypatch.setattr(stage, name, MagicMock())
     plan = SimpleNamespace(duration_s=1.0, hardware_runs=2, repeats=1)
     monkeypatch.setattr(stage, "Plan", SimpleNamespace(of=lambda *_: plan))
@@ -393,7 +394,10 @@ def test_a_hardware_run_that_completed_nothing_is_made_again_and_the_others_are_
     monkeypatch.setattr(stage, "CORES_FILE", "validation.json")  # nobody writes it here
     job = Job(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=lambda _: None, quiet=True)
     monkeypatch.setattr(Job, "can_validate", True)
-    monkeypatch.setattr(Job, "world_hash", lambda *_: "the same")
+    monkeypatch.setattr(Job, "fingerprint", lambda *_: "the same")
+    for name in ("world_parts", "router_parts"):
+        monkeypatch.setattr(Job, name, lambda *_: [])
+    monkeypatch.setattr(Job, "images", "")
     monkeypatch.setattr(Job, "model", SimpleNamespace(path=tmp_path / "tiny.yaml"))
     world = MagicMock(power_provenance=Provenance.MEASURED)
     for completed in ([IMAGES, 0], [IMAGES, IMAGES], [IMAGES, IMAGES]):
