@@ -71,6 +71,17 @@ def test_a_file_that_tells_nothing_takes_no_work_away(text: str, tmp_path: Path)
     assert environments(folder) == {"compare": {"python": "3"}}
 
 
+def test_what_was_tampered_with_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """It is kept beside, and what is made from now on is told."""
+    folder = RunFolder(tmp_path)
+    note_environment(folder, "compare", {"python": "3"})
+    text = (folder / "environment.json").read_text()
+    (folder / "environment.json").write_text(text.replace("3", "4"))
+    note_environment(folder, "train", {"python": "3"})
+    assert environments(folder) == {"train": {"python": "3"}}
+    assert (folder / "environment.json.damaged").read_text() == text.replace("3", "4")
+
+
 def test_the_report_says_where_stages_differ(tmp_path: Path) -> None:
     """What they have in common once, what they do not with the stages that it is of."""
     folder = run_folder(tmp_path)
