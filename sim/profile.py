@@ -206,7 +206,7 @@ class Slowdown(StrictModel):
 class Sensor(StrictModel):
     """The device's own telemetry: a value every `period_s`, an average over a window, `lag_s` old on arrival."""
 
-    period_s: Annotated[float, Field(ge=1e-4)]
+    period_s: Annotated[float, Field(ge=1e-6)]
     lag_s: NonNegative
     power_window_s: Positive
     utilization_window_s: Positive
