@@ -262,7 +262,7 @@ def test_a_profile_in_its_place_is_from_its_source(folder: Path, monkeypatch: py
     that runs again."""
     calibrated = worlds.profile("calibrated")
     monkeypatch.setattr(profiles, "calibrate_device", lambda *_, **__: calibrated)
-    monkeypatch.setattr(profiles, "measure_serving", lambda *_: None)
+    monkeypatch.setattr(profiles, "measure_serving", lambda *_, **__: None)
     monkeypatch.setattr(profiles, "load_dataset", lambda _: None)
     monkeypatch.setattr(profiles, "with_overheads", lambda profile, *_: profile.model_copy(update={"dispatch_s": 0.5}))
     monkeypatch.setattr(Job, "world", lambda _: None)
@@ -287,7 +287,8 @@ def test_a_profile_in_its_place_is_from_its_source(folder: Path, monkeypatch: py
     assert made(OWN) == served
     (folder / "run/profiles/cpu.yaml").unlink()
     assert made(OWN) == served
-    edited = served.partition("checksum:")[0].replace("dispatch_s: 0.5", "dispatch_s: 0.25")
+    lines = [line for line in served.splitlines(keepends=True) if not line.startswith("checksum:")]
+    edited = "".join(lines).replace("dispatch_s: 0.5", "dispatch_s: 0.25")
     (folder / "run/profiles/cpu.yaml").write_text(edited)
     assert made(OWN) == edited  # the user's stays, and is told
     assert [line for line in said if "skipped" not in line] == [
