@@ -517,6 +517,10 @@ class RunFolder:
                 self.finish(name, fingerprint, work())
         return not stage.is_done
 
+    def forget(self, name: str) -> None:
+        """A stage is not done any more, whatever lies in the folder."""
+        self.remove(self._mark(name))
+
     def _mark(self, name: str) -> Path:
         return self.path / layout.STAGES / f"{name}.json"
 

@@ -24,7 +24,7 @@ from calibrate.bench import (
     from_jsonable,
     to_jsonable,
 )
-from calibrate.log import Log
+from calibrate.log import Log, require_log
 from calibrate.samples import Samples
 from calibrate.slowdown import SlowdownLook
 from policies.errors import InputError, WorkError
@@ -222,3 +222,26 @@ def test_a_second_calibration_leaves_the_line_that_the_first_one_is_writing(tmp_
         with pytest.raises(InputError, match="another calibration is writing"):
             Log(path, STAMP)
         assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", None),
+        ('{"schema": "slims', None),
+        ('{"schema": "slimsched.calibration-log/1", "stamp": {}}\n{"torn', None),
+        ('{"schema": "slimsched.calibration-log/1", "stamp": {}}\njunk\n', "line 2: damaged"),
+        ('{"schema": "slimsched.calibration-log/1", "stamp": {}}\n[]\n', "line 2: damaged"),
+        ("[]\n", "no calibration log"),
+        ("junk", "no calibration log"),
+    ],
+)
+def test_a_log_that_cant_be_gone_on_from_is_known(text: str, said: str | None, tmp_path: Path) -> None:
+    """What a crash tore can be."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    if said is None:
+        require_log(path)
+        return
+    with pytest.raises(InputError, match=said):
+        require_log(path)

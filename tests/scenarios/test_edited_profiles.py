@@ -1,0 +1,73 @@
+"""Profiles in a run folder: edited by hand they count, damaged or gone they are made again from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scenarios.files.reading import load_scenario
+from scenarios.job import profiles
+from scenarios.job.job import Job
+from tests import worlds
+
+SCENARIO = """
+schema: slimsched.scenario/1
+name: small
+model: {checkpoint: model.safetensors, dataset: digits}
+cluster: {servers: [{name: a, device: {cores: [0]}}]}
+workload: {kind: poisson, rate_img_s: 30}
+validate: {routers: [random]}
+duration_s: 3
+warmup_s: 1
+"""
+CALIBRATED = worlds.profile("a", dispatch_s=0.001)
+SERVED = worlds.profile("a", dispatch_s=0.002)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Carry out the stages of profiles; returns what was said of them. Nothing is measured."""
+    (tmp_path / "small.yaml").write_text(SCENARIO)
+    (tmp_path / "model.safetensors").touch()
+    monkeypatch.setattr(profiles, "calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr(profiles, "measure_serving", lambda *_: None)
+    monkeypatch.setattr(profiles, "with_overheads", lambda *_: SERVED)
+    monkeypatch.setattr(profiles, "load_dataset", lambda _: None)
+    monkeypatch.setattr(Job, "world", lambda _: SimpleNamespace())
+
+    def carry_out() -> list[str]:
+        said: list[str] = []
+        job = Job(load_scenario(tmp_path / "small.yaml"), tmp_path / "run", say=said.append, quiet=True)
+        profiles.make_profiles(job)
+        profiles.make_serving(job)
+        return [line for line in said if "profiles" in line or "a.yaml" in line or line.startswith("serving")]
+
+    return carry_out
+
+
+def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_path: Path) -> None:
+    path = tmp_path / "run" / "profiles" / "a.yaml"
+    assert made() == ["serving: not done yet"]
+    assert path.read_text() == SERVED.to_yaml()
+    assert made() == ["serving: skipped, done before"]
+    edited = worlds.profile("a", dispatch_s=0.003).to_yaml()
+    path.write_text(edited)
+    assert made() == ["serving: skipped, done before; profiles/a.yaml was edited since, and is taken so"]
+    assert path.read_text() == edited
+
+
+@pytest.mark.parametrize("content", ["", "junk: [", None])
+def test_a_profile_that_is_damaged_is_made_again(
+    content: str | None, made: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    """From what was calibrated, with what serving costs."""
+    path = tmp_path / "run" / "profiles" / "a.yaml"
+    made()
+    path.unlink() if content is None else path.write_text(content)
+    said = made()
+    assert said[-2:] == ["calibrate-a: a.yaml is made again from what was calibrated", "serving: not done yet"]
+    assert path.read_text() == SERVED.to_yaml()
+    assert content is None or path.with_name("a.yaml.damaged").read_text() == content
