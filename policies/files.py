@@ -39,11 +39,32 @@ def atomic_path(path: Path) -> Iterator[Path]:
         InputError: a folder, a socket or a block device is there.
     """
     place = destination(path)
-    if isinstance(place, int) or _is_stream(place):
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder) / path.name
-            _pour(Path(folder) / path.name, place)
-        return
+    writing = _poured(path, place) if isinstance(place, int) or _is_stream(place) else _replacing(place)
+    with _named(path), writing as temporary:
+        yield temporary
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the system tells the file that the user knows."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or TEMPORARY.fullmatch(Path(error.filename).name):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _poured(path: Path, stream: Path | int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        _pour(temporary, stream)
+
+
+@contextmanager
+def _replacing(place: Path) -> Iterator[Path]:
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(f".slimsched-{secrets.token_hex(16)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -11,6 +11,7 @@ from policies.rules.specs import RuleSpec
 from policies.tide import knobs as tide_knobs
 from policies.tide.router import TideRouter
 from policies.tide.spec import TideSpec
+from scenarios.files.documents import write_text
 from scenarios.files.router_names import ending_of, without_ending, write_rule
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import Reals
@@ -18,6 +19,7 @@ from scenarios.learn.tune import Tuned
 from scenarios.world.world import World
 
 FAILURE_SUFFIX: Final = ".failed.txt"
+_TUNED_BY: Final = b"(slimsched tune "  # stands in every note of a failure
 
 
 def tuned_path(out: Path | None, kind: str) -> Path:
@@ -38,6 +40,17 @@ def tuned_path(out: Path | None, kind: str) -> Path:
 def failure_path(path: Path) -> Path:
     """Beside where a router would lie: why there is none."""
     return path.with_name(without_ending(path.name) + FAILURE_SUFFIX)
+
+
+def note_failure(path: Path, problem: str | None) -> None:
+    """Write beside where a router would lie why there is none, or remove that; a file of the user's there stays."""
+    place = failure_path(path)
+    if place.exists() and _TUNED_BY not in place.read_bytes():
+        return
+    if problem is None:
+        place.unlink(missing_ok=True)
+    else:
+        write_text(place, f"{problem}\n")
 
 
 def read_start(path: Path, world: World, kind: str) -> Reals:
@@ -67,7 +80,7 @@ def save_tuned(
         "latency_p99_s": round(found.p99_s, 6),
         "unserved": round(found.unserved, 6),
     }
-    failure_path(path).unlink(missing_ok=True)
+    note_failure(path, None)
     if isinstance(found.spec, RuleSpec):
         write_rule(path, found.spec.model_copy(update={"made_by": made_by}))
     else:

@@ -10,10 +10,9 @@ from typing import Any
 
 from policies.errors import InputError, nearest
 from policies.tide import knobs as tide_knobs
-from scenarios.files.documents import write_text
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
-from scenarios.learn.tuned_files import failure_path, read_start, save_tuned, tuned_path
+from scenarios.learn.tuned_files import note_failure, read_start, save_tuned, tuned_path
 from scenarios.metrics.served import LIMIT
 from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
@@ -99,7 +98,7 @@ def tune_router(wanted: Tuning, *, quiet: bool = False) -> tuple[Tuned, dict[str
         try:
             found = tune_world(world, wanted.router, knobs, start=start, on_progress=tell)
         except FloorError as error:
-            write_text(failure_path(path), f"{error} ({command})\n")
+            note_failure(path, f"{error} ({command})")
             raise
     seconds = time.monotonic() - began_s
     return found, save_tuned(found, world, knobs, path, command, seconds=seconds)

@@ -107,6 +107,17 @@ def test_a_file_is_synced_before_it_takes_its_place(tmp_path: Path, monkeypatch:
     assert done == ["file", "replace", "folder"]
 
 
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    """Whether the system names a file, its temporary name, or none."""
+    for number, filename in enumerate((None, str(tmp_path / f".slimsched-{32 * 'a'}.tmp"), "other")):
+        with pytest.raises(OSError, match="full") as caught, atomic_path(tmp_path / "x"):
+            raise OSError(28, "full", filename)
+        assert caught.value.filename == ("other" if number == 2 else str(tmp_path / "x"))
+    with pytest.raises(OSError, match="No space") as caught:
+        write(Path("/dev/full"))
+    assert caught.value.filename == "/dev/full"
+
+
 def test_what_is_set_aside_takes_no_ones_place(tmp_path: Path) -> None:
     for text in ("one", "two", "three"):
         (tmp_path / "x.json").write_text(text)

@@ -89,14 +89,17 @@ def test_a_folder_of_the_users_is_refused(
     assert not (mine / OWN).exists()
 
 
+@pytest.mark.parametrize("environment", [None, "{}", "[]", "junk"])
 def test_a_users_scenario_and_profiles_are_no_run_folder(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    environment: str | None, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names alone prove nothing: what `describe` would write lies there as the user wrote it."""
     mine = tmp_path / "mine"
     (mine / "profiles").mkdir(parents=True)
     (mine / "scenario.yaml").write_text("# my comment\n")
     (mine / "profiles" / "fast.yaml").write_text("x")
+    if environment is not None:
+        (mine / "environment.json").write_text(environment)
     assert "is no run folder" in refused(["compare", str(scenario), "--out", str(mine)], capsys)
     assert (mine / "scenario.yaml").read_text() == "# my comment\n"
 

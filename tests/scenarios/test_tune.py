@@ -26,7 +26,7 @@ from scenarios.learn.course import Course, latency_cost
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
 from scenarios.learn.tune import FloorError, Tuned, _first, _generation, floor_to, natural_floor, tune_world
-from scenarios.learn.tuned_files import failure_path
+from scenarios.learn.tuned_files import failure_path, note_failure
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -311,3 +311,17 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
     assert main(command) == 0
     assert "beware: it leaves " in capsys.readouterr().out
     assert made_by(out)["unserved"] > 0.01
+
+
+def test_a_users_note_is_no_failure_of_ours(tmp_path: Path) -> None:
+    """What lies beside a router under our note's name is neither replaced nor removed, unless it is such a note."""
+    out, note = tmp_path / "tide.safetensors", tmp_path / "tide.failed.txt"
+    note_failure(out, "none (slimsched tune x.yaml)")
+    note_failure(out, "other (slimsched tune x.yaml)")
+    assert note.read_text() == "other (slimsched tune x.yaml)\n"
+    note_failure(out, None)
+    assert not note.exists()
+    note.write_text("mine")
+    note_failure(out, "none (slimsched tune x.yaml)")
+    note_failure(out, None)
+    assert note.read_text() == "mine"
