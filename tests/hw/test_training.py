@@ -16,7 +16,17 @@ from hw.evaluation import evaluate
 from hw.networks import Network, model_hash
 from hw.slimmable import Weights
 from hw.slimresnet import SlimResNet
-from hw.training import EpochReport, TrainingKnobs, _augment, _Training, autocast_dtype, learning_rate, recipe, train
+from hw.training import (
+    EpochReport,
+    TrainingKnobs,
+    _augment,
+    _Training,
+    autocast_dtype,
+    learning_rate,
+    recipe,
+    require_checkpoint,
+    train,
+)
 from policies.errors import InputError, WorkError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
@@ -62,6 +72,19 @@ def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
     assert model_hash(resumed.state_dict()) != model_hash(
         train(TINY_NETWORK, few, dataclasses.replace(SMALL, seed=4)).state_dict()
     )
+
+
+def test_a_damaged_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:
+    """A weight that changed on the disk is not trained on in silence."""
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    train(TINY_NETWORK, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
+    content = bytearray(checkpoint.read_bytes())
+    content[-1] ^= 1
+    checkpoint.write_bytes(content)
+    with pytest.raises(InputError, match="its tensors are not those that were written"):
+        require_checkpoint(checkpoint)
+    with pytest.raises(InputError, match="its tensors are not those that were written"):
+        train(TINY_NETWORK, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
 
 
 def test_a_foreign_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:

@@ -329,3 +329,14 @@ def test_an_interrupted_validation_keeps_each_run(
     assert [(planned.kind, planned.router) for planned in asked] == [("pair", "jsq")]
     assert [pair["router"] for pair in document["pairs"]] == ["random", "jsq"]
     assert len(document["saturated"]) == 2
+    for name, remade in (
+        ("hardware/random-load0.3-seed0/requests.parquet", [("pair", "random")]),
+        ("simulation/jsq-load0.3-seed0/result.json", [("pair", "jsq")]),
+        ("hardware/jsq-saturated-seed0/requests.parquet", [("saturated", router) for router in ROUTERS]),
+    ):
+        asked.clear()
+        assert (tmp_path / name).is_file()
+        (tmp_path / name).write_text("damaged")
+        validate()
+        made = list(dict.fromkeys((planned.kind, planned.router) for planned in asked))
+        assert made == remade + [("pair", router) for router in ROUTERS if len(remade) > 1]

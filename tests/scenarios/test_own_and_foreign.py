@@ -158,12 +158,14 @@ def test_the_folder_itself_may_be_a_link(made: Path, tmp_path: Path) -> None:
     assert (tmp_path / "real" / "results.json").is_file()
 
 
-def test_a_refused_command_leaves_no_folder(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it would have made is gone again."""
-    words = ["compare", str(scenario), "--out", str(tmp_path / "a" / "b"), "--against", "nobody"]
-    (tmp_path / "of" / "accuracy.json").unlink()
-    refused(words, capsys)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["of"]
+def test_work_that_makes_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    """What was made for it is gone again; a folder that was there stays."""
+    (tmp_path / "there").mkdir()
+    for folder in (RunFolder(tmp_path / "a" / "b"), RunFolder(tmp_path / "there")):
+        with pytest.raises(InputError), folder.opened():
+            assert (folder / OWN).is_dir()
+            raise InputError("a.yaml", "", "wrong")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
 # ---------------------------------------------------------------------------------------------------------- two at once

@@ -165,3 +165,21 @@ def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(train_module, "run_simulation", off_by_one)
     with pytest.raises(WorkError, match=r"disagree about the trained router's run \(ended_ns\): this is a bug"):
         score_router(world, world.router("jsq"), 0, "compiled")
+
+
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "scalars.json"])
+def test_a_damaged_training_is_begun_anew(name: str, tmp_path: Path) -> None:
+    """With a word; the router and its scalars are the same, bit for bit."""
+    path, folder, said = write(tmp_path), tmp_path / "run", list[str]()
+    as_run_does(path)
+    before = checkpoint.read(folder / "router.safetensors")[0], (folder / "training.json").read_bytes()
+    [damaged] = folder.glob(f"training/*/{name}")
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    (folder / "router.safetensors").unlink()
+    as_run_does(path, said)
+    assert [line for line in said if line.endswith(f"kept as {name}.damaged; this begins anew")]
+    tensors, _ = checkpoint.read(folder / "router.safetensors")
+    assert {each: value.tobytes() for each, value in tensors.items()} == {
+        each: value.tobytes() for each, value in before[0].items()
+    }
+    assert (folder / "training.json").read_bytes() == before[1]
