@@ -41,16 +41,11 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Whether a stage has to run, and why, in words for the user.
-
-    Attributes:
-        damaged: outputs that are not as the stage left them.
-    """
+    """Whether a stage has to run, and why, in words for the user."""
 
     name: str
     is_done: bool
     reason: str
-    damaged: tuple[Path, ...] = ()
 
 
 class RunFolder:
@@ -478,17 +473,16 @@ class RunFolder:
             hashes = outputs if isinstance(outputs, dict) else dict.fromkeys(outputs)  # a former version had no hashes
             paths = {self.path / output: sha256 for output, sha256 in hashes.items()}
         except (InputError, AttributeError, KeyError, TypeError):
-            return Stage(name, False, "its mark is damaged", (mark,))
+            return Stage(name, False, "its mark is damaged")
         if inputs != fingerprint:
             return Stage(name, False, "its inputs have changed")
         changed = [path for path, sha256 in paths.items() if sha256 is None or _hash_of(path) != sha256]
         missing = [path for path in changed if not path.exists()]
         damaged = [path for path in changed if path.exists() and paths[path] is not None]
         if missing:
-            return Stage(name, False, f"{self._name(missing[0])} is missing", tuple(damaged))
+            return Stage(name, False, f"{self._name(missing[0])} is missing")
         if damaged:
-            problem = f"{self._name(damaged[0])} was changed or damaged since"
-            return Stage(name, False, problem, tuple(damaged))
+            return Stage(name, False, f"{self._name(damaged[0])} was changed or damaged since")
         return Stage(name, True, "done before")
 
     def finish(self, name: str, fingerprint: str, outputs: Sequence[Path]) -> None:
@@ -510,9 +504,6 @@ class RunFolder:
         say(f"{name}: {'skipped, ' if stage.is_done else ''}{stage.reason}")
         if not stage.is_done:
             with self.opened(maker=name):
-                for path in stage.damaged:
-                    if path.is_file() and not path.is_symlink():
-                        self._set_aside(path)
                 self._mark(name).unlink(missing_ok=True)
                 self.finish(name, fingerprint, work())
         return not stage.is_done

@@ -162,9 +162,8 @@ def test_work_that_makes_nothing_leaves_no_folder(tmp_path: Path) -> None:
     """What was made for it is gone again; a folder that was there stays."""
     (tmp_path / "there").mkdir()
     for folder in (RunFolder(tmp_path / "a" / "b"), RunFolder(tmp_path / "there")):
-        with pytest.raises(InputError), folder.opened():
+        with folder.opened():
             assert (folder / OWN).is_dir()
-            raise InputError("a.yaml", "", "wrong")
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 
