@@ -508,10 +508,6 @@ class RunFolder:
                 self.finish(name, fingerprint, work())
         return not stage.is_done
 
-    def forget(self, name: str) -> None:
-        """A stage is not done any more, whatever lies in the folder."""
-        self.remove(self._mark(name))
-
     def _mark(self, name: str) -> Path:
         return self.path / layout.STAGES / f"{name}.json"
 
@@ -527,7 +523,7 @@ def _hash_of(path: Path) -> str | None:
     """Of a regular file's content; None where there is none that can be read."""
     try:
         return file_hash(path) if stat.S_ISREG(path.lstat().st_mode) else None
-    except OSError:
+    except (OSError, ValueError):  # a name with a zero byte
         return None
 
 

@@ -8,6 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import calibrate
+import scenarios.executors.calibrate
+import scenarios.executors.checking
+from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.job import profiles
 from scenarios.job.job import Job
@@ -16,7 +20,7 @@ from tests import worlds
 SCENARIO = """
 schema: slimsched.scenario/1
 name: small
-model: {checkpoint: model.safetensors, dataset: digits}
+model: {checkpoint: model.safetensors, accuracy: accuracy.json, dataset: digits}
 cluster: {servers: [{name: a, device: {cores: [0]}}]}
 workload: {kind: poisson, rate_img_s: 30}
 validate: {routers: [random]}
@@ -32,8 +36,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
     """Carry out the stages of profiles; returns what was said of them. Nothing is measured."""
     (tmp_path / "small.yaml").write_text(SCENARIO)
     (tmp_path / "model.safetensors").touch()
+    (tmp_path / "accuracy.json").touch()
     monkeypatch.setattr(profiles, "calibrate_device", lambda *_, **__: CALIBRATED)
-    monkeypatch.setattr(profiles, "measure_serving", lambda *_: None)
+    monkeypatch.setattr(profiles, "measure_serving", lambda *_, **__: None)
     monkeypatch.setattr(profiles, "with_overheads", lambda *_: SERVED)
     monkeypatch.setattr(profiles, "load_dataset", lambda _: None)
     monkeypatch.setattr(Job, "world", lambda _: SimpleNamespace())
@@ -55,7 +60,7 @@ def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_pat
     assert made() == ["serving: skipped, done before"]
     edited = worlds.profile("a", dispatch_s=0.003).to_yaml()
     path.write_text(edited)
-    assert made() == ["serving: skipped, done before; profiles/a.yaml was edited since, and is taken so"]
+    assert made() == ["profiles/a.yaml was edited since, and is taken so", "serving: skipped, done before"]
     assert path.read_text() == edited
 
 
@@ -63,11 +68,36 @@ def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_pat
 def test_a_profile_that_is_damaged_is_made_again(
     content: str | None, made: Callable[[], list[str]], tmp_path: Path
 ) -> None:
-    """From what was calibrated, with what serving costs."""
+    """From what was kept in `calibration/`, with what serving costs; nothing is measured again."""
     path = tmp_path / "run" / "profiles" / "a.yaml"
     made()
     path.unlink() if content is None else path.write_text(content)
-    said = made()
-    assert said[-2:] == ["calibrate-a: a.yaml is made again from what was calibrated", "serving: not done yet"]
+    assert made()[-1] == "serving: skipped, done before"
     assert path.read_text() == SERVED.to_yaml()
     assert content is None or path.with_name("a.yaml.damaged").read_text() == content
+
+
+def test_calibrate_replaces_only_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A profile from elsewhere, or one that was edited, is kept beside; its own is not."""
+    monkeypatch.setattr(calibrate, "model_costs", lambda *_: None)
+    monkeypatch.setattr(scenarios.executors.calibrate, "calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr(scenarios.executors.checking, "with_serving", lambda *_: SERVED)
+    (tmp_path / "model.safetensors").touch()
+    place = tmp_path / "profiles" / "cpu0.yaml"
+    place.parent.mkdir()
+    place.write_text("mine")
+    words = ["calibrate", "--model", str(tmp_path / "model.safetensors"), "--out", str(place.parent)]
+    words += ["--device", "cpu:0", "--budget", "60s"]
+    assert main(words) == 0
+    assert f"{place} was not made by this calibration, or was edited since: it is kept as" in capsys.readouterr().err
+    place.with_suffix(".jsonl").touch()
+    assert main(words) == 0
+    assert "it is kept as" not in capsys.readouterr().err
+    edited = place.read_text().replace("checksum: ", "# ")
+    place.write_text(edited)
+    assert main(words) == 0
+    kept = {path.name: path.read_text() for path in place.parent.glob("*.kept*")}
+    assert kept == {"cpu0.yaml.kept": "mine", "cpu0.yaml.kept-2": edited}
+    assert place.read_text() == SERVED.to_yaml()
