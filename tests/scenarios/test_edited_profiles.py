@@ -83,7 +83,7 @@ def test_calibrate_replaces_only_what_it_made(
     """A profile from elsewhere, or one that was edited, is kept beside; its own is not."""
     monkeypatch.setattr(calibrate, "model_costs", lambda *_: None)
     monkeypatch.setattr(scenarios.executors.calibrate, "calibrate_device", lambda *_, **__: CALIBRATED)
-    monkeypatch.setattr(scenarios.executors.checking, "with_serving", lambda *_: SERVED)
+    monkeypatch.setattr(scenarios.executors.checking, "with_serving", lambda *_, **__: SERVED)
     (tmp_path / "model.safetensors").touch()
     place = tmp_path / "profiles" / "cpu0.yaml"
     place.parent.mkdir()
