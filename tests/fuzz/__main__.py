@@ -1,6 +1,7 @@
 """`make fuzz`: hostile inputs, torn state, kills and a failing host. Exit code 1 where something ended as nothing may.
 
     python -m tests.fuzz inputs --count 20000 --seed 0     # in process; each hundredth as a real command
+    python -m tests.fuzz corpus                            # what once went wrong
     python -m tests.fuzz state                             # every file of a run folder cut, and filled with junk
     python -m tests.fuzz kills --count 100                 # kill -9 and Ctrl-C at random moments, then resumed
     python -m tests.fuzz host --count 100                  # full disk, vanished folder, few handles, little memory
@@ -21,14 +22,15 @@ import sys
 import tempfile
 import time  # noqa: TID251 - how long it may take
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from tests.fuzz import host, kills, state
+from tests.fuzz import corpus, host, kills, state
 from tests.fuzz.cases import Case, drawn
 from tests.fuzz.finished import Finished
 from tests.fuzz.inputs import FAMILIES
 from tests.fuzz.tally import Tally, say
-from tests.fuzz.trial import Outcome, attempt
+from tests.fuzz.trial import GOOD, Outcome, attempt
 
 CHUNK = 50  # cases that are drawn together
 AS_COMMAND = 100  # one of so many is begun by the interpreter anew
@@ -106,6 +108,18 @@ def in_turn(trials: Iterator[tuple[Case, Outcome]], seconds: float | None, tally
             break
 
 
+def corpus_trials(root: Path) -> Iterator[tuple[Case, Outcome]]:
+    """Every case of the corpus, judged by what it must come to."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        warm_up()
+    for wanted, cases in (("refused", corpus.refused()), ("ok", corpus.accepted())):
+        for name, case in cases:
+            found = attempt(case, root)
+            if found.kind in GOOD and not corpus.is_as_wanted(wanted, case, found):
+                found = Outcome("misread", f"is {found.kind}, should be {wanted}", found.ended)
+            yield replace(case, family=f"corpus {wanted}"), Outcome(found.kind, f"{found.note} [{name}]", found.ended)
+
+
 def again(folders: list[Path], tally: Tally) -> None:
     """Kept inputs once more."""
     for folder in folders:
@@ -123,6 +137,8 @@ def work_through(given: argparse.Namespace, tally: Tally) -> None:
         root = Path(text) / "box"
         if given.what == "inputs":
             inputs(given.count or 20_000, seed, seconds, given.jobs, tally)
+        elif given.what == "corpus":
+            in_turn(corpus_trials(root), seconds, tally)
         elif given.what == "again":
             again(given.folders, tally)
         elif given.what == "kills":
@@ -142,7 +158,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("inputs", "state", "kills", "host", "again"))
+    parser.add_argument("what", choices=("inputs", "corpus", "state", "kills", "host", "again"))
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--count", type=int, help="of inputs, kills or faults")
     parser.add_argument("--seed", type=int, default=0)

@@ -165,7 +165,7 @@ def _entry(path: Path) -> tuple[object, ...]:
     if stat.S_ISREG(status.st_mode):
         return ("file", status.st_mode, path.read_bytes())
     if stat.S_ISLNK(status.st_mode):
-        return ("link", os.readlink(path))
+        return ("link", str(path.readlink()))
     return ("folder",) if stat.S_ISDIR(status.st_mode) else ("special", stat.S_IFMT(status.st_mode), status.st_rdev)
 
 
@@ -181,7 +181,11 @@ def drawn(strategy: st.SearchStrategy[Case], seed: int, count: int) -> Iterator[
 
     @seeded(seed)
     @settings(
-        max_examples=count, database=None, phases=[Phase.generate], deadline=None, suppress_health_check=HealthCheck
+        max_examples=count,
+        database=None,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
     def collect(case: Case) -> None:

@@ -47,7 +47,9 @@ def _value(annotation: Any, name: str) -> st.SearchStrategy[Any]:
     return st.integers(0, 40).flatmap(lambda chance: _odd if chance == 40 else _typed(annotation, name))
 
 
-_odd = st.sampled_from((None, True, "", "x", -1, 1e308, [], {}, [[]], {"a": 1}, "1e400", float("inf"), float("nan")))
+_odd: st.SearchStrategy[Any] = st.sampled_from(
+    (None, True, "", "x", -1, 1e308, [], {}, [[]], {"a": 1}, "1e400", float("inf"), float("nan"))
+)
 
 
 def _typed(annotation: Any, name: str) -> st.SearchStrategy[Any]:

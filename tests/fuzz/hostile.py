@@ -12,25 +12,31 @@ from hypothesis import strategies as st
 DIGITS: Final = "9" * 5000
 NUMBERS: Final = (
     "0", "-0", "-1", "1", "2", "0.0", "-0.0", "1e-9", "1e-300", "5e-324", "1e9", "1e18", "1e19", "1e300", "1e308",
-    "1e309", "1e400", "-1e400", "nan", ".nan", "NaN", "inf", ".inf", "-.inf", "Infinity", "-Infinity", "9223372036854775807",
-    "9223372036854775808", "18446744073709551616", "1_000", "1__0", "_1", "0x1F", "0o17", "010", "0b11", "1:30", "1:30:00",
+    "1e309", "1e400", "-1e400", "nan", ".nan", "NaN", "inf", ".inf", "-.inf", "Infinity", "-Infinity",
+    "9223372036854775807",
+    "9223372036854775808", "18446744073709551616", "1_000", "1__0", "_1", "0x1F", "0o17", "010", "0b11", "1:30",
+    "1:30:00",
     "1.5:30", "+1", "1.", ".5", "1e", "e1", "1e+", "0.1.2", "1,000", "1,5", "٣", "½", "1 000", "10ms", "5m", "1h", "1d",
     "-5s", "1e3s", "00:05", DIGITS, f"0.{DIGITS}", f"1e{DIGITS}", f"-{DIGITS}", "0x" + "f" * 5000,
 )  # fmt: skip
 WORDS: Final = (
-    "", "null", "~", "true", "yes", "on", "No", "TRUE", "auto", "all", "none", "measured", "random", "ppo", "jsq", "tide",
+    "", "null", "~", "true", "yes", "on", "No", "TRUE", "auto", "all", "none", "measured", "random", "ppo", "jsq",
+    "tide",
     "ladder", "fixed", "fixed:", "fixed:1,1", "fixed:nan,1", "fixed:1,1@sticky", "slackfit@", "@", "a:b", "os:system",
     "tests.fuzz.cases:Case", "..", "../..", "/", "/dev/zero", "/proc/self/mem", "fast", "slow", "a100", "no-such",
     "2024-01-01", "2024-01-01 10:00:00", "2024-13-45", "<script>alert(1)</script>", "$(touch made)", "${HOME}", "%s%n",
     "{0.__class__}", "{{7*7}}", "\\x00", "'", "\u202etxt.exe", "🙂", "a" * 10_000, "ﬁ", "İ", "\u2028", "pipe",
-    "folder", "dangling", "loop", "null", "link.json", "fast.yaml", "ladder.rule.yaml", "tide.safetensors", "ppo.safetensors",
+    "folder", "dangling", "loop", "null", "link.json", "fast.yaml", "ladder.rule.yaml", "tide.safetensors",
+    "ppo.safetensors",
 )  # fmt: skip
 YAML_NODES: Final = (
-    "[]", "{}", "[[]]", "[1, [2, [3]]]", "{a: 1}", "{? [a]: 1}", "{? {a: 1} : 1}", "{a: 1, a: 2}", "&a [*a]", "*missing",
+    "[]", "{}", "[[]]", "[1, [2, [3]]]", "{a: 1}", "{? [a]: 1}", "{? {a: 1} : 1}", "{a: 1, a: 2}", "&a [*a]",
+    "*missing",
     "&a {<<: *a}", "{<<: {a: 1}}", "{<<: 7}", "!!python/object:os.system x", "!!python/name:os.system", "!!binary aGk=",
     "!!binary '&&'", "!!timestamp 2024-01-01", "!!set {a, b}", "!!omap [a: 1]", "!!omap 7", "!!pairs [a: 1]", "!!int x",
     "!!float x", "!!int ''", "!!bool 7", "!!null x", "!!str 7", "!foreign 7", "!!merge x", "!<tag:x> 7", "|\n  a\n  b",
-    '"\\u0000"', '"\\ud800"', '"\\x1b[31mred"', "'it''s'", "[1, 2", "{a: ", '"open', "? a", "- - - a", "%TAG x", "--- a",
+    '"\\u0000"', '"\\ud800"', '"\\x1b[31mred"', "'it''s'", "[1, 2", "{a: ", '"open', "? a", "- - - a", "%TAG x",
+    "--- a",
     "...", "@a", "`a", "\t1", "[" * 300 + "]" * 300, "{a: " * 300 + "1" + "}" * 300, "[1, 1]", "[nan]", "[0.5, 1.0]",
     "[1, 2, 4]", "[random, random]", "[0]", "[-1]", "[1e400]", "[[99, 1.0]]", "[[1, 1.0]]", "[" + "0, " * 5000 + "1]",
 )  # fmt: skip
@@ -40,8 +46,10 @@ JSON_NODES: Final = (
     "[" + "0," * 20_000 + "0]", "1.5", "1e-400", "'a'", "[1,]", "// a", "0.5", "1.0", "[0.5, 1.0]", "[[0.5, 1.0]]",
 )  # fmt: skip
 BITS: Final = (
-    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc0\x80", b"\x1b[2J", b"\r", b"\r\n", b"\n\n", b"\t", b"'",
-    b'"', b'"\n', b",", b",,", b";", b":", b"#", b"- ", b"? ", b"&a ", b"*a ", b"<<: ", b"!!python/object:a ", b"%", b"@",
+    b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc0\x80", b"\x1b[2J", b"\r", b"\r\n", b"\n\n", b"\t",
+    b"'",
+    b'"', b'"\n', b",", b",,", b";", b":", b"#", b"- ", b"? ", b"&a ", b"*a ", b"<<: ", b"!!python/object:a ", b"%",
+    b"@",
     b"{", b"}", b"[", b"]", b"|", b">", b"---\n", b"...\n", b"nan", b".inf", b"1e400", b"-1", b"0", b"=1+1", b"\x85",
     "\u2028".encode(), b"9" * 5000, b"a" * 200_000, b"\n" * 10_000, b"[" * 3000, b'"' + b"x" * 140_000,
 )  # fmt: skip

@@ -18,7 +18,8 @@ from tests.fuzz.hostile import NUMBERS, WORDS, changed_bytes, changed_json, chan
 
 SIMULATE: Final = ("simulate", "tiny.yaml", "--quiet", "--json", "-")
 # Their work is of minutes, so of these only the flags are fuzzed: a last one is unknown, and refused.
-HEAVY: Final = ("run", "devices", "calibrate", "profile check", "model train", "model evaluate", "model bench", "model check",
+HEAVY: Final = ("run", "devices", "calibrate", "profile check", "model train", "model evaluate", "model bench",
+    "model check",
                 "train", "tune", "validate")  # fmt: skip
 
 
@@ -114,8 +115,10 @@ def series() -> st.SearchStrategy[Case]:
 
 # --------------------------------------------------------------------------------------------------------------- flags
 
-PLACES: Final = ("new.json", "new/a.json", "link.json", "null", "pipe", "folder", "dangling", "loop", "away", "full", "out",
-                 "away/x.json", "", "-", "a\0b", "x" * 300, "folder/", "$HOME.json", "a b<c>_$.json", "notes.txt/x")  # fmt: skip
+PLACES: Final = ("new.json", "new/a.json", "link.json", "null", "pipe", "folder", "dangling", "loop", "away", "full",
+    "out",
+                 "away/x.json", "", "-", "a\0b", "x" * 300, "folder/", "$HOME.json", "a b<c>_$.json",
+                 "notes.txt/x")  # fmt: skip
 TEXTS: Final = (*NUMBERS, *(word for word in WORDS if not word.startswith("/")), *PLACES)  # nothing of this machine's
 POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "scenario": ("tiny.yaml",) * 6
@@ -175,7 +178,8 @@ def _text_of(action: argparse.Action) -> st.SearchStrategy[str]:
         return st.sampled_from(PLACES).map(lambda place: place + endings.get(name, ""))
     sane = {
         "--router": ("random", "jsq", "ladder.rule.yaml", "tide.safetensors", "ppo.safetensors", "ppo", "fixed:0.5,1"),
-        "--seed": ("0", "1", "7"), "--engine": ("simpy", "compiled"), "--jobs": ("1", "2"), "--duration": ("0.5", "500ms"),
+        "--seed": ("0", "1", "7"), "--engine": ("simpy", "compiled"), "--jobs": ("1", "2"), "--duration": ("0.5",
+        "500ms"),
         "--window": ("0.5", "1s"), "--precision": ("0.1", "0.5"), "--accuracy": ("0.5", "0.9"), "--against": ("jsq",),
         "--network": ("digits", "slimresnet18"), "--options": ("{}", '{"a": 1}', "[" * 3000, '{"a": NaN}'),
     }.get(name, ("1",))  # fmt: skip

@@ -1,4 +1,4 @@
-"""`slimsched run` killed (kill -9) or interrupted (Ctrl-C) at a random moment of each stage, and resumed until it is done.
+"""`slimsched run` killed (kill -9) or interrupted (Ctrl-C) at random moments of each stage, and resumed until it ends.
 
 A chain of kills ends with a run that ends by itself. Then everything from the profiles on must be what the profiles and
 the network that were kept make on their own, to the last bit; every request of the real runs must have ended; no
@@ -109,7 +109,7 @@ def chains(count: int, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
     while done < count:
         box = _box(root / f"chain{done}")
         chain = Chain(box, lengths_s, network)
-        memory = set(os.listdir(SHARED_MEMORY))
+        memory = set(SHARED_MEMORY.iterdir())
         for stage in STAGES:
             sign = signal.SIGKILL if rng.random() < 0.6 else signal.SIGINT
             yield _case(f"kill {stage}"), _killed(chain, chain.kill(stage, float(rng.random()), sign), sign)
@@ -165,7 +165,7 @@ def _killed(chain: Chain, ended: Ended, sign: signal.Signals) -> Outcome:
     return Outcome("unclear", f"exit code {ended.code} after {sign.name}: {last[:300]}", ended)
 
 
-def _resumed(chain: Chain, memory: set[str]) -> Outcome:
+def _resumed(chain: Chain, memory: set[Path]) -> Outcome:
     """The last start: it ends well, and what it leaves is whole."""
     process, said = begin(chain.box.here)
     began_s = time.monotonic()
@@ -182,11 +182,11 @@ def _resumed(chain: Chain, memory: set[str]) -> Outcome:
     return Outcome("misread", "; ".join(problems), ended) if problems else Outcome("ok", "", ended)
 
 
-def _left_behind(run: Path, memory: set[str]) -> Iterator[str]:
+def _left_behind(run: Path, memory: set[Path]) -> Iterator[str]:
     temporary = [name for name in names_below(run) if name.endswith(".tmp") or ".tmp." in name]
     if temporary:
         yield f"temporary files are left: {temporary[:3]}"
-    left = {name for name in set(os.listdir(SHARED_MEMORY)) - memory if "sem." not in name}
+    left = [path.name for path in set(SHARED_MEMORY.iterdir()) - memory]
     if left:
         yield f"shared memory is left: {sorted(left)[:3]}"
 

@@ -32,7 +32,7 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _OTHER_BASE: Final = re.compile(r"0[xob][0-9a-fA-F]+")
 
 
-class Misread(Exception):
+class Misread(Exception):  # noqa: N818 - what is told, and no error of ours
     """It was accepted, and is not what was given."""
 
 
@@ -96,7 +96,7 @@ def _require_plain_numbers(text: str) -> None:
 def _numbers(loader: yaml.SafeLoader, node: yaml.Node | None, depth: int) -> list[tuple[str, float]]:
     if isinstance(node, yaml.ScalarNode):
         tag = node.tag.rpartition(":")[2]
-        return [(node.value, float(loader.construct_object(node)))] if tag in ("int", "float") else []  # type: ignore[no-untyped-call]
+        return [(node.value, float(loader.construct_object(node)))] if tag in ("int", "float") else []
     if isinstance(node, yaml.SequenceNode):
         return [found for part in node.value for found in _numbers(loader, part, depth + 1)]
     if isinstance(node, yaml.MappingNode):

@@ -185,6 +185,6 @@ def _columns(path: Path) -> Any:
 def trials(finished: Finished, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
     """All damages in a random order, so that a part of them is a part of everything."""
     torn, every = Torn(finished, root), list(damages(finished.folder, seed))
-    stream(seed, "fuzz:order").shuffle(every)  # type: ignore[arg-type]
+    stream(seed, "fuzz:order").shuffle(every)
     for damage in every:
         yield from torn.trials(damage)

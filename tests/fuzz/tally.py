@@ -65,7 +65,7 @@ class Tally:
         rows = [[f"{self.counts[family, kind]}" for kind in kinds] for family in families]
         rows.append([str(sum(self.counts[family, kind] for family in families)) for kind in kinds])
         sizes = [max(len(kind), *(len(row[place]) for row in rows)) for place, kind in enumerate(kinds)]
-        lines = [[""] + kinds, *([name, *row] for name, row in zip([*families, "all"], rows, strict=True))]
+        lines = [["", *kinds], *([name, *row] for name, row in zip([*families, "all"], rows, strict=True))]
         text = "\n".join(
             f"{name:{width}}  " + "  ".join(f"{cell:>{size}}" for cell, size in zip(cells, sizes, strict=True))
             for name, *cells in lines

@@ -117,7 +117,7 @@ def watched(
     said: Path,
     prepare: Callable[[], object] = lambda: None,
 ) -> Ended:
-    """Some work in a forked process, or (None) a command of Python in one that is begun anew; ended if it takes too much.
+    """Some work in a forked process, or (None) a command of Python in one begun anew; ended if it takes too much.
 
     Args:
         here: the folder it works in.
