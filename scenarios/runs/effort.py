@@ -17,7 +17,7 @@ from scenarios.world.world import World
 
 LONG_S = 3600.0
 _IMAGE_S = {"simpy": 1.2e-4, "compiled": 2.5e-6}
-_SERVER_S = {"simpy": 5e-7, "compiled": 2e-8}  # what one more server costs each image
+_SERVER_S = {"simpy": 5e-7, "compiled": 2e-8}  # what one more server costs each image and event
 _EVENT_S = {"simpy": 2e-5, "compiled": 1e-6}
 _IMAGE_BYTES = {"simpy": 1400, "compiled": 700}
 _EVENT_BYTES = {"changes of the load": 250, "deaths of workers": 250, "readings of sensors": 60}  # of what is kept
@@ -60,8 +60,8 @@ def effort_of(
     length_s = duration_s or world.scenario.duration_s
     images, drawn = _images(world, length_s)
     events = dict(_events(world, length_s))
-    image_s = _IMAGE_S[engine] + len(world.cluster.servers) * _SERVER_S[engine]
-    one_s = images * image_s + sum(events.values()) * _EVENT_S[engine]
+    server_s = len(world.cluster.servers) * _SERVER_S[engine]
+    one_s = images * (_IMAGE_S[engine] + server_s) + sum(events.values()) * (_EVENT_S[engine] + server_s)
     one_bytes = images * _IMAGE_BYTES[engine] + drawn * _DRAWN_BYTES
     one_bytes += sum(count * _EVENT_BYTES.get(name, 0) for name, count in events.items())
     beside = max(1, min(processes, runs))

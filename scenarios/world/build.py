@@ -5,7 +5,7 @@ It opens no file and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +44,18 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
     """
     servers = scenario.cluster.named_servers
     owners = {server.name: server.shares_device_with or server.name for server in servers}
-    devices = [name for name, owner in owners.items() if name == owner]
+    sharing: dict[str, list[ServerSection]] = {name: [] for name, owner in owners.items() if name == owner}
+    for server in servers:
+        sharing[owners[server.name]].append(server)
+    devices = {name: index for index, name in enumerate(sharing)}
     of_server = tuple(profiles[owners[server.name]] for server in servers)
     _require_one_network(scenario, servers, of_server)
-    tables = {name: _tables(scenario, name, profiles[name], owners) for name in devices}
+    tables = {name: _tables(scenario, profiles[name], sections) for name, sections in sharing.items()}
     specs = tuple(
         ServerSpec(
             name=server.name,
-            device=devices.index(owners[server.name]),
-            knobs=_knobs(scenario, server, tables[owners[server.name]], list(owners.values())),
+            device=devices[owners[server.name]],
+            knobs=_knobs(scenario, server, tables[owners[server.name]], len(sharing[owners[server.name]])),
             attachment=_attachment(server, profiles[owners[server.name]]),
         )
         for server in servers
@@ -126,17 +129,15 @@ def _require_one_network(scenario: Scenario, servers: tuple[ServerSection, ...],
             raise InputError(scenario.name, "cluster.servers", problem)
 
 
-def _tables(scenario: Scenario, name: str, profile: Profile, owners: Mapping[str, str]) -> DeviceTables:
-    sharing = [server for server in scenario.cluster.named_servers if owners[server.name] == name]
+def _tables(scenario: Scenario, profile: Profile, sharing: Sequence[ServerSection]) -> DeviceTables:
     knobs = [scenario.cluster.greedy_of(server) for server in sharing]
     limit = max(knob.batch_limit for knob in knobs)
     return compile_tables(profile, limit, jitter=scenario.jitter, util_metric=knobs[0].util_metric)
 
 
-def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, owners: list[str]) -> GreedyKnobs:
+def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shares: int) -> GreedyKnobs:
     given = scenario.cluster.greedy_of(server)
     profile = tables.profile
-    shares = owners.count(server.shares_device_with or server.name)
     cap_gb = given.vram_cap_gb
     cap_bytes = profile.device.vram_bytes // shares if cap_gb is None else int(cap_gb * GB)
     if profile.memory.context_bytes > cap_bytes:

@@ -67,7 +67,7 @@ def _yaml() -> Iterator[tuple[str, Case]]:
         "infinity": ".inf",
         "beyond a float": "1e400",
         "sixty minutes": "1:30",
-        "octal": "010",
+        "hexadecimal": "0x",
         "a binary": "!!binary aGk=",
         "a broken binary": "!!binary '&&'",
         "a set": "!!set {a, b}",
@@ -87,6 +87,7 @@ def _yaml() -> Iterator[tuple[str, Case]]:
     }
     for name, value in values.items():
         yield f"yaml: {name}", _scenario("duration_s: 1\n", f"duration_s: {value}\n")
+    yield "yaml: octal", _scenario("rate_img_s: 200", "rate_img_s: 010")
     yield "yaml: a bomb", _file("tiny.yaml", _bomb(12).encode() + _tiny())
     yield "yaml: a deep list", _file("tiny.yaml", b"a: " + b"[" * 100_000)
     yield "yaml: deep sections", _file("tiny.yaml", b"a: " + b"{a: " * 20_000 + b"1" + b"}" * 20_000)
@@ -217,7 +218,6 @@ def _work() -> Iterator[tuple[str, Case]]:
     servers = "\n".join(f"  - {{name: s{number}, profile: fast.yaml, link: 10gbe}}" for number in range(5000))
     old = base()["tiny.yaml"].decode().split("  servers:\n")[1].split("workload")[0]
     texts = {
-        "5,000 servers": (old, f"{servers}\n"),
         "1e7 seconds": ("duration_s: 1\n", "duration_s: 1e7\n"),
         "1e12 images a second": ("rate_img_s: 200", "rate_img_s: 1e12"),
         "bursts of a nanosecond": (_POISSON, "{kind: mmpp, rate_img_s: 200, dwell_s: 1e-9}"),
@@ -225,10 +225,11 @@ def _work() -> Iterator[tuple[str, Case]]:
             "duration_s: 1\n",
             "duration_s: 1e6\nfaults: [{kind: chaos, mean_gap_s: 10ms}]\n",
         ),
-        "a curve in a nanosecond": (_POISSON, "{kind: rates, file: rates.csv, rate_img_s: 200, period_s: 1e-9}"),
     }
     for name, (part, new) in texts.items():
         yield f"work: {name}", _scenario(part, new, ("simulate", "tiny.yaml"), "work")
+    many = _tiny(old, f"{servers}\n").replace(b"duration_s: 1\n", b"duration_s: 60\n")
+    yield "work: 5,000 servers", Case("work", {**base(), "tiny.yaml": many}, ("simulate", "tiny.yaml"))
     seeds = f"seeds: [{', '.join(map(str, range(200_000)))}]"
     yield "work: 200,000 seeds", _scenario("seeds: [0, 1]", seeds, ("compare", "tiny.yaml"), "work")
 
@@ -248,4 +249,6 @@ def accepted() -> Iterator[tuple[str, Case]]:
     yield "a mark at the beginning", _file("tiny.yaml", b"\xef\xbb\xbf" + _tiny())
     yield "lines as Windows ends them", _file("tiny.yaml", _tiny().replace(b"\n", b"\r\n"))
     yield "a trace with a quoted field", _series("trace", TRACE + '0.95,"1"\n')
+    curve = "{kind: rates, file: rates.csv, rate_img_s: 200, period_s: 1e-9}"
+    yield "a curve that is played in a nanosecond", _scenario(_POISSON, curve)
     yield "a run folder of an odd name", _flags("compare", "tiny.yaml", "--out", "$a <b>_", outputs=("$a <b>_",))

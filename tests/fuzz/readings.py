@@ -17,6 +17,7 @@ import yaml
 
 from hw.accuracy import Evaluation, load_accuracy, save_accuracy
 from hw.networks import ModelFile
+from policies import strict
 from policies.ppo import checkpoint
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.router_names import read_router, read_rule, write_rule
@@ -77,8 +78,8 @@ def _is_small(found: Scenario) -> bool:
 
 
 def _require_plain_numbers(text: str) -> None:
-    """YAML 1.1 has more numbers than users know: `1:30` is 90, `010` is 8."""
-    loader = yaml.SafeLoader(text)
+    """YAML 1.1 has more numbers than users know: `1:30` is 90 there, `010` is 8."""
+    loader = strict._Loader(text)
     try:
         node = loader.get_single_node()
         for scalar, value in _numbers(loader, node, 0):
@@ -93,7 +94,7 @@ def _require_plain_numbers(text: str) -> None:
         loader.dispose()
 
 
-def _numbers(loader: yaml.SafeLoader, node: yaml.Node | None, depth: int) -> list[tuple[str, float]]:
+def _numbers(loader: Any, node: yaml.Node | None, depth: int) -> list[tuple[str, float]]:
     if isinstance(node, yaml.ScalarNode):
         tag = node.tag.rpartition(":")[2]
         return [(node.value, float(loader.construct_object(node)))] if tag in ("int", "float") else []

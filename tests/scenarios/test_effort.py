@@ -66,11 +66,22 @@ def test_a_long_run_is_told_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert require_effort(effort_of(world, 50, "compiled"), "tiny") is None
     told = require_effort(effort_of(world, 100), "tiny")
     assert told is not None
-    assert "about 83.3 min and 0.57 GB" in told
+    assert "about 83.5 min and 0.57 GB" in told
     assert "100 runs of 4e+05 images and 8e+04 readings of sensors each" in told
     told = require_effort(effort_of(world, 50, "compiled", processes=20), "tiny")
     assert told is not None
     assert "GB" in told
+
+
+def test_every_server_costs_each_event(tmp_path: Path) -> None:
+    """Of many servers the sensors' readings are the most, and each is told to a router that looks at all of them."""
+    few = write_scenario(tmp_path).read_text()
+    slow = "  - {name: slow, profile: slow.yaml, link: 10gbe}\n"
+    rows = "".join(slow.replace("slow,", f"slow{number},") for number in range(498))
+    (tmp_path / "many.yaml").write_text(few.replace("workload:", f"{rows}workload:"))
+    many, two = (effort_of(load_world(tmp_path / name), 1, duration_s=3600.0) for name in ("many.yaml", "tiny.yaml"))
+    assert many.events["readings of sensors"] == pytest.approx(250 * two.events["readings of sensors"])
+    assert many.seconds > 500 * 250 * two.events["readings of sensors"] * 1e-7
 
 
 def test_the_images_of_an_effort_are_those_that_arrive(tmp_path: Path) -> None:
