@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test parity lint profiles results routers bench bench-peers bench-sb3 clean
+.PHONY: install quickstart test parity fuzz lint profiles results routers bench bench-peers bench-sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,11 @@ SEEDS ?= 0:10000
 parity: install  ## every rule broken on purpose, what only a release needs (docs/tests.md); then both engines on 10,000 drawn scenarios, bit for bit; SEEDS=4000:10000 goes on from there
 	$(BIN)/python -m pytest -m "mutants or release"
 	$(BIN)/python -m tests.parity --seeds $(SEEDS)
+
+SECONDS ?= 1200
+
+fuzz: install  ## hostile inputs, torn run folders, kills and a failing host (docs/tests.md), for SECONDS; what fails is kept in runs/fuzz
+	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS) --jobs $(JOBS)
 
 lint: install  ## style, types, and the layers of docs/architecture.md
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """`make fuzz`: hostile inputs, torn state, kills and a failing host. Exit code 1 where something ended as nothing may.
 
+    python -m tests.fuzz all --seconds 1200                # all of these, each for its share of the time
     python -m tests.fuzz inputs --count 20000 --seed 0     # in process; each hundredth as a real command
     python -m tests.fuzz corpus                            # what once went wrong
     python -m tests.fuzz state                             # every file of a run folder cut, and filled with junk
@@ -131,26 +132,29 @@ def again(folders: list[Path], tally: Tally) -> None:
 
 
 def work_through(given: argparse.Namespace, tally: Tally) -> None:
-    """What was asked for."""
-    seed, seconds = given.seed, given.seconds
+    """What was asked for; of `all` each kind has its share of the time."""
+    seed, count = given.seed, given.count
     with tempfile.TemporaryDirectory(prefix="fuzz-") as text:
         root = Path(text) / "box"
-        if given.what == "inputs":
-            inputs(given.count or 20_000, seed, seconds, given.jobs, tally)
-        elif given.what == "corpus":
-            in_turn(corpus_trials(root), seconds, tally)
-        elif given.what == "again":
+        if given.what == "again":
             again(given.folders, tally)
-        elif given.what == "kills":
-            in_turn(kills.chains(given.count or 100, seed, Path(text)), seconds, tally)
-        else:
+        if given.what in ("all", "corpus"):
+            in_turn(corpus_trials(root), None, tally)
+        if given.what in ("all", "inputs"):
+            inputs(count or 20_000, seed, _share(given, 0.5), given.jobs, tally)
+        if given.what in ("all", "kills"):
+            in_turn(kills.chains(count or 100, seed, Path(text)), _share(given, 0.2), tally)
+        if given.what in ("all", "state", "host"):
             with Finished.make() as finished:
-                trials = (
-                    state.trials(finished, seed, root)
-                    if given.what == "state"
-                    else host.trials(finished, given.count or 100, seed, root)
-                )
-                in_turn(trials, seconds, tally)
+                if given.what != "host":
+                    in_turn(state.trials(finished, seed, root), _share(given, 0.2), tally)
+                if given.what != "state":
+                    in_turn(host.trials(finished, count or 100, seed, root), _share(given, 0.1), tally)
+
+
+def _share(given: argparse.Namespace, part: float) -> float | None:
+    """Of the time, where there is a limit to it."""
+    return None if given.seconds is None else given.seconds * (part if given.what == "all" else 1.0)
 
 
 def main() -> int:
@@ -158,11 +162,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("inputs", "corpus", "state", "kills", "host", "again"))
+    parser.add_argument("what", choices=("all", "inputs", "corpus", "state", "kills", "host", "again"))
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--count", type=int, help="of inputs, kills or faults")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, help="end after so long")
+    parser.add_argument("--seconds", type=float, help="begin nothing more after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes beside each other, for inputs")
     parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="for what fails")
     given = parser.parse_args()

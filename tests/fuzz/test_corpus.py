@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from tests.fuzz.trial import attempt
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _warm() -> None:
+def _warm() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()):
         warm_up()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in refused()])

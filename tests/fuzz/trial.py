@@ -150,6 +150,8 @@ def _be_the_child(
         os.chdir(here)
         for number, path in ((0, os.devnull), (1, str(said / "out")), (2, str(said / "err"))):
             os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # a test's may be none of a process's
+        sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         prepare()
