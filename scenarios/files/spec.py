@@ -294,6 +294,14 @@ class WorkloadSection(StrictModel):
         """Mean rate over a run, in times of that rate."""
         return 1.0
 
+    def peak_factor(self) -> float:
+        """The highest rate, in times of that rate, where arrivals are drawn at it and thinned out; else 1."""
+        return 1.0
+
+    def mean_changes(self, duration_s: float) -> float:
+        """How often, about, its rate is drawn anew in a run."""
+        return 0.0
+
 
 class _Rated(WorkloadSection):
     rate_img_s: Positive | None = Field(None, description="mean arrivals a second")
@@ -335,6 +343,10 @@ class MmppWorkload(_Rated):
             )
         return self
 
+    def mean_changes(self, duration_s: float) -> float:
+        """Bursts begin and end."""
+        return 2 * duration_s * self.burst_share / self.dwell_s
+
 
 class GammaWorkload(_Rated):
     """Independent gaps with a gamma distribution."""
@@ -351,6 +363,10 @@ class DiurnalWorkload(_Rated):
     kind: Literal["diurnal"] = Field(description="")
     amplitude: Share = Field(0.5, description="of the sine, as a share of the mean rate")
     period_s: Seconds = Field(60.0, description="of the sine")
+
+    def peak_factor(self) -> float:
+        """At the sine's height."""
+        return 1 + self.amplitude
 
 
 class RatesWorkload(_Rated):
@@ -390,6 +406,10 @@ class FlashWorkload(_Rated):
             full_s += spent_s * (begins + slope * spent_s / 2)
             left_s -= length_s
         return 1 + (self.factor - 1) * full_s / duration_s
+
+    def peak_factor(self) -> float:
+        """At the crowd's height."""
+        return self.factor
 
 
 class TraceWorkload(WorkloadSection):

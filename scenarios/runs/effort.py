@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from policies.errors import InputError
-from scenarios.files.spec import ChaosFault, DiurnalWorkload, FlashWorkload, MmppWorkload
+from scenarios.files.spec import ChaosFault
 from scenarios.metrics.result import Simulator
 from scenarios.runs.parallel import machine_bytes
 from scenarios.world.world import World
@@ -89,16 +89,11 @@ def _images(world: World, length_s: float) -> tuple[float, float]:
     if rate_img_s is None:  # a trace, which is no longer than its file
         images = float(len(world.arrivals_ns(world.scenario.seed, length_s)))
         return images, images
-    drawn = rate_img_s * length_s
-    if isinstance(workload, FlashWorkload):
-        return drawn * workload.mean_factor(length_s), drawn * workload.factor
-    return drawn, drawn * (2.0 if isinstance(workload, DiurnalWorkload) else 1.0)
+    return rate_img_s * workload.mean_factor(length_s) * length_s, rate_img_s * workload.peak_factor() * length_s
 
 
 def _events(world: World, length_s: float) -> Iterator[tuple[str, float]]:
-    workload = world.scenario.workload
-    if isinstance(workload, MmppWorkload):
-        yield "changes of the load", 2 * length_s * workload.burst_share / workload.dwell_s
+    yield "changes of the load", world.scenario.workload.mean_changes(length_s)
     yield "deaths of workers", sum(length_s / f.mean_gap_s for f in world.scenario.faults if isinstance(f, ChaosFault))
     profiles = [tables.profile for tables in world.cluster.devices]
     speeds = [profile.slowdown for profile in profiles if profile.slowdown is not None]

@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--out", "taken"], ["taken/cpu0.yaml", "this is a folder"]),
         (["--device", "cuda:99"], ["--device", "'cuda:99'", "allowed are"]),
         (["--model", "in_the_way"], ["in_the_way", "cannot be read as safetensors"]),
-        (["--budget", "0"], ["calibrate cpu:0", "budget", "must be more than 0 s"]),
+        (["--budget", "0"], ["--budget", "'0'", "must be from 0.001 "]),
     ],
 )
 def test_what_is_wrong_shows_before_anything_is_measured(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def test_a_profile_of_a_former_version_is_read() -> None:
     """There `slowdown` was called `pace`, and a `metric` a `figure`."""
     measured = {"metric": "solo latency", "quantity": "batch", "low": 1.0, "high": 8.0}
     profile = worlds.profile(slowdown=SLOWDOWN, ranges=[measured])
-    text = profile.to_yaml()
+    text = re.sub(r"checksum: .*\n", "", profile.to_yaml())  # there was none then
     former = text.replace("slowdown:", "pace:").replace("metric:", "figure:")
     assert (former.count("pace:"), former.count("figure:")) == (1, 1)
     assert Profile.from_yaml(former, "a.yaml") == profile
