@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-NAMES = ("fast", "slow", "third", "a", "a-b")
+NAMES = ("fast", "slow", "fast", "slow", "a-b")
 FILES = {
     "profile": ("fast.yaml", "slow.yaml", "a100", "t4", "no.yaml"),
     "file": ("trace.csv", "rates.csv", "dates.csv"),
@@ -21,8 +21,34 @@ FILES = {
     "network": ("digits", "a:B"),
     "dataset": ("digits", "folder"),
 }
-NUMBERS = (0, 1, 2, 3, 5, 7, 16, 32, 100, 1000, 2**31, 2**53, 2**63, -1)
-REALS = (0.0, 1e-9, 1e-6, 1e-3, 0.01, 0.05, 0.1, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0, 10.0, 100.0, 1e3, 1e7, 1e12, -1.0)
+NUMBERS = (1, 2, 3, 4, 6, 8, 0, 1, 2, 3, 5, 7, 16, 32, 100, 1000, 2**31, 2**53, 2**63, -1)
+REALS = (
+    0.1,
+    0.2,
+    0.25,
+    0.3,
+    0.4,
+    0.9,
+    0.0,
+    1e-9,
+    1e-6,
+    1e-3,
+    0.01,
+    0.05,
+    0.1,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    4.0,
+    10.0,
+    100.0,
+    1e3,
+    1e7,
+    1e12,
+    -1.0,
+)
 
 
 def documents(model: type[BaseModel], keep: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,8 +29,8 @@ def _case(family: str, name: str, content: bytes, argv: tuple[str, ...] = SIMULA
     return Case(family, {**base(), name: content}, argv, reading or family)
 
 
-def _changed_text(name: str) -> st.SearchStrategy[bytes]:
-    text = base()[name]
+def _changed_text(name: str, text: bytes | None = None) -> st.SearchStrategy[bytes]:
+    text = base()[name] if text is None else text
     return st.one_of(changed_yaml(text), changed_yaml(text), changed_bytes(text))
 
 
@@ -46,7 +48,8 @@ def scenarios() -> st.SearchStrategy[Case]:
 def profiles() -> st.SearchStrategy[Case]:
     """A profile changed: shown, and simulated with."""
     show = ("profile", "show", "fast.yaml", "--quiet", "--json", "-")
-    new = _changed_text("fast.yaml")
+    unsealed = re.sub(rb"(?m)^checksum: .*\n", b"", base()["fast.yaml"])  # or nothing that is changed would be read
+    new = st.one_of(_changed_text("fast.yaml"), *2 * [_changed_text("fast.yaml", unsealed)])
     return st.one_of(
         new.map(lambda text: _case("profile", "fast.yaml", text, show)),
         new.map(lambda text: _case("profile", "fast.yaml", text, SIMULATE, "scenario")),
@@ -73,8 +76,10 @@ def routers() -> st.SearchStrategy[Case]:
     """A learned router's bytes, or its header, changed."""
 
     def of(name: str) -> st.SearchStrategy[Case]:
-        data = base()[name]
-        new = st.one_of(changed_bytes(data), _changed_header(data))
+        data, unsealed = base()[name], _unsealed(base()[name])
+        new = st.one_of(
+            changed_bytes(data), changed_bytes(unsealed), _changed_header(unsealed), _changed_numbers(unsealed)
+        )
         return new.map(lambda found: _case("learned", name, found, (*SIMULATE, "--router", name)))
 
     return st.sampled_from(("tide.safetensors", "ppo.safetensors")).flatmap(of)
@@ -87,14 +92,42 @@ def networks() -> st.SearchStrategy[Case]:
     return new.map(lambda found: _case("network", "model.safetensors", found, ()))
 
 
-def _changed_header(data: bytes) -> st.SearchStrategy[bytes]:
-    """Of a safetensors file, whose length it says itself."""
+def _parted(data: bytes) -> tuple[bytes, bytes]:
+    """A safetensors file's header, whose length it says itself, and its numbers."""
     size = int.from_bytes(data[:8], "little")
+    return data[8 : 8 + size], data[8 + size :]
 
-    def whole(header: bytes) -> bytes:
-        return len(header).to_bytes(8, "little") + header + data[8 + size :]
 
-    return changed_json(data[8 : 8 + size]).map(whole)
+def _joined(header: bytes, numbers: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header + numbers
+
+
+def _unsealed(data: bytes) -> bytes:
+    """Without its checksum, or nothing that is changed would be read."""
+    header, numbers = _parted(data)
+    found = json.loads(header)
+    found["__metadata__"].pop("checksum", None)
+    return _joined(json.dumps(found).encode(), numbers)
+
+
+def _changed_header(data: bytes) -> st.SearchStrategy[bytes]:
+    header, numbers = _parted(data)
+    return changed_json(header).map(lambda new: _joined(new, numbers))
+
+
+def _changed_numbers(data: bytes) -> st.SearchStrategy[bytes]:
+    """One of its numbers is another, or none."""
+    header, numbers = _parted(data)
+    odd = (
+        b"\xff" * 8,
+        b"\x00" * 8,
+        b"\x00\x00\x80\x7f" * 2,
+        b"\x00\x00\x00\x00\x00\x00\xf0\x7f",
+        b"\xff\xff\x7f\x7f" * 2,
+    )
+    where = st.integers(0, len(numbers) // 8 - 1)
+    pairs = st.tuples(where, st.one_of(st.sampled_from(odd), st.binary(min_size=8, max_size=8)))
+    return pairs.map(lambda pair: _joined(header, numbers[: 8 * pair[0]] + pair[1] + numbers[8 * pair[0] + 8 :]))
 
 
 def series() -> st.SearchStrategy[Case]:
