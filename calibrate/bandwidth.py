@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hw.device import DeviceSpec
-from policies.errors import WorkError
+from policies.errors import WorkError, in_a_line
 from policies.vocabulary import NS_PER_S
 
 COPY_BYTES = 64 << 20  # beyond any cache
@@ -40,8 +40,8 @@ def bandwidth_beside(spec: DeviceSpec) -> Iterator[Callable[[], float]]:
             try:
                 return future.result()
             except (BrokenProcessPool, RuntimeError) as error:
-                problem = " ".join(str(error).split())[:200]
-                raise WorkError(f"cuda:{spec.index}: no bandwidth could be measured ({problem})") from None
+                problem = f"no bandwidth could be measured ({in_a_line(str(error))})"
+                raise WorkError(f"cuda:{spec.index}: {problem}") from None
             finally:
                 pool.shutdown()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import InputError, nearest
+from policies.errors import InputError, in_a_line, nearest
 from policies.files import folder_hash
 from policies.own import blaming, code_hash, is_own, own_class
 
@@ -169,7 +169,7 @@ def _folder(folder: Path) -> Dataset:
         try:
             found.append(ImageFolder(str(folder / part)))
         except (FileNotFoundError, OSError) as error:  # no classes, or one without images: it says which
-            raise _wrong(f"{folder / part}: {' '.join(str(error).split())}") from None
+            raise _wrong(f"{folder / part}: {in_a_line(str(error))}") from None
     train, test = found
     if train.classes != test.classes:
         differ = ", ".join(sorted(set(train.classes) ^ set(test.classes)))

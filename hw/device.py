@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE, usable_cores
-from policies.errors import InputError
+from policies.errors import InputError, in_a_line
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_BUDGET_BYTES = 1 << 30
@@ -88,7 +88,7 @@ def require_torch_device(name: str) -> None:
     try:
         usable = float(torch.ones(1, device=name)) == 1.0
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        found = f"{name!r} can't be used ({' '.join(str(error).split())[:200]}); allowed are cpu, cuda:0 ..."
+        found = f"{name!r} can't be used ({in_a_line(str(error))}); allowed are cpu, cuda:0 ..."
         raise InputError("model", "training.device", found) from None
     assert usable
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
-from policies.errors import InputError, nearest
+from policies.errors import InputError, in_a_line, nearest
 from policies.files import atomic_path, require_file
 from policies.own import OWN_CLASS, blaming, code_hash, is_own, own_class
 
@@ -99,7 +99,7 @@ class ModelFile:
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
-            problem = f"the weights do not fit the network ({' '.join(str(error).split())[:300]})"
+            problem = f"the weights do not fit the network ({in_a_line(str(error))})"
             raise InputError(str(self.path), "", problem) from None
         found = model_hash(model.state_dict())
         if found != metadata.get("hash"):

@@ -56,7 +56,7 @@ from hw.messages import (
 )
 from hw.networks import ModelFile
 from hw.wire import decode, encode
-from policies.errors import WorkError
+from policies.errors import WorkError, in_a_line
 
 START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 600.0
@@ -267,7 +267,7 @@ class Worker:
             if isinstance(answer, Done) and answer.number == number:
                 return answer.forgotten
             if isinstance(answer, Refused):
-                raise WorkError(f"worker {self.spec.name}: {answer.reason}: {answer.detail}")
+                raise WorkError(f"worker {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
 
     def benchmark(
         self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3, pause_s: float = 0.0
@@ -327,7 +327,7 @@ class Worker:
         if isinstance(answer, kind):
             return answer
         if isinstance(answer, Refused | LoadBroken | Broken | MoveBroken):
-            raise WorkError(f"worker {self.spec.name}: {answer.reason}: {answer.detail}")
+            raise WorkError(f"worker {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
         raise WorkError(f"worker {self.spec.name} answered {answer!r} where {kind.__name__} was due")
 
     # ------------------------------------------------------------------------------------------------------ the end

@@ -28,6 +28,12 @@ class WorkError(RuntimeError):
     """The work itself failed, through no fault of the input."""
 
 
+def in_a_line(text: str, most: int = 300) -> str:
+    """Somebody else's words (a library's, or a user's code), with what is between them as one space each, and cut."""
+    short = " ".join(text.split())
+    return short if len(short) <= most else f"{short[:most]} ..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A phrase that names the known word nearest to an unknown one, and all the known ones."""
     words = sorted(known)

@@ -12,9 +12,9 @@ from typing import Any, Final, cast
 import numpy as np
 
 from policies import strict
-from policies.errors import InputError, WorkError, nearest
+from policies.errors import InputError, WorkError, in_a_line, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.own import FAILURES, blaming, code_hash, failure, in_a_line, is_own, own_class
+from policies.own import FAILURES, blaming, code_hash, failure, is_own, own_class
 from policies.registry import KINDS, RULES, RouterKind
 from policies.rules.context import RouterContext
 from policies.rules.placements import PLACEMENT_NAMES

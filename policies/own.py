@@ -23,13 +23,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Final
 
-from policies.errors import InputError
+from policies.errors import InputError, in_a_line
 
 OWN_CLASS = "module:Class"
 REFUSING: Final = "SLIMSCHED_NO_OWN_CODE"
 OURS: Final = ("policies", "sim", "hw", "calibrate", "scenarios")
 FAILURES: Final = (Exception, SystemExit)  # of a user's code: an attempt to end the process is told as an error is
-_LONGEST = 300
 
 # Is told a class's name and the line about it; nobody listens in a worker, whose parent has told it.
 _Listener = Callable[[str, str], None]
@@ -100,12 +99,6 @@ def blaming(name: str, source: str, key: str) -> Iterator[None]:
 def failure(error: BaseException) -> str:
     """What a user's code raised, in a line."""
     return in_a_line(f"{type(error).__name__}: {error}")
-
-
-def in_a_line(text: str) -> str:
-    """A user's words, cut to a line."""
-    short = " ".join(text.split())
-    return short if len(short) <= _LONGEST else f"{short[:_LONGEST]} ..."
 
 
 def _admit(name: str, source: str, key: str) -> None:

@@ -48,7 +48,7 @@ def run(arguments: Namespace) -> int:
     job = make_job(scenario, folder, output)
     with (
         job.folder.opened(arguments.scenario),
-        announcing_compilation(output, (*scenario.compare.routers, *scenario.validate_.routers)),
+        announcing_compilation(output, job.routers),
     ):
         outcome = carry_out(job)
     texts = [format_comparison(outcome.comparison)]

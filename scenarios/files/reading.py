@@ -100,7 +100,7 @@ def _check_dataset(scenario: Scenario, source: str) -> None:
 def _check_servers(scenario: Scenario, source: str) -> None:
     servers = scenario.cluster.named_servers
     names: set[str] = set()
-    owners = {server.name for server in servers if server.shares_device_with is None}
+    owners = {server.name for server in scenario.cluster.owners}
     for index, server in enumerate(servers):
         key = f"cluster.servers.{index}"
         if server.name in names:

@@ -249,6 +249,11 @@ class ClusterSection(StrictModel):
         """The servers that the file names; none under `auto`."""
         return () if self.servers == "auto" else self.servers
 
+    @property
+    def owners(self) -> tuple[ServerSection, ...]:
+        """Those of them that have a device of their own."""
+        return tuple(server for server in self.named_servers if server.shares_device_with is None)
+
     def greedy_of(self, server: ServerSection) -> GreedySection:
         """A server's knobs: its own where it gives them, else the cluster's."""
         own = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}

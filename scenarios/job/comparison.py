@@ -60,7 +60,7 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
         *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM
     )
     target = job.folder / RESULTS
-    partial = job.folder / ".stages" / f"compare-{fingerprint[:12]}.json"
+    partial = job.folder.partial("compare", fingerprint)
 
     def work() -> Sequence[Path]:
         finished: list[Result] = job.folder.read_partial(partial) or []

@@ -127,7 +127,7 @@ class Job:
     @property
     def can_validate(self) -> bool:
         """Whether there is a network, and a real device for every server."""
-        owners = [server for server in self.scenario.cluster.named_servers if server.shares_device_with is None]
+        owners = self.scenario.cluster.owners
         return self.scenario.model.is_runnable and all(server.device is not None for server in owners)
 
     # ----------------------------------------------------------------------------------------- what stages depend on
@@ -174,10 +174,9 @@ class Job:
 
     def world_parts(self, *, is_training: bool = False) -> list[Any]:
         """All that a simulation reads but its seed, its length and its router."""
-        owners = [server for server in self.scenario.cluster.named_servers if server.shares_device_with is None]
         profiles = [
             profile_file(server.profile) if server.profile else profile_path(self.folder.path, server.name)
-            for server in owners
+            for server in self.scenario.cluster.owners
         ]
         return [*self.scenario_parts(OF_A_WORLD, is_training=is_training), self.accuracy_path, *profiles]
 

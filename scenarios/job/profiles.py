@@ -26,7 +26,7 @@ def make_profiles(job: Job) -> None:
     What lies there is from its source, for a scenario may have named another one since: the file that it names, or what
     was calibrated here, with what serving costs once that is known. What a user has edited in its place stays.
     """
-    owners = _owners(job)
+    owners = job.scenario.cluster.owners
     for server in owners:
         job.folder.require_free(profile_path(job.folder.path, server.name))
         if server.profile is None:
@@ -39,11 +39,6 @@ def make_profiles(job: Job) -> None:
             _copy(job, profile_file(server.profile), target)  # the folder tells the whole run
         elif not _is_edited(job, target):
             _copy(job, made, target)
-
-
-def _owners(job: Job) -> list[ServerSection]:
-    """The servers that have a device of their own."""
-    return [server for server in job.scenario.cluster.named_servers if server.shares_device_with is None]
 
 
 def _copy(job: Job, given: Path, target: Path) -> None:
@@ -108,7 +103,7 @@ def make_serving(job: Job) -> None:
     """What serving costs on this host, into the profiles that were made here (the calibrated ones are kept)."""
     if not _can_be_served(job):
         return
-    servers = _owners(job)
+    servers = job.scenario.cluster.owners
     paths = [profile_path(job.folder.path, server.name) for server in servers]
     sources = [calibrated_path(job.folder.path, server.name) for server in servers]
     served = [served_path(job.folder.path, server.name) for server in servers]
@@ -134,10 +129,10 @@ def make_serving(job: Job) -> None:
 
 def _can_be_served(job: Job) -> bool:
     """Whether the profiles are made here, and there are executors to serve with."""
-    return job.can_validate and all(server.profile is None for server in _owners(job))
+    return job.can_validate and all(server.profile is None for server in job.scenario.cluster.owners)
 
 
 def _serving_hash(job: Job) -> str:
-    sources = [calibrated_path(job.folder.path, server.name) for server in _owners(job)]
+    sources = [calibrated_path(job.folder.path, server.name) for server in job.scenario.cluster.owners]
     rate = (*job.scenario_parts(OF_SERVING), job.scenario.validate_.loads, job.scenario.seed)
     return job.fingerprint(*rate, *sources, job.accuracy_path, job.model.path, *job.network_parts, job.images)

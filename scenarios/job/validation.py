@@ -17,7 +17,7 @@ from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
-from scenarios.metrics.result import Result
+from scenarios.metrics.served import is_barren
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import CORES_FILE, load_point, run_place, write_cores, write_run
 from scenarios.terminal.progress import Progress
@@ -47,7 +47,7 @@ def validate(job: Job, world: World) -> Validation:
     served = (job.model.path, *job.network_parts, job.images)
     fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts(given.routers), shape, *served)
     target = job.folder / "validation.json"
-    partial = job.folder / ".stages" / f"validate-{fingerprint[:12]}.json"
+    partial = job.folder.partial(STAGE, fingerprint)
 
     def work() -> Sequence[Path]:
         warn_of_other_programs(job)
@@ -57,7 +57,7 @@ def validate(job: Job, world: World) -> Validation:
             quiet=job.quiet,
         )  # fmt: skip
         folder.write_json(target, validation)
-        if any(_is_barren(pair["hardware"]) for pair in validation["pairs"]):
+        if any(is_barren(pair["hardware"]) for pair in validation["pairs"]):
             raise _UnfinishedError
         runs = [name for name in folder.made_by(STAGE) if name.startswith(("simulation/", "hardware/"))]
         return [target, folder / CORES_FILE, *(folder / name for name in runs)]
@@ -70,10 +70,6 @@ def validate(job: Job, world: World) -> Validation:
 
 class _UnfinishedError(Exception):
     """A hardware run completed nothing: it is made again when the stage is."""
-
-
-def _is_barren(result: Result) -> bool:
-    return not result["images"]["completed"]
 
 
 def warn_of_another_stack(job: Job, world: World) -> None:
@@ -130,7 +126,7 @@ def validate_world(
         ):
             keep_runs(folder, made, plan.repeats)
             runs.append(made.run)
-            folder.write_partial(partial, [run for run in runs if not _is_barren(run["hardware"])])
+            folder.write_partial(partial, [run for run in runs if not is_barren(run["hardware"])])
     return validate_results(runs, world.power_provenance)
 
 

@@ -188,6 +188,11 @@ class Validation(TypedDict):
     ranking: list[Ranking]
 
 
+def foreign_share(load: Foreign) -> float:
+    """All that others took."""
+    return load["programs"] + load["stolen"]
+
+
 def is_marked(found: ServedWorlds) -> bool:
     """Whether either world leaves too many images unserved."""
     return leaves_many(found["simulated"]) or leaves_many(found["hardware"])
@@ -301,7 +306,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
 def _most_foreign(runs: Sequence[ValidationRun]) -> Foreign | None:
     """Of the run that had most of it: a mean would hide one that was spoilt."""
     known = [load for run in runs if (load := run.get("foreign_load")) is not None]
-    return max(known, key=lambda load: load["programs"] + load["stolen"], default=None)
+    return max(known, key=foreign_share, default=None)
 
 
 def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> Estimate:

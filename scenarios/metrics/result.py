@@ -22,6 +22,7 @@ from policies.records import (
     IN_FLIGHT,
     STAGES,
     DeviceTotals,
+    Downtime,
     RequestColumns,
     RunColumns,
     RunRecord,
@@ -285,22 +286,23 @@ def summarise(
         wall_s=wall_s,
         servers=[_server(server, run.devices[server.device], duration_s) for server in run.servers],
         arrival_lag_s=_arrival_lag(run.arrival_lags_ns),
-        restarts=[
-            Restart(
-                server=run.servers[down.server].name,
-                cause=down.reason,
-                planned=down.is_planned,
-                down_s=down.down_ns / NS_PER_S,
-                up_s=None if down.up_ns is None else down.up_ns / NS_PER_S,
-            )
-            for down in run.downtimes
-        ],
+        restarts=[_restart(down, run.servers[down.server].name) for down in run.downtimes],
         failures=_failures(requests),
         stages_s=_stages_s(requests, done),
         extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
         expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
         signatures=None,
+    )
+
+
+def _restart(down: Downtime, server: str) -> Restart:
+    return Restart(
+        server=server,
+        cause=down.reason,
+        planned=down.is_planned,
+        down_s=down.down_ns / NS_PER_S,
+        up_s=None if down.up_ns is None else down.up_ns / NS_PER_S,
     )
 
 

@@ -82,6 +82,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 # ----------------------------------------------------------------------------------------------- nothing was completed
 
 
+def is_barren(result: Result) -> bool:
+    """Whether a run completed nothing."""
+    return not result["images"]["completed"]
+
+
 def require_completed(results: Iterable[Result]) -> None:
     """A run that completed nothing says nothing of its router.
 
@@ -90,7 +95,7 @@ def require_completed(results: Iterable[Result]) -> None:
     """
     barren: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        if not result["images"]["completed"]:
+        if is_barren(result):
             barren.setdefault((result["router"], result["mode"]), []).append(result)
     if barren:
         told = "; ".join(_barren_text(router, mode, runs) for (router, mode), runs in barren.items())

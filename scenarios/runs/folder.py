@@ -130,7 +130,7 @@ class RunFolder:
         try:
             with locked(self.path / layout.OWN / "lock", self.path, self.say):
                 contents = self._contents()
-                self._require_free(contents)
+                self._require_no_obstacle(contents)
                 self._clean()
                 self._identity = self._found_identity()
                 journal = Journal(self._manifest, replace(contents, scenario=self._recorded(contents, scenario)))
@@ -217,7 +217,7 @@ class RunFolder:
             return Entry(layout.command_of(name, None))
         return Entry(layout.command_of(name, None), file_hash(self.path / name))
 
-    def _require_free(self, contents: Contents) -> None:
+    def _require_no_obstacle(self, contents: Contents) -> None:
         """What would be in the way at the end is told in the beginning."""
         for name in layout.FOLDERS:
             path = self.path / name
@@ -327,6 +327,10 @@ class RunFolder:
         """A JSON document of the folder."""
         with self.making(path):
             write_json(path, document)
+
+    def partial(self, stage: str, fingerprint: str) -> Path:
+        """Where a stage keeps what an interrupted try has finished."""
+        return self.path / layout.STAGES / f"{stage}-{fingerprint[:12]}.json"
 
     def write_partial(self, path: Path, content: Any) -> None:
         """What an interrupted stage will go on from."""

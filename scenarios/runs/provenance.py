@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,10 @@ from typing import Any, Final
 
 from policies.errors import InputError
 from policies.own import OURS
-from scenarios.files.documents import read_json
-from scenarios.runs.folder import RunFolder
+from scenarios.files.documents import inputs_hash, read_json
+from scenarios.runs.folder import ENVIRONMENT_SCHEMAS, RunFolder
 
-SCHEMA: Final = "slimsched.environment/2"
+SCHEMA: Final = ENVIRONMENT_SCHEMAS[-1]
 ENVIRONMENT_FILE: Final = "environment.json"
 PRODUCT: Final = "slim-scheduler"
 PACKAGES: Final = (
@@ -49,11 +48,8 @@ def version_of(package: str) -> str | None:
 @cache
 def code_here() -> str:
     """Of this project's own code: it tells two states of one version apart, as a working copy has them."""
-    digest = hashlib.sha256()
-    for package in OURS:
-        for path in sorted((_ROOT / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(_ROOT)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
+    files = sorted(path for package in OURS for path in (_ROOT / package).rglob("*.py"))
+    return inputs_hash(*(part for path in files for part in (str(path.relative_to(_ROOT)), path)))[:16]
 
 
 def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:

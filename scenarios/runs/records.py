@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 from policies.codec import from_jsonable, to_jsonable
-from policies.errors import InputError, nearest
+from policies.errors import InputError, in_a_line, nearest
 from policies.files import atomic_path, require_file
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
@@ -160,20 +160,17 @@ def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
     try:
         with parquet.ParquetFile(path) as file:
             if file.metadata.num_rows * max(1, file.metadata.num_columns) > MOST_VALUES:
-                problem = f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns} columns; allowed are"
-                raise InputError(
-                    str(path), "", f"{problem} {MOST_VALUES:,} values in all: no record of a run is so large"
-                )
+                problem = f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns} columns"
+                allowed = f"allowed are {MOST_VALUES:,} values in all: no record of a run is so large"
+                raise InputError(str(path), "", f"{problem}; {allowed}")
             missing = [name for name in wanted if name not in file.schema_arrow.names]
             if missing:
                 known = nearest(missing[0], file.schema_arrow.names)
                 raise InputError(str(path), "", f"has no column {missing[0]!r}; {known}: no record of this version")
             columns: dict[str, list[Any]] = file.read(list(wanted) or None).to_pydict()
     except (ArrowException, OSError) as error:
-        problem = " ".join(str(error).split())
-        raise InputError(
-            str(path), "", f"not a Parquet table, or damaged ({problem:.300}); make the run anew"
-        ) from None
+        problem = f"not a Parquet table, or damaged ({in_a_line(str(error))}); make the run anew"
+        raise InputError(str(path), "", problem) from None
     for name in wanted:
         if name != "status" and not all(isinstance(value, int | float | None) for value in columns[name]):
             raise InputError(str(path), name, "holds something that is no number: no record of this version")

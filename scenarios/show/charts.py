@@ -29,7 +29,7 @@ from policies.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.served import MARK
+from scenarios.show.words import marked
 from scenarios.terminal.visible import visible
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31", "#444444", "#B22222")
@@ -252,7 +252,7 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> d
         costs, accuracies = zip(*panel.bound, strict=True)
         (drawn["fluid bound"],) = axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1)
     for index, point in enumerate(points):
-        drawn[f"{point.name}{MARK if point.is_marked else ''}"] = axes.errorbar(
+        drawn[marked(point.name, point.is_marked)] = axes.errorbar(
             point.x,
             point.y,
             xerr=point.x_error or None,

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from hw.accuracy import MEASURED
 from policies import strict
 from policies.errors import InputError
-from scenarios.files.documents import read_text, with_keys, write_text
+from scenarios.files.documents import read_text, with_keys
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
@@ -69,24 +69,11 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     path = folder.path
     if not path.is_dir():
         raise InputError(str(path), "", "no such run folder; `slimsched run` and `slimsched compare --out` make one")
-    try:
-        page = _page(folder)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError) or folder.entries:
-            raise
-        problem = f"a document in it is damaged, or of another version ({type(error).__name__}: {error})"
-        remedy = "the commands that made them make them again"
-        raise InputError(str(path), "", f"{problem}; {remedy}") from None
-    with folder.making(path / "report.html") as made:
-        write_text(made.path, page)
-    return path / "report.html"
-
-
-def _page(folder: RunFolder) -> str:
     material = gather(folder)
     if not (material.comparison or material.validation or material.runs or material.profiles):
-        raise InputError(str(folder.path), "", "holds no results and no profiles; nothing to report")
-    return render(report(material))
+        raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
+    folder.write_text(path / "report.html", render(report(material)))
+    return path / "report.html"
 
 
 def save_picture(run_folder: os.PathLike[str] | str, picture: Path) -> None:

@@ -16,6 +16,7 @@ from scenarios.metrics.fidelity import (
     Row,
     SaturatedRow,
     Validation,
+    foreign_share,
     is_marked,
     middle_load,
 )
@@ -70,10 +71,10 @@ def _foreign_loads(validation: Validation) -> list[Foreign]:
 
 
 def _is_busy(load: Foreign) -> bool:
-    return load["programs"] + load["stolen"] > STRONG
+    return foreign_share(load) > STRONG
 
 
-def _foreign_column(rows: Sequence[Row | SaturatedRow | LoadAxisRow]) -> tuple[list[Column], list[list[str]]]:
+def _foreign_column(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """The column's head, and each row's cell of it; nothing where nothing was measured."""
     loads = [row.get("foreign_load") for row in rows]
     if not any(loads):
@@ -86,7 +87,7 @@ def _foreign_text(load: Foreign | None) -> str:
     if load is None:
         return NONE
     stolen = f" ({number(load['stolen'], 0, 100)} stolen)" if load["stolen"] > NOTABLE else ""
-    text = f"{number(load['programs'] + load['stolen'], 0, 100)}{stolen}"
+    text = f"{number(foreign_share(load), 0, 100)}{stolen}"
     return f"{text} busy" if _is_busy(load) else text
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from policies.errors import InputError, WorkError
-from scenarios.terminal.visible import visible_text
+from scenarios.terminal.visible import one_line
 
-LONGEST: Final = 2000  # characters of a message
 RESUMES: Final = "interrupted; the same command goes on from what is finished"
 BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begins anew"
 
@@ -29,14 +28,14 @@ def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str]
     try:
         return work()
     except InputError as error:
-        return _complain(name, one_line(str(error)), 2)
+        return _complain(name, str(error), 2)
     except (MemoryError, OverflowError) as error:
         return _complain(name, f"the work is too large for this machine ({str(error) or 'out of memory'})", 1)
     except (WorkError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # `slimsched ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        return _complain(name, _said(error) if isinstance(error, OSError) else error, 1)
+        return _complain(name, _said(error) if isinstance(error, OSError) else str(error), 1)
     except KeyboardInterrupt:
         return _complain(name, interrupted(), 130)
 
@@ -48,13 +47,7 @@ def _said(error: OSError) -> str:
     return f"{where}{error.strerror or error}{helps}"
 
 
-def one_line(text: str) -> str:
-    """A text of any bytes as one line that a terminal can show: nothing that moves its cursor, and no end of pages."""
-    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in shown)
-
-
-def _complain(name: str, problem: object, code: int) -> int:
-    text = visible_text(str(problem))
+def _complain(name: str, problem: str, code: int) -> int:
+    text = one_line(problem)
     sys.stderr.write(f"{'' if text.startswith(name) else f'{name}: '}{text}\n")
     return code

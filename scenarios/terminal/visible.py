@@ -1,10 +1,11 @@
-"""Names as they are seen: what a screen would obey, and what no page may hold, is written out (`\\x1b`)."""
+"""Names and messages as they are seen: what a screen would obey, and no page may hold, is written out (`\\x1b`)."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
+LONGEST: Final = 2000  # characters of a message
 _UNSEEN: Final = (
     r"\x00-\x1f\x7f-\x9f"  # control characters: a terminal's escape sequences begin with one
     r"\u2028\u2029"  # line breaks by other names
@@ -25,5 +26,15 @@ def visible_text(text: str) -> str:
     return _IN_TEXT.sub(_escape, text)
 
 
+def one_line(text: str) -> str:
+    """A message of any bytes in one line: whatever does not print is written out, and a long one loses its middle."""
+    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return "".join(each if each.isprintable() else _escaped(each) for each in shown)
+
+
 def _escape(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+    return _escaped(found[0])
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

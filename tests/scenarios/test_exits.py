@@ -17,7 +17,9 @@ from scenarios.terminal.exits import exit_code
     [
         (InputError("a.yaml", "floor", "missing"), 2, "a.yaml"),
         (WorkError("no setting keeps it"), 1, "no setting keeps it"),
+        (WorkError("a worker:\nCUDA error\n\x1b[2J"), 1, "a worker:\\nCUDA error\\n\\x1b[2J"),
         (OSError(28, "No space left on device"), 1, "No space left"),
+        (OSError(28, "No space left on device", "a\nb.json"), 1, "a\\nb.json: No space left"),
         (MemoryError(), 1, "too large for this machine (out of memory)"),
         (KeyboardInterrupt(), 130, "goes on from what is finished"),
     ],
