@@ -18,6 +18,7 @@ from policies.rules.specs import Space
 from policies.tide.knobs import Reals, knobs, spread, start
 
 MOST: Final = 64  # segments, widths: more has no network
+LARGEST: Final = 500.0  # of its numbers; most are logarithms, and tuned ones are below 30
 
 if TYPE_CHECKING:
     from policies.tide.router import TideRouter
@@ -55,6 +56,9 @@ class TideSpec:
             raise InputError(str(path), "", f"{problem}. Tune it anew: slimsched tune")
         if values.shape != (len(names),):
             raise InputError(str(path), "tide.values", f"has the shape {values.shape}, not {(len(names),)}: damaged")
+        if (largest := float(np.abs(values).max())) > LARGEST:
+            problem = f"holds {largest:.3g}: damaged (of tuned numbers none is beyond {LARGEST:g})"
+            raise InputError(str(path), "tide.values", problem)
         return cls(values, network)
 
     @classmethod

@@ -219,6 +219,9 @@ def test_a_file_with_other_knobs_is_of_another_version(tmp_path: Path) -> None:
     checkpoint.write(path, {"tide.values": tensors["tide.values"][:-1]}, header)
     with pytest.raises(InputError, match=r"tide.values: has the shape \(32,\), not \(33,\): damaged"):
         TideSpec.read(path).make(context())
+    checkpoint.write(path, {"tide.values": tensors["tide.values"] * 1e5}, header)
+    with pytest.raises(InputError, match=r"tide.values: holds .*: damaged \(of tuned numbers none is beyond 500\)"):
+        TideSpec.read(path).make(context())
 
 
 @pytest.mark.parametrize(
