@@ -7,7 +7,6 @@ made in it by this program is neither replaced nor removed, and no link in it is
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -23,12 +22,11 @@ from policies.errors import InputError, WorkError
 from policies.files import file_hash, set_aside
 from scenarios.files.documents import read_checked, read_json, with_remedy, write_checked, write_json, write_text
 from scenarios.runs import layout
+from scenarios.runs.adoption import ELSEWHERE, contents_of, require_ours
 from scenarios.runs.lock import locked
 from scenarios.runs.manifest import Contents, Entry, Journal, read_manifest
 
-ENVIRONMENT_SCHEMAS: Final = ("slimsched.environment/1", "slimsched.environment/2")
 _NOBODY: Final = "set aside"  # no stage's, so that none removes it
-_ELSEWHERE: Final = "or name another folder with --out"
 
 
 @dataclass(slots=True)
@@ -125,11 +123,11 @@ class RunFolder:
     @contextmanager
     def _session(self, scenario: Path | None) -> Iterator[None]:
         self._require_folder(self.path / layout.OWN)
-        self._unlisted(read_manifest(self._manifest))  # refuses before anything is made
+        require_ours(self.path)  # before anything is made
         made = _make_folders(self.path / layout.OWN)
         try:
             with locked(self.path / layout.OWN / "lock", self.path, self.say):
-                contents = self._contents()
+                contents = contents_of(self.path)
                 self._require_no_obstacle(contents)
                 self._clean()
                 self._identity = self._found_identity()
@@ -157,65 +155,7 @@ class RunFolder:
 
     @property
     def _manifest(self) -> Path:
-        return self.path / layout.OWN / "manifest.jsonl"
-
-    def _contents(self) -> Contents:
-        """What the manifest knows; of a folder without one, or whose last command was killed, what it would know."""
-        found = read_manifest(self._manifest)
-        lost = {name: self._adopted(name) for name in self._unlisted(found)}
-        return replace(found or Contents(), entries={**(found.entries if found else {}), **lost})
-
-    def _unlisted(self, found: Contents | None) -> list[str]:
-        """What is a run's by its name, and should stand in the manifest, but does not.
-
-        Raises:
-            InputError: there is no manifest, and something else lies here.
-        """
-        if not self.path.exists() or (found is not None and found.is_clean):
-            return []
-        lost = []
-        for path in layout.walk(self.path):
-            name = self._name(path)
-            if (found and name in found.entries) or name.startswith(f"{layout.OWN}/") or layout.is_temporary(name):
-                continue
-            if path.is_symlink() or not path.is_file() or not layout.fits(name):
-                if found is None:
-                    raise self._foreign(path)
-                return []  # a user's files lie here, too: whose the others are is not known
-            lost.append(name)
-        if found is None and lost and not self._is_of_before(lost):
-            raise self._foreign(self.path / lost[0])
-        return lost
-
-    def _foreign(self, path: Path) -> InputError:
-        name = path.relative_to(self.path)
-        if (self.path / layout.OWN).is_dir():
-            problem = (
-                f"its list of what was made in it is damaged, and {name} was not; move that elsewhere, {_ELSEWHERE}"
-            )
-        else:
-            problem = f"holds files and is no run folder ({name}); name an empty or a new folder"
-        return InputError(str(self.path), "", problem)
-
-    def _is_of_before(self, names: Sequence[str]) -> bool:
-        """Names alone are no proof: a user may have a `scenario.yaml` and `profiles`, too."""
-        if (self.path / layout.OWN).is_dir() or all(name.startswith("simulation/") for name in names):
-            return True
-        try:
-            environment = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return False
-        return isinstance(environment, dict) and environment.get("schema") in ENVIRONMENT_SCHEMAS
-
-    def _adopted(self, name: str) -> Entry:
-        """What a former version made, as it is found; whose runs `simulate --out` kept is not known, so they stay."""
-        run = name.split("/")[1] if name.startswith("simulation/") else None
-        if run is not None:
-            has_twin = any((self.path / "hardware").glob(f"{run}*"))
-            return Entry("validate" if has_twin else "simulate", file_hash(self.path / name))
-        if name.startswith(("training/", f"{layout.STAGES}/")) or name.endswith(".jsonl"):
-            return Entry(layout.command_of(name, None))
-        return Entry(layout.command_of(name, None), file_hash(self.path / name))
+        return layout.manifest_of(self.path)
 
     def _require_no_obstacle(self, contents: Contents) -> None:
         """What would be in the way at the end is told in the beginning."""
@@ -270,7 +210,7 @@ class RunFolder:
         """Raises `InputError` where the folder is of another scenario's file: one that has the same name."""
         before = self._other_scenario(read_manifest(self._manifest) or Contents(), scenario)
         if before is not None:
-            problem = f"is of {before}, a scenario of the same name; rename one of the two, {_ELSEWHERE}"
+            problem = f"is of {before}, a scenario of the same name; rename one of the two, {ELSEWHERE}"
             raise InputError(str(self.path), "", problem)
 
     def _found_identity(self) -> tuple[int, int]:
@@ -539,4 +479,4 @@ def _in_the_way(path: Path) -> InputError:
         problem = "this folder is in the way of a file; move it elsewhere"
     else:
         problem = "this was not made by slimsched; move it elsewhere"
-    return InputError(str(path), "", f"{problem}, {_ELSEWHERE}")
+    return InputError(str(path), "", f"{problem}, {ELSEWHERE}")

@@ -72,6 +72,11 @@ def command_of(name: str, made_by: str | None) -> str:
     return FILES.get(name) or FOLDERS.get(name.partition("/")[0], "run")
 
 
+def manifest_of(folder: Path) -> Path:
+    """The list of what was made in a folder."""
+    return folder / OWN / "manifest.jsonl"
+
+
 def walk(folder: Path) -> Iterator[Path]:
     """Every file below a folder, links among them, which are not followed; those of the folder itself first."""
     deeper = []

@@ -13,7 +13,8 @@ from typing import Any, Final
 from policies.errors import InputError
 from policies.own import OURS
 from scenarios.files.documents import inputs_hash, read_json
-from scenarios.runs.folder import ENVIRONMENT_SCHEMAS, RunFolder
+from scenarios.runs.adoption import ENVIRONMENT_SCHEMAS
+from scenarios.runs.folder import RunFolder
 
 SCHEMA: Final = ENVIRONMENT_SCHEMAS[-1]
 ENVIRONMENT_FILE: Final = "environment.json"
