@@ -8,9 +8,10 @@ import pytest
 
 from scenarios.cli import main
 from tests.scenarios.files import write_scenario
+from tests.scenarios.test_profiles import measured
 
 PICTURE = ["--picture", "x.svg"]
-RULE = "schema: slimsched.rule/1\nkind: fixed\nwidths: [0.5, 0.5]\n"
+RULE = "schema: slimsched.rule/1\nkind: fixed\ntuple: [0.5, 0.5]\n"
 
 
 def _refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,3 +75,33 @@ def test_two_results_need_two_files(
     Path("x.svg").symlink_to("/dev/null")
     Path("y").symlink_to("/dev/null")
     assert main(["compare", "tiny.yaml", "--json", "y", "--quiet", *PICTURE]) == 0
+
+
+def test_tuning_replaces_only_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rule by hand may lie where it goes by default; what is no rule at all, too."""
+    monkeypatch.chdir(tmp_path)
+    write_scenario(tmp_path)
+    for text in (RULE, "notes: mine\n", "a: ["):
+        Path("fixed.rule.yaml").write_text(text)
+        _refused(["tune", "tiny.yaml", "--router", "fixed"], "was not made by `slimsched tune`", capsys)
+    Path("fixed.rule.yaml").write_text(f"{RULE}made_by: {{command: slimsched tune}}\n")
+    assert main(["tune", "tiny.yaml", "--router", "fixed", "--floor", "0", "--decisions", "1000", "--quiet"]) == 0
+
+
+def test_synthesis_replaces_only_what_it_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all that it would write, before any is written."""
+    monkeypatch.chdir(tmp_path)
+    write_scenario(tmp_path)
+    words = ["profile", "synth", "t4", "--network", "slimresnet-tiny", "--out", "t4.yaml"]
+    for _ in range(2):
+        assert main(words) == 0
+    capsys.readouterr()
+    edited = Path("t4.yaml").read_text().replace("\nchecksum:", "\n# mine\n#")
+    for text in (edited, measured().to_yaml(), "mine"):
+        Path("t4.yaml").write_text(text)
+        _refused(words, "was not made by `slimsched profile synth`", capsys)
+        _refused(["profile", "synth", "--all", "--out", "."], "t4.yaml: was not made by", capsys)
