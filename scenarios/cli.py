@@ -14,6 +14,7 @@ from typing import Final
 from hw import ENVIRONMENT
 from policies.own import REFUSING, telling
 from policies.registry import TUNED
+from scenarios.commands.outputs import require_apart
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
@@ -321,6 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nonlocal command
         arguments = parse(sys.argv[1:] if argv is None else argv)
         command = arguments.command
+        require_apart(arguments)
         is_refused: bool = getattr(arguments, "no_own_code", False)
         with telling(Output(arguments).remark, is_refused=is_refused):
             return handler_of(command)(arguments)

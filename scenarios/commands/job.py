@@ -12,6 +12,7 @@ from scenarios.commands.shared import (
     announcing_compilation,
     begin_job,
     make_job,
+    read_scenario,
     require_trained,
     scenario_and_folder,
     tell_effort,
@@ -104,6 +105,7 @@ def tune(arguments: Namespace) -> int:
         without=tuple(arguments.without),
     )
     path = wanted.path
+    read_scenario(arguments)  # refuses results in the place of its files
     with announcing_compilation(output, (), "compiled"):
         found, document = tune_router(wanted, quiet=output.quiet)
     return output.result(f"{tuned_text(found)}\nrouter: {path}", document)

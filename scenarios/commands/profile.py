@@ -13,6 +13,7 @@ from calibrate.stamps import require_model
 from hw.networks import ModelFile, Network
 from policies.errors import InputError
 from policies.files import set_aside
+from policies.vocabulary import Provenance
 from scenarios.executors.checking import (
     announced_check,
     check_world,
@@ -63,10 +64,12 @@ def profile_synth(arguments: Namespace) -> int:
         raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
     if arguments.out is not None:
         (writable_folder if arguments.all else writable_file)(arguments.out)
+    paths = [arguments.out / f"{key}.yaml" for key in GPUS] if arguments.all else [arguments.out]
+    for path in filter(None, paths):
+        _require_synthesized(path)
     network = Network(arguments.network, arguments.options, "--network", "")
     costs = costs_of(network.build(), network.label, network.label)
     if arguments.all:
-        paths = [arguments.out / f"{key}.yaml" for key in GPUS]
         for key, path in zip(GPUS, paths, strict=True):
             write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
         return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
@@ -171,11 +174,23 @@ def calibrate(arguments: Namespace) -> int:
 
 def _was_calibrated(path: Path) -> bool:
     """Whether a profile is one that a calibration made in this place, with its log beside, and nobody edited since."""
+    return path.with_suffix(".jsonl").is_file() and _as_made(path) is not None
+
+
+def _as_made(path: Path) -> Profile | None:
+    """A profile that a command made and nobody edited since; None for any other."""
     try:
-        read_profile(path)
+        profile = read_profile(path)
     except InputError:
-        return False
-    return path.with_suffix(".jsonl").is_file() and "\nchecksum:" in path.read_text(encoding="utf-8")
+        return None
+    return profile if "\nchecksum:" in path.read_text(encoding="utf-8") else None
+
+
+def _require_synthesized(path: Path) -> None:
+    """Raises `InputError` where a file would be replaced that `profile synth` did not make, or that was edited."""
+    if path.is_file() and ((found := _as_made(path)) is None or found.provenance is not Provenance.DATASHEET):
+        problem = "was not made by `slimsched profile synth`, or was edited since; move it elsewhere"
+        raise InputError(str(path), "", f"{problem}, or name another place with --out")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
+from scenarios.commands.outputs import require_apart
+from scenarios.files.named_files import named_files
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import TRAINED_ROUTER, check_router, is_learned, is_router_file, needs_training
 from scenarios.files.spec import Scenario, unique
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
     from scenarios.world.world import World
 
 
+def read_scenario(arguments: Namespace) -> Scenario:
+    """The scenario; raises `InputError` also where a result would replace a file that it names."""
+    scenario = load_scenario(arguments.scenario)
+    require_apart(arguments, (file.path for file in named_files(scenario)))
+    return scenario
+
+
 def scenario_and_folder(arguments: Namespace) -> tuple[Scenario, Path]:
     """The scenario, and its run folder; the one by default must not be another scenario's.
 
@@ -31,7 +40,7 @@ def scenario_and_folder(arguments: Namespace) -> tuple[Scenario, Path]:
     """
     from scenarios.world.materials import default_folder
 
-    scenario = load_scenario(arguments.scenario)
+    scenario = read_scenario(arguments)
     if arguments.out is not None:
         return scenario, writable_folder(arguments.out)
     folder = writable_folder(default_folder(scenario))

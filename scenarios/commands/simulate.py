@@ -133,6 +133,7 @@ def capacity(arguments: Namespace) -> int:
     scenario, folder = scenario_and_folder(arguments)
     world = load_world_of(scenario, folder)
     tell_effort(output, under_poisson(world), CAPACITY_RUNS, arguments.engine, duration_s=arguments.duration)
+    tell_foreign(output, world, (arguments.router,))
     with announcing_compilation(output, (arguments.router,), arguments.engine):
         found = find_capacity(
             world,

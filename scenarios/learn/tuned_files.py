@@ -12,7 +12,7 @@ from policies.tide import knobs as tide_knobs
 from policies.tide.router import TideRouter
 from policies.tide.spec import TideSpec
 from scenarios.files.documents import write_text
-from scenarios.files.router_names import ending_of, without_ending, write_rule
+from scenarios.files.router_names import ending_of, made_by, without_ending, write_rule
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import Reals
 from scenarios.learn.tune import Tuned
@@ -35,6 +35,21 @@ def tuned_path(out: Path | None, kind: str) -> Path:
     if not path.name.endswith(ending):
         raise InputError("--out", "", f"{path}: the file of a tuned {kind} ends with {ending}")
     return path
+
+
+def require_tuned(path: Path) -> Path:
+    """The path; raises `InputError` where a file would be replaced that tuning did not make, such as a rule by hand."""
+    if path.is_file() and not _is_tuned(path):
+        problem = "was not made by `slimsched tune`; move it elsewhere, or name another file with --out"
+        raise InputError(str(path), "", problem)
+    return path
+
+
+def _is_tuned(path: Path) -> bool:
+    try:
+        return "command" in made_by(path)
+    except InputError:
+        return False
 
 
 def failure_path(path: Path) -> Path:
@@ -67,7 +82,7 @@ def save_tuned(
     found: Tuned, world: World, knobs: TuningKnobs, path: Path, command: str, *, seconds: float | None = None
 ) -> dict[str, Any]:
     """Write the router with how it was made (by which `command`, in how many `seconds`); what is reported."""
-    made_by = {
+    making = {
         "command": command,
         "devices": list(world.device_names),
         "floor": knobs.floor,
@@ -82,9 +97,9 @@ def save_tuned(
     }
     note_failure(path, None)
     if isinstance(found.spec, RuleSpec):
-        write_rule(path, found.spec.model_copy(update={"made_by": made_by}))
+        write_rule(path, found.spec.model_copy(update={"made_by": making}))
     else:
         router = found.spec.make(world.context)
         assert isinstance(router, TideRouter)
-        router.save(path, made_by)
-    return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **made_by}
+        router.save(path, making)
+    return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **making}

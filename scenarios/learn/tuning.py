@@ -12,7 +12,7 @@ from policies.errors import InputError, nearest
 from policies.tide import knobs as tide_knobs
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
-from scenarios.learn.tuned_files import note_failure, read_start, save_tuned, tuned_path
+from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path
 from scenarios.metrics.served import LIMIT
 from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
@@ -42,8 +42,8 @@ class Tuning:
 
     @property
     def path(self) -> Path:
-        """Where it goes; raises `InputError` where nothing can."""
-        return writable_file(tuned_path(self.out, self.router))
+        """Where it goes; raises `InputError` where nothing can, or a hand-made file is there."""
+        return require_tuned(writable_file(tuned_path(self.out, self.router)))
 
     def knobs(self, world: World) -> TuningKnobs:
         """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""

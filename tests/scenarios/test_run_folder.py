@@ -223,3 +223,11 @@ def test_a_log_of_any_text(text: str, tmp_path: Path) -> None:
         file.write(text)
     with pytest.raises(InputError, match="line 1: no event log"):
         list(read_log(path))
+
+
+def test_what_no_stage_made_is_made_again_by_its_own_command(tmp_path: Path) -> None:
+    """Not by `run`, which may train a network for that."""
+    folder = RunFolder(tmp_path / "run")
+    with folder.opened(tmp_path / "my.yaml"):
+        folder.write_json(folder / "comparison.json", {})
+    assert folder.command("comparison.json").startswith("slimsched compare ")

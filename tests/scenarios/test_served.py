@@ -405,3 +405,11 @@ def test_a_hardware_run_that_completed_nothing_is_made_again_and_the_others_are_
             pairs = stage.validate(job, world)["pairs"]
         assert [pair["hardware"]["images"]["completed"] for pair in pairs] == completed
     assert seen == [[], ["a"]], "the third time nothing is run"
+
+
+def test_a_run_in_which_nothing_happened_is_reported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tables have no rows, and so no columns; the page is where one looks for what went wrong."""
+    down = "".join(f"- {{kind: server_down, server: {name}, start_s: 0}}\n" for name in ("fast", "slow"))
+    scenario = write_scenario(tmp_path, "duration_s: 1\n", f"duration_s: 1\nfaults:\n{down}")
+    assert main(["compare", str(scenario), "--out", str(tmp_path / "run"), "--quiet", "--jobs", "1"]) == 1
+    assert main(["report", str(tmp_path / "run")]) == 0, capsys.readouterr().err

@@ -91,9 +91,10 @@ def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> N
 def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "milp.rule.yaml"
     command = ["tune", str(scenario), "--router", "milp", "--floor", "0.7642", "--decisions", "1000", "--quiet"]
-    out.write_text("what was here before")
+    before = "schema: slimsched.rule/1\nkind: fixed\ntuple: [1.0]\nmade_by: {command: slimsched tune}\n"
+    out.write_text(before)
     assert main([*command, "--out", str(out)]) == 1
-    assert out.read_text() == "what was here before"
+    assert out.read_text() == before
     told = failure_path(out).read_text()
     assert "no setting keeps an accuracy of 0.7642 on tiny; the most was 0.7" in told
     assert f"(slimsched tune {scenario} --router milp --floor 0.7642 --decisions 1000 --seed 0)" in told
