@@ -107,7 +107,7 @@ def tune(arguments: Namespace) -> int:
     path = wanted.path
     read_scenario(arguments)  # refuses results in the place of its files
     with announcing_compilation(output, (), "compiled"):
-        found, document = tune_router(wanted, quiet=output.quiet)
+        found, document = tune_router(wanted, quiet=output.quiet, say=output.remark)
     return output.result(f"{tuned_text(found)}\nrouter: {path}", document)
 
 

@@ -12,6 +12,7 @@ from scenarios.files.documents import read_checked
 from scenarios.job.job import Job
 from scenarios.learn.train import require_compiled, score_router, train_world
 from scenarios.metrics.result import Score, Simulator
+from scenarios.runs.effort import learning_warning
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
@@ -44,6 +45,8 @@ def make_router(job: Job, world: World, engine: Simulator | None) -> Score:
 
     def work() -> Sequence[Path]:
         job.say(f"train: on {ENGINE_WORDS[chosen]}")
+        if warning := learning_warning(job.scenario.training.decisions, job.scenario.name, chosen):
+            job.say(warning)
         router, scalars = train_router(job, world, fingerprint, engine=chosen)
         score = score_router(world, router, seed, chosen)
         with job.folder.making(job.trained):

@@ -65,7 +65,7 @@ def _carry_out(job: Job) -> Outcome:
     if warning := require_effort(effort_of(world, len(given.routers) * len(given.seeds)), job.scenario.name):
         job.say(warning)
     for warning in foreign_routers(job.routers, world.device_names):
-        job.say(warning)
+        job.warn(warning)
     if job.can_validate:
         require_ready(world, job.model, job.scenario.validate_.routers, None)
         warn_of_another_stack(job, world)

@@ -18,9 +18,11 @@ from scenarios.job.job import Job
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
 from scenarios.metrics.served import is_barren
+from scenarios.runs.effort import real_time_warning
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import CORES_FILE, load_point, run_place, write_cores, write_run
 from scenarios.terminal.progress import Progress
+from scenarios.world.routers import foreign_routers
 from scenarios.world.world import World
 
 STAGE = "validate"
@@ -51,6 +53,10 @@ def validate(job: Job, world: World) -> Validation:
 
     def work() -> Sequence[Path]:
         warn_of_other_programs(job)
+        if warning := real_time_warning(plan.hardware_runs, plan.duration_s, job.scenario.name):
+            job.say(warning)
+        for warning in foreign_routers(given.routers, world.device_names):
+            job.warn(warning)
         folder = job.folder
         validation = validate_world(
             world, folder, job.model, plan, given.routers, trained=job.trained, partial=partial,

@@ -14,6 +14,8 @@ from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
 from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path
 from scenarios.metrics.served import LIMIT
+from scenarios.runs.effort import learning_warning
+from scenarios.terminal.output import Say
 from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import load_world
@@ -77,7 +79,7 @@ class Tuning:
         return shlex.join(words if self.start is None else [*words, "--start", str(self.start)])
 
 
-def tune_router(wanted: Tuning, *, quiet: bool = False) -> tuple[Tuned, dict[str, Any]]:
+def tune_router(wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: None) -> tuple[Tuned, dict[str, Any]]:
     """Tune, and write the router's file, or beside it why there is none; returns what was found and is reported.
 
     Raises:
@@ -89,6 +91,8 @@ def tune_router(wanted: Tuning, *, quiet: bool = False) -> tuple[Tuned, dict[str
     start = None if wanted.start is None else read_start(wanted.start, world, wanted.router)
     knobs = wanted.knobs(world)
     command = wanted.command(knobs)
+    if warning := learning_warning(knobs.decisions, world.scenario.name):
+        say(warning)
     began_s = time.monotonic()
     with Progress("tune", knobs.decisions, unit="decision", quiet=quiet) as bar:
 

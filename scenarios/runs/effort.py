@@ -21,6 +21,7 @@ _SERVER_S = {"simpy": 5e-7, "compiled": 2e-8}  # what one more server costs each
 _EVENT_S = {"simpy": 2e-5, "compiled": 1e-6}
 _IMAGE_BYTES = {"simpy": 1400, "compiled": 700}
 _EVENT_BYTES = {"changes of the load": 250, "deaths of workers": 250, "readings of sensors": 60}  # of what is kept
+_LEARNT_S = {"simpy": 1e-3, "compiled": 5e-6}  # of a decision that training or tuning makes and learns from
 _DRAWN_BYTES = 16  # of an arrival that is drawn, whether kept or thinned out
 
 
@@ -81,6 +82,20 @@ def require_effort(effort: Effort, source: str) -> str | None:
     if effort.seconds <= LONG_S and effort.memory_bytes <= here_bytes / 2:
         return None
     return f"warning: {source}: {effort.text}; a shorter duration_s takes less"
+
+
+def learning_warning(decisions: int, source: str, engine: Simulator = "compiled") -> str | None:
+    """What to tell before a router is trained or tuned, where that is long."""
+    return _warning(decisions * _LEARNT_S[engine], source, f"to learn from {decisions:.2g} decisions; fewer take less")
+
+
+def real_time_warning(runs: int, duration_s: float, source: str) -> str | None:
+    """What to tell before runs on real executors, which take the time that they last, where that is long."""
+    return _warning(runs * duration_s, source, f"for {runs} real runs of {duration_s:g} s; fewer or shorter take less")
+
+
+def _warning(seconds: float, source: str, what: str) -> str | None:
+    return f"warning: {source}: about {_span(seconds)} {what}" if seconds > LONG_S else None
 
 
 def _images(world: World, length_s: float) -> tuple[float, float]:

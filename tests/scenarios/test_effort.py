@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 from scenarios.cli import main
+from scenarios.job import router as router_stage
+from scenarios.learn import tuning
 from scenarios.runs import bound, effort
 from scenarios.runs.bound import oracle_of, require_solvable
-from scenarios.runs.effort import effort_of, require_effort
+from scenarios.runs.effort import effort_of, learning_warning, real_time_warning, require_effort
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
@@ -71,6 +75,37 @@ def test_a_long_run_is_told_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     told = require_effort(effort_of(world, 50, "compiled", processes=20), "tiny")
     assert told is not None
     assert "GB" in told
+
+
+def test_long_learning_and_long_real_runs_are_told() -> None:
+    """Hours are worth a line; minutes are not."""
+    assert learning_warning(10**8, "tiny") is None
+    assert (
+        learning_warning(10**9, "tiny")
+        == "warning: tiny: about 83.3 min to learn from 1e+09 decisions; fewer take less"
+    )
+    assert learning_warning(10**8, "tiny", "simpy") is not None
+    assert real_time_warning(100, 30.0, "tiny") is None
+    told = "warning: tiny: about 83.3 min for 100 real runs of 50 s; fewer or shorter take less"
+    assert real_time_warning(100, 50.0, "tiny") == told
+
+
+@pytest.mark.parametrize("command, place", [("train", router_stage), ("tune", tuning)])
+def test_long_learning_is_told_before_it_begins(
+    command: str, place: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command that would learn, from what its flag says."""
+
+    def begun(*_: Any, **__: Any) -> None:
+        raise WorkError("begun")
+
+    monkeypatch.setattr(place, {"train": "train_router", "tune": "tune_world"}[command], begun)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--router", "fixed", "--floor", "0.1"] if command == "tune" else []
+    assert main([command, str(write_scenario(tmp_path)), "--decisions", "1000000000", *flags]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1].endswith("begun")
+    assert "warning: tiny: about 83.3 min to learn from 1e+09 decisions; fewer take less" in told
 
 
 def test_every_server_costs_each_event(tmp_path: Path) -> None:
