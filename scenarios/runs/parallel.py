@@ -13,6 +13,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.context import SpawnContext
+from multiprocessing.queues import Queue
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,8 +63,9 @@ def each(
         return
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
+    given = _given(context, (work, common), processes)
     with _one_thread_each():
-        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(work, common))
+        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(given,))
         try:
             with _deaf_to_interrupts():  # so are the processes, from their start on: this one ends them
                 places = {pool.submit(_do, task): place for place, task in enumerate(tasks)}
@@ -75,6 +79,21 @@ def each(
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+            given.close()
+
+
+def _given(context: SpawnContext, content: Any, processes: int) -> Queue[bytes]:
+    """A queue that holds the content once for each process.
+
+    Its own thread writes it. What a new process begins with Python writes before it looks whether that one lives: where
+    it dies at once, and this is more than a pipe holds, Python would wait for ever.
+    """
+    given: Queue[bytes] = context.Queue()
+    given.cancel_join_thread()
+    packed = bytes(ForkingPickler.dumps(content))  # what can't be sent shows here
+    for _ in range(processes):
+        given.put(packed)
+    return given
 
 
 def _made(future: Future[Any], processes: int) -> Any:
@@ -115,11 +134,11 @@ def _one_thread_each() -> Iterator[None]:
 _GIVEN: list[Any] = []
 
 
-def _begin(work: Callable[[Any, Any], Any], common: Any) -> None:
+def _begin(given: Queue[bytes]) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "a process of its own"
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _GIVEN[:] = [work, common]
+    _GIVEN[:] = ForkingPickler.loads(given.get())
 
 
 def _end_with(parent: Any) -> None:

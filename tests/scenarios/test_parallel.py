@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -79,6 +81,30 @@ def test_the_death_of_the_last_process_is_noticed(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(WorkError, match="fewer --jobs"):
         list(each(answer, 0, ["endless", "killed"], 2))
     assert ours() == []
+
+
+DEAD_AT_ONCE = """\
+import os, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    os._exit(9)
+"""
+MUCH_IN_COMMON = """\
+import operator
+from scenarios.runs.parallel import each
+if __name__ == "__main__":
+    list(each(operator.add, bytes(1 << 20), [b"1", b"2"], 2))
+"""
+
+
+def test_processes_that_die_as_they_start_leave_nobody_waiting(tmp_path: Path) -> None:
+    """However much they were to be given: more than a pipe holds."""
+    (tmp_path / "sitecustomize.py").write_text(DEAD_AT_ONCE)
+    (tmp_path / "script.py").write_text(MUCH_IN_COMMON)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "WorkError" in ended.stderr
+    assert "fewer --jobs" in ended.stderr
 
 
 def test_an_interruption_ends_what_runs() -> None:
