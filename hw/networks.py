@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from policies.errors import InputError, in_a_line, nearest
-from policies.files import atomic_path, require_file
+from policies.files import atomic_path, require_file, same_header
 from policies.own import OWN_CLASS, blaming, code_hash, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
@@ -164,7 +164,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     """A safetensors file, whole or not at all."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # none share memory
     with atomic_path(path) as temporary:
-        save_file(plain, temporary, dict(metadata))
+        temporary.write_bytes(same_header(save(plain, dict(metadata))))
 
 
 def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, str]]:

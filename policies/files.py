@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -42,6 +43,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
     writing = _poured(path, place) if isinstance(place, int) or _is_stream(place) else _replacing(place)
     with _named(path), writing as temporary:
         yield temporary
+
+
+def same_header(content: bytes) -> bytes:
+    """What the safetensors library has written, with its metadata in order: it has them in another one every time.
+
+    So that the same weights are the same bytes, and stages that read them are not done anew for nothing.
+    """
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[size:]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from policies.errors import InputError
-from policies.files import atomic_path, require_file
+from policies.files import atomic_path, require_file, same_header
 
 SCHEMA = "slimsched.router/1"
 CHECKSUM: Final = "checksum"  # the header's key; a file from before there was one has none, and is read as it is
@@ -33,7 +33,7 @@ def write(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping
     header = {**metadata, "schema": SCHEMA}
     content = save(plain, {**header, CHECKSUM: _checksum(plain, header)})
     with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
+        temporary.write_bytes(same_header(content))
 
 
 def read(path: Path) -> tuple[Tensors, dict[str, str]]:

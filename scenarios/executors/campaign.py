@@ -5,7 +5,7 @@ It is given two sides, simulation and hardware, and knows neither: each takes a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
@@ -125,6 +125,17 @@ class Plan:
         saturated = 1 if self.saturate or self.loads else 0
         pairs = len(self.seeds) * self.repeats * max(1, len(self.loads))
         return len(self.routers) * (saturated + pairs + (self.repeats if self.saturate else 0))
+
+    def in_order(self, runs: Iterable[ValidationRun]) -> list[ValidationRun]:
+        """Runs as an undisturbed campaign makes them, so that what was made again stands in its place."""
+        kinds: tuple[Kind, ...] = ("saturated", "pair", "near")
+
+        def place(run: ValidationRun) -> tuple[int, ...]:
+            load = 0 if run["load"] is None else self.loads.index(run["load"])
+            seed, router = self.seeds.index(run["seed"]), self.routers.index(run["router"])
+            return kinds.index(run["kind"]), run["repeat"], seed, load, router
+
+        return sorted(runs, key=place)
 
 
 def require_plan(scenario: Scenario, given: ValidateSection) -> tuple[float, float]:

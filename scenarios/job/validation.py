@@ -133,7 +133,7 @@ def validate_world(
             keep_runs(folder, made, plan.repeats)
             runs.append(made.run)
             folder.write_partial(partial, [run for run in runs if not is_barren(run["hardware"])])
-    return validate_results(runs, world.power_provenance)
+    return validate_results(plan.in_order(runs), world.power_provenance)
 
 
 def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:

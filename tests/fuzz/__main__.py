@@ -142,6 +142,9 @@ def work_through(given: argparse.Namespace, tally: Tally) -> None:
             in_turn(corpus_trials(root), None, tally)
         if given.what in ("all", "inputs"):
             inputs(count or 20_000, seed, _share(given, 0.5), given.jobs, tally)
+        if given.what == "kills":
+            with contextlib.redirect_stdout(io.StringIO()):
+                warm_up()
         if given.what in ("all", "kills"):
             in_turn(kills.chains(count or 100, seed, Path(text)), _share(given, 0.2), tally)
         if given.what in ("all", "state", "host"):

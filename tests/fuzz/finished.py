@@ -23,18 +23,18 @@ NAME = "small.yaml"
 SCENARIO = """\
 schema: slimsched.scenario/1
 name: small
-model: {network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits}
+model: {network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits, training: {epochs: 3}}
 cluster:
-  greedy: {batch_limit: 4, preload: all}
+  greedy: {batch_limit: 2, preload: all}
   servers:
   - {name: large, device: {cores: [FIRST]}}
   - {name: small, device: {cores: [LAST], onednn: false}}
-router: {groups: [1, 4]}
+router: {groups: [1, 2]}
 workload: {kind: poisson, rate_img_s: 30}
 calibration: {budget: 5s, allow_busy: true}
-training: {decisions: 3000, batch: 1024, minibatch: 256, environments: 2, horizon_s: 2}
+training: {decisions: 2000, batch: 1024, minibatch: 256, environments: 2, horizon_s: 2}
 compare: {routers: [random, jsq, ppo], seeds: [0, 1]}
-validate: {routers: [random, ppo], duration_s: 1s, warmup_s: 0.2s}
+validate: {routers: [random, ppo], duration_s: 0.5s, warmup_s: 0.1s}
 duration_s: 2
 warmup_s: 0.5
 """
@@ -89,9 +89,19 @@ def _remembering(made: _Made, name: str, work: Callable[..., Any]) -> Callable[.
 def _remembered(made: _Made, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*arguments: Any, finished: Sequence[Any] = (), **named: Any) -> Any:
         found = made[_key(name, arguments)]
-        return iter(found[len(finished) :]) if name == "validate_runs" else found
+        return iter(_missing(found, finished)) if name == "validate_runs" else found
 
     return wrapped
+
+
+def _missing(runs: Sequence[Any], finished: Sequence[Any]) -> list[Any]:
+    """The real runs that are not among the finished ones, wherever those stand in the plan."""
+    there = [_which(run) for run in finished]
+    return [made for made in runs if _which(made.run) not in there]
+
+
+def _which(run: Any) -> tuple[Any, ...]:
+    return tuple(run[key] for key in ("kind", "router", "seed", "repeat", "load"))
 
 
 def _key(name: str, arguments: tuple[Any, ...]) -> str:

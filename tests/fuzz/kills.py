@@ -18,19 +18,23 @@ import time  # noqa: TID251 - moments are chosen in seconds
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import yaml
 
 from policies.chance import stream
+from scenarios.cli import main
 from scenarios.files.documents import read_json
 from tests.fuzz.cases import Box, Case
 from tests.fuzz.finished import NAME, scenario_text
 from tests.fuzz.state import RUN, documents, names_below
-from tests.fuzz.trial import ROOT, Ended, Outcome, judge
+from tests.fuzz.trial import ENVIRONMENT, Ended, Outcome, be_the_child, judge, watched
 
 STAGES: Final = ("model", "accuracy", "calibrate-large", "calibrate-small", "serving", "train", "compare", "validate")
 COMMAND: Final = ("run", NAME, "--out", RUN)
+KILLS_OF_EACH: Final = 3
+AS_COMMAND: Final = 10  # one of so many is begun by the interpreter anew
 LONGEST_S: Final = 600.0
 LOOK_EVERY_S: Final = 0.01
 SHARED_MEMORY: Final = Path("/dev/shm")
@@ -52,10 +56,10 @@ class Chain:
     lengths_s: dict[str, float]
     network: dict[str, Any]
 
-    def kill(self, stage: str, share: float, sign: signal.Signals) -> Ended:
+    def kill(self, stage: str, share: float, sign: signal.Signals, *, as_command: bool) -> Ended:
         """Begin, wait until a stage has begun (or a later one), and end it after a share of that stage's time."""
         began_s = time.monotonic()
-        process, said = begin(self.box.here)
+        process, said = begin(self.box.here, as_command=as_command)
         begun_s: float | None = None
         try:
             while process.poll() is None and time.monotonic() - began_s < LONGEST_S:
@@ -75,21 +79,58 @@ class Chain:
         )
 
 
-def begin(here: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    """The command as a user begins it, in a session of its own; and where it says what."""
+def begin(here: Path, *, as_command: bool = False) -> tuple[Forked | subprocess.Popen[bytes], Path]:
+    """The command in a session of its own, and where it says what: forked, or begun anew as a user begins it."""
     said = here.with_name("said")
     said.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    if not as_command:
+        return Forked(here, said), said
     with (said / "out").open("wb") as out, (said / "err").open("wb") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "scenarios.cli", *COMMAND],
-            cwd=here, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True,
+            cwd=here, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=ENVIRONMENT, start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
     return process, said
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+class Forked:
+    """The command in a process that has imported everything: what a process of `subprocess` can do, as far as needed."""
+
+    def __init__(self, here: Path, said: Path) -> None:
+        self.returncode: int | None = None
+        for name in ("out", "err"):
+            (said / name).write_bytes(b"")
+        self.pid = os.fork()
+        if self.pid == 0:
+            be_the_child(self._work, (), here, said, lambda: None)
+
+    @staticmethod
+    def _work() -> int:
+        sys.modules["__main__"] = ModuleType("__main__")  # or its workers would import the harness, too
+        return main(COMMAND)
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self.returncode is None and (found := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
+
+    def wait(self, timeout: float = LONGEST_S) -> int:
+        """The same, when it has ended."""
+        ends_s = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > ends_s:
+                raise subprocess.TimeoutExpired(COMMAND, timeout)
+            time.sleep(LOOK_EVERY_S)
+        return code
+
+    def send_signal(self, sign: signal.Signals) -> None:
+        """To it alone."""
+        os.kill(self.pid, sign)
+
+
+def end(process: Forked | subprocess.Popen[bytes]) -> None:
     """The process and all that it began."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -102,7 +143,7 @@ def text_of(path: Path) -> str:
 
 
 def chains(count: int, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
-    """So many kills: each chain has one in each stage. A last run ends each chain, and is looked at."""
+    """So many kills: each chain has some in each stage. A last run ends each chain, and is looked at."""
     rng = stream(seed, "fuzz:kills")
     lengths_s, network = undisturbed(root / "undisturbed")
     done = 0
@@ -110,9 +151,10 @@ def chains(count: int, seed: int, root: Path) -> Iterator[tuple[Case, Outcome]]:
         box = _box(root / f"chain{done}")
         chain = Chain(box, lengths_s, network)
         memory = set(SHARED_MEMORY.iterdir())
-        for stage in STAGES:
+        for stage in (stage for stage in STAGES for _ in range(KILLS_OF_EACH)):
             sign = signal.SIGKILL if rng.random() < 0.6 else signal.SIGINT
-            yield _case(f"kill {stage}"), _killed(chain, chain.kill(stage, float(rng.random()), sign), sign)
+            ended = chain.kill(stage, float(rng.random()), sign, as_command=done % AS_COMMAND == 0)
+            yield _case(f"{sign.name} {stage}"), _killed(chain, ended, sign)
             done += 1
             if done == count:
                 break
@@ -154,7 +196,7 @@ def undisturbed(root: Path) -> tuple[dict[str, float], dict[str, Any]]:
 
 def _killed(chain: Chain, ended: Ended, sign: signal.Signals) -> Outcome:
     """A kill leaves the user's files alone; an interruption ends in one line, and says what the next start does."""
-    lost = chain.box.changes((RUN, "../said"))
+    lost = chain.box.changes((RUN, "../said", "../called"))
     if lost or ended.code in (0, -signal.SIGKILL):
         return judge(ended, lost) if lost or ended.code == 0 else Outcome("ok", "", ended)
     last = ended.err.strip().splitlines()[-1] if ended.err.strip() else ""
@@ -174,7 +216,7 @@ def _resumed(chain: Chain, memory: set[Path]) -> Outcome:
     end(process)
     err = text_of(said / "err")
     ended = Ended(process.returncode, "", err, 0.0, time.monotonic() - began_s, 0)
-    if lost := chain.box.changes((RUN, "../said")):
+    if lost := chain.box.changes((RUN, "../said", "../called")):
         return Outcome("foreign file", "; ".join(lost[:5]), ended)
     if ended.code:
         return judge(ended, []) if ended.code > 0 else Outcome("too slow", f"{LONGEST_S:.0f} s", ended)
@@ -186,9 +228,18 @@ def _left_behind(run: Path, memory: set[Path]) -> Iterator[str]:
     temporary = [name for name in names_below(run) if name.endswith(".tmp") or ".tmp." in name]
     if temporary:
         yield f"temporary files are left: {temporary[:3]}"
-    left = [path.name for path in set(SHARED_MEMORY.iterdir()) - memory]
-    if left:
-        yield f"shared memory is left: {sorted(left)[:3]}"
+    left = sorted(str(path) for path in set(SHARED_MEMORY.iterdir()) - memory)
+    if left := [name for name in left if name not in _maps()]:  # others on this machine may be at work with theirs
+        yield f"shared memory is left: {left[:3]}"
+
+
+def _maps() -> str:
+    """What all processes have mapped."""
+    texts = []
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            texts.append(path.read_text())
+    return "".join(texts)
 
 
 def _differences(chain: Chain) -> Iterator[str]:
@@ -196,11 +247,13 @@ def _differences(chain: Chain) -> Iterator[str]:
     run = chain.box.here / RUN
     found = documents(run)
     yield from (f"{name} differs" for name in OF_THE_NETWORK if found.get(name) != chain.network[name])
-    anew = _from_profiles(chain.box, run)
+    anew, problem = _from_profiles(chain.box, run)
+    if problem:
+        yield problem
     yield from (
         f"{name} differs from what the kept profiles make"
         for name in OF_THE_PROFILES
-        if found.get(name) != anew.get(name)
+        if not problem and found.get(name) != anew.get(name)
     )
     pairs = read_json(run / "validation.json")["pairs"]
     if len(pairs) != len(yaml.safe_load(scenario_text())["validate"]["routers"]):
@@ -209,26 +262,24 @@ def _differences(chain: Chain) -> Iterator[str]:
         images = pair["hardware"]["images"]
         if images["arrived"] != images["completed"] + images["failed"] + images["in_flight"]:
             yield f"requests of a real run are lost: {images}"
-    if _call(chain.box.here, "replay", RUN, "--quiet"):
-        yield "the event logs do not replay"
+    if told := _call(chain.box.here, "replay", RUN, "--quiet"):
+        yield f"the event logs do not replay: {told}"
 
 
-def _from_profiles(box: Box, run: Path) -> dict[str, Any]:
-    """Training and comparison in a fresh folder that has the run's profiles, network and accuracy table."""
+def _from_profiles(box: Box, run: Path) -> tuple[dict[str, Any], str]:
+    """What training and comparison make anew of the run's profiles, network and accuracy table; and what went wrong."""
     fresh = box.root / "said" / "fresh"
-    fresh.mkdir()
-    for name in OF_THE_NETWORK:
-        shutil.copy(run / name, fresh / name)
-    shutil.copytree(run / "profiles", fresh / "profiles")
+    shutil.copytree(run, fresh, ignore=shutil.ignore_patterns(*OF_THE_PROFILES, "train.json", "compare.json", "training"))
+    problem = ""
     for command in ("train", "compare"):
-        _call(box.here, command, NAME, "--out", os.path.relpath(fresh, box.here), "--quiet")
+        if told := _call(box.here, command, NAME, "--out", os.path.relpath(fresh, box.here), "--quiet"):
+            problem = f"{command} on the kept profiles: {told}"
     found = documents(fresh)
     shutil.rmtree(fresh)
-    return found
+    return found, problem
 
 
-def _call(here: Path, *command: str) -> int:
-    """The exit code of a command that is let be."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    called = [sys.executable, "-m", "scenarios.cli", *command]
-    return subprocess.run(called, cwd=here, env=environment, capture_output=True, check=False).returncode
+def _call(here: Path, *command: str) -> str:
+    """What a command says that is let be, where it does not end well."""
+    ended = watched(lambda: main(command), (), here, here.with_name("called"))
+    return "" if ended.code == 0 else f"exit code {ended.code}: {ended.err[-300:]}"

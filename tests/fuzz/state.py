@@ -1,6 +1,6 @@
 """A finished run folder with one file cut, or filled with junk: what each command makes of it, and whether it heals.
 
-`report`, `replay` and `simulate` look at the torn folder; `compare` and `run` then mend it. What they leave must be
+`report`, `replay`, `simulate` or `compare`, in turn, looks at the torn folder; `run` then mends it. What it leaves must be
 what the undisturbed run left, to the last bit but for wall times; who can't go on says why, and names the file.
 """
 
@@ -28,13 +28,13 @@ from tests.fuzz.trial import Outcome, judge, watched
 
 RUN: Final = "run"
 CUTS: Final = 10
-COMMANDS: Final = (
+LOOKING: Final = (
     ("report", RUN),
     ("replay", RUN),
     ("simulate", NAME, "--out", RUN, "--router", "ppo", "--seed", "5"),  # beside what the run has kept
     ("compare", NAME, "--out", RUN),
-    ("run", NAME, "--out", RUN),
 )
+MENDING: Final = ("run", NAME, "--out", RUN)
 MADE_ANEW: Final = (
     "results.json",
     "comparison.json",
@@ -84,15 +84,15 @@ class Torn:
         self.finished, self.root = finished, root
         self.whole = documents(finished.folder)
 
-    def trials(self, damage: Damage) -> Iterator[tuple[Case, Outcome]]:
-        """One command after the other in one torn folder."""
+    def trials(self, damage: Damage, looking: tuple[str, ...]) -> Iterator[tuple[Case, Outcome]]:
+        """A command that looks at a torn folder, and the one that mends it."""
         box = Box(self.root, {NAME: (self.finished.folder.parent / NAME).read_bytes()})
         try:
             shutil.copytree(self.finished.folder, box.here / RUN)
             _damage(box.here / RUN / damage.name, damage.content)
             (box.here / RUN / "mine.txt").write_text("a user's own\n")
             box.look(ours={f"{box.here.name}/{RUN}/{name}" for name in names_below(self.finished.folder)})
-            for command in COMMANDS:
+            for command in (looking, MENDING):
                 case = Case(f"state {command[0]}", {damage.name: damage.content}, (*command, "--quiet"), outputs=(RUN,))
                 yield case, self._judged(case, damage, box)
         finally:
@@ -186,5 +186,5 @@ def trials(finished: Finished, seed: int, root: Path) -> Iterator[tuple[Case, Ou
     """All damages in a random order, so that a part of them is a part of everything."""
     torn, every = Torn(finished, root), list(damages(finished.folder, seed))
     stream(seed, "fuzz:order").shuffle(every)
-    for damage in every:
-        yield from torn.trials(damage)
+    for number, damage in enumerate(every):
+        yield from torn.trials(damage, LOOKING[number % len(LOOKING)])

@@ -38,6 +38,7 @@ MOST_BYTES: Final = 2_000_000_000
 LONGEST_LINE: Final = 2100  # characters of a message, the paths in it included
 LOOK_EVERY_S: Final = 0.05
 ROOT: Final = Path(__file__).parents[2]
+ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 _ONLY_READ: Final = 96
 _MISREAD: Final = 97
 _ESCAPED: Final = 99
@@ -130,7 +131,7 @@ def watched(
     began_s = time.monotonic()
     process = os.fork()
     if process == 0:
-        _be_the_child(work, command, here, said, prepare)
+        be_the_child(work, command, here, said, prepare)
     stopped = _watch(process, began_s)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)  # nor may anything that it started live on
@@ -141,9 +142,10 @@ def watched(
     return Ended(code, out, err, cpu_s, time.monotonic() - began_s, peak, stopped)
 
 
-def _be_the_child(
+def be_the_child(
     work: Callable[[], int] | None, command: tuple[str, ...], here: Path, said: Path, prepare: Callable[[], object]
 ) -> None:
+    """A forked process's whole life: the work, or a command of Python instead; it never returns."""
     code = _ESCAPED
     try:
         os.setsid()
@@ -156,8 +158,7 @@ def _be_the_child(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         prepare()
         if work is None:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            os.execve(sys.executable, (sys.executable, *command), environment)
+            os.execve(sys.executable, (sys.executable, *command), ENVIRONMENT)
         code = work()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1

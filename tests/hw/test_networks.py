@@ -61,6 +61,16 @@ def test_files_come_back_and_foreign_ones_are_refused(model: SlimResNet, tmp_pat
         ModelFile(tmp_path / "flipped.safetensors").load()
 
 
+def test_the_same_network_is_the_same_bytes(model: SlimResNet, tmp_path: Path) -> None:
+    """Stages that read its file are done anew where a byte of it differs."""
+    found = set()
+    for number in range(5):
+        path = tmp_path / f"{number}.safetensors"
+        save_model(path, model, "tiny", {"one": "1", "two": "zwei, größer", "three": "3"})
+        found.add(path.read_bytes())
+    assert len(found) == 1
+
+
 def test_the_hash_tells_weights_apart(model: SlimResNet) -> None:
     """One changed number changes the hash; memory layout does not."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -193,6 +193,13 @@ def test_the_error_along_the_load_axis_is_the_load_that_is_hidden(world: World) 
         assert row["error_pct"]["mean"] == pytest.approx(100 * (hidden - 1), abs=1.0)
 
 
+def test_what_is_made_again_stands_in_its_place(world: World) -> None:
+    """Else a table's rows would tell which runs were once damaged."""
+    wanted = plan(world, loads=(0.6, 0.3), repeats=2, saturate=True, seeds=(4, 3))
+    runs = [each.run for each in made(world, world, wanted)[1]]
+    assert wanted.in_order([*runs[5:], *reversed(runs[:5])]) == runs
+
+
 def test_an_interrupted_campaign_goes_on(world: World, slower: World) -> None:
     """Stopped after any run, the rest are made once, at the same rates, and the whole is the same."""
     wanted = plan(world, ("jsq",), loads=(0.5,), repeats=2, saturate=True)
