@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from policies.errors import InputError
 from policies.files import file_hash
@@ -18,6 +18,8 @@ from scenarios.runs import layout
 from scenarios.runs.manifest import Contents, Entry, read_manifest
 
 ENVIRONMENT_SCHEMAS: Final = ("slimsched.environment/1", "slimsched.environment/2")
+RESULT: Final = "result.json"
+RESULT_SCHEMA: Final = "slimsched.result/1"
 ELSEWHERE: Final = "or name another folder with --out"
 
 
@@ -46,7 +48,7 @@ def _unlisted(folder: Path, found: Contents | None) -> list[str]:
         name = path.relative_to(folder).as_posix()
         if (found and name in found.entries) or name.startswith(f"{layout.OWN}/") or layout.is_temporary(name):
             continue
-        if path.is_symlink() or not path.is_file() or not layout.fits(name):
+        if path.is_symlink() or not path.is_file() or not _is_of_a_run(path, name):
             if found is None:
                 raise _foreign(folder, name)
             return []  # a user's files lie here, too: whose the others are is not known
@@ -64,15 +66,25 @@ def _foreign(folder: Path, name: str) -> InputError:
     return InputError(str(folder), "", problem)
 
 
+def _is_of_a_run(path: Path, name: str) -> bool:
+    """By its name; a result must say itself that it is one."""
+    return layout.fits(name) and (path.name != RESULT or _schema_of(path) == RESULT_SCHEMA)
+
+
 def _is_of_before(folder: Path, names: Sequence[str]) -> bool:
     """Names alone are no proof: a user may have a `scenario.yaml` and `profiles`, too."""
-    if (folder / layout.OWN).is_dir() or all(name.startswith("simulation/") for name in names):
+    if (folder / layout.OWN).is_dir() or _schema_of(folder / "environment.json") in ENVIRONMENT_SCHEMAS:
         return True
+    return all(name.startswith("simulation/") and f"{name.rpartition('/')[0]}/{RESULT}" in names for name in names)
+
+
+def _schema_of(path: Path) -> Any:
+    """What a JSON document says that it is; None where it says nothing, or is none."""
     try:
-        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(environment, dict) and environment.get("schema") in ENVIRONMENT_SCHEMAS
+        return None
+    return document.get("schema") if isinstance(document, dict) else None
 
 
 def _adopted(folder: Path, name: str) -> Entry:

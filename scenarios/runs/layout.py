@@ -42,9 +42,11 @@ COMMAND_OF: Final = {  # of a stage, where it is not its name
     "records": "compare",
 }
 _RECORD = r"(result|timeline)\.json|(requests|blocks|batches|telemetry)\.parquet|events[^/]*\.jsonl\.gz"
+_TRAINED = r"(checkpoint\.safetensors|scalars\.json|events\.out\.tfevents\.[^/]+)"  # the last is TensorBoard's
 _DEEPER = re.compile(
     rf"""{re.escape(OWN)}/(lock|manifest\.jsonl) | \.stages/[^/]+\.json | calibration/[^/]+\.(yaml|jsonl)
-    | calibration/served/[^/]+\.yaml | profiles/[^/]+\.yaml | training/.+
+    | calibration/served/[^/]+\.yaml | profiles/[^/]+\.yaml
+    | training/(model-[0-9a-f]+\.safetensors|(model-)?[0-9a-f]+/{_TRAINED})
     | (simulation|hardware)/[^/]+-seed\d+[^/]*/({_RECORD})""",
     re.VERBOSE,
 )

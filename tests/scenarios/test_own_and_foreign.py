@@ -18,7 +18,7 @@ from policies.errors import InputError, WorkError
 from policies.files import file_hash
 from scenarios.cli import main
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.layout import OWN
+from scenarios.runs.layout import OWN, fits
 from scenarios.runs.manifest import Contents, Entry, Journal, read_manifest
 from scenarios.runs.records import LOG_FILE
 from tests.scenarios.files import write_scenario
@@ -102,6 +102,35 @@ def test_a_users_scenario_and_profiles_are_no_run_folder(
         (mine / "environment.json").write_text(environment)
     assert "is no run folder" in refused(["compare", str(scenario), "--out", str(mine)], capsys)
     assert (mine / "scenario.yaml").read_text() == "# my comment\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["result.json", "requests.parquet", *(f"../../training/{it}" for it in ("mydata/x.csv", "model-final.pt", "1/a"))],
+)
+def test_names_alone_do_not_make_a_run_folder(
+    name: str, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A result says that it is one; of training, only what it makes is known, whatever lies beside it."""
+    mine = (tmp_path / "mine" / "simulation" / "jsq-seed0" / name).resolve()
+    mine.parent.mkdir(parents=True)
+    mine.write_text('{"mine": 1}')
+    words = ["compare", str(scenario), "--out", str(tmp_path / "mine"), "--router", "jsq"]
+    assert f"is no run folder ({mine.relative_to(tmp_path / 'mine')})" in refused(words, capsys)
+    if name.startswith(".."):
+        (tmp_path / "mine" / "environment.json").write_text(json.dumps({"schema": "slimsched.environment/2"}))
+        assert str(mine.relative_to(tmp_path / "mine")) in refused(words, capsys)
+    assert mine.read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model-0123456789ab.safetensors", "model-0123456789ab/events.out.tfevents.1700000000.host.7.0",
+     "0123456789ab/checkpoint.safetensors", "0123456789ab/scalars.json", "0123456789ab/scalars.json.damaged",
+     "0123456789ab/events.out.tfevents.1700000000.host.7.0"],
+)  # fmt: skip
+def test_what_training_makes_is_known_by_name(name: str) -> None:
+    assert fits(f"training/{name}")
 
 
 def test_a_users_files_in_a_marked_folder_are_left_alone(finished: Path) -> None:
