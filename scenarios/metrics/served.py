@@ -115,4 +115,12 @@ def _barren_text(router: str, mode: str, runs: Sequence[Result]) -> str:
     words = {"": "unfinished", **WHY}
     told = [f"{count} {words.get(reason, reason)}" for reason, count in fates.items() if count]
     most = max(fates, key=lambda reason: fates[reason])
-    return f"{of}: of {arrived} images {', '.join(told)}; {_REMEDIES.get(most, _SLOW)}"
+    remedy = _REMEDIES.get(most) or _remedy_of_unfinished(runs)
+    return f"{of}: of {arrived} images {', '.join(told)}; {remedy}"
+
+
+def _remedy_of_unfinished(runs: Sequence[Result]) -> str:
+    lost = {down["server"]: None for run in runs for down in run.get("restarts", []) if down["up_s"] is None}
+    if not lost:
+        return _SLOW
+    return f"{', '.join(map(repr, lost))} went down and never came back: look at restarts in the result, and at faults"

@@ -315,6 +315,18 @@ def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
         require_completed([summary(record(), router="a", mode="hardware", **WINDOW)])
 
 
+def test_servers_that_never_came_back_are_told_where_all_is_unfinished() -> None:
+    """More time would not help; it does where they came back."""
+    down: Any = {"server": "gpu0", "cause": "planned", "planned": True, "down_s": 0.0, "up_s": None}
+    for restarts, remedy in (
+        ([down, down], "'gpu0' went down and never came back: look at restarts in the result, and at faults."),
+        ([{**down, "up_s": 1.0}], "lower the rate, or give duration_s more time."),
+    ):
+        with pytest.raises(WorkError) as caught:
+            require_completed([{**result("a", left=1000), "restarts": restarts}])
+        assert f": of 1000 images 1000 unfinished; {remedy}" in str(caught.value)
+
+
 def hopeless(folder: Path) -> Path:
     """Nobody can serve an image in so little time, and who is late is shed."""
     path = write_scenario(folder, "duration_s: 1\n", "duration_s: 1\ndeadline_s: 0.001ms\nshed: true\n")
