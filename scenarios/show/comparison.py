@@ -168,7 +168,11 @@ def _covered(comparison: Comparison) -> str:
         if of["share"] is not None
     ]
     if not shares:
-        return "Hypervolume: none, all routers are equally accurate or equally costly."
+        able = [row["router"] for row in comparison["rows"] if not row.get("is_marked")]
+        if len(able) == 1:
+            return f"Hypervolume: none, only {able[0]} serves enough to count."
+        who = "routers" if len(able) == len(comparison["rows"]) else "who serve enough"
+        return f"Hypervolume: none, all {who} are equally accurate or equally costly."
     return f"Hypervolume, as a share of what one router with the best of both would cover: {', '.join(shares)}."
 
 

@@ -94,6 +94,18 @@ def test_trade_offs_have_fronts_and_gaps_to_the_bound(compared: Comparison) -> N
     assert [note.partition(",")[0] for note in table.notes] == ["Hypervolume"]
 
 
+def test_a_hypervolume_that_is_none_says_of_whom() -> None:
+    """Who is marked does not count, and may well be another."""
+    one, same = run("jsq", 0, 0.7, 1.0), run("random", 0, 0.7, 1.0)
+    marked: Result = {**run("quick", 0, 0.9, 0.1), "shares": {**one["shares"], "failed": 0.5, "unserved": 0.5}}
+    for runs, said in (
+        ([one, same], "all routers are equally accurate or equally costly."),
+        ([one, same, marked], "all who serve enough are equally accurate or equally costly."),
+        ([one, marked], "only jsq serves enough to count."),
+    ):
+        assert trade_off_table(compare_results(runs)).notes[0] == f"Hypervolume: none, {said}"
+
+
 def test_pictures_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
     """One panel a cost, as SVG or PNG by the name; nothing to draw is said."""
     runs = [run("random", 0, 0.72, 2.0), run("random", 1, 0.72, 2.1), run("jsq", 0, 0.74, 90.0)]
