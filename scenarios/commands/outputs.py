@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from policies.errors import InputError
-from scenarios.runs.layout import OWN
+from scenarios.runs.layout import OWN, fits
 from scenarios.runs.manifest import read_manifest
 
 _READ: Final = ("scenario", "router", "model", "start", "profile")
@@ -40,6 +40,21 @@ def require_apart(arguments: Namespace, named: Iterable[Path] = ()) -> None:
     for one, other in combinations(written, 2):
         if one.absolute() == other.absolute() or (one.is_file() and _are_one(one, other)):
             raise InputError(str(one), "", "two results can't go into one file; name another for one of them")
+
+
+def require_beside(arguments: Namespace, folder: Path) -> None:
+    """Whether the files that a command's flags ask for can lie beside what it makes in its run folder.
+
+    Raises:
+        InputError: one would be the folder, or above it, or take the place of a file that a run makes.
+    """
+    real = folder.resolve()
+    for place in _given(arguments, _WRITTEN):
+        wanted = place.parent.resolve() / place.name
+        if wanted == real or wanted in real.parents:
+            raise InputError(str(place), "", f"the run folder {folder} is to be made there; name another")
+        if wanted.is_relative_to(real) and fits(wanted.relative_to(real).as_posix()):
+            raise InputError(str(place), "", f"is a name of the run folder {folder}'s own files; name another")
 
 
 def _given(arguments: Namespace, names: Iterable[str]) -> Iterator[Path]:

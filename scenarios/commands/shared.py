@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
-from scenarios.commands.outputs import require_apart
+from scenarios.commands.outputs import require_apart, require_beside
 from scenarios.files.named_files import named_files
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import TRAINED_ROUTER, check_router, is_learned, is_router_file, needs_training
@@ -41,10 +41,10 @@ def scenario_and_folder(arguments: Namespace) -> tuple[Scenario, Path]:
     from scenarios.world.materials import default_folder
 
     scenario = read_scenario(arguments)
-    if arguments.out is not None:
-        return scenario, writable_folder(arguments.out)
-    folder = writable_folder(default_folder(scenario))
-    RunFolder(folder).require_scenario(arguments.scenario)
+    folder = writable_folder(arguments.out or default_folder(scenario))
+    require_beside(arguments, folder)
+    if arguments.out is None:
+        RunFolder(folder).require_scenario(arguments.scenario)
     return scenario, folder
 
 

@@ -77,6 +77,30 @@ def test_two_results_need_two_files(
     assert main(["compare", "tiny.yaml", "--json", "y", "--quiet", *PICTURE]) == 0
 
 
+@pytest.mark.parametrize(
+    ("out", "json", "said"),
+    [
+        ("q", "q", "the run folder q is to be made there"),
+        ("q/run", "q", "the run folder q/run is to be made there"),
+        (None, "runs/tiny", "the run folder runs/tiny is to be made there"),
+        ("q", "q/results.json", "is a name of the run folder q's own files"),
+    ],
+)
+def test_no_result_is_in_the_way_of_the_run_folder(
+    out: str | None,
+    json: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nor of what will be made in it; told before the work."""
+    monkeypatch.chdir(tmp_path)
+    write_scenario(tmp_path)
+    Path(json).parent.mkdir(exist_ok=True)
+    _refused(["compare", "tiny.yaml", *(["--out", out] if out else []), "--json", json], said, capsys)
+
+
 def test_tuning_replaces_only_what_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
