@@ -163,7 +163,7 @@ def _replayed(
         except InputError as error:
             problem = f"{error.key}: {error.problem}"
 
-    with told_of(folder / name, f"`{folder.command(name)}` makes it again"):
+    with told_of(folder / name, folder.remedy(name)):
         divergence = None if problem else replay_log(steps(), router, knobs)
     if divergence is not None:
         return _divergence_text(divergence)
@@ -171,7 +171,7 @@ def _replayed(
         return None
     of = "" if length is None else f" of {length}"
     word = "incomplete" if length is None or read < length else "too long"
-    remedy = f"`{folder.command(name)}` makes it again"
+    remedy = folder.remedy(name)
     return f"{word}: {read}{of} steps{f' ({problem})' if problem else ''}, with identical commands; {remedy}"
 
 

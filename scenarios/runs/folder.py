@@ -374,8 +374,14 @@ class RunFolder:
         made = [each for each, entry in self.entries.items() if each.startswith(f"{name}/")]
         return bool(made) and all((self.path / each).exists() and self.is_as_made(each) for each in made)
 
+    def remedy(self, name: str) -> str:
+        """What makes a file again; which flags the command had is not kept."""
+        command = self.command(name)
+        flags = "" if command.startswith("slimsched report ") else ", with the flags that it had,"
+        return f"`{command}`{flags} makes it again"
+
     def command(self, name: str) -> str:
-        """The command that makes a file again."""
+        """The command that makes a file again, but for flags."""
         entry = self.entries.get(name)
         command = layout.command_of(name, None if entry is None else entry.by)
         if command == "report":
@@ -389,7 +395,7 @@ class RunFolder:
     @contextmanager
     def mending(self, name: str) -> Iterator[None]:
         """What is wrong with a file of the folder is told with the command that makes it again."""
-        with with_remedy(f"`{self.command(name)}` makes it again"):
+        with with_remedy(self.remedy(name)):
             yield
 
     def require_as_made(self, name: str) -> None:

@@ -397,7 +397,7 @@ def test_a_report_of_damaged_files_names_the_remedy(
     path.write_text("[5]")
     said = refused(["report", str(finished / "run")], capsys)
     assert f"{path}: was changed or damaged since it was made; `slimsched " in said
-    assert "tiny.yaml --out" in said
+    assert f"tiny.yaml --out {finished / 'run'}`, with the flags that it had, makes it again" in said
 
 
 def test_what_reads_a_damaged_file_names_the_remedy(made: Path, tmp_path: Path) -> None:
