@@ -61,6 +61,8 @@ def _unlisted(folder: Path, found: Contents | None) -> list[str]:
 def _foreign(folder: Path, name: str) -> InputError:
     if (folder / layout.OWN).is_dir():
         problem = f"its list of what was made in it is damaged, and {name} was not; move that elsewhere, {ELSEWHERE}"
+    elif _schema_of(folder / "environment.json") in ENVIRONMENT_SCHEMAS:
+        problem = f"has lost its mark ({layout.OWN}), and {name} is none of a run's files; move that elsewhere"
     else:
         problem = f"holds files and is no run folder ({name}); name an empty or a new folder"
     return InputError(str(folder), "", problem)
