@@ -95,7 +95,7 @@ def begin(here: Path, *, as_command: bool = False) -> tuple[Forked | subprocess.
 
 
 class Forked:
-    """The command in a process that has imported everything: what a process of `subprocess` can do, as far as needed."""
+    """The command in a process that has imported everything; it can do what is needed of a `subprocess.Popen`."""
 
     def __init__(self, here: Path, said: Path) -> None:
         self.returncode: int | None = None

@@ -1,7 +1,7 @@
 """A finished run folder with one file cut, or filled with junk: what each command makes of it, and whether it heals.
 
-`report`, `replay`, `simulate` or `compare`, in turn, looks at the torn folder; `run` then mends it. What it leaves must be
-what the undisturbed run left, to the last bit but for wall times; who can't go on says why, and names the file.
+`report`, `replay`, `simulate` or `compare`, in turn, looks at the torn folder; `run` then mends it. What it leaves must
+be what the undisturbed run left, to the last bit but for wall times; who can't go on says why, and names the file.
 """
 
 from __future__ import annotations

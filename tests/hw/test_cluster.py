@@ -223,8 +223,8 @@ def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> N
     """A server killed in mid-run: the router hears of it, the others finish everything, the record says so.
 
     It is stopped first, so that transfers from it and to it are certainly under way when it dies; and it is not
-    started again before the run ends. On a busy machine a worker may say nothing for seconds, the stopped one as well as
-    the other: here nobody is taken for hung, so that only its end ends it.
+    started again before the run ends. On a busy machine a worker may say nothing for seconds, the stopped one as well
+    as the other: here nobody is taken for hung, so that only its end ends it.
     """
     run = dataclasses.replace(_run(model, 0.7, 1000.0), drain_limit_ns=600 * NS_PER_S)
     never_ns = 3600 * NS_PER_S
