@@ -15,6 +15,7 @@ import signal
 import time  # noqa: TID251 - real commands are timed with a real clock
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -117,6 +118,7 @@ def _main(spec: WorkerSpec, control: Connection, arenas: Sequence[Arena], own: i
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
     """What is started meanwhile hears no Ctrl-C until it says so: it is the driver's business, even while it opens."""
+    resource_tracker.ensure_running()  # it would start with the first process, and let interrupts through after that
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -22,6 +22,7 @@ from policies.files import atomic_path, require_file, same_header
 SCHEMA = "slimsched.router/1"
 CHECKSUM: Final = "checksum"  # the header's key; a file from before there was one has none, and is read as it is
 MOST_BYTES: Final = 1_000_000_000
+MOST: Final = 1e9  # of a number; larger ones, which no training leaves, overflow in what is computed with them
 POLICY = "policy."  # what the network's tensors begin with; a training checkpoint has the optimizer's beside them
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -41,7 +42,7 @@ def read(path: Path) -> tuple[Tensors, dict[str, str]]:
 
     Raises:
         InputError: the file is missing or not a router, was changed since it was written, or holds numbers that are
-            none.
+            none, or absurd.
     """
     require_file(path, MOST_BYTES, hint="; a router's file is what `slimsched train` or `slimsched tune` wrote")
     try:
@@ -58,8 +59,9 @@ def read(path: Path) -> tuple[Tensors, dict[str, str]]:
         problem = f"says {stored!r:.40}, the content has {found!r}: it was damaged or changed after it was written"
         raise InputError(str(path), CHECKSUM, f"{problem}; take the file from where it came, or train it again")
     for name, tensor in tensors.items():
-        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
-            raise InputError(str(path), name[:100], "holds numbers that are not finite; train it again")
+        if tensor.dtype.kind == "f" and not (np.abs(tensor) <= MOST).all():
+            problem = f"holds numbers that are not finite, or beyond {MOST:g}; train it again"
+            raise InputError(str(path), name[:100], problem)
     return tensors, metadata
 
 

@@ -43,7 +43,8 @@ def _unlisted(folder: Path, found: Contents | None) -> list[str]:
     """What is a run's by its name, and should stand in the manifest, but does not."""
     if not folder.exists() or (found is not None and found.is_clean):
         return []
-    lost = []
+    lost: list[str] = []
+    foreign: list[str] = []
     for path in layout.walk(folder):
         name = path.relative_to(folder).as_posix()
         if (found and name in found.entries) or name.startswith(f"{layout.OWN}/") or layout.is_temporary(name):
@@ -51,8 +52,13 @@ def _unlisted(folder: Path, found: Contents | None) -> list[str]:
         if path.is_symlink() or not path.is_file() or not _is_of_a_run(path, name):
             if found is None:
                 raise _foreign(folder, name)
-            return []  # a user's files lie here, too: whose the others are is not known
-        lost.append(name)
+            foreign.append(name)
+        else:
+            lost.append(name)
+    if foreign:  # a user's files lie here, too: whose the others are is not known
+        if any(name in layout.FILES for name in lost):
+            raise _foreign(folder, foreign[0])
+        return []
     if found is None and lost and not _is_of_before(folder, lost):
         raise _foreign(folder, lost[0])
     return lost

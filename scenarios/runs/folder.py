@@ -126,7 +126,7 @@ class RunFolder:
         require_ours(self.path)  # before anything is made
         made = _make_folders(self.path / layout.OWN)
         try:
-            with locked(self.path / layout.OWN / "lock", self.path, self.say):
+            with locked(self._lock, self.path, self.say):
                 contents = contents_of(self.path)
                 self._require_no_obstacle(contents)
                 self._clean()
@@ -152,6 +152,10 @@ class RunFolder:
             yield
         finally:
             self._maker = before
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / layout.OWN / "lock"
 
     @property
     def _manifest(self) -> Path:
@@ -215,13 +219,13 @@ class RunFolder:
 
     def _found_identity(self) -> tuple[int, int]:
         try:
-            found = self.path.stat()
+            found = self._lock.stat()  # who removes a folder may not have come to its other files yet
         except OSError:
             return (0, 0)
         return found.st_dev, found.st_ino
 
     def require_there(self) -> None:
-        """Raises `WorkError` where the folder that was opened has been removed or moved meanwhile."""
+        """Raises `WorkError` where the folder that was opened, or its mark, has been removed or moved meanwhile."""
         if self._journal is not None and self._found_identity() != self._identity:
             problem = "was removed or moved while a command wrote into it; the same command begins anew"
             raise WorkError(f"{self.path} {problem}")
@@ -436,9 +440,11 @@ class RunFolder:
         return Stage(name, True, "done before")
 
     def finish(self, name: str, fingerprint: str, outputs: Sequence[Path]) -> None:
-        """Mark a stage as done; its outputs must lie in the folder."""
+        """Mark a stage as done; raises `WorkError` where an output of it does not lie in the folder any more."""
+        self.require_there()
         absent = [str(output) for output in outputs if not output.is_file()]
-        assert not absent, f"stage {name} did not write {absent}"
+        if absent:
+            raise WorkError(f"{absent[0]} was removed as soon as it was made; the same command makes it again")
         sealed = {output: self.entries.get(self._name(output)) for output in outputs}
         hashes = {
             self._name(output): entry.sha256 if entry is not None and entry.sha256 else file_hash(output)

@@ -137,7 +137,7 @@ class Box:
             if old == new or name in self._ours:
                 continue
             if old is None:
-                if not any(name == target or name.startswith(f"{target}/") for target in targets):
+                if not any(f"{name}/".startswith(f"{each}/") or each.startswith(f"{name}/") for each in targets):
                     found.append(f"made {name}")
             elif not (name in targets and old[0] == "file" and new is not None and new[0] == "file"):
                 found.append(f"{'lost' if new is None else 'changed'} {name}")

@@ -23,7 +23,9 @@ NAME = "small.yaml"
 SCENARIO = """\
 schema: slimsched.scenario/1
 name: small
-model: {network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits, training: {epochs: 3}}
+model:
+  {network: 'tests.scenarios.own_network:DigitsPerceptron', options: {features: 32}, dataset: digits,
+   training: {epochs: 3}}
 cluster:
   greedy: {batch_limit: 2, preload: all}
   servers:

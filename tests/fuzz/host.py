@@ -100,7 +100,7 @@ def trials(finished: Finished, count: int, seed: int, root: Path) -> Iterator[tu
         try:
             (box.here / RUN).mkdir()
             with _disk(box.here / RUN, fault.disk_bytes) as grow:
-                box.look()
+                box.look(ours=[f"{box.here.name}/{RUN}"] if fault.family == "vanished folder" else [])
                 ended = _run(finished, box, root, fault.prepare)
                 found = judge(ended, box.changes((RUN,)), COMMAND)
                 if found.kind == "too large" and fault.family == "little memory" and ended.code == 1:

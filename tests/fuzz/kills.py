@@ -95,7 +95,7 @@ def begin(here: Path, *, as_command: bool = False) -> tuple[Forked | subprocess.
 
 
 class Forked:
-    """The command in a process that has imported everything: what a process of `subprocess` can do, as far as needed."""
+    """The command in a process that has imported everything; it can do what is needed of a `subprocess.Popen`."""
 
     def __init__(self, here: Path, said: Path) -> None:
         self.returncode: int | None = None
@@ -269,7 +269,9 @@ def _differences(chain: Chain) -> Iterator[str]:
 def _from_profiles(box: Box, run: Path) -> tuple[dict[str, Any], str]:
     """What training and comparison make anew of the run's profiles, network and accuracy table; and what went wrong."""
     fresh = box.root / "said" / "fresh"
-    shutil.copytree(run, fresh, ignore=shutil.ignore_patterns(*OF_THE_PROFILES, "train.json", "compare.json", "training"))
+    shutil.copytree(
+        run, fresh, ignore=shutil.ignore_patterns(*OF_THE_PROFILES, "train.json", "compare.json", "training")
+    )
     problem = ""
     for command in ("train", "compare"):
         if told := _call(box.here, command, NAME, "--out", os.path.relpath(fresh, box.here), "--quiet"):

@@ -1,7 +1,7 @@
 """A finished run folder with one file cut, or filled with junk: what each command makes of it, and whether it heals.
 
-`report`, `replay`, `simulate` or `compare`, in turn, looks at the torn folder; `run` then mends it. What it leaves must be
-what the undisturbed run left, to the last bit but for wall times; who can't go on says why, and names the file.
+`report`, `replay`, `simulate` or `compare`, in turn, looks at the torn folder; `run` then mends it. What it leaves must
+be what the undisturbed run left, to the last bit but for wall times; who can't go on says why, and names the file.
 """
 
 from __future__ import annotations
@@ -105,8 +105,10 @@ class Torn:
 
         ended = watched(work, (), box.here, self.root.with_name(f"{self.root.name}.said"))
         found = judge(ended, box.changes((RUN,)), case.argv)
+        if case.argv[0] == "replay" and ended.code == 1 and found.kind == "ok":
+            found = Outcome("refused", ended.out.strip()[-300:], ended)  # its answer is that a log is not whole
         where = f"{damage.name}, {damage.how}"
-        if found.kind == "refused" and Path(damage.name).name not in found.note and "slimsched " not in found.note[11:]:
+        if found.kind == "refused" and not _names(found.note, damage) and "slimsched " not in found.note[11:]:
             return Outcome("unclear", f"neither file nor remedy: {found.note} [{where}]", ended)
         if found.kind == "ok" and (problem := self._problem(case, damage, box)):
             return Outcome("misread", f"{problem} [{where}]", ended)
@@ -128,6 +130,10 @@ def scribble(figure: Figure, file: Any, **_: Any) -> None:
     """In the place of a figure's drawing, which takes most of a report's time."""
     text = "<svg xmlns='http://www.w3.org/2000/svg'/>"
     file.write(text if isinstance(file, io.TextIOBase) else text.encode())
+
+
+def _names(note: str, damage: Damage) -> bool:
+    return any(part in note for part in (Path(damage.name).name, str(Path(damage.name).parent), "its list of what was"))
 
 
 def _damage(path: Path, content: bytes | Special) -> None:

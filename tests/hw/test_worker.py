@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -357,3 +359,16 @@ def test_a_gpu_serves_what_the_cpu_computes(model: SlimResNet, path: Path) -> No
         assert all(
             part.completed for part in worker.benchmark_together([BenchmarkPoint(2, 1.0, 1.0, 64)] * 3, 0.1).results
         )
+
+
+def test_the_first_worker_hears_no_interrupt_while_it_opens() -> None:
+    """In a process that has started nothing yet; else Ctrl-C ends in a worker's traceback."""
+    code = """
+import signal
+from multiprocessing import resource_tracker
+from hw.worker import _no_interrupts
+with _no_interrupts():
+    resource_tracker.ensure_running()  # as the start of a process does
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -335,6 +335,18 @@ def test_a_damaged_manifest_is_made_again(cut: int | None, finished: Path, capsy
     assert "notes.txt was not; move that elsewhere" in refused(["report", str(finished / "run")], capsys)
 
 
+def test_half_a_manifest_beside_a_users_files_is_told(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose the files are that it lacks is not known; but a torn line that lost nothing stops nobody."""
+    path = finished / "run" / OWN / "manifest.jsonl"
+    whole = path.read_bytes()
+    (finished / "run" / "notes.txt").write_text("mine")
+    path.write_bytes(whole[: len(whole) // 2])
+    words = ["run", str(finished / "tiny.yaml"), "--out", str(finished / "run")]
+    assert "notes.txt was not; move that elsewhere" in refused(words, capsys)
+    path.write_bytes(whole + b'{"path": "sco')
+    assert run(finished) == 0
+
+
 def test_a_folder_that_vanishes_is_one_line(tmp_path: Path) -> None:
     """It is not made again, half and without its mark."""
     folder = RunFolder(tmp_path / "run")
@@ -344,6 +356,18 @@ def test_a_folder_that_vanishes_is_one_line(tmp_path: Path) -> None:
             with pytest.raises(WorkError, match="was removed or moved while a command wrote into it"):
                 write(folder / "score.json", "x")
     assert not folder.path.exists()
+
+
+def test_a_folder_that_is_being_removed_is_one_line(tmp_path: Path) -> None:
+    """Its mark may be gone first, or what a stage has just made: nothing is written that the next try would refuse."""
+    folder = RunFolder(tmp_path / "run")
+    with folder.opened():
+        with pytest.raises(WorkError, match=r"score\.json was removed as soon as it was made"):
+            folder.finish("train", "0", [folder / "score.json"])
+        shutil.rmtree(folder / OWN)
+        with pytest.raises(WorkError, match="was removed or moved while a command wrote into it"):
+            folder.write_text(folder / "score.json", "x")
+    assert tree(folder.path) == {}
 
 
 # ----------------------------------------------------------------------------------------------------- state that heals

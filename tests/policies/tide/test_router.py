@@ -198,6 +198,26 @@ def test_a_file_reads_back_as_the_same_router(tmp_path: Path) -> None:
     assert checkpoint.kind_of(path) == "tide"
 
 
+def test_the_same_router_is_the_same_bytes(tmp_path: Path) -> None:
+    """A stage that reads its file is done anew where a byte of it differs."""
+    found = set()
+    for number in range(5):
+        path = tmp_path / f"{number}.safetensors"
+        tide().save(path, {"seed": 7})
+        found.add(path.read_bytes())
+    assert len(found) == 1
+
+
+def test_numbers_that_would_overflow_are_refused(tmp_path: Path) -> None:
+    """As those that are none: what they make of a decision is chance."""
+    router = tide()
+    for value in (1.4e306, -2e9, np.inf):
+        router.values[-1] = value
+        router.save(tmp_path / "tide.safetensors", {"seed": 7})
+        with pytest.raises(InputError, match=r"tide\.values: holds numbers that are not finite, or beyond 1e\+09"):
+            TideSpec.read(tmp_path / "tide.safetensors")
+
+
 def test_a_file_of_another_network_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tide.safetensors"
     tide().save(path, {})
