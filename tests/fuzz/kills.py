@@ -73,10 +73,8 @@ class Chain:
                 os.killpg(process.pid, sign) if sign == signal.SIGINT else process.send_signal(sign)
             process.wait(60)
         finally:
-            end(process)
-        return Ended(
-            process.returncode, text_of(said / "out"), text_of(said / "err"), 0.0, time.monotonic() - began_s, 0
-        )
+            code = end(process)
+        return Ended(code, text_of(said / "out"), text_of(said / "err"), 0.0, time.monotonic() - began_s, 0)
 
 
 def begin(here: Path, *, as_command: bool = False) -> tuple[Forked | subprocess.Popen[bytes], Path]:
@@ -130,11 +128,11 @@ class Forked:
         os.kill(self.pid, sign)
 
 
-def end(process: Forked | subprocess.Popen[bytes]) -> None:
-    """The process and all that it began."""
+def end(process: Forked | subprocess.Popen[bytes]) -> int:
+    """The process and all that it began; returns its exit code."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    return process.wait()
 
 
 def text_of(path: Path) -> str:
@@ -213,9 +211,9 @@ def _resumed(chain: Chain, memory: set[Path]) -> Outcome:
     began_s = time.monotonic()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(LONGEST_S)
-    end(process)
+    code = end(process)
     err = text_of(said / "err")
-    ended = Ended(process.returncode, "", err, 0.0, time.monotonic() - began_s, 0)
+    ended = Ended(code, "", err, 0.0, time.monotonic() - began_s, 0)
     if lost := chain.box.changes((RUN, "../said", "../called")):
         return Outcome("foreign file", "; ".join(lost[:5]), ended)
     if ended.code:

@@ -318,10 +318,11 @@ def test_a_run_that_completed_nothing_is_told_with_what_became_of_it() -> None:
 def test_servers_that_never_came_back_are_told_where_all_is_unfinished() -> None:
     """More time would not help; it does where they came back."""
     down: Any = {"server": "gpu0", "cause": "planned", "planned": True, "down_s": 0.0, "up_s": None}
-    for restarts, remedy in (
+    cases: list[tuple[list[Any], str]] = [
         ([down, down], "'gpu0' went down and never came back: look at restarts in the result, and at faults."),
         ([{**down, "up_s": 1.0}], "lower the rate, or give duration_s more time."),
-    ):
+    ]
+    for restarts, remedy in cases:
         with pytest.raises(WorkError) as caught:
             require_completed([{**result("a", left=1000), "restarts": restarts}])
         assert f": of 1000 images 1000 unfinished; {remedy}" in str(caught.value)
