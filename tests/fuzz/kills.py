@@ -274,6 +274,7 @@ def _from_profiles(box: Box, run: Path) -> tuple[dict[str, Any], str]:
     for command in ("train", "compare"):
         if told := _call(box.here, command, NAME, "--out", os.path.relpath(fresh, box.here), "--quiet"):
             problem = f"{command} on the kept profiles: {told}"
+            break
     found = documents(fresh)
     shutil.rmtree(fresh)
     return found, problem
