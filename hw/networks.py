@@ -178,6 +178,8 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except RuntimeError as error:  # torch maps the file: too many are open, or memory is short
+        raise WorkError(f"{path}: can't be read now ({str(error).splitlines()[0]})") from error
     except (OSError, SafetensorError) as error:
         raise InputError(str(path), "", f"cannot be read as safetensors ({error}); train a model first") from None
     if metadata.get("schema") != schema:

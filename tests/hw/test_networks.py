@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hw import networks
 from hw.conformance import RULES, broken_rules, require_conformance, unchecked_rules
 from hw.networks import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
 from hw.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from hw.slimresnet import PRESETS, SlimResNet
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
 from scenarios.files.spec import NETWORKS
 from tests.hw.worlds import TINY, TINY_NETWORK, tiny_model
 
@@ -59,6 +60,20 @@ def test_files_come_back_and_foreign_ones_are_refused(model: SlimResNet, tmp_pat
     (tmp_path / "flipped.safetensors").write_bytes(raw)
     with pytest.raises(InputError, match="hash"):
         ModelFile(tmp_path / "flipped.safetensors").load()
+
+
+def test_a_host_that_has_no_handle_left_is_told(
+    model: SlimResNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is whole: it is no mistake of the user's, and no bug to trace back."""
+
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to open file <a> in read-only mode: Too many open files (24)\nmore")
+
+    save_model(tmp_path / "a.safetensors", model, "tiny", {})
+    monkeypatch.setattr(networks, "safe_open", failing)
+    with pytest.raises(WorkError, match=r"a\.safetensors: can't be read now \(unable to open .* \(24\)\)$"):
+        ModelFile(tmp_path / "a.safetensors").load()
 
 
 def test_the_same_network_is_the_same_bytes(model: SlimResNet, tmp_path: Path) -> None:
