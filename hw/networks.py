@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hw.slimmable import SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
-from policies.errors import InputError, in_a_line, nearest
+from policies.errors import InputError, WorkError, in_a_line, nearest
 from policies.files import atomic_path, require_file, same_header
 from policies.own import OWN_CLASS, blaming, code_hash, is_own, own_class
 
@@ -172,6 +172,7 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
 
     Raises:
         InputError: there is no such file, it is no safetensors file, or not of this schema.
+        WorkError: the system does not let it be read now.
     """
     require_file(path, MOST_BYTES, hint="; train a model first")
     try:
