@@ -83,7 +83,11 @@ def _is_of_before(folder: Path, names: Sequence[str]) -> bool:
     """Names alone are no proof: a user may have a `scenario.yaml` and `profiles`, too."""
     if (folder / layout.OWN).is_dir() or _schema_of(folder / "environment.json") in ENVIRONMENT_SCHEMAS:
         return True
-    return all(name.startswith("simulation/") and f"{name.rpartition('/')[0]}/{RESULT}" in names for name in names)
+    return all(
+        name.startswith(f"{layout.STAGES}/")  # nobody else has such a folder
+        or (name.startswith("simulation/") and f"{name.rpartition('/')[0]}/{RESULT}" in names)
+        for name in names
+    )
 
 
 def _schema_of(path: Path) -> Any:

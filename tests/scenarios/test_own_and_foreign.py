@@ -104,6 +104,14 @@ def test_a_users_scenario_and_profiles_are_no_run_folder(
     assert (mine / "scenario.yaml").read_text() == "# my comment\n"
 
 
+def test_what_a_removal_midway_has_left_is_taken_over(scenario: Path, tmp_path: Path) -> None:
+    """A command may write its mark of a stage while somebody removes the folder: nobody else has such a file."""
+    left = tmp_path / "run" / ".stages" / "compare-ffcf3a547017.json"
+    left.parent.mkdir(parents=True)
+    left.write_text("{}")
+    assert main(["compare", str(scenario), "--out", str(tmp_path / "run"), "--router", "jsq", "--quiet"]) == 0
+
+
 @pytest.mark.parametrize(
     "name",
     ["result.json", "requests.parquet", *(f"../../training/{it}" for it in ("mydata/x.csv", "model-final.pt", "1/a"))],
