@@ -86,7 +86,7 @@ def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]
         if key_node.tag != f"{_TAG}str":
             found = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
             raise _refused(f"{found} is no text, and so no key; write it in quotes", key_node.start_mark)
-        if key_node.value == "<<":
+        if key_node.value == "<<" and not key_node.style:  # in quotes it is a text like any other
             raise _refused("sections can't be merged with <<; write their keys out", key_node.start_mark)
         if key_node.value in seen:
             raise _refused(f"the key {key_node.value!r:.80} is given twice", key_node.start_mark)

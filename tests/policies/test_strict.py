@@ -106,7 +106,7 @@ PLAIN = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     | TEXTS
     | st.sampled_from(["010", "1:30", "2024-01-01", "<<", "=", "1e5", "yes", "null", "~", "0x1f", ".inf", "1_0"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS | st.just("<"), inner, max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS | st.just("<<"), inner, max_size=4),
     max_leaves=20,
 )
 
