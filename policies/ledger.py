@@ -21,17 +21,13 @@ from policies.records import (
     TelemetryPoint,
 )
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights, mean, reward_terms, variance
+from policies.server_book import BatchTold, ServerBook, ServerCounts
 from policies.vocabulary import (
     NS_PER_S,
-    BatchFailed,
-    BatchFinished,
-    BatchStarted,
     BlockArrived,
     BlockFinished,
     Decide,
     HeadKey,
-    InstanceLoaded,
-    LoadInstance,
     RequestArrived,
     RequestCompleted,
     RequestFailed,
@@ -39,7 +35,6 @@ from policies.vocabulary import (
     RequestsReturned,
     RouterCommand,
     RouterEvent,
-    RunBatch,
     SendBlock,
     ServerCommand,
     ServerDown,
@@ -47,7 +42,7 @@ from policies.vocabulary import (
     ServerReport,
     TelemetrySampled,
     TransferFailed,
-    UnloadInstance,
+    TransferFinished,
 )
 
 
@@ -78,26 +73,17 @@ class ReportedPower:
 
 
 class _OpenDecision(msgspec.Struct):
-    """A decision, and the block that came of it."""
+    """A decision, and the block that came of it; its inputs were at its server at `gathered_ns`."""
 
     head: HeadKey
     snapshot_ns: int
     sent_ns: int = 0
+    gathered_ns: int = 0
     arrived_ns: int = 0
     width: float = 0.0
     number: int = 0
     server: int = 0
     epoch: int = 0
-
-
-class _Batch(msgspec.Struct):
-    """A batch under way; its instance was being loaded from `load_ns[0]` to `load_ns[1]`."""
-
-    command: RunBatch
-    commanded_ns: int
-    started_ns: int
-    load_ns: tuple[int, int]
-    forward_ended_ns: int = 0
 
 
 class _Journey(msgspec.Struct):
@@ -115,7 +101,7 @@ class _Journey(msgspec.Struct):
     servers: list[int] = msgspec.field(default_factory=list)
     widths: list[float] = msgspec.field(default_factory=list)
     block: _OpenDecision | None = None
-    batch: _Batch | None = None
+    batch: BatchTold | None = None
     stages_ns: list[tuple[int, ...]] = msgspec.field(default_factory=list)
     lost_ns: int = 0
 
@@ -134,21 +120,26 @@ class _Journey(msgspec.Struct):
         entered_ns = self.since_ns
         snapshot_ns = max(entered_ns, block.snapshot_ns)
         sent_ns = max(snapshot_ns, block.sent_ns)
-        arrived_ns = max(sent_ns, block.arrived_ns)
+        gathered_ns = max(sent_ns, block.gathered_ns)
+        arrived_ns = max(gathered_ns, block.arrived_ns)
         commanded_ns = max(arrived_ns, batch.commanded_ns)
         started_ns = min(max(commanded_ns, batch.started_ns), now_ns)  # real ones are reported by another process
-        ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
+        forward_ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
+        seen_ns = min(forward_ended_ns + batch.late_ns, now_ns)
+        ended_ns = min(max(seen_ns, batch.ended_ns), now_ns)
         load_began_ns, loaded_ns = batch.load_ns
         load_ns = max(0, min(loaded_ns, commanded_ns) - max(arrived_ns, load_began_ns))
         self.stages_ns[segment - 1 :] = [
             (
                 snapshot_ns - entered_ns,
                 sent_ns - snapshot_ns,
-                arrived_ns - sent_ns,
+                gathered_ns - sent_ns,
+                arrived_ns - gathered_ns + now_ns - ended_ns,
                 commanded_ns - arrived_ns - load_ns,
                 load_ns,
-                started_ns - commanded_ns + now_ns - ended_ns,
-                ended_ns - started_ns,
+                started_ns - commanded_ns + ended_ns - seen_ns,
+                forward_ended_ns - started_ns,
+                seen_ns - forward_ended_ns,
             )
         ]
         self.since_ns = now_ns
@@ -158,15 +149,6 @@ class _Journey(msgspec.Struct):
         """The time in each of `STAGES`."""
         segments_ns = self.stages_ns or [(0,) * (len(STAGES) - 1)]
         return (*(sum(stage_ns) for stage_ns in zip(*segments_ns, strict=True)), self.lost_ns)
-
-
-class ServerCounts(msgspec.Struct):
-    """What one server has done so far."""
-
-    images: int = 0
-    batches: int = 0
-    loads: int = 0
-    unloads: int = 0
 
 
 class Ledger:
@@ -199,7 +181,7 @@ class Ledger:
         self.telemetry: list[TelemetryPoint] = []
         self.gpu_var: list[float] = []
         self.log: list[LoggedStep] = []
-        self.counts = [ServerCounts() for _ in range(servers)]
+        self._books = [ServerBook(detail=detail) for _ in range(servers)]
         self._segments = segments
         self._weights = weights
         self._prior = prior
@@ -213,8 +195,6 @@ class Ledger:
         self._journeys: dict[int, _Journey] = {}
         self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
-        self._running: dict[tuple[int, int, int], _Batch] = {}
-        self._loads: dict[tuple[int, int, int], tuple[int, int]] = {}  # of (server, epoch, instance)
         self._of_router: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._note_arrival,
             RequestsReturned: self._note_return,
@@ -225,23 +205,12 @@ class Ledger:
             RequestFailed: self._note_failure,
             BlockFinished: self._close_block,
         }
-        self._of_server: dict[type, Callable[[int, Any, int], None]] = {
-            BatchFinished: self._note_end,
-            BatchFailed: self._note_failed_batch,
-            RunBatch: self._note_command,
-            LoadInstance: self._note_load,
-            UnloadInstance: self._note_unload,
-        }
         if detail:
             self._of_router |= {
                 SendBlock: self._note_block,
                 RequestsRejected: self._note_rejection,
                 TransferFailed: self._note_failed_transfer,
-            }
-            self._of_server |= {
-                BlockArrived: self._note_block_arrival,
-                BatchStarted: self._note_start,
-                InstanceLoaded: self._note_loaded,
+                TransferFinished: self._note_transfer,
             }
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
@@ -288,6 +257,11 @@ class Ledger:
             if journey.block is not None and journey.block.number == event.block:
                 journey.lose(now_ns)
 
+    def _note_transfer(self, event: TransferFinished, now_ns: int) -> None:
+        """The last one counts."""
+        if event.block in self._open:
+            self._open[event.block].gathered_ns = now_ns
+
     def _journeys_of(self, requests: Sequence[int]) -> list[_Journey]:
         return [self._journeys[request] for request in requests if request in self._journeys]
 
@@ -311,10 +285,6 @@ class Ledger:
         server = event.server
         self._power.report(server, 0.0, now_ns)
         self._set_utilization(server, 0.0)
-        for key in [key for key in self._running if key[0] == server]:
-            del self._running[key]
-        for key in [key for key in self._loads if key[0] == server]:
-            del self._loads[key]
         for journey in self._journeys.values():
             if journey.block is not None and journey.block.server == server:
                 journey.lose(now_ns)
@@ -328,7 +298,8 @@ class Ledger:
         """What was asked last has been answered: one decision is under way at a time."""
         block, decision = command.block, self._asked
         assert decision is not None, "a block that nobody asked for"
-        decision.sent_ns, decision.width, decision.number = now_ns, block.key.width, block.block
+        decision.sent_ns = decision.gathered_ns = now_ns
+        decision.width, decision.number = block.key.width, block.block
         decision.server, decision.epoch = block.server, block.epoch
         self._open[block.block] = decision
         for request in block.requests:
@@ -402,86 +373,60 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------------- the servers' steps
 
+    def counts(self, server: int) -> ServerCounts:
+        """What a server that is watched here has done so far."""
+        return self._books[server].counts
+
     def observe_server(self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int) -> None:
-        """One step of a server's scheduler."""
+        """One step of a server's scheduler that runs beside this ledger; others tell (`note_batch`, `note_reading`)."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, f"server:{server}", event, tuple(commands)))
-        note = self._of_server.get(type(event))
-        if note is not None:
-            note(server, event, now_ns)
-        elif self._detail and isinstance(event, TelemetrySampled):
-            self._note_reading(server, event)
-        for command in commands:
-            note = self._of_server.get(type(command))
-            if note is not None:
-                note(server, command, now_ns)
+        told = self._books[server].observe(event, commands, now_ns)
+        if not self._detail:
+            return
+        if told is not None:
+            self.note_batch(server, told)
+        elif type(event) is BlockArrived:
+            self.note_arrivals(self._books[server].take_arrivals())
+        elif type(event) is TelemetrySampled:
+            self.note_reading(server, event)
 
-    def _note_block_arrival(self, server: int, event: BlockArrived, now_ns: int) -> None:
-        if event.block.block in self._open:
-            self._open[event.block.block].arrived_ns = now_ns
+    def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
+        """(block, when) of blocks that have come to their server."""
+        for block, arrived_ns in arrivals:
+            if block in self._open:
+                self._open[block].arrived_ns = arrived_ns
 
-    def _note_loaded(self, server: int, event: InstanceLoaded, now_ns: int) -> None:
-        instance = (server, event.epoch, event.instance)
-        began_ns, _ = self._loads.get(instance, (now_ns, now_ns))
-        self._loads[instance] = (began_ns, now_ns)
+    def note_batch(self, server: int, told: BatchTold) -> None:
+        """A batch has ended at a server."""
+        self.note_arrivals(told.arrivals)
+        for request in told.requests:
+            if (journey := self._journeys.get(request)) is not None:
+                journey.batch = told
+        self.batches.append(
+            BatchRecord(
+                server=server,
+                batch=told.batch,
+                instance=told.instance,
+                segment=told.segment,
+                width=told.width,
+                previous_width=told.previous_width,
+                size=len(told.requests),
+                commanded_ns=told.commanded_ns,
+                started_ns=told.started_ns,
+                forward_ended_ns=told.forward_ended_ns,
+                ended_ns=told.ended_ns,
+                late_ns=told.late_ns,
+            )
+        )
 
-    def _note_reading(self, server: int, event: TelemetrySampled) -> None:
+    def note_reading(self, server: int, event: TelemetrySampled) -> None:
+        """A server has read its sensor."""
         self.telemetry.append(
             TelemetryPoint(
                 server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, event.queue_length
             )
         )
-
-    def _note_start(self, server: int, event: BatchStarted, now_ns: int) -> None:
-        running = self._running.get((server, event.epoch, event.batch))
-        if running is not None:
-            running.started_ns = event.started_ns
-
-    def _note_failed_batch(self, server: int, event: BatchFailed, now_ns: int) -> None:
-        """No image of it has passed its segment."""
-        self._running.pop((server, event.epoch, event.batch), None)
-
-    def _note_end(self, server: int, event: BatchFinished, now_ns: int) -> None:
-        batch = event.batch
-        running = self._running.pop((server, event.epoch, batch), None)
-        if running is None:
-            return
-        command = running.command
-        running.forward_ended_ns = now_ns if event.ended_ns is None else event.ended_ns
-        self.counts[server].batches += 1
-        self.counts[server].images += len(command.requests) - len(event.failed)
-        if self._detail:
-            for request in command.requests:
-                if (journey := self._journeys.get(request)) is not None:
-                    journey.batch = running
-            self.batches.append(
-                BatchRecord(
-                    server=server,
-                    batch=batch,
-                    instance=command.instance,
-                    segment=command.segment,
-                    width=command.served_width,
-                    previous_width=command.previous_width,
-                    size=len(command.requests),
-                    commanded_ns=running.commanded_ns,
-                    started_ns=running.started_ns,
-                    forward_ended_ns=running.forward_ended_ns,
-                    ended_ns=now_ns,
-                )
-            )
-
-    def _note_command(self, server: int, command: RunBatch, now_ns: int) -> None:
-        load_ns = self._loads.get((server, command.epoch, command.instance), (0, 0))
-        self._running[server, command.epoch, command.batch] = _Batch(command, now_ns, now_ns, load_ns)
-
-    def _note_load(self, server: int, command: LoadInstance, now_ns: int) -> None:
-        self.counts[server].loads += 1
-        if self._detail:
-            self._loads[server, command.epoch, command.instance] = (now_ns, now_ns)
-
-    def _note_unload(self, server: int, command: UnloadInstance, now_ns: int) -> None:
-        self.counts[server].unloads += 1
-        self._loads.pop((server, command.epoch, command.instance), None)
 
     # ----------------------------------------------------------------------------------------------------- the end
 

@@ -18,15 +18,17 @@ STATUSES: tuple[RequestStatus, ...] = ("completed", "in_flight", "failed")
 COMPLETED, IN_FLIGHT, FAILED = range(3)  # their places
 NOT_PASSED = -1  # in the place of a width
 
-STAGES = ("router_wait", "decision", "transfer", "queue", "load", "dispatch", "run", "lost")
+STAGES = ("router_wait", "decision", "transfer", "handover", "queue", "load", "dispatch", "run", "late", "lost")
 """Where an image's time goes, summed over its segments; for a completed one they add up to its latency.
 
     router_wait   in the router's FIFO, until a decision's snapshot that it is a candidate of
     decision      from the snapshot until its block is sent
-    transfer      until its block and all inputs are at the server
+    transfer      until all inputs are where the block goes
+    handover      until its server has the block; and from the server's return until the router has it back
     queue, load   until its batch is commanded; `load` is the part in which the instance that then ran it was loading
-    dispatch      from the command to the start of the forward pass
-    run           until the router has it back
+    dispatch      from the command to the start of the forward pass, and from its end until the scheduler knows
+    run           the forward pass
+    late          how much later than the model says an emulated pass was seen to end; 0 elsewhere
     lost          tries that failed, and segments that had to be run again
 """
 
@@ -84,6 +86,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
         commanded_ns: the scheduler's command.
         started_ns, forward_ended_ns: of the forward pass.
         ended_ns: when the scheduler heard of its end.
+        late_ns: see `policies.server_book.BatchTold`.
     """
 
     server: int
@@ -97,6 +100,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     started_ns: int
     forward_ended_ns: int
     ended_ns: int
+    late_ns: int = 0
 
 
 class TelemetryPoint(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ class Provenance(StrEnum):
 # ---------------------------------------------------------------------------------------------------------- nouns
 
 
-class WorkKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
+class WorkKey(msgspec.Struct, frozen=True, order=True, cache_hash=True, array_like=True):
     """What must agree for two requests to share a batch (Alg. 1 l. 5: `(s, w_req, w_prev)`)."""
 
     segment: int
@@ -73,7 +73,7 @@ class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 ANYWHERE: Final = -2
 
 
-class Block(msgspec.Struct, frozen=True):
+class Block(msgspec.Struct, frozen=True, array_like=True):
     """A micro-batch that one decision sent to one server; its id is the decision's."""
 
     block: int
@@ -83,7 +83,7 @@ class Block(msgspec.Struct, frozen=True):
     requests: tuple[int, ...]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, array_like=True):
     """What a router decides for a block: the server, the width and the group size (Eq. 2-4)."""
 
     server: int
@@ -135,21 +135,21 @@ class ClusterView(msgspec.Struct, frozen=True):
 # --------------------------------------------------------------------------------------- events into the router core
 
 
-class RequestArrived(msgspec.Struct, frozen=True):
+class RequestArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """An image entered the system; `deadline_ns` is absolute, where the scenario has deadlines."""
 
     request: int
     deadline_ns: int | None = None
 
 
-class Decided(msgspec.Struct, frozen=True):
+class Decided(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The policy has answered a `Decide`."""
 
     decision: int
     choice: Choice
 
 
-class TransferStarted(msgspec.Struct, frozen=True):
+class TransferStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Activations (or images) of a block began to move."""
 
     block: int
@@ -158,7 +158,7 @@ class TransferStarted(msgspec.Struct, frozen=True):
     requests: tuple[int, ...]
 
 
-class TransferFinished(msgspec.Struct, frozen=True):
+class TransferFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """They have arrived: their location is the destination now."""
 
     block: int
@@ -167,7 +167,7 @@ class TransferFinished(msgspec.Struct, frozen=True):
     requests: tuple[int, ...]
 
 
-class TransferFailed(msgspec.Struct, frozen=True):
+class TransferFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """They could not be moved; they are still at the source unless the source is what failed."""
 
     block: int
@@ -177,7 +177,7 @@ class TransferFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class RequestsReturned(msgspec.Struct, frozen=True):
+class RequestsReturned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A batch ended at a server: its requests have one more width.
 
     `correct` is empty but for the last segment, where it says for each request whether the label was right.
@@ -191,7 +191,7 @@ class RequestsReturned(msgspec.Struct, frozen=True):
     correct: tuple[bool, ...] = ()
 
 
-class RequestsRejected(msgspec.Struct, frozen=True):
+class RequestsRejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A server could not run these; their inputs are still at that server."""
 
     server: int
@@ -200,7 +200,7 @@ class RequestsRejected(msgspec.Struct, frozen=True):
     reason: str
 
 
-class ServerReport(msgspec.Struct, frozen=True):
+class ServerReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Telemetry as the router receives it: sampled then, received now."""
 
     server: int
@@ -213,14 +213,14 @@ class ServerReport(msgspec.Struct, frozen=True):
     vram_used_bytes: int
 
 
-class RouterTimer(msgspec.Struct, frozen=True):
+class RouterTimer(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The time that `RouterCore.next_wake_ns` asked for has come."""
 
 
 # ----------------------------------------------------------------------------- events into both (faults are events)
 
 
-class ServerDown(msgspec.Struct, frozen=True):
+class ServerDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A server died: its instances, queue and activations are gone."""
 
     server: int
@@ -228,21 +228,21 @@ class ServerDown(msgspec.Struct, frozen=True):
     reason: str
 
 
-class ServerUp(msgspec.Struct, frozen=True):
+class ServerUp(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A server is (again) in service, empty, in a new epoch."""
 
     server: int
     epoch: int
 
 
-class StragglerStarted(msgspec.Struct, frozen=True):
+class StragglerStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A server runs `factor` times slower from now on. Recorded; no decision may use it (nobody announces it)."""
 
     server: int
     factor: float
 
 
-class StragglerEnded(msgspec.Struct, frozen=True):
+class StragglerEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """It runs at its own speed again."""
 
     server: int
@@ -251,20 +251,20 @@ class StragglerEnded(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------ events into a greedy scheduler
 
 
-class BlockArrived(msgspec.Struct, frozen=True):
+class BlockArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A block and all its inputs are at the server."""
 
     block: Block
 
 
-class InstanceLoaded(msgspec.Struct, frozen=True):
+class InstanceLoaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`LoadInstance` is done."""
 
     epoch: int
     instance: int
 
 
-class LoadFailed(msgspec.Struct, frozen=True):
+class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`LoadInstance` could not be done; nothing of it is left in memory."""
 
     epoch: int
@@ -272,14 +272,14 @@ class LoadFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class InstanceUnloaded(msgspec.Struct, frozen=True):
+class InstanceUnloaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """`UnloadInstance` is done: its memory is free."""
 
     epoch: int
     instance: int
 
 
-class BatchStarted(msgspec.Struct, frozen=True):
+class BatchStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The forward pass of a batch began at `started_ns` (a driver may hear of it only when it has ended)."""
 
     epoch: int
@@ -287,11 +287,12 @@ class BatchStarted(msgspec.Struct, frozen=True):
     started_ns: int
 
 
-class BatchFinished(msgspec.Struct, frozen=True):
+class BatchFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The forward pass of a batch ended and its outputs stand at the server.
 
     `failed` lists members that broke it, for `reason`: the others ran without them, and their inputs are still there.
-    `ended_ns` is when the pass ended, where the driver hears of it later; None for now.
+    `ended_ns` is when the pass ended, where the driver hears of it later; None for now. An emulated pass may be seen to
+    end `late_ns` after that.
     """
 
     epoch: int
@@ -299,9 +300,10 @@ class BatchFinished(msgspec.Struct, frozen=True):
     failed: tuple[int, ...] = ()
     reason: str = ""
     ended_ns: int | None = None
+    late_ns: int = 0
 
 
-class BatchFailed(msgspec.Struct, frozen=True):
+class BatchFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A batch broke; its inputs are still at the server."""
 
     epoch: int
@@ -309,7 +311,7 @@ class BatchFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class TelemetrySampled(msgspec.Struct, frozen=True):
+class TelemetrySampled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The server's own sensor: an average over its window, received after its lag (`util_metric` says which one).
 
     `queue_length` counts the requests that waited or ran when it was sampled; logs of former versions lack it.
@@ -324,21 +326,21 @@ class TelemetrySampled(msgspec.Struct, frozen=True):
     queue_length: int = 0
 
 
-class TimerFired(msgspec.Struct, frozen=True):
+class TimerFired(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The time that `GreedyScheduler.next_wake_ns` asked for has come."""
 
 
 # ------------------------------------------------------------------------------------------ commands of the router
 
 
-class Decide(msgspec.Struct, frozen=True):
+class Decide(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Run the policy on this view; answer with `Decided`."""
 
     decision: int
     view: ClusterView
 
 
-class SendBlock(msgspec.Struct, frozen=True):
+class SendBlock(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Bring these requests' inputs to the block's server, then hand the block to its scheduler.
 
     `moves` lists (source, requests) for those that are elsewhere, in order of the source.
@@ -348,7 +350,7 @@ class SendBlock(msgspec.Struct, frozen=True):
     moves: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-class RequestCompleted(msgspec.Struct, frozen=True):
+class RequestCompleted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A request has passed its last segment."""
 
     request: int
@@ -357,7 +359,7 @@ class RequestCompleted(msgspec.Struct, frozen=True):
     retries: int
 
 
-class RequestFailed(msgspec.Struct, frozen=True):
+class RequestFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A request was given up, for a named reason, after so many retries."""
 
     request: int
@@ -365,7 +367,7 @@ class RequestFailed(msgspec.Struct, frozen=True):
     retries: int
 
 
-class BlockFinished(msgspec.Struct, frozen=True):
+class BlockFinished(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The last member of a block has returned: the decision gets its credit.
 
     Attributes:
@@ -387,7 +389,7 @@ class BlockFinished(msgspec.Struct, frozen=True):
     failed: tuple[bool, ...]
 
 
-class ReleaseActivations(msgspec.Struct, frozen=True):
+class ReleaseActivations(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Nobody will ask for these requests' activations again."""
 
     server: int
@@ -397,7 +399,7 @@ class ReleaseActivations(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------- commands of a greedy scheduler
 
 
-class LoadInstance(msgspec.Struct, frozen=True):
+class LoadInstance(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Put a segment's weights at this width into device memory (charged from now on)."""
 
     epoch: int
@@ -406,14 +408,14 @@ class LoadInstance(msgspec.Struct, frozen=True):
     width: float
 
 
-class UnloadInstance(msgspec.Struct, frozen=True):
+class UnloadInstance(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Free an idle instance (its memory counts as used until `InstanceUnloaded`)."""
 
     epoch: int
     instance: int
 
 
-class RunBatch(msgspec.Struct, frozen=True):
+class RunBatch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Run these requests through one instance.
 
     `served_width` is the width that runs (`served_width: requested | instance`); `padded` is the batch size that the
@@ -430,7 +432,7 @@ class RunBatch(msgspec.Struct, frozen=True):
     padded: int
 
 
-class ReturnRequests(msgspec.Struct, frozen=True):
+class ReturnRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Hand these back to the router: they have passed `segment` at `width`; their activations stay here."""
 
     epoch: int
@@ -439,7 +441,7 @@ class ReturnRequests(msgspec.Struct, frozen=True):
     width: float
 
 
-class RejectRequests(msgspec.Struct, frozen=True):
+class RejectRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Hand these back to the router: they could not be run here."""
 
     epoch: int

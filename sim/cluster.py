@@ -222,7 +222,7 @@ class Simulation:
         return RunColumns.of(self.record())
 
     def _server_totals(self, server: SimulatedServer, ended_ns: int) -> ServerTotals:
-        counts = self._ledger.counts[server.index]
+        counts = self._ledger.counts(server.index)
         return ServerTotals(
             name=server.spec.name,
             device=server.spec.device,

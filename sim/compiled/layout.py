@@ -164,7 +164,7 @@ class Journey(Record):
 class Stages(Record):
     """Where an image's time goes in a segment (`policies.records.STAGES` but `lost`)."""
 
-    router_wait = decision = transfer = queue = load = dispatch = run = INT
+    router_wait = decision = transfer = handover = queue = load = dispatch = run = late = INT
 
 
 class Instance(Record):

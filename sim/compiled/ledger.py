@@ -202,8 +202,9 @@ def note_return(c: Cluster, p: Parameters, server: Server, instance: Instance, r
     started = min(max(commanded, instance.started_ns), now)
     load = max(0, min(instance.loaded_ns, commanded) - max(arrived, instance.load_began_ns))
     stages.router_wait, stages.decision, stages.transfer = snapshot - entered, sent - snapshot, arrived - sent
+    stages.handover = 0
     stages.queue, stages.load = commanded - arrived - load, load
-    stages.dispatch, stages.run = started - commanded, now - started
+    stages.dispatch, stages.run, stages.late = started - commanded, now - started, 0
     journey.since_ns = now
 
 

@@ -86,4 +86,4 @@ def test_a_failed_batch_passes_no_image() -> None:
     kept = ledger()
     kept.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0)  # type: ignore[arg-type]
     kept.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5)
-    assert (kept.counts[0].images, kept.counts[0].batches, kept.batches) == (0, 0, [])
+    assert (kept.counts(0).images, kept.counts(0).batches, kept.batches) == (0, 0, [])
