@@ -1,16 +1,23 @@
-"""The words between a server's driver and its worker process. Nouns only: nothing here runs, measures or decides.
+"""The words between the router's process and a server's agent. Nouns only: nothing here runs, measures or decides.
 
-Requests to a worker are carried out in order of arrival as far as they touch one instance; different instances work
-at the same time. Every request is answered unless it says that it is not. `reason` in an answer is one of `REASONS`.
-Tensors never travel in a message: they stand in a shared arena, and the driver says who may write where (`hw.arena`).
+What travels are blocks, not batches: an agent's scheduler batches, loads and unloads by itself. Tensors never travel in
+a message: they stand in arenas, and the router says who may write where (`hw.arena`). Times are nanoseconds of the
+run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A message is an array with its
+name first, so that it can be read without knowing which one is due, and nothing in it can execute code.
+
+Messages of one direction arrive in order. Those that are answered have a `number`, which comes back.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from policies.faults import Impairment  # a message, too: all of it at once, each time something changes; not answered
+import msgspec
+
+from policies.server_book import BatchTold, ServerCounts
+from policies.vocabulary import Block
+
+PROTOCOL: Final = 1  # of these words: an agent of another one is refused
 
 Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_down", "internal_error"]
 REASONS: Final[tuple[Reason, ...]] = (
@@ -23,8 +30,11 @@ REASONS: Final[tuple[Reason, ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkPoint:
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Anything that travels."""
+
+
+class BenchmarkPoint(msgspec.Struct, frozen=True, array_like=True):
     """What to run over and over: a batch of one work key, on an instance of exactly its width."""
 
     segment: int
@@ -33,12 +43,134 @@ class BenchmarkPoint:
     batch: int
 
 
-# ---------------------------------------------------------------------------------------------------------- to a worker
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """Activations that stand in the receiver's arena from `offset` on: a tensor of `shape` for each request, in order.
+
+    `channels_last` says how feature maps lie in memory.
+    """
+
+    requests: tuple[int, ...]
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    channels_last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Make an instance, from the weights in host memory or (`from_disk`) from the model's file.
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """One reading of a device's sensor. What is absent is None.
+
+    Attributes:
+        energy_j: a counter of joules from any origin.
+    """
+
+    sampled_ns: int
+    power_w: float | None
+    utilization: float | None
+    energy_j: float | None
+
+
+# ------------------------------------------------------------------------------------------------- to an agent: a run
+
+
+class Prepare(Message, frozen=True):
+    """Forget everything of earlier runs; the clock stands at 0 from here to `Start`. Answered by `Prepared`.
+
+    Attributes:
+        server: its index in the cluster of this run.
+        period_ns: how often to read the device's sensor; 0: somebody else does (`Sampled`).
+        pids: of all agents on the device, whose CPU time is its utilization.
+        keep_log: whether to write down every step of the scheduler.
+    """
+
+    number: int
+    server: int
+    period_ns: int
+    pids: tuple[int, ...]
+    keep_log: bool
+
+
+class ComeUp(Message, frozen=True):
+    """Serve, in this epoch; answered by `Preloaded` when all is loaded that should be from the start."""
+
+    epoch: int
+
+
+class Start(Message, frozen=True):
+    """The run began at this reading of the agent's own clock: its times count from there."""
+
+    origin_ns: int
+
+
+class Deliver(Message, frozen=True):
+    """A block, and where those of its inputs stand that came from elsewhere."""
+
+    block: Block
+    inputs: tuple[Input, ...] = ()
+
+
+class Move(Message, frozen=True):
+    """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`."""
+
+    transfer: int
+    destination: int
+    offset: int
+    requests: tuple[int, ...]
+
+
+class Release(Message, frozen=True):
+    """Forget these activations, as far as they are here."""
+
+    requests: tuple[int, ...]
+
+
+class Sense(Message, frozen=True):
+    """From now on read the sensor so often (0: no more), for these processes."""
+
+    period_ns: int
+    pids: tuple[int, ...]
+
+
+class Sampled(Message, frozen=True):
+    """What the agent that reads the sensor of a shared device has read."""
+
+    sample: Sample
+
+
+class Impair(Message, frozen=True):
+    """All that is wrong with it from now on; see `policies.faults.Impairment`."""
+
+    slow_factor: float
+    room_images: int | None
+
+
+class Ping(Message, frozen=True):
+    """Say that you are alive."""
+
+    number: int
+
+
+class Finish(Message, frozen=True):
+    """The run is over: what you did in it, please; answered by `Finished`."""
+
+    number: int
+
+
+class Warm(Message, frozen=True):
+    """Run every legal key once at each of these batch sizes, so that kernels are chosen before anything is timed."""
+
+    number: int
+    batches: tuple[int, ...]
+
+
+class Close(Message, frozen=True):
+    """Leave. Not answered."""
+
+
+# ------------------------------------------------------------------------------------------ to an agent: measurements
+
+
+class BenchmarkLoad(Message, frozen=True):
+    """Make an instance, from the weights in host memory or (`from_disk`) from the model's file; it stays.
 
     `probe_batch` also runs one batch of that size and adds the workspace it took to the instance's bytes (GPU only).
     """
@@ -50,74 +182,13 @@ class Load:
     probe_batch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Unload:
-    """Free an instance, after what was asked of it before."""
+class BenchmarkUnload(Message, frozen=True):
+    """Free that instance."""
 
     instance: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run a batch of stored activations; their outputs replace them, or labels come back from the last segment."""
-
-    batch: int
-    instance: int
-    requests: tuple[int, ...]
-    segment: int
-    previous_width: float
-    width: float
-    padded: int
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Keep what stands in your arena from `offset` on: a tensor of `shape` for each request, in order.
-
-    `channels_last` says how feature maps lie in memory. Not answered: a batch that needs what could not be kept fails.
-    """
-
-    requests: tuple[int, ...]
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-    channels_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Write stored activations into another worker's arena. They stay here until a `Release`."""
-
-    transfer: int
-    destination: int
-    offset: int
-    requests: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Forget these activations, as far as they are here. Not answered."""
-
-    requests: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Say that you are alive."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """Run every legal key once at each of these batch sizes, so that kernels are chosen before anything is timed."""
-
-    number: int
-    batches: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
+class Benchmark(Message, frozen=True):
     """Time forward passes of a point: at least `repeats` and at least `min_s` seconds, after `warmup` passes.
 
     `pause_s` before each lets the thread sleep, as it does between the batches that it serves; none is timed.
@@ -130,102 +201,106 @@ class Benchmark:
     pause_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkTogether:
+class BenchmarkTogether(Message, frozen=True):
     """Run points at the same time, each in an instance of its own, over and over for `duration_s`."""
 
     points: tuple[BenchmarkPoint, ...]
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Finish what runs, then forget every instance, activation and fault that was brought about."""
+class BenchmarkDispatch(Message, frozen=True):
+    """Time what an instance's own dispatch takes: its batch is commanded, runs, and its end is noticed."""
 
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Leave. Not answered."""
+    point: BenchmarkPoint
+    repeats: int
+    pause_s: float
 
 
-# -------------------------------------------------------------------------------------------------------- from a worker
+class BenchmarkMove(Message, frozen=True):
+    """Keep so many bytes as the activation of `request`, to be moved."""
+
+    request: int
+    size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The process is up; `context_bytes` is the device memory it uses with nothing loaded."""
+# ------------------------------------------------------------------------------------------------ from an agent: a run
 
+
+class Ready(Message, frozen=True):
+    """The process is up; `context_bytes` is the device memory it uses with nothing loaded.
+
+    Attributes:
+        sensor: where each field of its sensor comes from.
+    """
+
+    protocol: int
+    version: str
     pid: int
     context_bytes: int
     execution: dict[str, str]
+    sensor: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """An instance is ready to serve; `vram_bytes` is what it really takes."""
+class Prepared(Message, frozen=True):
+    """It is empty; `forgotten` counts the activations that were found."""
 
-    instance: int
-    load_s: float
-    vram_bytes: int
+    number: int
+    forgotten: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadBroken:
-    """An instance could not be made; nothing of it is left."""
+class Preloaded(Message, frozen=True):
+    """What was to be loaded when it came up is loaded, or could not be."""
 
-    instance: int
-    reason: Reason
-    detail: str
+    epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unloaded:
-    """An instance is gone and its memory is free."""
-
-    instance: int
-    unload_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A batch is done; its start is told with its end, for a message more would wake the router's host in between.
+class Returned(Message, frozen=True):
+    """Requests have passed a segment here.
 
     Attributes:
-        labels: after the last segment, one for each request that did not fail, in their order.
-        began_ns: when the forward pass began, on this host's monotonic clock.
-        forward_s: how long it took, all passes together.
-        passes: more than one where memory or a broken member made the batch run in parts.
-        failed: members that could not be run, for `reason`; their inputs are still stored.
+        labels: after the last segment, one for each; empty where the device is emulated.
+        returned_ns: when the scheduler gave them back.
+        told: the batch that they ran in.
+        steps: of the scheduler so far: its log holds as many at least.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
             and how long it took (`hw.core_speed`); else 0.
     """
 
-    batch: int
+    epoch: int
+    requests: tuple[int, ...]
+    segment: int
+    width: float
     labels: tuple[int, ...]
-    began_ns: int
-    forward_s: float
-    passes: int = 1
-    failed: tuple[int, ...] = ()
-    reason: Reason | Literal[""] = ""
-    detail: str = ""
+    told: BatchTold
+    steps: int
     referenced_ns: int = 0
     reference_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A whole batch failed; its inputs are still stored."""
+class Rejected(Message, frozen=True):
+    """Requests could not be run; their inputs are still here. `arrivals` as in `BatchTold`."""
 
-    batch: int
-    reason: Reason
-    detail: str
+    epoch: int
+    requests: tuple[int, ...]
+    reason: str
+    rejected_ns: int
+    arrivals: tuple[tuple[int, int], ...]
+    steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Activations stand in the other worker's arena, as its `Take` must describe them."""
+class Report(Message, frozen=True):
+    """The scheduler has heard of a sample; the reader of a shared device's sensor passes it on with it."""
+
+    epoch: int
+    sample: Sample
+    queue_length: int
+    utilization: float
+    power_w: float
+    vram_used_bytes: int
+
+
+class Moved(Message, frozen=True):
+    """Activations stand in the other agent's arena, as an `Input` there must describe them."""
 
     transfer: int
     shape: tuple[int, ...]
@@ -233,15 +308,7 @@ class Moved:
     channels_last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
-    """The answer to a `Ping`."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class MoveBroken:
+class MoveBroken(Message, frozen=True):
     """They could not be written there; they are still here."""
 
     transfer: int
@@ -249,16 +316,61 @@ class MoveBroken:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The `Warm` or `Reset` of this number is finished; `forgotten` counts the activations that a reset found."""
+class Pong(Message, frozen=True):
+    """The answer to a `Ping`: the agent's clock, as it is."""
 
     number: int
-    forgotten: int = 0
+    clock_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkResult:
+class Stuck(Message, frozen=True):
+    """Some work has taken for longer than it may; nobody here can end it."""
+
+
+class Finished(Message, frozen=True):
+    """What it did in the run.
+
+    Attributes:
+        cpu_ns: of the whole process since `Start`, without looking out for messages.
+    """
+
+    number: int
+    counts: ServerCounts
+    vram_peak_bytes: int
+    steps: int
+    cpu_ns: int
+
+
+class Done(Message, frozen=True):
+    """The `Warm` of this number is finished."""
+
+    number: int
+
+
+class Refused(Message, frozen=True):
+    """Something that has no failure of its own could not be carried out."""
+
+    reason: Reason
+    detail: str
+
+
+# ---------------------------------------------------------------------------------------- from an agent: measurements
+
+
+class LoadTimed(Message, frozen=True):
+    """An instance is there; `vram_bytes` is what it really takes."""
+
+    load_s: float
+    vram_bytes: int
+
+
+class UnloadTimed(Message, frozen=True):
+    """An instance is gone and its memory is free."""
+
+    unload_s: float
+
+
+class BenchmarkResult(Message, frozen=True):
     """Forward passes timed one by one.
 
     Attributes:
@@ -276,8 +388,7 @@ class BenchmarkResult:
     references_s: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrentResult:
+class ConcurrentResult(msgspec.Struct, frozen=True, array_like=True):
     """One point among others: passes finished, and the time from the common start to the last one's end.
 
     `reference_s`: the mean CPU time of a fixed piece of work meanwhile (see `BenchmarkResult`); 0 on a GPU.
@@ -288,49 +399,57 @@ class ConcurrentResult:
     reference_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class TogetherResult:
+class TogetherResult(Message, frozen=True):
     """The results of `BenchmarkTogether`, in order of its points; `cpu_s` is the process's CPU time meanwhile."""
 
     results: tuple[ConcurrentResult, ...]
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A request that is neither a load nor a batch nor a move could not be carried out."""
+class DispatchResult(Message, frozen=True):
+    """For each batch: from its command to the notice of its end, less its forward pass."""
 
-    reason: Reason
-    detail: str
+    samples_s: tuple[float, ...]
 
 
-ToWorker = (
-    Load
-    | Unload
-    | Run
-    | Take
+ToAgent = (
+    Prepare
+    | ComeUp
+    | Start
+    | Deliver
     | Move
     | Release
+    | Sense
+    | Sampled
+    | Impair
     | Ping
-    | Impairment
+    | Finish
     | Warm
+    | Close
+    | BenchmarkLoad
+    | BenchmarkUnload
     | Benchmark
     | BenchmarkTogether
-    | Reset
-    | Close
+    | BenchmarkDispatch
+    | BenchmarkMove
 )
-FromWorker = (
+FromAgent = (
     Ready
-    | Loaded
-    | LoadBroken
-    | Unloaded
-    | Finished
-    | Broken
+    | Prepared
+    | Preloaded
+    | Returned
+    | Rejected
+    | Report
     | Moved
-    | Pong
     | MoveBroken
+    | Pong
+    | Stuck
+    | Finished
     | Done
+    | Refused
+    | LoadTimed
+    | UnloadTimed
     | BenchmarkResult
     | TogetherResult
-    | Refused
+    | DispatchResult
 )
