@@ -1,4 +1,4 @@
-"""What a worker keeps between batches: single activations as rows of the blocks that they came in.
+"""What an agent keeps between batches: single activations as rows of the blocks that they came in.
 
 A batch whose rows follow one another in one block is a view of it: nothing is copied. Any other is stacked.
 """
@@ -6,6 +6,7 @@ A batch whose rows follow one another in one block is a view of it: nothing is c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -29,6 +30,17 @@ def gather(rows: Sequence[Row]) -> Tensor:
     return torch.stack([other[index] for other, index in rows])
 
 
+def tensor_in(
+    arena: Arena, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False
+) -> Tensor:
+    """A view of a part, (n, ...) in order; feature maps (n, C, H, W) may have their channels last in memory."""
+    flat = torch.frombuffer(arena.buffer, dtype=dtype, count=prod(shape), offset=offset)
+    if not channels_last:
+        return flat.reshape(shape)
+    n, channels, height, width = shape
+    return flat.reshape(n, height, width, channels).permute(0, 3, 1, 2)
+
+
 def in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
     """A contiguous batch; only images and feature maps (B, C, H, W) have more than one order."""
     return x.contiguous(memory_format=memory_format) if x.dim() == 4 else x.contiguous()
@@ -40,11 +52,11 @@ def shares_memory(x: Tensor, y: Tensor) -> bool:
 
 
 class Activations:
-    """The store of one worker.
+    """The store of one agent.
 
     Args:
-        arenas: of all workers, by index.
-        own: this worker's index.
+        arenas: of all agents, by index.
+        own: this agent's index.
         device, place: where and how activations are kept. On a CPU, what arrives is used where it lies.
     """
 
@@ -61,9 +73,9 @@ class Activations:
     def take(
         self, requests: Sequence[int], offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool
     ) -> None:
-        """Keep what stands in this worker's arena; what can't be kept says why to whoever asks for it."""
+        """Keep what stands in this agent's arena; what can't be kept says why to whoever asks for it."""
         try:
-            block = self._arenas[self._own].tensor(offset, (len(requests), *shape), dtype, channels_last)
+            block = tensor_in(self._arenas[self._own], offset, (len(requests), *shape), dtype, channels_last)
             block = block.to(self._place, self._device.torch_dtype)
             if block.is_cuda:
                 torch.cuda.current_stream(self._place).synchronize()
@@ -84,14 +96,14 @@ class Activations:
         return found
 
     def send(self, requests: Sequence[int], destination: int, offset: int) -> tuple[tuple[int, ...], torch.dtype, bool]:
-        """Write these activations into another worker's arena; returns one's shape, the element type and the order.
+        """Write these activations into another agent's arena; returns one's shape, the element type and the order.
 
         Raises:
             KeyError: one is missing.
         """
         block = gather([self.row(request) for request in requests])
         channels_last = block.dim() == 4 and block.is_contiguous(memory_format=torch.channels_last)
-        self._arenas[destination].tensor(offset, tuple(block.shape), block.dtype, channels_last).copy_(block)
+        tensor_in(self._arenas[destination], offset, tuple(block.shape), block.dtype, channels_last).copy_(block)
         return tuple(block.shape[1:]), block.dtype, channels_last
 
     def forget(self, requests: Iterable[int]) -> None:

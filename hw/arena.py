@@ -1,9 +1,9 @@
 """Shared memory that has no name, and the ledger of who holds which part of it.
 
-Every worker has an arena that all workers and the driver map: activations and images for it are written there by
+Every agent has an arena that all agents and the router map: activations and images for it are written there by
 whoever has them, and read there in place. It is an anonymous file (`memfd` where there is one), so that the kernel
 frees it with the last process that maps it, however that process ends: nothing can be left behind, and /dev/shm's size
-is no limit. The driver alone decides who may write where (`Inbox`); nothing here locks.
+is no limit. The router alone decides who may write where (`Inbox`); nothing here locks.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ import tempfile
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import prod
 from multiprocessing.reduction import DupFd
 from typing import Any
-
-import torch
-from torch import Tensor
 
 ALIGNMENT = 64  # a cache line; enough for any element type
 
 
 class Arena:
-    """`size_bytes` of shared memory; travels to a spawned process as one of its arguments."""
+    """`size_bytes` of shared memory (`buffer`); travels to a spawned process as one of its arguments."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -35,19 +31,14 @@ class Arena:
 
     def _open(self, fd: int) -> None:
         self._fd = fd
-        self._map = mmap.mmap(fd, self.size_bytes)
+        self.buffer = mmap.mmap(fd, self.size_bytes)
 
-    def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False) -> Tensor:
-        """A view of a part, (n, ...) in order; feature maps (n, C, H, W) may have their channels last in memory."""
-        count = prod(shape)
-        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
-        if not channels_last:
-            return flat.reshape(shape)
-        n, channels, height, width = shape
-        return flat.reshape(n, height, width, channels).permute(0, 3, 1, 2)
+    def view(self, offset: int, size_bytes: int) -> memoryview:
+        """A part of it, to read and to write."""
+        return memoryview(self.buffer)[offset : offset + size_bytes]
 
     def close(self) -> None:
-        """Let go of the file; the mapping goes with the last tensor that looks at it."""
+        """Let go of the file; the mapping goes with whatever looks at it last."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -78,7 +69,7 @@ class Slab:
 
 
 class Inbox:
-    """One worker's arena as the driver keeps it: first fit over a sorted list of what is free."""
+    """One agent's arena as the router keeps it: first fit over a sorted list of what is free."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -120,7 +111,7 @@ class Inbox:
                     self._release(slab)
 
     def clear(self) -> None:
-        """The worker forgot everything; slabs that are written to are freed by `cancel`, when that has ended."""
+        """The agent forgot everything; slabs that are written to are freed by `cancel`, when that has ended."""
         self.forget(list(self._slab_of))
 
     def _release(self, slab: Slab) -> None:

@@ -1,4 +1,4 @@
-"""What calibration asks of a worker: forward passes timed in the process, and on the path, that serves."""
+"""What calibration asks of an agent: forward passes timed in the process, and on the path, that serves."""
 
 from __future__ import annotations
 
@@ -8,20 +8,134 @@ import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 
+import torch
+
+from hw.activations import Activations, Row
 from hw.core_speed import Reference
-from hw.instances import Instances, Lane, seconds_since, serve
+from hw.instances import Instances, Lane, give_back, seconds_since, serve
 from hw.messages import (
     Benchmark,
+    BenchmarkDispatch,
+    BenchmarkLoad,
+    BenchmarkMove,
     BenchmarkPoint,
     BenchmarkResult,
     BenchmarkTogether,
+    BenchmarkUnload,
     ConcurrentResult,
+    DispatchResult,
+    Done,
+    FromAgent,
+    LoadTimed,
+    Measurement,
     TogetherResult,
+    UnloadTimed,
+    Warm,
 )
+from hw.slimmable import SegmentInstance
 
 _WARM_PASSES_TOGETHER = 3
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
+
+
+class Bench:
+    """Measurements in an agent, one after another.
+
+    Args:
+        instances: of the model on the device.
+        store: of the agent's activations.
+    """
+
+    def __init__(self, instances: Instances, store: Activations) -> None:
+        self._instances = instances
+        self._store = store
+        self._kept: dict[int, SegmentInstance] = {}
+
+    def carry_out(self, message: Measurement) -> FromAgent:
+        """Raises what went wrong."""
+        match message:
+            case Warm(number, batches):
+                warm(self._instances, batches)
+                return Done(number)
+            case BenchmarkLoad():
+                return self._load(message)
+            case BenchmarkUnload(instance):
+                return self._unload(instance)
+            case Benchmark():
+                return alone(self._instances, message)
+            case BenchmarkTogether():
+                return together(self._instances, message)
+            case BenchmarkDispatch():
+                return dispatch(self._instances, message)
+            case BenchmarkMove(request, size_bytes):
+                block = torch.zeros(1, max(1, size_bytes // 4)).to(self._instances.place)
+                self._store.put_rows({request: (block, 0)})
+                return Done(request)
+
+    def _load(self, message: BenchmarkLoad) -> LoadTimed:
+        """In a lane, as it serves."""
+        found: list[tuple[SegmentInstance, float, int]] = []
+
+        def job() -> None:
+            begin_ns = time.monotonic_ns()
+            instance = self._instances.make(message.segment, message.width, message.from_disk)
+            load_s = seconds_since(begin_ns)
+            found.append((instance, load_s, _workspace_bytes(self._instances, instance, message.probe_batch)))
+
+        _in_lanes(self._instances, [job])
+        instance, load_s, workspace_bytes = found[0]
+        self._kept[message.instance] = instance
+        return LoadTimed(load_s, instance.weight_bytes + workspace_bytes)
+
+    def _unload(self, number: int) -> UnloadTimed:
+        begin_ns = time.monotonic_ns()
+        instance = self._kept.pop(number)
+        self._instances.free(instance)
+        del instance
+        give_back(self._instances.place)
+        return UnloadTimed(seconds_since(begin_ns))
+
+
+def _workspace_bytes(instances: Instances, instance: SegmentInstance, batch: int) -> int:
+    """Device memory that one batch takes beside weights and inputs; on a CPU it comes from the host's heap."""
+    place = instances.place
+    if not batch or place.type != "cuda":
+        return 0
+    previous = instances.model.spec.widest_input(instance.segment)
+    inputs = instances.inputs(instance.segment, previous, batch)
+    torch.cuda.reset_peak_memory_stats(place)
+    before = torch.cuda.memory_allocated(place)
+    serve(instance, inputs, instance.width, previous, batch, instances.device.memory_format)
+    return int(torch.cuda.max_memory_allocated(place) - before)
+
+
+def dispatch(instances: Instances, message: BenchmarkDispatch) -> DispatchResult:
+    """Batches of a point, each commanded from another thread than its lane's, as the first one of a queue is."""
+    point, samples_s = message.point, list[float]()
+    instance = instances.make(point.segment, point.width)
+    inputs: list[Row] = instances.inputs(point.segment, point.previous_width, point.batch)
+    lane = Lane(instances.device, instances.place)
+    done: SimpleQueue[int] = SimpleQueue()
+
+    def job() -> None:
+        begin_ns = time.monotonic_ns()
+        memory_format = instances.device.memory_format
+        serve(instance, inputs, point.width, point.previous_width, point.batch, memory_format)
+        done.put(time.monotonic_ns() - begin_ns)
+
+    try:
+        for _ in range(message.repeats):
+            time.sleep(message.pause_s)
+            begin_ns = time.monotonic_ns()
+            lane.submit(job)
+            pass_ns = done.get()
+            samples_s.append(max(0.0, seconds_since(begin_ns) - pass_ns / 1e9))  # a clock has its grain
+    finally:
+        lane.stop()
+        instances.free(instance)
+    return DispatchResult(tuple(samples_s))
 
 
 def warm(instances: Instances, batches: Sequence[int]) -> None:

@@ -105,9 +105,13 @@ class Lane:
         """Run a job after those before it; it must not raise."""
         self._jobs.put(job)
 
+    def end(self) -> None:
+        """Let the thread end when what was submitted is done, without waiting for it: it may be the caller's own."""
+        self._jobs.put(None)
+
     def stop(self) -> None:
         """Finish what was submitted, then end the thread."""
-        self._jobs.put(None)
+        self.end()
         self._thread.join()
 
     def _work(self, device: DeviceSpec, place: torch.device) -> None:

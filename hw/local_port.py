@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 from collections.abc import Sequence
 from typing import Any, Final
@@ -91,11 +90,6 @@ class SocketPort:
                     found += self._codec.decode(body)
         self._unread = bytearray(data[at:]) if at < end else bytearray()
         return found
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """See `Port`."""
-        ready, _, _ = select.select([self._socket], [], [], timeout_s)
-        return bool(ready)
 
     def fileno(self) -> int:
         """See `Port`."""

@@ -60,7 +60,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     """One reading of a device's sensor. What is absent is None.
 
     Attributes:
-        energy_j: a counter of joules from any origin.
+        energy_j: a counter of joules from any origin of the reader's.
     """
 
     sampled_ns: int
@@ -76,16 +76,12 @@ class Prepare(Message, frozen=True):
     """Forget everything of earlier runs; the clock stands at 0 from here to `Start`. Answered by `Prepared`.
 
     Attributes:
-        server: its index in the cluster of this run.
-        period_ns: how often to read the device's sensor; 0: somebody else does (`Sampled`).
-        pids: of all agents on the device, whose CPU time is its utilization.
+        server: its index in the cluster.
         keep_log: whether to write down every step of the scheduler.
     """
 
     number: int
     server: int
-    period_ns: int
-    pids: tuple[int, ...]
     keep_log: bool
 
 
@@ -108,6 +104,12 @@ class Deliver(Message, frozen=True):
     inputs: tuple[Input, ...] = ()
 
 
+class Keep(Message, frozen=True):
+    """Inputs whose block will not come; another one may ask for them."""
+
+    inputs: tuple[Input, ...]
+
+
 class Move(Message, frozen=True):
     """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`."""
 
@@ -124,7 +126,11 @@ class Release(Message, frozen=True):
 
 
 class Sense(Message, frozen=True):
-    """From now on read the sensor so often (0: no more), for these processes."""
+    """Read the device's sensor so often from now (or `Start`) on; 0: somebody else does (`Sampled`).
+
+    Attributes:
+        pids: of all agents on the device, whose CPU time is its utilization.
+    """
 
     period_ns: int
     pids: tuple[int, ...]
@@ -259,8 +265,7 @@ class Returned(Message, frozen=True):
 
     Attributes:
         labels: after the last segment, one for each; empty where the device is emulated.
-        returned_ns: when the scheduler gave them back.
-        told: the batch that they ran in.
+        told: the batch that they ran in; its end is when they were given back.
         steps: of the scheduler so far: its log holds as many at least.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
             and how long it took (`hw.core_speed`); else 0.
@@ -289,14 +294,20 @@ class Rejected(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The scheduler has heard of a sample; the reader of a shared device's sensor passes it on with it."""
+    """The scheduler has heard of a sample, which is passed on.
+
+    Attributes:
+        is_read: whether the sample was read here, and not by another server's agent.
+        counts: of all that was done in the run so far.
+    """
 
     epoch: int
     sample: Sample
+    is_read: bool
     queue_length: int
-    utilization: float
-    power_w: float
     vram_used_bytes: int
+    counts: ServerCounts
+    steps: int
 
 
 class Moved(Message, frozen=True):
@@ -412,11 +423,15 @@ class DispatchResult(Message, frozen=True):
     samples_s: tuple[float, ...]
 
 
+Measurement = (
+    Warm | BenchmarkLoad | BenchmarkUnload | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
+)
 ToAgent = (
     Prepare
     | ComeUp
     | Start
     | Deliver
+    | Keep
     | Move
     | Release
     | Sense

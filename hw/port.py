@@ -53,10 +53,6 @@ class Port(Protocol[Sent, Heard]):
         """
         ...
 
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait until something may have come (or the end is gone), or for so long at most; says which."""
-        ...
-
     def fileno(self) -> int:
         """For a selector: readable when something has come."""
         ...

@@ -1,74 +1,73 @@
-"""One real server's driver: turns a worker's answers into events for its `GreedyScheduler`, and commands into work.
+"""One server as the router's process sees it: its agent's words become events for the router's core, and back.
 
-It decides nothing (the scheduler does) and computes nothing (the worker does). It watches over its worker and starts
-the next one when that has died, under a new epoch. The clock of a run stands here, too.
+It decides nothing and schedules nothing (the agent does). It watches over its agent and starts the next one when that
+has died, under a new epoch.
 """
 
 from __future__ import annotations
 
-import time  # noqa: TID251 - the hardware runs on the real clock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
+from hw.agents import AgentSlot
 from hw.arena import Inbox
-from hw.device import DeviceSpec
+from hw.clock import NEVER_NS, RunClock
 from hw.late_ledger import LateLedger
 from hw.messages import (
-    Broken,
+    ComeUp,
+    Deliver,
     Done,
     Finished,
-    FromWorker,
-    Load,
-    LoadBroken,
-    Loaded,
+    FromAgent,
+    Impair,
+    Input,
     MoveBroken,
     Moved,
     Ping,
     Pong,
+    Prepare,
+    Prepared,
+    Preloaded,
     Ready,
     Refused,
-    Run,
-    ToWorker,
-    Unload,
-    Unloaded,
+    Rejected,
+    Report,
+    Returned,
+    Sample,
+    Sampled,
+    Sense,
+    Start,
+    Stuck,
+    ToAgent,
     Warm,
 )
-from hw.telemetry import Reading
+from hw.port import PortBrokenError, PortClosedError
 from hw.watch import Watch
-from hw.worker import WorkerDiedError, WorkerSlot
+from policies.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
-from policies.greedy import GreedyKnobs, GreedyScheduler
-from policies.records import Downtime, ServerTotals
+from policies.greedy import GreedyKnobs
+from policies.records import AgentLog, Downtime, ServerTotals
+from policies.server_book import ServerCounts
 from policies.vocabulary import (
     NS_PER_S,
-    BatchFailed,
-    BatchFinished,
-    BatchStarted,
-    InstanceLoaded,
-    InstanceUnloaded,
-    LoadFailed,
-    LoadInstance,
-    RejectRequests,
+    Block,
     RequestsRejected,
     RequestsReturned,
-    ReturnRequests,
     RouterEvent,
-    RunBatch,
-    ServerCommand,
     ServerDown,
-    ServerEvent,
     ServerReport,
     ServerUp,
     StragglerEnded,
     StragglerStarted,
     TelemetrySampled,
-    TimerFired,
-    UnloadInstance,
 )
+
+if TYPE_CHECKING:
+    from hw.device import DeviceSpec
+    from hw.emulated import EmulatedDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,121 +78,107 @@ class HardwareServer:
     """
 
     name: str
-    device: DeviceSpec
+    device: DeviceSpec | EmulatedDevice
     knobs: GreedyKnobs
     bare_idle_w: float
     context_idle_w: float
     trusts_counter: bool = True
 
 
-NEVER_NS = 1 << 62
 _DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
-START_LIMIT_NS = 300 * NS_PER_S  # a worker that is started again may take as long as the first one
+START_LIMIT_NS = 300 * NS_PER_S  # an agent that is started again may take as long as the first one
+
+Labels = Callable[[tuple[int, ...], float, tuple[int, ...]], tuple[bool, ...]]
+"""(requests, width of the last segment, their labels as the agent says) -> which are right."""
+
+
+class Device(Protocol):
+    """The device of a server, which it may share."""
+
+    def heard(self, server: int, sample: Sample, now_ns: int) -> Sequence[int]:
+        """A sample that was read by a server's agent; returns the others that want to know."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What all servers of a run share.
+
+    Attributes:
+        supervision: how agents are watched and brought back.
+        labels: which labels are right.
+        tell_router: queues an event for the router's core.
+        say: takes a line for people when an agent dies, hangs, or is back.
+        keep_log: whether agents write down every step.
+    """
+
+    clock: RunClock
+    ledger: LateLedger
+    supervision: Supervision
+    labels: Labels
+    segments: int
+    tell_router: Callable[[RouterEvent], None]
+    say: Callable[[str], None]
+    keep_log: bool
 
 
 def _s(time_ns: int) -> str:
     return f"{time_ns / NS_PER_S:.2f} s"
 
 
-class RunClock:
-    """Nanoseconds since the start of a run: stands at 0 until `start`, and never goes back."""
-
-    def __init__(self) -> None:
-        self._origin_ns: int | None = None
-        self._last_ns = 0
-
-    def start(self) -> None:
-        """From now on time passes."""
-        self._origin_ns = time.monotonic_ns()
-
-    def now_ns(self) -> int:
-        """The present."""
-        if self._origin_ns is not None:
-            self._last_ns = max(self._last_ns, time.monotonic_ns() - self._origin_ns)
-        return self._last_ns
-
-    def of(self, monotonic_ns: int) -> int:
-        """A reading of this host's monotonic clock, in the run's time."""
-        return monotonic_ns - (self._origin_ns or 0)
-
-    def due_ns(self, planned_ns: int) -> int:
-        """The time of something that was due before now: its own, unless later events have been handled already.
-
-        So a driver that was busy does not hide the wait of those that came meanwhile.
-        """
-        self._last_ns = max(self._last_ns, planned_ns)
-        return self._last_ns
-
-
-class RealServer:
-    """A scheduler and its worker during one run.
+class RemoteServer:
+    """A server during one run.
 
     Args:
         index: of the server in the cluster.
         spec: of the server.
-        slot: where its workers sit.
+        slot: where its agents sit.
         inbox: the ledger of its arena.
-        labels: (n,) the right label of every request.
-        segments: S.
-        supervision: how its worker is watched and brought back.
-        clock, ledger: of the run.
-        tell_router: queues an event for the router's core.
-        say: takes a line for people when its worker dies, hangs, or is back.
+        run: what it shares with the others.
+
+    Attributes:
+        samples: what its agent has read of the device since they were last taken.
     """
 
-    def __init__(
-        self,
-        index: int,
-        spec: HardwareServer,
-        slot: WorkerSlot,
-        inbox: Inbox,
-        labels: NDArray[np.int64],
-        segments: int,
-        supervision: Supervision,
-        clock: RunClock,
-        ledger: LateLedger,
-        tell_router: Callable[[RouterEvent], None],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, index: int, spec: HardwareServer, slot: AgentSlot, inbox: Inbox, run: RunContext) -> None:
         self.index = index
         self.spec = spec
         self.slot = slot
         self.inbox = inbox
         self.channels_last = spec.device.channels_last
-        self.scheduler = GreedyScheduler(spec.knobs, index)
         self.epoch = 0
         self.is_up = False
         self.died = False
-        self.is_doomed = False  # a planned fault has killed or stopped its worker
+        self.is_doomed = False  # a planned fault has killed or stopped its agent
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
-        self._labels = labels
-        self._segments = segments
-        self._supervision = supervision
-        self._restarts = RestartPlan(supervision)
+        self.lives: list[AgentLog] = []
+        self.samples: list[Sample] = []
+        self.impairment = Impairment()
+        self.in_flight = 0  # blocks that were sent, less batches that came back: whether an answer is due soon
+        self.agent_cpu_ns = 0
+        self._run = run
+        self._tell_router = run.tell_router
+        self._restarts = RestartPlan(run.supervision)
         self._restart_at_ns: int | None = None  # None: it runs, is starting, or never comes back
         self._up_from_ns = 0
         self._is_starting = False
-        self._warm_number = 0
-        self.impairment = self._reported = Impairment()  # what is the matter, and what the worker knows of it
-        self._clock = clock
-        self._ledger = ledger
-        self._tell_router = tell_router
-        self._say = say
-        self._watch = Watch(supervision, 0)
-        self._predicted: dict[int, int] = {}
-        self._batches: dict[int, RunBatch] = {}
-        self._loading: dict[int, tuple[int, float]] = {}
-        self._loaded_before: set[tuple[int, float]] = set()
-        self._instance_bytes: dict[int, int] = {}
-        self._context_bytes = slot.worker.wait_until_ready().context_bytes
+        self._is_ready_early = False  # a new agent waits for the end of an outage
+        self._is_preloading = False
+        self._number = 0
+        self._watch = Watch(run.supervision, 0)
+        self._heard_steps = 0
+        self._counts = ServerCounts()  # of this life
+        self._totals = ServerCounts()  # of those before
+        self._vram_peak_bytes = 0
+        self._is_finished = False
 
     # -------------------------------------------------------------------------------------------------- questions
 
     @property
-    def is_loading(self) -> bool:
-        """Whether a load is under way."""
-        return bool(self._loading) and self.is_up
+    def is_preloading(self) -> bool:
+        """Whether what should be loaded from the start is not yet."""
+        return self._is_preloading and self.is_up
 
     @property
     def will_return(self) -> bool:
@@ -201,98 +186,105 @@ class RealServer:
         return (self._is_starting or self._restart_at_ns is not None) and self._up_from_ns < NEVER_NS
 
     @property
-    def has_worker(self) -> bool:
-        """Whether there is a process whose answers should be listened to."""
+    def has_agent(self) -> bool:
+        """Whether there is a process whose words should be listened to."""
         return self.is_up or self._is_starting
 
     @property
-    def is_working(self) -> bool:
-        """Whether an answer is due soon."""
-        return bool(self._batches)
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait or run here."""
-        return self.scheduler.queue_length + self.scheduler.running_requests
-
-    @property
-    def vram_used_bytes(self) -> int:
-        """Context and instances, as the worker counts them."""
-        return self._context_bytes + sum(self._instance_bytes.values()) if self.is_up else 0
+    def is_finished(self) -> bool:
+        """Whether its agent has said what it did in the run, or is gone."""
+        return self._is_finished or not self.is_up
 
     @property
     def next_ns(self) -> int | None:
-        """When something is due here that no answer will bring about."""
-        if self.is_up:
-            return self.scheduler.next_wake_ns
-        if not self.will_return:
+        """When something is due here that no message will bring about."""
+        if self.is_up or not self.will_return:
             return None
         return self._up_from_ns if self._is_ready_early else self._restart_at_ns
 
-    @property
-    def _is_ready_early(self) -> bool:
-        """Whether a new worker waits for the end of an outage."""
-        return self._is_starting and self.slot.worker.is_warm
-
     def totals(self, device: int, busy_s: float) -> ServerTotals:
         """This server's row of the record."""
-        counts = self._ledger.ledger.counts[self.index]
+        before, now = self._totals, self._counts
         return ServerTotals(
             name=self.spec.name,
             device=device,
             busy_s=busy_s,
-            images=counts.images,
-            batches=counts.batches,
-            loads=counts.loads,
-            unloads=counts.unloads,
-            vram_peak_bytes=self.scheduler.memory.peak_bytes,
+            images=before.images + now.images,
+            batches=before.batches + now.batches,
+            loads=before.loads + now.loads,
+            unloads=before.unloads + now.unloads,
+            vram_peak_bytes=self._vram_peak_bytes,
         )
 
     # --------------------------------------------------------------------------------------------- up and down
 
     def come_up(self) -> None:
-        """Start, empty, in a new epoch."""
-        now_ns = self._clock.now_ns()
+        """Serve, empty, in a new epoch; the agent was prepared."""
+        now_ns = self._run.clock.now_ns()
         self.epoch += 1
-        self.is_up, self._is_starting = True, False
-        self._watch = Watch(self._supervision, now_ns)
+        self.is_up, self._is_starting, self._is_ready_early = True, False, False
+        self._is_preloading = True
+        self._heard_steps = self.in_flight = 0
+        self._watch = Watch(self._run.supervision, now_ns)
         self._restarts.came_up(now_ns)
         self.is_doomed = False
         if (down := self._open_downtime) is not None:
             self.downtimes[-1] = structs.replace(down, up_ns=now_ns)
-            self._say(f"{self.spec.name}: serves again since {_s(now_ns)}, after {_s(now_ns - down.down_ns)}")
-        self._tell_worker()
+            self._run.say(f"{self.spec.name}: serves again since {_s(now_ns)}, after {_s(now_ns - down.down_ns)}")
+        self.start_clock()
+        self._tell_impairment()
         self._tell_router(ServerUp(self.index, self.epoch))
-        self.deliver(ServerUp(self.index, self.epoch))
+        self.send(ComeUp(self.epoch))
+
+    def start_clock(self) -> None:
+        """The run has begun: the agent's clock follows, by its own reading of that moment."""
+        origin_ns = self._run.clock.origin_ns
+        if origin_ns is not None:
+            self.send(Start(self.slot.agent.offset.at_agent(origin_ns)))
 
     def go_down(self, reason: str, until_ns: int | None = 0) -> None:
-        """The worker is gone (or is ended now), and everything with it.
+        """The agent is gone (or is ended now), and everything with it.
 
         Args:
             until_ns: it does not come back before; None: never.
         """
-        now_ns = self._clock.now_ns()
+        now_ns = self._run.clock.now_ns()
         was_up, self.is_up = self.is_up, False
-        self.died = self._is_starting = False
-        self.slot.worker.kill()
+        self.died = self._is_starting = self._is_ready_early = False
+        self.slot.agent.kill()
         self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
         self.stay_down(until_ns)
-        for kept in (self._batches, self._loading, self._loaded_before, self._instance_bytes, self._predicted):
-            kept.clear()
         if not was_up:
             what = f"{_DOWN[reason]} while it started, at {_s(now_ns)}"
         else:
+            self._bury(reason)
             is_planned = reason == PLANNED or self.is_doomed
             self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
             what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
-            self.deliver(ServerDown(self.index, self.epoch, reason))
             self._tell_router(ServerDown(self.index, self.epoch, reason))
-        self._say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
+        self._run.say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
+
+    def _bury(self, reason: str) -> None:
+        """A life is over: its log, and the counts that it told of last."""
+        self._keep_log(reason)
+        before, now = self._totals, self._counts
+        self._totals = ServerCounts(
+            before.images + now.images,
+            before.batches + now.batches,
+            before.loads + now.loads,
+            before.unloads + now.unloads,
+        )
+        self._counts = ServerCounts()
+
+    def _keep_log(self, ended: str) -> None:
+        if self._run.keep_log:
+            steps = self.slot.agent.steps(self.index)
+            self.lives.append(AgentLog(self.index, self.epoch, steps, self._heard_steps, ended))
 
     def tell_absence(self) -> None:
         """At the end of a run: whether it is still down."""
         if (down := self._open_downtime) is not None:
-            self._say(f"{self.spec.name}: did not come back (down since {_s(down.down_ns)})")
+            self._run.say(f"{self.spec.name}: did not come back (down since {_s(down.down_ns)})")
 
     @property
     def _open_downtime(self) -> Downtime | None:
@@ -313,200 +305,193 @@ class RealServer:
         else:
             self._up_from_ns = NEVER_NS
 
-    def restart_if_due(self) -> bool:
-        """Start the next worker when its time has come; returns whether one was started."""
-        now_ns = self._clock.now_ns()
+    def restart_if_due(self) -> None:
+        """Start the next agent when its time has come."""
+        now_ns = self._run.clock.now_ns()
         if not self.will_return or self._restart_at_ns is None or now_ns < self._restart_at_ns:
-            return False
+            return
         self._restart_at_ns = None
         self._is_starting = True
-        self._reported = Impairment()
-        patient = replace(self._supervision, stuck_ns=max(START_LIMIT_NS, self._supervision.stuck_ns))
-        self._watch = Watch(patient, now_ns)
+        rules = self._run.supervision
+        self._watch = Watch(replace(rules, stuck_ns=max(START_LIMIT_NS, rules.stuck_ns)), now_ns)
         self._watch.asked("start", now_ns)
         self.slot.start()
-        return True
 
     def excuse(self) -> None:
-        """The driver itself was away: the worker is not to blame."""
-        self._watch.excuse(self._clock.now_ns())
+        """The router itself was away: the agent is not to blame."""
+        self._watch.excuse(self._run.clock.now_ns())
 
     def look_after(self) -> str | None:
-        """Ping the worker; returns why it must be given up, None while it is well."""
-        now_ns = self._clock.now_ns()
-        if not self.has_worker:
+        """Ping the agent; returns why it must be given up, None while it is well."""
+        now_ns = self._run.clock.now_ns()
+        if not self.has_agent:
             return None
-        if self._watch.is_hung(now_ns) and not self.slot.worker.connection.poll(0):  # its answer may lie unread
+        if self._watch.is_hung(now_ns):
             return WORKER_HUNG
         if self.is_up and (number := self._watch.ping(now_ns)) is not None:
             self.send(Ping(number))
         return None
 
-    def _wake_up(self, message: Ready | Done | Refused) -> None:
-        """A new worker's first words: it is there, then warm, then serves (not before an outage has ended)."""
-        worker = self.slot.worker
-        if isinstance(message, Refused):
-            self.died = True
-            return
-        if isinstance(message, Ready):
-            self._context_bytes = message.context_bytes
-            self._warm_number = worker.next_number()
-            self.send(Warm(self._warm_number, self.slot.warm_batches))  # of nothing, too: the answer comes in any case
-            return
-        if not self._is_starting or message.number != self._warm_number:
-            return  # of an earlier run
-        worker.is_warm = True
-        self._watch.answered("start")
-        if self._clock.now_ns() >= self._up_from_ns:
-            self.come_up()
+    def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
+        """A new agent's first words: it is there, then warm, then empty, then serves (not before an outage has ended)."""
+        agent = self.slot.agent
+        match message:
+            case Refused():
+                self.died = True
+            case Ready():
+                try:
+                    agent.note_ready(message)
+                except WorkError:
+                    self.died = True
+                    return
+                self._number = agent.next_number()
+                self.send(Warm(self._number, self.slot.warm_batches))  # of nothing, too: the answer comes in any case
+            case Done(number) if self._is_starting and number == self._number:
+                agent.is_warm = True
+                self._number = agent.next_number()
+                self.send(Prepare(self._number, self.index, self._run.keep_log))
+            case Prepared(number) if self._is_starting and number == self._number:
+                self._watch.answered("start")
+                self._is_ready_early = True
+                self.end_outage_if_due()
+            case _:  # of an earlier run
+                pass
 
     def end_outage_if_due(self) -> None:
-        """A worker that was ready before its outage has ended comes up when it has."""
-        if self._is_ready_early and self._clock.now_ns() >= self._up_from_ns:
+        """An agent that was ready before its outage has ended comes up when it has."""
+        if self._is_ready_early and self._run.clock.now_ns() >= self._up_from_ns:
             self.come_up()
 
-    # --------------------------------------------------------------------------------------------------- events in
+    # -------------------------------------------------------------------------------------------------- to the agent
 
-    def deliver(self, event: ServerEvent) -> None:
-        """Hand an event to the scheduler and carry out what it answers."""
-        now_ns = self._clock.now_ns()
-        commands = self.scheduler.handle(event, now_ns)
-        self._ledger.observe_server(self.index, event, commands, now_ns)
-        for command in commands:
-            self._carry_out(command)
+    def send(self, message: ToAgent) -> None:
+        """Ask the agent, with the next `flush`."""
+        self.slot.agent.port.post(message)
 
-    def ring(self) -> None:
-        """Fire the scheduler's timer if it is due."""
-        wake_ns = self.scheduler.next_wake_ns
-        if self.is_up and wake_ns is not None and wake_ns <= self._clock.now_ns():
-            self.deliver(TimerFired())
+    def flush(self) -> bool:
+        """Send what was asked; returns whether all of it is on its way.
 
-    def report(self, reading: Reading) -> None:
-        """A sample of the device's sensor: to the scheduler, then to the router. What is absent reads as 0.
-
-        A worker that owes a sign of life reports nothing: on a host of its own it could not.
+        If the agent is gone, `died` says so and the cluster takes the server down.
         """
-        if self._watch.is_silent(self._clock.now_ns()):
-            return
-        now_ns, vram_bytes, queue_length = self._clock.now_ns(), self.vram_used_bytes, self.waiting
-        utilization, power_w = reading.utilization or 0.0, reading.power_w or 0.0
-        self.deliver(TelemetrySampled(self.epoch, now_ns, now_ns, utilization, power_w, vram_bytes, queue_length))
-        self._tell_router(
-            ServerReport(self.index, self.epoch, now_ns, now_ns, queue_length, utilization, power_w, vram_bytes)
-        )
+        if not self.has_agent or self.died:
+            return True
+        try:
+            return self.slot.agent.port.flush()
+        except PortClosedError:
+            self.died = True
+            return True
+
+    def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
+        """Hand a block over."""
+        self.in_flight += 1
+        self.send(Deliver(block, inputs))
+
+    def asked(self, transfer: int) -> None:
+        """The agent was asked to move something."""
+        self._watch.asked(("transfer", transfer), self._run.clock.now_ns())
+
+    def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
+        """Whether it reads the device's sensor, and for which processes."""
+        self.send(Sense(period_ns, pids))
 
     def straggle(self, factor: float) -> None:
         """Be slow from now on, or (1) as fast as ever; recorded in both cores' logs."""
         self.impair(replace(self.impairment, slow_factor=factor))
-        event = StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index)
-        self.deliver(event)
-        self._tell_router(event)
+        self._tell_router(StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index))
 
     def impair(self, impairment: Impairment) -> None:
-        """From now on this is the matter with it; the worker that is there takes it on."""
+        """From now on this is the matter with it; the agent that is there takes it on, and so does the next one."""
         self.impairment = impairment
-        self._tell_worker()
+        if self.is_up:
+            self.send(Impair(impairment.slow_factor, impairment.room_images))
 
-    def _tell_worker(self) -> None:
-        if self.is_up and self.impairment != self._reported:
-            self.send(self.impairment)
-            self._reported = self.impairment
+    def _tell_impairment(self) -> None:
+        if self.impairment != Impairment():
+            self.impair(self.impairment)
 
-    def hear(self, message: FromWorker) -> None:
-        """An answer of the worker that concerns an instance, a batch or itself."""
+    # ------------------------------------------------------------------------------------------------ from the agent
+
+    def receive(self) -> Sequence[FromAgent]:
+        """What it says; `died` tells where nothing will come any more."""
+        try:
+            return self.slot.agent.port.receive()
+        except (PortClosedError, PortBrokenError):
+            self.died = True
+            return ()
+
+    def hear(self, message: FromAgent) -> None:
+        """A word of the agent."""
         match message:
-            case Finished(batch):
-                self._watch.answered(("batch", batch))
-                self._finish(self._batches.pop(batch), message)
-            case Broken(batch, reason):
-                self._watch.answered(("batch", batch))
-                del self._batches[batch]
-                self.deliver(BatchFailed(self.epoch, batch, reason))
-            case Loaded(instance, _, vram_bytes):
-                self._watch.answered(("instance", instance))
-                self._loaded_before.add(self._loading.pop(instance))
-                self._instance_bytes[instance] = vram_bytes
-                self.deliver(InstanceLoaded(self.epoch, instance))
-            case LoadBroken(instance, reason):
-                self._watch.answered(("instance", instance))
-                del self._loading[instance]
-                self.deliver(LoadFailed(self.epoch, instance, reason))
-            case Unloaded(instance):
-                self._watch.answered(("instance", instance))
-                self._instance_bytes.pop(instance, None)
-                self.deliver(InstanceUnloaded(self.epoch, instance))
+            case Returned():
+                self._take_back(message)
+            case Rejected(epoch, requests, reason, _, arrivals, steps):
+                self._heard_steps = steps
+                self.in_flight -= 1
+                if arrivals:
+                    self._run.ledger.note_arrivals(arrivals)
+                self._tell_router(RequestsRejected(self.index, epoch, requests, reason))
+            case Report():
+                self._hear_report(message)
             case Pong(number):
                 self._watch.ponged(number)
             case Moved(transfer) | MoveBroken(transfer):
                 self._watch.answered(("transfer", transfer))
-            case Ready() | Done() | Refused():
+            case Preloaded():
+                self._is_preloading = False
+            case Stuck():
+                self._watch.give_up()
+            case Finished():
+                self._finish(message)
+            case Ready() | Done() | Prepared() | Refused():
                 self._wake_up(message)
             case _:
                 raise AssertionError(f"not for a server: {message}")
 
-    def _finish(self, batch: RunBatch, message: Finished) -> None:
+    def _take_back(self, message: Returned) -> None:
+        requests, told, run = message.requests, message.told, self._run
+        self._heard_steps = message.steps
+        self.in_flight -= 1
         if message.reference_s:
-            self.references.append((self._clock.of(message.referenced_ns), message.reference_s))
-        self.deliver(BatchStarted(self.epoch, batch.batch, self._clock.of(message.began_ns)))
-        passed = [request for request in batch.requests if request not in message.failed]
-        self.inbox.forget(passed)
-        self._predicted.update(zip(passed, message.labels, strict=False))
-        ended_ns = self._clock.of(message.began_ns + round(message.forward_s * NS_PER_S))
-        self.deliver(BatchFinished(self.epoch, batch.batch, message.failed, message.reason, ended_ns))
+            self.references.append((message.referenced_ns, message.reference_s))
+        counts = self._counts
+        counts.batches += 1
+        counts.images += len(requests)
+        self.inbox.forget(requests)
+        run.ledger.note_batch(self.index, told)
+        is_last = message.segment == run.segments
+        correct = run.labels(requests, message.width, message.labels) if is_last else ()
+        self._tell_router(
+            RequestsReturned(self.index, message.epoch, requests, message.segment, message.width, correct)
+        )
 
-    # ------------------------------------------------------------------------------------------------ commands out
-
-    def send(self, message: ToWorker, urgent: bool = True) -> None:
-        """Ask the worker with the next `flush`."""
-        self.slot.worker.post(message, urgent)
-
-    def flush(self) -> bool:
-        """Send what was asked; returns whether all of it could be sent.
-
-        If the worker is gone, `died` says so and the cluster takes the server down.
-        """
-        try:
-            return not self.has_worker or self.slot.worker.flush()
-        except WorkerDiedError:
-            self.died = True
-            return True
-
-    def asked(self, transfer: int) -> None:
-        """The worker was asked to move something."""
-        self._watch.asked(("transfer", transfer), self._clock.now_ns())
-
-    def _carry_out(self, command: ServerCommand) -> None:
-        match command:
-            case RunBatch():
-                self._run(command)
-            case ReturnRequests(epoch, requests, segment, width):
-                correct = self._correct(requests) if segment == self._segments else ()
-                self._tell_router(RequestsReturned(self.index, epoch, requests, segment, width, correct))
-            case RejectRequests(epoch, requests, reason):
-                self._tell_router(RequestsRejected(self.index, epoch, requests, reason))
-            case LoadInstance(_, instance, segment, width):
-                first = (segment, width) not in self._loaded_before
-                self._loading[instance] = (segment, width)
-                self._watch.asked(("instance", instance), self._clock.now_ns())
-                self.send(Load(instance, segment, width, from_disk=first))
-            case UnloadInstance(_, instance):
-                self._watch.asked(("instance", instance), self._clock.now_ns())
-                self.send(Unload(instance))
-
-    def _run(self, command: RunBatch) -> None:
-        self._batches[command.batch] = command
-        self._watch.asked(("batch", command.batch), self._clock.now_ns())
-        self.send(
-            Run(
-                command.batch,
-                command.instance,
-                command.requests,
-                command.segment,
-                command.previous_width,
-                command.served_width,
-                command.padded,
+    def _hear_report(self, message: Report) -> None:
+        """A sample reaches the router's core when it is heard, and the record as it was read."""
+        sample, now_ns = message.sample, self._run.clock.now_ns()
+        self._heard_steps = message.steps
+        self._counts = message.counts
+        self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_used_bytes)
+        utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
+        sampled_ns, vram_bytes, queue_length = min(sample.sampled_ns, now_ns), message.vram_used_bytes, message.queue_length
+        read = TelemetrySampled(
+            message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length
+        )
+        self._run.ledger.note_reading(self.index, read)
+        if message.is_read:
+            self.samples.append(sample)
+        self._tell_router(
+            ServerReport(
+                self.index, message.epoch, sampled_ns, now_ns, queue_length, utilization, power_w, vram_bytes
             )
         )
 
-    def _correct(self, requests: tuple[int, ...]) -> tuple[bool, ...]:
-        return tuple(self._predicted.pop(request) == int(self._labels[request]) for request in requests)
+    def relay(self, sample: Sample) -> None:
+        """Another agent has read the sensor of the device that they share."""
+        self.send(Sampled(sample))
+
+    def _finish(self, message: Finished) -> None:
+        self._heard_steps = message.steps
+        self._counts = message.counts
+        self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
+        self.agent_cpu_ns += message.cpu_ns
+        self._keep_log("")
+        self._is_finished = True

@@ -1,8 +1,8 @@
 """Blocks on their way: who writes whose activations where, when a transfer has arrived, and what a death does to it.
 
-The driver's side of the arenas. A transfer needs a place in its destination's arena; where there is none it waits for
-one (back-pressure), not for ever. Its data are written there by the source (or here, for images), and the destination
-is told to take them. With emulated links a transfer arrives when both its data are there and the link says so.
+The router's side of the arenas. A transfer needs a place in its destination's arena; where there is none it waits for
+one (back-pressure), not for ever. Its data are written there by the source (or here, for images); where they lie goes
+with the block. With emulated links a transfer arrives when both its data are there and the link says so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from math import prod
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hw.arena import Inbox, Slab
 from hw.link import LinkModel
-from hw.messages import Move, Moved, Release, Take, ToWorker
+from hw.messages import Input, Keep, Move, Moved, Release, ToAgent
 from policies.vocabulary import (
     ROUTER,
     Block,
@@ -43,21 +42,22 @@ class Endpoint(Protocol):
     inbox: Inbox
     channels_last: bool
 
-    def send(self, message: ToWorker, urgent: bool = True) -> None:
-        """Ask its worker, at once or with the next thing that is urgent."""
+    def send(self, message: ToAgent) -> None:
+        """Ask its agent, with whatever else is sent in this turn."""
         ...
 
     def asked(self, transfer: int) -> None:
-        """Its worker was asked to move something."""
+        """Its agent was asked to move something."""
         ...
 
 
 @dataclass(slots=True)
 class _Delivery:
-    """A block on its way, and the transfers of it that have not arrived."""
+    """A block on its way, the transfers of it that have not arrived, and where the data of the others lie."""
 
     block: Block
     moving: dict[int, _Transfer] = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class _Transfer:
     Attributes:
         slab: their place in the destination's arena; None while there is none.
         due_ns: when the emulated link lets them arrive.
-        has_data: whether the destination has been told to take them.
+        data: where they stand in the destination's arena, once they do.
         gives_up_ns: when waiting for a place ends.
     """
 
@@ -79,7 +79,7 @@ class _Transfer:
     due_ns: int
     gives_up_ns: int
     slab: Slab | None = None
-    has_data: bool = False
+    data: Input | None = None
 
 
 class Transfers:
@@ -92,7 +92,7 @@ class Transfers:
         links: emulated ones, or None.
         now_ns: the run's clock.
         tell_router: queues an event for the router's core.
-        hand_over: gives a block whose inputs have all arrived to its server.
+        hand_over: gives a block whose inputs have all arrived to its server, and says where they lie.
         patience_ns: how long a transfer waits for a place.
         numbers: of transfers, over all runs: late answers of an earlier one are known as such.
     """
@@ -105,7 +105,7 @@ class Transfers:
         links: LinkModel | None,
         now_ns: Callable[[], int],
         tell_router: Callable[[RouterEvent], None],
-        hand_over: Callable[[Block], None],
+        hand_over: Callable[[Block, tuple[Input, ...]], None],
         patience_ns: int,
         numbers: Iterator[int],
     ) -> None:
@@ -144,7 +144,7 @@ class Transfers:
         self._find_places(block.server)
 
     def moved(self, message: Moved) -> None:
-        """A worker has written what it was asked to."""
+        """An agent has written what it was asked to."""
         place = self._writing.pop(message.transfer, None)
         if place is None:
             return  # of an earlier run
@@ -155,7 +155,7 @@ class Transfers:
         self._take(transfer, message.shape, message.dtype, message.channels_last)
 
     def broken(self, number: int, reason: str) -> None:
-        """A worker could not write it: the block is given back whole."""
+        """An agent could not write it: the block is given back whole."""
         place = self._writing.pop(number, None)
         if place is None:
             return
@@ -241,19 +241,22 @@ class Transfers:
                 source.send(Move(transfer.number, server, slab.offset, transfer.requests))
 
     def _write_images(self, transfer: _Transfer, slab: Slab) -> None:
-        images = torch.from_numpy(self._image_of(transfer.requests))
+        images = self._image_of(transfer.requests)
         server = self._servers[transfer.delivery.block.server]
-        view = server.inbox.arena.tensor(slab.offset, tuple(images.shape), torch.float32, server.channels_last)
-        view.copy_(images)
-        self._take(transfer, tuple(images.shape[1:]), "float32", server.channels_last)
+        target = np.frombuffer(server.inbox.arena.buffer, np.float32, images.size, slab.offset)
+        if server.channels_last:
+            images_last = images.transpose(0, 2, 3, 1)
+            target.reshape(images_last.shape)[...] = images_last
+        else:
+            target.reshape(images.shape)[...] = images
+        self._take(transfer, images.shape[1:], "float32", server.channels_last)
 
     def _take(self, transfer: _Transfer, shape: tuple[int, ...], dtype: str, channels_last: bool) -> None:
-        """The data are there: the destination takes them; they have arrived when the link is done, too."""
-        server, slab = self._servers[transfer.delivery.block.server], transfer.slab
+        """The data are there; they have arrived when the link is done, too."""
+        slab = transfer.slab
         assert slab is not None, "written to no place"
-        server.inbox.fill(slab)
-        server.send(Take(transfer.requests, slab.offset, shape, dtype, channels_last), urgent=False)  # a batch follows
-        transfer.has_data = True
+        self._servers[transfer.delivery.block.server].inbox.fill(slab)
+        transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last)
         if transfer.due_ns > self._now_ns():
             heapq.heappush(self._due, (transfer.due_ns, transfer.number))
         else:
@@ -261,22 +264,21 @@ class Transfers:
 
     def _end(self, transfer: _Transfer) -> None:
         delivery = transfer.delivery
+        assert transfer.data is not None, "nothing stands there"
+        delivery.inputs.append(transfer.data)
         del self._transfers[transfer.number], delivery.moving[transfer.number]
         block = delivery.block
         self._tell_router(TransferFinished(block.block, transfer.source, block.server, transfer.requests))
         if transfer.source != ROUTER:
-            self._forget_at(transfer.source, transfer.requests)
+            self._servers[transfer.source].send(Release(transfer.requests))
+            self._servers[transfer.source].inbox.forget(transfer.requests)
             self.freed(transfer.source)
         if not delivery.moving:
             self._arrive(delivery)
 
     def _arrive(self, delivery: _Delivery) -> None:
         del self._deliveries[delivery.block.block]
-        self._hand_over(delivery.block)
-
-    def _forget_at(self, server: int, requests: tuple[int, ...]) -> None:
-        self._servers[server].send(Release(requests), urgent=False)
-        self._servers[server].inbox.forget(requests)
+        self._hand_over(delivery.block, tuple(delivery.inputs))
 
     def _cancel(self, server: int, slab: Slab) -> None:
         self._servers[server].inbox.cancel(slab)
@@ -288,12 +290,14 @@ class Transfers:
         self._tell_router(TransferFailed(block.block, source, block.server, block.requests, reason))
 
     def _drop(self, delivery: _Delivery) -> None:
-        """Nothing of this block will arrive any more: what waits is forgotten, what was taken is taken back."""
+        """Nothing of this block will arrive any more: what waits is forgotten, and what has arrived stays where it is."""
         block = delivery.block
         del self._deliveries[block.block]
         for transfer in delivery.moving.values():
             del self._transfers[transfer.number]
             if transfer.slab is None:
                 self._no_place[block.server].remove(transfer)
-            elif transfer.has_data and self._servers[block.server].is_up:  # copies; the source keeps its own
-                self._forget_at(block.server, transfer.requests)
+            elif transfer.data is not None:  # copies; the source keeps its own
+                self._servers[block.server].inbox.forget(transfer.requests)
+        if delivery.inputs and self._servers[block.server].is_up:
+            self._servers[block.server].send(Keep(tuple(delivery.inputs)))

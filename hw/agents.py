@@ -1,0 +1,402 @@
+"""Agents on this host: their processes are started, spoken to and always ended here; nothing is decided.
+
+Processes are spawned, never forked (CUDA). An agent ignores Ctrl-C and leaves when the router's end of its port is
+gone, so that nothing is left behind however the router's process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import sys
+import time  # noqa: TID251 - waits for real processes
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from multiprocessing import resource_tracker
+from typing import Final, TypeVar
+
+from hw import ENVIRONMENT
+from hw.agent import Agent, Outfit, Service
+from hw.life_log import LifeLog
+from hw.local_port import agent_end, router_end, socket_pair
+from hw.messages import (
+    PROTOCOL,
+    Benchmark,
+    BenchmarkDispatch,
+    BenchmarkLoad,
+    BenchmarkMove,
+    BenchmarkPoint,
+    BenchmarkResult,
+    BenchmarkTogether,
+    BenchmarkUnload,
+    Close,
+    DispatchResult,
+    Done,
+    FromAgent,
+    LoadTimed,
+    Move,
+    MoveBroken,
+    Moved,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Release,
+    ToAgent,
+    TogetherResult,
+    UnloadTimed,
+    Warm,
+)
+from hw.port import ClockOffset, PortBrokenError, PortClosedError, RouterEnd
+from policies.errors import WorkError, in_a_line
+from policies.records import LoggedStep
+
+START_TIMEOUT_S: Final = 300.0
+ANSWER_TIMEOUT_S: Final = 600.0
+_ENDING_S: Final = 5.0
+_RESET_S: Final = 30.0  # between runs: what runs is finished first
+_KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
+_PR_SET_PDEATHSIG: Final = 1
+
+Answer = TypeVar("Answer")
+
+
+class AgentDiedError(WorkError):
+    """An agent's process ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """What an agent is: its name, what it works with, and its scheduler's settings (none where it is only measured)."""
+
+    name: str
+    outfit: Outfit
+    service: Service | None = None
+
+
+def _die_with_parent() -> None:
+    """An agent that is stopped does not see the end of its port: on Linux the system kills it with the router."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
+    """The agent's process."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.environ.update(ENVIRONMENT)
+    port = agent_end(end)
+    try:
+        agent = Agent(port, spec.outfit, spec.service, log)
+    except Exception as error:
+        port.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
+        with contextlib.suppress(PortClosedError):
+            port.flush()
+        return
+    agent.loop()
+    sys.stderr.flush()
+    os._exit(0)  # threads may be in the middle of a pass: nothing of it is wanted
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """What is started meanwhile hears no Ctrl-C until it says so: it is the router's business, even while it opens."""
+    resource_tracker.ensure_running()  # it would start with the first process, and let interrupts through after that
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class AgentProcess:
+    """An agent's process as the router sees it.
+
+    Whoever drives it either reads `port` itself or uses the synchronous calls, which assume that nothing else is under
+    way; not both at once.
+
+    Args:
+        spec: what to start.
+        wait: whether to return only when it is ready (else call `wait_until_ready`).
+
+    Attributes:
+        port: to it.
+        offset: of its clock: there is one clock on one host.
+
+    Raises:
+        WorkError: it could not start, and why.
+    """
+
+    offset = ClockOffset()
+
+    def __init__(self, spec: AgentSpec, *, wait: bool = True) -> None:
+        self.spec = spec
+        self.is_warm = False
+        self._log = LifeLog()
+        self._ready: Ready | None = None
+        self._heard: deque[FromAgent] = deque()
+        self._number = 0
+        context = multiprocessing.get_context("spawn")
+        end, remote = socket_pair()
+        self.port: RouterEnd = router_end(end)
+        self._process = context.Process(
+            target=_main, args=(spec, remote, self._log), name=f"slimsched-{spec.name}", daemon=True
+        )
+        try:
+            with _no_interrupts():
+                self._process.start()
+        except BaseException:
+            self.port.close()
+            raise
+        finally:
+            remote.close()
+        if wait:
+            self.wait_until_ready()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.is_alive()
+
+    @property
+    def context_bytes(self) -> int:
+        """Device memory that it uses with nothing loaded; 0 before it is ready."""
+        return self._ready.context_bytes if self._ready is not None else 0
+
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
+        """What the process said of itself when it was up.
+
+        Raises:
+            WorkError: it could not start, or it is of another version.
+        """
+        if self._ready is None:
+            try:
+                self.note_ready(self.expect(Ready, timeout_s))
+            except BaseException:
+                self.close()
+                raise
+        assert self._ready is not None, "noted"
+        return self._ready
+
+    def note_ready(self, ready: Ready) -> None:
+        """Its first words; raises `WorkError` where it speaks otherwise than this process."""
+        own = version("slim-scheduler")
+        if (ready.protocol, ready.version) != (PROTOCOL, own):
+            problem = f"agent {self.spec.name} is of version {ready.version} (protocol {ready.protocol})"
+            raise WorkError(f"{problem}, this is {own} (protocol {PROTOCOL}); install the same version on both")
+        self._ready = ready
+
+    def steps(self, server: int) -> tuple[LoggedStep, ...]:
+        """What its scheduler has done in the run, as far as it was written down; also of one that was killed."""
+        return self._log.read(server)
+
+    # -------------------------------------------------------------------------------------------------- synchronous
+
+    def send(self, message: ToAgent) -> None:
+        """Ask for something now; raises `AgentDiedError` where nobody is there to ask."""
+        self.port.post(message)
+        try:
+            while not self.port.flush():
+                select.select((), (self.port,), (), 1.0)
+        except PortClosedError:
+            raise self._death() from None
+
+    def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> FromAgent:
+        """The next answer; raises `AgentDiedError` where none will come, `WorkError` where none came in time."""
+        until_s = time.monotonic() + timeout_s
+        while not self._heard:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not select.select((self.port,), (), (), left_s)[0]:
+                raise WorkError(f"agent {self.spec.name} did not answer within {timeout_s:g} s")
+            try:
+                self._heard += self.port.receive()
+            except PortClosedError:
+                raise self._death() from None
+            except PortBrokenError as error:
+                raise AgentDiedError(f"agent {self.spec.name}: {error}") from None
+        return self._heard.popleft()
+
+    def _death(self) -> AgentDiedError:
+        self._process.join(_KILLING_S)
+        return AgentDiedError(f"agent {self.spec.name} died (exit code {self._process.exitcode})")
+
+    def expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+        """The next answer, which must be of a kind; raises `WorkError` for any other."""
+        answer = self.receive(timeout_s)
+        if isinstance(answer, kind):
+            return answer
+        if isinstance(answer, Refused | MoveBroken):
+            raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
+        raise WorkError(f"agent {self.spec.name} answered {answer!r} where {kind.__name__} was due")
+
+    def next_number(self) -> int:
+        """For something whose answer must not be taken for that of something earlier."""
+        self._number += 1
+        return self._number
+
+    def warm(self, batches: Sequence[int]) -> None:
+        """Run every legal key once at each batch size."""
+        self.send(Warm(self.next_number(), tuple(batches)))
+        self.expect(Done)
+        self.is_warm = True
+
+    def load(
+        self, instance: int, segment: int, width: float, *, from_disk: bool = False, probe_batch: int = 0
+    ) -> LoadTimed:
+        """Load an instance and wait for it; see `hw.messages.BenchmarkLoad`."""
+        self.send(BenchmarkLoad(instance, segment, width, from_disk, probe_batch))
+        return self.expect(LoadTimed)
+
+    def unload(self, instance: int) -> float:
+        """Unload an instance; returns the seconds that it took."""
+        self.send(BenchmarkUnload(instance))
+        return self.expect(UnloadTimed).unload_s
+
+    def benchmark(
+        self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3, pause_s: float = 0.0
+    ) -> BenchmarkResult:
+        """Time forward passes of a point alone in the process, through the function that serves batches.
+
+        With a pause before each the thread wakes up for every pass, with the caches that others left it: as it serves.
+        """
+        self.send(Benchmark(point, warmup, repeats, min_s, pause_s))
+        return self.expect(BenchmarkResult)
+
+    def benchmark_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> TogetherResult:
+        """Loop points at the same time, each in its own instance."""
+        self.start_together(points, duration_s)
+        return self.finish_together()
+
+    def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> None:
+        """The first half of `benchmark_together`, so that several agents can run at once."""
+        self.send(BenchmarkTogether(tuple(points), duration_s))
+
+    def finish_together(self) -> TogetherResult:
+        """The second half."""
+        return self.expect(TogetherResult)
+
+    def dispatch(self, point: BenchmarkPoint, repeats: int, pause_s: float = 0.0) -> tuple[float, ...]:
+        """What an instance's own dispatch takes, for each of so many batches, in seconds."""
+        self.send(BenchmarkDispatch(point, repeats, pause_s))
+        return self.expect(DispatchResult).samples_s
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def prepare(self, server: int, keep_log: bool, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
+        """Make it forget earlier runs, and drop what it still says of them; returns how many activations it had kept.
+
+        Raises:
+            WorkError: it does not answer in time, or is gone.
+        """
+        number = self.next_number()
+        self.send(Prepare(number, server, keep_log))
+        while True:
+            answer = self.receive(timeout_s)
+            if isinstance(answer, Prepared) and answer.number == number:
+                return answer.forgotten
+            if isinstance(answer, Refused):
+                raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
+
+    def kill(self) -> None:
+        """End the process by force, whatever it is doing, even nothing at all; afterwards it writes nowhere."""
+        self._process.kill()
+        self.port.close()
+        self._process.join(_KILLING_S)
+
+    def close(self) -> None:
+        """End the process, gently, then by force; nothing is left behind. May be called twice."""
+        with contextlib.suppress(OSError, WorkError):
+            self.port.post(Close())
+            self.port.flush()
+        self.port.close()
+        if self._process.pid is not None:
+            self._process.join(_ENDING_S)
+            for end in (self._process.terminate, self._process.kill):
+                if self._process.is_alive():
+                    end()
+                    self._process.join(_ENDING_S)
+        self._log.close()
+
+    def __enter__(self) -> AgentProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def start_agents(specs: Sequence[AgentSpec]) -> Iterator[list[AgentProcess]]:
+    """Start agents side by side; all have ended when the context ends."""
+    with contextlib.ExitStack() as stack:
+        agents = [stack.enter_context(AgentProcess(spec, wait=False)) for spec in specs]
+        for agent in agents:
+            agent.wait_until_ready()
+        yield agents
+
+
+def transfer_round(
+    source: AgentProcess, destination: int, payload_bytes: int, count: int, pause_s: float = 0.0
+) -> tuple[float, ...]:
+    """Seconds from the command until `payload_bytes` stand in another agent's arena, for each of `count` moves."""
+    request = (0,)
+    source.send(BenchmarkMove(*request, payload_bytes))
+    source.expect(Done)
+    found = []
+    for number in range(count):
+        time.sleep(pause_s)
+        begin_ns = time.monotonic_ns()
+        source.send(Move(number, destination, 0, request))
+        source.expect(Moved)
+        found.append((time.monotonic_ns() - begin_ns) / 1e9)
+    source.send(Release(request))
+    return tuple(found)
+
+
+class AgentSlot:
+    """A server's place in a cluster: its agent, and the next one when that has died.
+
+    Args:
+        spec: the same for every agent that sits here.
+        warm_batches: batch sizes that each runs once for every work key before it serves.
+    """
+
+    def __init__(self, spec: AgentSpec, warm_batches: tuple[int, ...]) -> None:
+        self.spec = spec
+        self.warm_batches = warm_batches
+        self.agent: AgentProcess
+        self.start()
+
+    def start(self) -> None:
+        """Start the next agent, without waiting for it."""
+        self.agent = AgentProcess(self.spec, wait=False)
+
+    def make_ready(self, server: int, keep_log: bool) -> None:
+        """Wait for an agent that can serve, empty; a dead one is replaced. Raises `WorkError` if none can."""
+        try:
+            self.agent.wait_until_ready()
+            self.agent.prepare(server, keep_log, _RESET_S)
+        except WorkError:  # dead, hung, or in no state to go on
+            self.agent.kill()
+            self.start()
+            self.agent.wait_until_ready()
+            self.agent.prepare(server, keep_log)
+        if self.warm_batches and not self.agent.is_warm:
+            self.agent.warm(self.warm_batches)
+
+    def close(self) -> None:
+        """End it."""
+        self.agent.close()

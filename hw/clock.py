@@ -1,0 +1,52 @@
+"""The clock of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+NEVER_NS: Final = 1 << 62  # later than any clock will show
+
+
+class RunClock:
+    """Nanoseconds since the start of a run: stands at 0 until `start`, and never goes back.
+
+    Args:
+        clock_ns: this host's monotonic clock.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._origin_ns: int | None = None
+        self._last_ns = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has started."""
+        return self._origin_ns is not None
+
+    def start(self, origin_ns: int) -> None:
+        """The run began at this reading of the host's clock."""
+        self._origin_ns = origin_ns
+
+    def now_ns(self) -> int:
+        """The present."""
+        if self._origin_ns is not None:
+            self._last_ns = max(self._last_ns, self._clock_ns() - self._origin_ns)
+        return self._last_ns
+
+    def of(self, clock_ns: int) -> int:
+        """A reading of the host's clock, in the run's time; not before its start."""
+        return 0 if self._origin_ns is None else max(0, clock_ns - self._origin_ns)
+
+    def back(self, run_ns: int) -> int:
+        """A time of the run, as the host's clock will show it; never, while the run's clock stands."""
+        return NEVER_NS if self._origin_ns is None else run_ns + self._origin_ns
+
+    def due_ns(self, planned_ns: int) -> int:
+        """The time of something that was due before now: its own, unless later events have been handled already.
+
+        So a driver that was busy does not hide the wait of those that came meanwhile.
+        """
+        self._last_ns = max(self._last_ns, planned_ns)
+        return self._last_ns

@@ -1,0 +1,210 @@
+"""Lanes of a real device: an instance each, with a thread of its own, and the activations that they work on."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - real passes are timed with a real clock
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hw.activations import Activations, Row, gather, rows_of
+from hw.core_speed import SpeedMeter
+from hw.device import DeviceSpec
+from hw.instances import Instances, Lane, give_back, seconds_since, serve
+from hw.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, Tell, UnloadEnded
+from hw.messages import Input, Move, Moved, Reason
+from hw.slimmable import SegmentInstance
+from policies.faults import Impairment
+from policies.vocabulary import RunBatch
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of a batch's members."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    failed: dict[int, tuple[Reason, str]] = field(default_factory=dict)
+
+
+class TorchLanes:
+    """`hw.lanes.Lanes` on a CPU or a GPU.
+
+    Args:
+        maker: of the model's instances on the device.
+        store: of the agent's activations.
+        tell: takes the end of everything, from the lane's thread.
+    """
+
+    next_ns: int | None = None  # threads end by themselves
+
+    def __init__(self, maker: Instances, store: Activations, tell: Tell) -> None:
+        self._maker = maker
+        self._store = store
+        self._tell = tell
+        self._device: DeviceSpec = maker.device
+        self._lanes: dict[int, Lane] = {}
+        self._instances: dict[int, SegmentInstance] = {}
+        self._impairment = Impairment()
+        self._speed_meter = SpeedMeter() if self._device.kind == "cpu" else None
+
+    def ring(self, now_ns: int) -> None:
+        """Threads tell by themselves."""
+
+    # --------------------------------------------------------------------------------------------------- instances
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        """See `Lanes`."""
+        lane = self._lanes[instance] = Lane(self._device, self._maker.place)
+        lane.submit(lambda: self._load(instance, segment, width, from_disk))
+
+    def _load(self, number: int, segment: int, width: float, from_disk: bool) -> None:
+        try:
+            instance = self._maker.make(segment, width, from_disk)
+        except Exception as error:
+            self._lanes.pop(number).end()
+            self._tell(LoadBroken(number, *explain(error)))
+            return
+        self._instances[number] = instance
+        self._tell(LoadEnded(number, instance.weight_bytes))
+
+    def unload(self, instance: int) -> None:
+        """See `Lanes`."""
+        lane = self._lanes.pop(instance)
+        lane.submit(lambda: self._unload(instance))
+        lane.end()
+
+    def _unload(self, number: int) -> None:
+        instance = self._instances.pop(number)
+        self._maker.free(instance)
+        del instance
+        give_back(self._maker.place)
+        self._tell(UnloadEnded(number))
+
+    def reset(self) -> int:
+        """See `Lanes`."""
+        for lane in list(self._lanes.values()):  # a load that fails takes its own away
+            lane.stop()
+        for instance in self._instances.values():
+            self._maker.free(instance)
+        self._lanes.clear()
+        self._instances.clear()
+        self._impairment = Impairment()
+        return self._store.clear()
+
+    def impair(self, impairment: Impairment) -> None:
+        """See `Lanes`."""
+        self._impairment = impairment
+
+    # ------------------------------------------------------------------------------------------------- activations
+
+    def take(self, inputs: Sequence[Input]) -> None:
+        """See `Lanes`."""
+        for each in inputs:
+            dtype = getattr(torch, each.dtype)
+            self._store.take(each.requests, each.offset, each.shape, dtype, each.channels_last)
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """See `Lanes`."""
+        self._store.forget(requests)
+
+    def move(self, message: Move) -> Moved:
+        """See `Lanes`."""
+        shape, dtype, channels_last = self._store.send(message.requests, message.destination, message.offset)
+        return Moved(message.transfer, shape, str(dtype).removeprefix("torch."), channels_last)
+
+    # ------------------------------------------------------------------------------------------------------- batches
+
+    def run(self, command: RunBatch) -> None:
+        """See `Lanes`."""
+        self._lanes[command.instance].submit(lambda: self._run(command))
+
+    def _run(self, command: RunBatch) -> None:
+        began_ns = time.monotonic_ns()
+        outcome = _Outcome()
+        try:
+            instance = self._instances[command.instance]
+            self._attempt(instance, command, command.requests, outcome)
+            labels = self._keep(command, outcome)
+        except Exception as error:  # it concerns the whole batch
+            self._tell(BatchBroken(command.batch, *explain(error)))
+            return
+        if (factor := self._impairment.slow_factor) > 1.0:
+            time.sleep((factor - 1.0) * seconds_since(began_ns))
+        ended_ns = time.monotonic_ns()
+        read = self._speed_meter.take() if self._speed_meter else (0, 0.0)
+        if not outcome.failed:
+            self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, (), "", 0, *read))
+            if self._speed_meter:
+                self._speed_meter.look()
+            return
+        # lack of memory would cost the instance its place: it is the reason only where there is no other
+        reason, detail = min(outcome.failed.values(), key=lambda found: found[0] == "out_of_memory")
+        if not outcome.rows:
+            self._tell(BatchBroken(command.batch, reason, detail))
+            return
+        failed = tuple(request for request in command.requests if request in outcome.failed)
+        self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, failed, reason))
+
+    def _attempt(
+        self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int], outcome: _Outcome
+    ) -> None:
+        """Run these together; where that fails, each half by itself: memory may do for less, and whoever breaks a
+        batch is found without costing the others more than some passes."""
+        try:
+            y = self._forward(instance, command, requests)
+        except Exception as error:
+            reason, detail = explain(error)
+            if reason == "out_of_memory" and self._maker.place.type == "cuda":
+                torch.cuda.empty_cache()
+            if len(requests) == 1:
+                outcome.failed[requests[0]] = (reason, detail)
+                return
+        else:
+            outcome.rows.update(zip(requests, rows_of(y), strict=True))
+            return
+        half = (len(requests) + 1) // 2
+        self._attempt(instance, command, requests[:half], outcome)
+        self._attempt(instance, command, requests[half:], outcome)
+
+    def _forward(self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int]) -> Tensor:
+        room_images = self._impairment.room_images
+        if room_images is not None and len(requests) > room_images:
+            raise MemoryError(f"{len(requests)} images, there is memory for {room_images}")
+        rows = [self._store.row(request) for request in requests]
+        shape = self._maker.model.activation_shape(command.segment - 1, command.previous_width)
+        for block in {id(block): block for block, _ in rows}.values():
+            if tuple(block.shape[1:]) != shape:
+                raise ValueError(f"activations of {tuple(block.shape[1:])} where {shape} is expected")
+        padded = command.padded if len(requests) == len(command.requests) else len(requests)
+        memory_format = self._device.memory_format
+        return serve(instance, rows, command.served_width, command.previous_width, padded, memory_format)
+
+    def _keep(self, command: RunBatch, outcome: _Outcome) -> tuple[int, ...]:
+        """Outputs replace inputs; after the last segment there are labels (of logits that are numbers) instead."""
+        if command.segment < self._maker.model.spec.segments:
+            self._store.put_rows(outcome.rows)
+            return ()
+        if not outcome.rows:
+            return ()
+        requests = list(outcome.rows)
+        logits = gather(list(outcome.rows.values()))
+        finite = logits.isfinite().all(dim=1).tolist()
+        labels = dict(zip(requests, logits.argmax(dim=1).tolist(), strict=True))
+        for request, is_finite in zip(requests, finite, strict=True):
+            if not is_finite:
+                del labels[request], outcome.rows[request]
+                outcome.failed[request] = ("no_label", "its logits are no numbers")
+        self._store.forget(labels)
+        return tuple(labels[request] for request in command.requests if request in labels)
+
+
+def explain(error: Exception) -> tuple[Reason, str]:
+    """A failure in the protocol's words."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in text:
+        return "out_of_memory", text
+    if isinstance(error, LookupError | ValueError | TypeError):
+        return "bad_input", text
+    return "internal_error", text

@@ -1,0 +1,60 @@
+"""What an agent of a real device works with: torch, opened as the device says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from hw.activations import Activations
+from hw.agent import Fitting
+from hw.arena import Arena
+from hw.benchmarks import Bench
+from hw.device import DeviceSpec
+from hw.instances import Instances, open_measured
+from hw.lanes import Tell
+from hw.networks import ModelFile
+from hw.telemetry import AbsentSensor, NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
+from hw.torch_lanes import TorchLanes, explain
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOutfit:
+    """Travels to the agent's process.
+
+    Attributes:
+        device: how to run.
+        model: the file of what is served.
+        arenas: of all agents, by index.
+        own: this agent's index among them.
+    """
+
+    device: DeviceSpec
+    model: ModelFile
+    arenas: tuple[Arena, ...]
+    own: int
+
+    def fit(self, tell: Tell) -> Fitting:
+        """See `Outfit`."""
+        device = self.device
+        place, context_bytes = open_measured(device)
+        model, _ = self.model.load()
+        maker = Instances(model, self.model.path, device, place)
+        store = Activations(self.arenas, self.own, device, place)
+        return Fitting(
+            lanes=TorchLanes(maker, store, tell),
+            sensor=partial(sensor_of, device),
+            measure=Bench(maker, store).carry_out,
+            explain=explain,
+            context_bytes=context_bytes,
+            execution=device.execution(),
+            may_spin=device.kind != "cpu",  # a CPU's core computes, and its time is the device's utilization
+        )
+
+
+def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:
+    """Of a device; on a CPU, for the share of its cores that these processes use."""
+    if device.kind == "cpu":
+        return cpu_sensor(pids, device.physical[1], device.modelled_idle_w, device.modelled_tdp_w, lambda: 0)
+    nvml = load_nvml()
+    return AbsentSensor() if nvml is None else NvmlSensor(nvml, nvml_handle(nvml, device.index))
