@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.reduction import DupFd
 from typing import Any
+
+from hw.anonymous import anonymous_file
 
 ALIGNMENT = 64  # a cache line; enough for any element type
 
@@ -25,7 +26,7 @@ class Arena:
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        fd = _anonymous_file()
+        fd = anonymous_file()
         os.ftruncate(fd, size_bytes)
         self._open(fd)
 
@@ -49,13 +50,6 @@ class Arena:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.size_bytes = state["size_bytes"]
         self._open(state["fd"].detach())
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("slimsched")
-    with tempfile.TemporaryFile() as file:  # unlinked as soon as it is there
-        return os.dup(file.fileno())
 
 
 @dataclass(slots=True)

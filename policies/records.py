@@ -169,6 +169,23 @@ class LoggedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentLog:
+    """What one life of a server's agent has written down; a life serves in one epoch.
+
+    Attributes:
+        steps: of its scheduler, from the life's beginning; of a life that was killed, the last ones may be missing.
+        heard: how many of them the router had heard of when it last heard of the life in the run; as many are there.
+        ended: as its `ServerDown` says; empty for a life that lived to the run's end.
+    """
+
+    server: int
+    epoch: int
+    steps: tuple[LoggedStep, ...]
+    heard: int
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ForeignLoad:
     """What others took of a real device during a run, as shares in [0, 1] of its time.
 
@@ -191,7 +208,7 @@ class RunRecord:
     """Everything a run leaves behind.
 
     Attributes:
-        log: empty unless the run was asked to keep it.
+        log: every step of every core, or on hardware of the router's; empty unless the run was asked to keep it.
         arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from
             the time at which it was due); empty in simulation, where nothing is late.
         downtimes: in the order in which servers went down.
@@ -199,6 +216,7 @@ class RunRecord:
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
             tells how fast its core ran; empty in simulation.
         foreign_load: of the device that had most of it; None in simulation, and where nothing tells.
+        agent_logs: on hardware, where `log` is kept, of every life that came up, by server and epoch.
     """
 
     ended_ns: int
@@ -216,6 +234,7 @@ class RunRecord:
     driver_busy_ns: int = 0
     references: tuple[tuple[int, int, float], ...] = ()
     foreign_load: ForeignLoad | None = None
+    agent_logs: tuple[AgentLog, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

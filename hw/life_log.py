@@ -1,0 +1,123 @@
+"""The log of one life of an agent: what its scheduler did, in a file that outlives the process, however that ends.
+
+The router makes the file and keeps it open, the agent appends to it: an anonymous file, which has no name and leaves
+nothing behind. It is made of frames, each a length and as many bytes of msgpack: the steps since the frame before. A
+kill may cut off the last frame, and no other. Nothing that is read can execute code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from multiprocessing.reduction import DupFd
+from typing import Any, Final
+
+import msgspec
+
+from hw.anonymous import anonymous_file
+from policies.errors import WorkError
+from policies.records import LoggedStep
+from policies.vocabulary import ServerCommand, ServerEvent
+
+_LENGTH: Final = 4  # bytes
+
+
+class _Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    now_ns: int
+    event: ServerEvent
+    commands: Sequence[ServerCommand]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[list[_Step]] = msgspec.msgpack.Decoder(list[_Step])
+
+
+class LifeLog:
+    """One file; travels to a spawned process as one of its arguments.
+
+    A life needs one of its own: what a dead one has written stays there for the end of the run.
+    """
+
+    def __init__(self) -> None:
+        self._open(anonymous_file())
+
+    def _open(self, fd: int) -> None:
+        self._fd = fd
+        self._unwritten: list[_Step] = []
+        # Whoever writes next writes at the end, whoever has emptied the file.
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+
+    # ------------------------------------------------------------------------------------------------------- the agent
+
+    def append(self, now_ns: int, event: ServerEvent, commands: Sequence[ServerCommand]) -> None:
+        """Note a step, which stands in the file from the next `write` on; `commands` must not change any more."""
+        self._unwritten.append(_Step(now_ns, event, commands))
+
+    def write(self) -> None:
+        """What was noted stands in the file when this returns, whatever happens to this process then.
+
+        An agent calls it before it sends a message, so that the file never ends before what the router has heard.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        if not self._unwritten:
+            return
+        body = _encoder.encode(self._unwritten)
+        self._unwritten.clear()
+        frame = memoryview(len(body).to_bytes(_LENGTH, "little") + body)
+        while frame:
+            frame = frame[os.write(self._fd, frame) :]
+
+    # ------------------------------------------------------------------------------------------------------ the router
+
+    def read(self, server: int) -> tuple[LoggedStep, ...]:
+        """The steps that stand in the file, as those of this server; a frame that was cut off is left out.
+
+        Raises:
+            WorkError: what stands there was not written by a `LifeLog`.
+        """
+        core, steps, at = f"server:{server}", list[LoggedStep](), 0
+        size = os.fstat(self._fd).st_size
+        while at + _LENGTH <= size:
+            length = int.from_bytes(self._bytes(_LENGTH, at), "little")
+            at += _LENGTH + length
+            if at > size:
+                break
+            found = self._frame(length, at)
+            steps += [LoggedStep(step.now_ns, core, step.event, tuple(step.commands)) for step in found]
+        return tuple(steps)
+
+    def _frame(self, length: int, end: int) -> list[_Step]:
+        try:
+            return _decoder.decode(self._bytes(length, end - length))
+        except msgspec.DecodeError as error:
+            raise WorkError(f"the log of an agent is damaged at byte {end - length}: {error}") from None
+
+    def _bytes(self, count: int, at: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            data += (more := os.pread(self._fd, count - len(data), at + len(data)))
+            if not more:
+                raise WorkError(f"the log of an agent ends at byte {at + len(data)}, which it did not a moment ago")
+        return data
+
+    # -------------------------------------------------------------------------------------------------------- both
+
+    def clear(self) -> None:
+        """Empty, for the next run; nobody may be writing."""
+        self._unwritten.clear()
+        os.ftruncate(self._fd, 0)
+
+    def close(self) -> None:
+        """Let go of the file. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fd": DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._open(state["fd"].detach())

@@ -1,0 +1,125 @@
+"""The log of an agent's life: what was written is read, whatever happened to who wrote it."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+
+from hw.life_log import LifeLog
+from policies.errors import WorkError
+from policies.records import LoggedStep
+from policies.vocabulary import ServerEvent, ServerUp, TelemetrySampled, TimerFired
+from tests import worlds
+
+ENOUGH = 100
+
+
+@pytest.fixture
+def log() -> Iterator[LifeLog]:
+    made = LifeLog()
+    yield made
+    made.close()
+
+
+def test_every_step_of_a_run_comes_back(log: LifeLog) -> None:
+    """Every kind of event and command of a simulated server, with all their numbers as they were."""
+    spec = worlds.cluster()
+    _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5, keep_log=True))
+    steps = [step for step in record.log if step.core == "server:1"]
+    assert len(steps) > ENOUGH
+    for number, step in enumerate(steps):
+        log.append(step.now_ns, step.event, list(step.commands))
+        if number % 7 == 0:
+            log.write()
+    log.write()
+    assert log.read(1) == tuple(steps)
+
+
+def test_only_what_was_written_is_there(log: LifeLog) -> None:
+    log.append(1, ServerUp(0, 1), [])
+    assert log.read(0) == ()
+    log.write()
+    log.append(2, TimerFired(), [])
+    assert log.read(0) == (LoggedStep(1, "server:0", ServerUp(0, 1), ()),)
+
+
+def test_a_torn_tail_is_left_out(log: LifeLog) -> None:
+    """Wherever a kill has cut the last frame off: all frames before it are whole."""
+    event = TelemetrySampled(1, 2, 3, 0.5, 6.25, 7, 8)
+    log.append(5, ServerUp(0, 1), [])
+    log.write()
+    whole = _size(log)
+    for now_ns in (6, 7):
+        log.append(now_ns, event, [])
+    log.write()
+    assert [step.now_ns for step in log.read(0)] == [5, 6, 7]
+    for size in reversed(range(whole, _size(log))):
+        os.ftruncate(log._fd, size)
+        assert [step.now_ns for step in log.read(0)] == [5]
+
+
+def _size(log: LifeLog) -> int:
+    return os.fstat(log._fd).st_size
+
+
+@pytest.mark.parametrize("junk", [b"\0\0\0\0", b"\3\0\0\0\x91\x91\x01", b"\2\0\0\0\x91\xc1"])
+def test_what_is_no_log_is_told(log: LifeLog, junk: bytes) -> None:
+    os.write(log._fd, junk)
+    with pytest.raises(WorkError, match="the log of an agent is damaged at byte 4"):
+        log.read(0)
+
+
+def test_the_next_run_begins_with_an_empty_one(log: LifeLog) -> None:
+    """Nothing of the run before is in it, written or not, whichever end has emptied it."""
+    router = LifeLog.__new__(LifeLog)
+    router._open(os.dup(log._fd))
+    for end in (log, router):
+        log.append(1, TimerFired(), [])
+        log.write()
+        if end is log:
+            log.append(2, TimerFired(), [])
+        end.clear()
+        log.append(3, TimerFired(), [])
+        log.write()
+        assert [step.now_ns for step in router.read(0)] == [3]
+    router.close()
+    router.close()
+
+
+def _write_for_ever(log: LifeLog, heard: Connection) -> None:
+    event: ServerEvent = ServerUp(0, 1)
+    for number in itertools.count(1):
+        log.append(number, event, [])
+        if number % 3 == 0:
+            log.write()
+            heard.send(number)
+
+
+def test_a_kill_leaves_all_that_was_heard_of(log: LifeLog) -> None:
+    """And what is there beyond is what came next, without a gap."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_write_for_ever, args=(log, theirs))
+    process.start()
+    theirs.close()
+    heard = 0
+    while heard < ENOUGH:
+        heard = ours.recv()
+    process.kill()
+    process.join()
+    found = [step.now_ns for step in log.read(0)]
+    assert len(found) >= heard
+    assert found == list(range(1, len(found) + 1))
+
+
+def test_it_does_without_torch() -> None:
+    """An agent of an emulated device has none."""
+    check = "import sys, hw.life_log; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
