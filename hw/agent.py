@@ -194,7 +194,7 @@ class Agent:
 
     def _sleep(self, until_ns: int) -> None:
         wait_s = None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9)
-        ready, _, _ = select.select((self._port, self._woken), (), (), wait_s)
+        ready, _, _ = select.select((self._port.fileno(), self._woken), (), (), wait_s)
         if self._woken in ready:
             os.read(self._woken, 4096)
 

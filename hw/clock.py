@@ -21,6 +21,11 @@ class RunClock:
         self._last_ns = 0
 
     @property
+    def origin_ns(self) -> int | None:
+        """The reading of the host's clock at which the run began; None before."""
+        return self._origin_ns
+
+    @property
     def runs(self) -> bool:
         """Whether it has started."""
         return self._origin_ns is not None

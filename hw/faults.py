@@ -1,4 +1,4 @@
-"""Planned faults brought about on real workers: killed, stopped, slowed, short of memory, at their times."""
+"""Planned faults brought about on real agents: killed, stopped, slowed, short of memory, at their times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hw.server import RealServer
+from hw.server import RemoteServer
 from policies.faults import PLANNED, Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
 
 
@@ -16,14 +16,14 @@ class FaultPlan:
 
     Args:
         take_down: (server, reason, until_ns) ends a server's epoch in an orderly way; `until_ns` as in
-            `RealServer.go_down`.
+            `RemoteServer.go_down`.
     """
 
     def __init__(
         self,
         faults: Sequence[Fault],
-        servers: Sequence[RealServer],
-        take_down: Callable[[RealServer, str, int | None], None],
+        servers: Sequence[RemoteServer],
+        take_down: Callable[[RemoteServer, str, int | None], None],
     ) -> None:
         self._servers = servers
         self._take_down = take_down
@@ -64,14 +64,14 @@ class FaultPlan:
         """At one instant what ends comes before what begins."""
         self._steps.append((at_ns, 0 if ends else 1, what))
 
-    def _begin_outage(self, server: RealServer, end_ns: int | None) -> None:
+    def _begin_outage(self, server: RemoteServer, end_ns: int | None) -> None:
         if server.is_up:
             self._take_down(server, PLANNED, end_ns)
         else:
             server.stay_down(end_ns)
 
-    def _signal(self, server: RealServer, number: signal.Signals) -> None:
-        """To the worker, if there is one that serves; what follows is noticed as in any accident."""
+    def _signal(self, server: RemoteServer, number: signal.Signals) -> None:
+        """To the agent, if there is one that serves; what follows is noticed as in any accident."""
         if server.is_up:
             server.is_doomed = True
-            os.kill(server.slot.worker.pid, number)
+            os.kill(server.slot.agent.pid, number)

@@ -1,4 +1,4 @@
-"""A ledger that waits: it takes a run's steps once the workers have been told what to do."""
+"""A ledger that waits: it takes a run's steps once the agents have been told what to do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from policies.ledger import Ledger
-from policies.vocabulary import RouterCommand, RouterEvent, ServerCommand, ServerEvent
+from policies.server_book import BatchTold
+from policies.vocabulary import RouterCommand, RouterEvent, TelemetrySampled
 
 
 class LateLedger:
@@ -20,9 +21,17 @@ class LateLedger:
         """See `Ledger`."""
         self._steps.append(lambda: self.ledger.observe_router(event, commands, now_ns))
 
-    def observe_server(self, server: int, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int) -> None:
+    def note_batch(self, server: int, told: BatchTold) -> None:
         """See `Ledger`."""
-        self._steps.append(lambda: self.ledger.observe_server(server, event, commands, now_ns))
+        self._steps.append(lambda: self.ledger.note_batch(server, told))
+
+    def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
+        """See `Ledger`."""
+        self._steps.append(lambda: self.ledger.note_arrivals(arrivals))
+
+    def note_reading(self, server: int, event: TelemetrySampled) -> None:
+        """See `Ledger`."""
+        self._steps.append(lambda: self.ledger.note_reading(server, event))
 
     def catch_up(self) -> None:
         """Tell the ledger all of it."""

@@ -1,4 +1,4 @@
-"""The port on one host: a pair of sockets. Frames are a length and as many bytes of msgpack, several messages in each."""
+"""The port on one host: a pair of sockets. A frame is a length and as many bytes of msgpack: several messages."""
 
 from __future__ import annotations
 

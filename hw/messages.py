@@ -423,9 +423,7 @@ class DispatchResult(Message, frozen=True):
     samples_s: tuple[float, ...]
 
 
-Measurement = (
-    Warm | BenchmarkLoad | BenchmarkUnload | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
-)
+Measurement = Warm | BenchmarkLoad | BenchmarkUnload | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
 ToAgent = (
     Prepare
     | ComeUp

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -28,9 +28,9 @@ from hw.messages import (
     Moved,
     Ping,
     Pong,
+    Preloaded,
     Prepare,
     Prepared,
-    Preloaded,
     Ready,
     Refused,
     Rejected,
@@ -92,14 +92,6 @@ Labels = Callable[[tuple[int, ...], float, tuple[int, ...]], tuple[bool, ...]]
 """(requests, width of the last segment, their labels as the agent says) -> which are right."""
 
 
-class Device(Protocol):
-    """The device of a server, which it may share."""
-
-    def heard(self, server: int, sample: Sample, now_ns: int) -> Sequence[int]:
-        """A sample that was read by a server's agent; returns the others that want to know."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """What all servers of a run share.
@@ -135,9 +127,6 @@ class RemoteServer:
         slot: where its agents sit.
         inbox: the ledger of its arena.
         run: what it shares with the others.
-
-    Attributes:
-        samples: what its agent has read of the device since they were last taken.
     """
 
     def __init__(self, index: int, spec: HardwareServer, slot: AgentSlot, inbox: Inbox, run: RunContext) -> None:
@@ -153,9 +142,9 @@ class RemoteServer:
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
         self.lives: list[AgentLog] = []
-        self.samples: list[Sample] = []
+        self._samples: list[Sample] = []
         self.impairment = Impairment()
-        self.in_flight = 0  # blocks that were sent, less batches that came back: whether an answer is due soon
+        self.in_flight = 0  # requests there: whether a word is due soon
         self.agent_cpu_ns = 0
         self._run = run
         self._tell_router = run.tell_router
@@ -194,6 +183,11 @@ class RemoteServer:
     def is_finished(self) -> bool:
         """Whether its agent has said what it did in the run, or is gone."""
         return self._is_finished or not self.is_up
+
+    @property
+    def port_number(self) -> int:
+        """Of the descriptor to select on."""
+        return self.slot.agent.port.fileno()
 
     @property
     def next_ns(self) -> int | None:
@@ -333,7 +327,7 @@ class RemoteServer:
         return None
 
     def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
-        """A new agent's first words: it is there, then warm, then empty, then serves (not before an outage has ended)."""
+        """A new agent's first words: it is there, warm, empty; then it serves (not before an outage has ended)."""
         agent = self.slot.agent
         match message:
             case Refused():
@@ -383,7 +377,7 @@ class RemoteServer:
 
     def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
         """Hand a block over."""
-        self.in_flight += 1
+        self.in_flight += len(block.requests)
         self.send(Deliver(block, inputs))
 
     def asked(self, transfer: int) -> None:
@@ -426,7 +420,7 @@ class RemoteServer:
                 self._take_back(message)
             case Rejected(epoch, requests, reason, _, arrivals, steps):
                 self._heard_steps = steps
-                self.in_flight -= 1
+                self.in_flight -= len(requests)
                 if arrivals:
                     self._run.ledger.note_arrivals(arrivals)
                 self._tell_router(RequestsRejected(self.index, epoch, requests, reason))
@@ -450,7 +444,7 @@ class RemoteServer:
     def _take_back(self, message: Returned) -> None:
         requests, told, run = message.requests, message.told, self._run
         self._heard_steps = message.steps
-        self.in_flight -= 1
+        self.in_flight -= len(requests)
         if message.reference_s:
             self.references.append((message.referenced_ns, message.reference_s))
         counts = self._counts
@@ -471,27 +465,39 @@ class RemoteServer:
         self._counts = message.counts
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_used_bytes)
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
-        sampled_ns, vram_bytes, queue_length = min(sample.sampled_ns, now_ns), message.vram_used_bytes, message.queue_length
-        read = TelemetrySampled(
-            message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length
-        )
+        sampled_ns, vram_bytes, queue_length = sample.sampled_ns, message.vram_used_bytes, message.queue_length
+        read = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
         self._run.ledger.note_reading(self.index, read)
         if message.is_read:
-            self.samples.append(sample)
+            self._samples.append(sample)
         self._tell_router(
-            ServerReport(
-                self.index, message.epoch, sampled_ns, now_ns, queue_length, utilization, power_w, vram_bytes
-            )
+            ServerReport(self.index, message.epoch, sampled_ns, now_ns, queue_length, utilization, power_w, vram_bytes)
         )
+
+    def take_samples(self) -> list[Sample]:
+        """What its agent has read of the device since they were last taken."""
+        samples, self._samples = self._samples, []
+        return samples
 
     def relay(self, sample: Sample) -> None:
         """Another agent has read the sensor of the device that they share."""
         self.send(Sampled(sample))
+
+    def hear_late(self, message: FromAgent) -> None:
+        """A word after the run's end: of what happened since nothing is told, but for the last reading."""
+        if isinstance(message, Finished):
+            self._finish(message)
+        elif isinstance(message, Report) and message.is_read:
+            self._samples.append(message.sample)
 
     def _finish(self, message: Finished) -> None:
         self._heard_steps = message.steps
         self._counts = message.counts
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
         self.agent_cpu_ns += message.cpu_ns
-        self._keep_log("")
         self._is_finished = True
+
+    def end_life(self) -> None:
+        """The run is over: the log of who lived to see it."""
+        if self.is_up:
+            self._keep_log("")

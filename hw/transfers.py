@@ -290,7 +290,7 @@ class Transfers:
         self._tell_router(TransferFailed(block.block, source, block.server, block.requests, reason))
 
     def _drop(self, delivery: _Delivery) -> None:
-        """Nothing of this block will arrive any more: what waits is forgotten, and what has arrived stays where it is."""
+        """Nothing more of this block will arrive: what waits is forgotten, and what has arrived stays where it is."""
         block = delivery.block
         del self._deliveries[block.block]
         for transfer in delivery.moving.values():

@@ -1,4 +1,4 @@
-"""Whether a worker is alive: what was asked of it and when, and pings in between. It has no clock of its own."""
+"""Whether an agent is alive: what was asked of it and when, and pings in between. It has no clock of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PINGS_IN_A_HANG = 6  # so many pings fit into the time after which silence means
 
 
 class Watch:
-    """One worker, from its start to its end.
+    """One agent, or one agent's lanes, from start to end.
 
     Args:
         rules: `hang_ns` for pings, `stuck_ns` for work.
@@ -23,6 +23,7 @@ class Watch:
         self._ping = 0
         self._pinged_ns: int | None = None  # of the ping that is not answered yet
         self._next_ping_ns = now_ns
+        self._is_given_up = False
 
     @property
     def period_ns(self) -> int:
@@ -57,12 +58,14 @@ class Watch:
             self._pinged_ns = now_ns
         self._asked_ns = dict.fromkeys(self._asked_ns, now_ns)
 
-    def is_silent(self, now_ns: int) -> bool:
-        """Whether a ping has waited for longer than it should take."""
-        return self._pinged_ns is not None and now_ns - self._pinged_ns >= self.period_ns
+    def give_up(self) -> None:
+        """It says itself that it will not get on."""
+        self._is_given_up = True
 
     def is_hung(self, now_ns: int) -> bool:
         """Whether a ping or some work has waited for its answer for too long."""
+        if self._is_given_up:
+            return True
         if self._pinged_ns is not None and now_ns - self._pinged_ns >= self._rules.hang_ns:
             return True
         oldest_ns = next(iter(self._asked_ns.values()), now_ns)

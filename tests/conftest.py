@@ -36,19 +36,19 @@ def usual_interrupts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Real workers share one import of torch, which is most of their start: they are forked from a process that has it.
+    """Real agents share one import of torch, which is most of their start: they are forked from a process that has it.
 
     What they are given travels as it does to a spawned one. Those of commands that tests start are spawned, as ever.
     """
     if all(map(_measures_nothing, request.session.items)):
         yield
         return
-    import hw.worker
+    import hw.agents
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hw.executor"])
+    context.set_forkserver_preload(["hw.torch_outfit", "hw.agents"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hw.worker, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        patch.setattr(hw.agents, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
         yield
 
 

@@ -1,0 +1,482 @@
+"""One run in the router's process: one loop that drives the router's core, with the servers behind their ports.
+
+The loop is single-threaded, as the core is: it waits for the agents' words, the next arrival and the next timer, turns
+each into an event at the real time, and carries out the commands. It decides nothing. Arrivals are open-loop: they come
+when they are due, however busy the cluster is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import time  # noqa: TID251 - the hardware runs on the real clock
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.arena import Inbox
+from hw.clock import RunClock
+from hw.faults import FaultPlan
+from hw.late_ledger import LateLedger
+from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
+from hw.run_devices import devices_of
+from hw.server import HardwareServer, Labels, RemoteServer, RunContext
+from hw.telemetry import ForeignWatch, usable_cores
+from hw.transfers import Transfers
+from hw.watch import Watch
+from policies.errors import WorkError
+from policies.faults import WORKER_DIED, Poison
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.ledger import Ledger
+from policies.records import DeviceTotals, ForeignLoad, RunRecord
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.router import RouterCore
+from policies.vocabulary import (
+    NS_PER_S,
+    Block,
+    Decide,
+    Decided,
+    ReleaseActivations,
+    RequestArrived,
+    RouterCommand,
+    RouterEvent,
+    RouterTimer,
+    SendBlock,
+)
+
+if TYPE_CHECKING:
+    from hw.cluster import HardwareCluster, HardwareRun
+
+PRELOAD_TIMEOUT_S: Final = 120.0
+FINISH_TIMEOUT_S: Final = 5.0
+_PROGRESS_NS: Final = NS_PER_S // 5
+_FLUSH_NS: Final = 500_000
+SPIN_S: Final = 5e-3
+AWAY_PERIODS: Final = 3  # a look that comes later than this tells of the looker
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    now_ns: int
+    horizon_ns: int
+    arrived: int
+    completed: int
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Who decides in a run, and by what decisions are judged."""
+
+    policy: RoutingPolicy
+    rng: np.random.Generator
+    weights: RewardWeights
+    prior: AccuracyPrior
+
+
+def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
+    """The cores that no agent is pinned to: the router's; none where some agent may run anywhere."""
+    taken = {core for server in servers for core in server.device.cores}
+    if any(not server.device.cores for server in servers):
+        return ()
+    return tuple(core for core in usable_cores() if core not in taken)
+
+
+@contextlib.contextmanager
+def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Keep to these cores meanwhile (where there are any, and the system can); an agent pins itself elsewhere."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile: over a heap with torch in it one stops the router for up to 0.25 s."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _labels_of(run: HardwareRun) -> Labels:
+    """What the agents say beside what is right."""
+    right: list[int] = run.labels.tolist()
+    count = len(right)
+
+    def judge(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
+        return tuple([label == right[request % count] for request, label in zip(requests, labels, strict=True)])
+
+    return judge
+
+
+def _images_of(run: HardwareRun) -> Callable[[tuple[int, ...]], NDArray[np.float32]]:
+    """The requests' images; those of poisoned ones hold no number."""
+    poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
+    images, count = run.images, len(run.images)
+
+    def image_of(requests: tuple[int, ...]) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = images.take([request % count for request in requests], axis=0)
+        if poisoned:
+            for position, request in enumerate(requests):
+                if request in poisoned:
+                    found[position] = np.nan
+        return found
+
+    return image_of
+
+
+class RouterLoop:
+    """The loop, and what it must remember."""
+
+    def __init__(
+        self,
+        cluster: HardwareCluster,
+        run: HardwareRun,
+        router: RouterConfig,
+        routing: Routing,
+        ledger: Ledger,
+        foreign: ForeignWatch,
+        on_progress: Callable[[Progress], None] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._spec = run
+        self._router = RouterCore(router)
+        self._ledger = LateLedger(ledger)
+        self._routing = routing
+        self._foreign = foreign
+        self._on_progress = on_progress
+        self._clock = RunClock(time.monotonic_ns)
+        self._events: deque[RouterEvent] = deque()
+        self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
+        self._arrived = 0
+        self._own_cores = own_cores(cluster.servers)
+        self._busy_ns = self._idle_ns = 0
+        self._arrival_lags_ns: list[int] = []
+        self._period_ns = cluster.sensor_period_ns
+        self._next_tick_ns = self._period_ns
+        self._next_look_ns = 0
+        self._next_progress_ns = 0
+        self._look_period_ns = Watch(cluster.supervision, 0).period_ns
+        self._devices = devices_of(cluster.servers)
+        self._device_of = {index: device for device in self._devices for index in device.servers}
+        context = RunContext(
+            self._clock,
+            self._ledger,
+            cluster.supervision,
+            run.judge or _labels_of(run),
+            cluster.served.segments,
+            self._events.append,
+            say,
+            run.keep_log,
+        )
+        self._servers = [
+            RemoteServer(index, spec, slot, Inbox(arena), context)
+            for index, (spec, slot, arena) in enumerate(
+                zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
+            )
+        ]
+        self._has_unsent = False
+        self._transfers = Transfers(
+            self._servers, _images_of(run), cluster.served.shape_after, run.links, self._clock.now_ns,
+            self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
+        )  # fmt: skip
+        self._faults = FaultPlan(run.faults, self._servers, self._take_down)
+
+    def carry_out(self) -> RunRecord:
+        """From the preloads to the record."""
+        with _no_collections(), _on_cores(self._own_cores):
+            self._preload()
+            self._foreign.start()
+            self._clock.start(time.monotonic_ns())
+            for server in self._servers:
+                server.start_clock()
+            busy_ns = time.thread_time_ns()
+            while not self._is_over():
+                self._turn()
+            self._busy_ns = time.thread_time_ns() - busy_ns - self._idle_ns
+            ended_ns = self._clock.now_ns()
+            self._finish()
+            self._ledger.catch_up()
+            foreign = self._foreign.take()
+        for server in self._servers:
+            server.tell_absence()
+        for device in self._devices:
+            device.close(ended_ns)
+        return self._record(ended_ns, foreign)
+
+    # -------------------------------------------------------------------------------------------------------- the loop
+
+    def _preload(self) -> None:
+        """Bring the servers up and wait for their preloads; the run's clock stands at 0 meanwhile."""
+        for server in self._servers:
+            server.come_up()
+        self._settle_readers()
+        self._settle()
+        self._flush()
+        while any(server.is_preloading for server in self._servers):
+            if not self._listen(PRELOAD_TIMEOUT_S):
+                raise WorkError(f"a preload took more than {PRELOAD_TIMEOUT_S:g} s")
+
+    def _finish(self) -> None:
+        """Ask every agent what it did; one that does not answer soon is left with what it told before."""
+        for server in self._servers:
+            if server.is_up:
+                server.send(Finish(0))
+        until_ns = self._clock.now_ns() + round(FINISH_TIMEOUT_S * NS_PER_S)
+        while not all(server.is_finished or server.died for server in self._servers):
+            self._flush()
+            left_ns = until_ns - self._clock.now_ns()
+            if left_ns <= 0:
+                break
+            for server in self._ready(left_ns / NS_PER_S):
+                for message in server.receive():
+                    server.hear_late(message)
+                self._hear_samples(server)
+        for server in self._servers:
+            server.end_life()
+
+    def _turn(self) -> None:
+        """Everything that is due now, then a wait for whatever comes first."""
+        now_ns = self._clock.now_ns()
+        self._arrive(now_ns)
+        if (due_ns := self._faults.next_ns) is not None and due_ns <= now_ns:
+            self._faults.ring(now_ns)
+        if (due_ns := self._transfers.next_ns) is not None and due_ns <= now_ns:
+            self._transfers.ring(now_ns)
+        if now_ns >= self._next_tick_ns:
+            self._tick(now_ns)
+        if now_ns >= self._next_look_ns:
+            self._look_after(now_ns)
+        for server in self._servers:
+            if not server.is_up:
+                self._revive(server)
+        self._settle()
+        self._decide()
+        self._ledger.catch_up()
+        if not self._is_over():
+            self._listen(self._wait_s())
+
+    def _decide(self) -> None:
+        """One decision after the other, each sent at once: agents go on meanwhile."""
+        router = self._router
+        while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
+            self._tell_router(RouterTimer(), now_ns)
+            self._settle()
+            self._flush()
+        self._flush()
+
+    def _wait_s(self) -> float:
+        """Until the next thing that comes by itself."""
+        until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns())
+        if self._arrived < len(self._arrivals_ns):
+            until_ns = min(until_ns, self._arrivals_ns[self._arrived])
+        for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns):
+            if wake_ns is not None and wake_ns < until_ns:
+                until_ns = wake_ns
+        for server in self._servers:
+            if not server.is_up and (wake_ns := server.next_ns) is not None:
+                until_ns = min(until_ns, wake_ns)
+        now_ns = self._clock.now_ns()
+        if self._has_unsent:
+            until_ns = min(until_ns, now_ns + _FLUSH_NS)
+        return max(0, until_ns - now_ns) / NS_PER_S
+
+    def _limit_ns(self) -> int:
+        """The time at which the run ends, if nothing ends it before; the horizon first, then the drain's limit."""
+        if self._spec.end == "cut" or self._clock.now_ns() < self._spec.horizon_ns:
+            return self._spec.horizon_ns
+        return self._spec.horizon_ns + self._spec.drain_limit_ns
+
+    def _is_over(self) -> bool:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._spec.horizon_ns:
+            return False  # arrivals go on, whoever is there to serve them
+        if not any(server.is_up or server.will_return for server in self._servers):
+            return True
+        drained = self._arrived == len(self._arrivals_ns) and not self._router.in_flight
+        return self._spec.end == "cut" or drained or now_ns >= self._limit_ns()
+
+    def _listen(self, wait_s: float) -> bool:
+        """Wait for words and take those that have come; False when none came in time."""
+        ready = self._await(wait_s)
+        for server in ready:
+            for message in server.receive():
+                self._hear(server, message)
+            self._hear_samples(server)
+            self._settle()
+        return bool(ready)
+
+    def _ready(self, wait_s: float) -> list[RemoteServer]:
+        ports = {server.port_number: server for server in self._servers if server.has_agent and not server.died}
+        return [ports[number] for number in select.select(ports, (), (), wait_s)[0]]
+
+    def _await(self, wait_s: float) -> list[RemoteServer]:
+        """The servers that have something to say.
+
+        A core that sleeps takes longer to wake up than a message to travel. So where the router has one to itself, it
+        looks on for a while when a block is under way; that time is no work.
+        """
+        if not self._own_cores or not any(server.in_flight for server in self._servers):
+            return self._ready(wait_s)
+        began_ns, until_ns = time.thread_time_ns(), self._clock.now_ns() + round(min(wait_s, SPIN_S) * NS_PER_S)
+        while not (ready := self._ready(0)) and self._clock.now_ns() < until_ns:
+            pass
+        self._idle_ns += time.thread_time_ns() - began_ns
+        return ready or self._ready(max(0.0, wait_s - SPIN_S))
+
+    def _flush(self) -> None:
+        """Send what the agents were asked; what a full port does not take stays for later."""
+        self._has_unsent = False
+        for server in self._servers:
+            if not server.flush():
+                self._has_unsent = True
+
+    def _hear(self, server: RemoteServer, message: FromAgent) -> None:
+        server.hear(message)
+        if isinstance(message, Returned):
+            self._transfers.freed(server.index)
+        elif isinstance(message, Moved):
+            self._transfers.moved(message)
+        elif isinstance(message, MoveBroken):
+            self._transfers.broken(message.transfer, message.reason)
+
+    def _hear_samples(self, server: RemoteServer) -> None:
+        """What it has read of its device; the others that share it want to know."""
+        device = self._device_of[server.index]
+        for sample in server.take_samples():
+            device.heard(sample)
+            for index in device.servers:
+                if index != server.index and self._servers[index].is_up:
+                    self._servers[index].relay(sample)
+
+    def _settle(self) -> None:
+        """Until no event waits for the router and no death is unnoticed."""
+        while True:
+            for server in self._servers:
+                if server.died:
+                    self._take_down(server, WORKER_DIED, 0)
+            if not self._events:
+                return
+            self._tell_router(self._events.popleft(), self._clock.now_ns())
+
+    # ---------------------------------------------------------------------------------------------- up and down
+
+    def _look_after(self, now_ns: int) -> None:
+        """Ping, and notice who hangs; not when this process was away itself."""
+        was_away = now_ns - self._next_look_ns > AWAY_PERIODS * self._look_period_ns
+        self._next_look_ns = now_ns + self._look_period_ns
+        if was_away:
+            self._listen(0.0)  # what they said meanwhile
+        for server in self._servers:
+            if was_away:
+                server.excuse()
+            reason = server.look_after()
+            if reason is not None:
+                self._take_down(server, reason, 0)
+
+    def _revive(self, server: RemoteServer) -> None:
+        """Bring a server back when its time has come."""
+        server.end_outage_if_due()
+        server.restart_if_due()
+        if server.is_up:
+            self._settle_readers()
+
+    def _take_down(self, server: RemoteServer, reason: str, until_ns: int | None) -> None:
+        """A server dies, or is found dead: its agent is ended, and what was on its way to or from it is lost."""
+        server.go_down(reason, until_ns)
+        self._transfers.bury(server.index)
+        self._settle_readers()
+
+    def _settle_readers(self) -> None:
+        for device in self._devices:
+            device.settle(self._servers, self._period_ns, self._clock.now_ns())
+
+    # ------------------------------------------------------------------------------------------------------ the router
+
+    def _arrive(self, now_ns: int) -> None:
+        """Requests that were due until now, each at its own time."""
+        arrivals_ns, relative_ns = self._arrivals_ns, self._spec.deadline_ns
+        while self._arrived < len(arrivals_ns) and arrivals_ns[self._arrived] <= now_ns:
+            planned_ns = arrivals_ns[self._arrived]
+            deadline_ns = None if relative_ns is None else planned_ns + relative_ns
+            event = RequestArrived(self._arrived, deadline_ns)
+            self._arrived += 1
+            self._arrival_lags_ns.append(self._clock.now_ns() - planned_ns)
+            self._tell_router(event, self._clock.due_ns(planned_ns))
+
+    def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
+        commands = self._router.handle(event, now_ns)
+        self._ledger.observe_router(event, commands, now_ns)
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: RouterCommand) -> None:
+        match command:
+            case Decide(decision, view):
+                self._events.append(Decided(decision, self._routing.policy.choose(view, self._routing.rng)))
+            case SendBlock():
+                self._transfers.send(command)
+            case ReleaseActivations(server, requests) if self._servers[server].is_up:
+                self._servers[server].send(Release(requests))
+                self._servers[server].inbox.forget(requests)
+                self._transfers.freed(server)
+            case _:  # the ledger has seen what ended
+                pass
+
+    def _hand_over(self, block: Block, inputs: tuple[Input, ...]) -> None:
+        server = self._servers[block.server]
+        if server.is_up:
+            server.deliver(block, inputs)
+
+    # ------------------------------------------------------------------------------------------- telemetry and record
+
+    def _tick(self, now_ns: int) -> None:
+        """Look at what others take, and tell how far it is; ticks that were missed are not made up for."""
+        self._foreign.look(now_ns)
+        self._next_tick_ns += self._period_ns * (1 + (now_ns - self._next_tick_ns) // self._period_ns)
+        if self._on_progress is not None and now_ns >= self._next_progress_ns:
+            self._next_progress_ns = now_ns + _PROGRESS_NS
+            done, left = self._router.completed, self._router.in_flight
+            self._on_progress(Progress(now_ns, self._spec.horizon_ns, self._arrived, done, left))
+
+    def _record(self, ended_ns: int, foreign: ForeignLoad | None) -> RunRecord:
+        ledger = self._ledger.ledger
+        ledger.close(ended_ns)
+        owners = {index: number for number, device in enumerate(self._devices) for index in device.servers}
+        return RunRecord(
+            ended_ns=ended_ns,
+            requests=tuple(ledger.requests),
+            blocks=tuple(ledger.blocks),
+            batches=tuple(ledger.batches),
+            telemetry=tuple(ledger.telemetry),
+            servers=tuple(s.totals(owners[s.index], self._device_of[s.index].busy_s) for s in self._servers),
+            devices=tuple(DeviceTotals(d.name, d.energy_j, d.bare_idle_w, d.context_idle_w) for d in self._devices),
+            gpu_var=tuple(ledger.gpu_var),
+            decisions=ledger.decisions,
+            log=tuple(ledger.log),
+            agent_logs=tuple(life for server in self._servers for life in server.lives),
+            arrival_lags_ns=tuple(self._arrival_lags_ns),
+            driver_busy_ns=self._busy_ns,
+            downtimes=tuple(sorted((d for s in self._servers for d in s.downtimes), key=lambda down: down.down_ns)),
+            references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
+            foreign_load=foreign,
+        )
