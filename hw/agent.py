@@ -213,7 +213,8 @@ class Agent:
                 if inputs:
                     lanes.take(inputs)
                 with self._lock:
-                    self._require_serving().deliver(BlockArrived(block))
+                    if self._serving is not None:
+                        self._serving.deliver(BlockArrived(block))
             case Keep(inputs):
                 lanes.take(inputs)
             case Move():
@@ -229,7 +230,8 @@ class Agent:
                     self._finish(number)
             case ComeUp() | Start() | Sense() | Sampled() | Impair():
                 with self._lock:
-                    self._require_serving().obey(message)
+                    if self._serving is not None:  # else of a run that is over
+                        self._serving.obey(message)
             case Close():
                 raise AssertionError("handled by the loop")
             case _:
@@ -238,10 +240,6 @@ class Agent:
     def _post(self, message: FromAgent) -> None:
         with self._lock:
             self._port.post(message)
-
-    def _require_serving(self) -> _Serving:
-        assert self._serving is not None, "not prepared"
-        return self._serving
 
     def _move(self, message: Move) -> FromAgent:
         try:
@@ -272,7 +270,8 @@ class Agent:
 
     def _finish(self, number: int) -> None:
         """What goes on here after it is of nobody's interest."""
-        self._require_serving().finish(number, self._idle_ns)
+        assert self._serving is not None, "not prepared"
+        self._serving.finish(number, self._idle_ns)
         self._serving = None
 
     # ----------------------------------------------------------------------------------------------------------- lanes

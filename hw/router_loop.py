@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hw.arena import Inbox
 from hw.clock import RunClock
@@ -28,7 +27,7 @@ from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Re
 from hw.run_devices import devices_of
 from hw.server import HardwareServer, Labels, RemoteServer, RunContext
 from hw.telemetry import ForeignWatch, usable_cores
-from hw.transfers import Transfers
+from hw.transfers import Images, Transfers
 from hw.watch import Watch
 from policies.errors import WorkError
 from policies.faults import WORKER_DIED, Poison
@@ -128,20 +127,9 @@ def _labels_of(run: HardwareRun) -> Labels:
     return judge
 
 
-def _images_of(run: HardwareRun) -> Callable[[tuple[int, ...]], NDArray[np.float32]]:
-    """The requests' images; those of poisoned ones hold no number."""
+def _images_of(run: HardwareRun) -> Images:
     poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
-    images, count = run.images, len(run.images)
-
-    def image_of(requests: tuple[int, ...]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = images.take([request % count for request in requests], axis=0)
-        if poisoned:
-            for position, request in enumerate(requests):
-                if request in poisoned:
-                    found[position] = np.nan
-        return found
-
-    return image_of
+    return Images(run.images, poisoned)
 
 
 class RouterLoop:
@@ -195,6 +183,7 @@ class RouterLoop:
             )
         ]
         self._has_unsent = False
+        self._read_by: list[int] = []  # the epochs of those who were up when readers were named
         self._transfers = Transfers(
             self._servers, _images_of(run), cluster.served.shape_after, run.links, self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
@@ -270,6 +259,7 @@ class RouterLoop:
             if not server.is_up:
                 self._revive(server)
         self._settle()
+        self._settle_readers()
         self._decide()
         self._ledger.catch_up()
         if not self._is_over():
@@ -347,7 +337,7 @@ class RouterLoop:
         """Send what the agents were asked; what a full port does not take stays for later."""
         self._has_unsent = False
         for server in self._servers:
-            if not server.flush():
+            if server.has_posted and not server.flush():
                 self._has_unsent = True
 
     def _hear(self, server: RemoteServer, message: FromAgent) -> None:
@@ -397,18 +387,19 @@ class RouterLoop:
         """Bring a server back when its time has come."""
         server.end_outage_if_due()
         server.restart_if_due()
-        if server.is_up:
-            self._settle_readers()
 
     def _take_down(self, server: RemoteServer, reason: str, until_ns: int | None) -> None:
         """A server dies, or is found dead: its agent is ended, and what was on its way to or from it is lost."""
         server.go_down(reason, until_ns)
         self._transfers.bury(server.index)
-        self._settle_readers()
 
     def _settle_readers(self) -> None:
-        for device in self._devices:
-            device.settle(self._servers, self._period_ns, self._clock.now_ns())
+        """Somebody came up or went down: each device has one reader."""
+        up = [server.epoch if server.is_up else 0 for server in self._servers]
+        if up != self._read_by:
+            self._read_by = up
+            for device in self._devices:
+                device.settle(self._servers, self._period_ns, self._clock.now_ns())
 
     # ------------------------------------------------------------------------------------------------------ the router
 
@@ -476,6 +467,7 @@ class RouterLoop:
             agent_logs=tuple(life for server in self._servers for life in server.lives),
             arrival_lags_ns=tuple(self._arrival_lags_ns),
             driver_busy_ns=self._busy_ns,
+            agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
             downtimes=tuple(sorted((d for s in self._servers for d in s.downtimes), key=lambda down: down.down_ns)),
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
             foreign_load=foreign,

@@ -138,6 +138,7 @@ class RemoteServer:
         self.epoch = 0
         self.is_up = False
         self.died = False
+        self.has_posted = False  # something waits for `flush`
         self.is_doomed = False  # a planned fault has killed or stopped its agent
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
@@ -360,6 +361,7 @@ class RemoteServer:
 
     def send(self, message: ToAgent) -> None:
         """Ask the agent, with the next `flush`."""
+        self.has_posted = True
         self.slot.agent.port.post(message)
 
     def flush(self) -> bool:
@@ -367,13 +369,14 @@ class RemoteServer:
 
         If the agent is gone, `died` says so and the cluster takes the server down.
         """
+        self.has_posted = False
         if not self.has_agent or self.died:
             return True
         try:
-            return self.slot.agent.port.flush()
+            self.has_posted = not self.slot.agent.port.flush()
         except PortClosedError:
             self.died = True
-            return True
+        return not self.has_posted
 
     def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
         """Hand a block over."""

@@ -51,6 +51,39 @@ class Endpoint(Protocol):
         ...
 
 
+class Images:
+    """The images of a run's requests; request i is image i modulo m.
+
+    Args:
+        images: (m, C, H, W) float32, or of any other shape that has no order of channels.
+        poisoned: requests whose images hold no number.
+    """
+
+    def __init__(self, images: NDArray[np.float32], poisoned: frozenset[int] = frozenset()) -> None:
+        self._images = images
+        self._channels_last: NDArray[np.float32] | None = None  # made when a server wants it
+        self._poisoned = poisoned
+        self.shape: tuple[int, ...] = images.shape[1:]
+
+    def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
+        """Write those of these requests, one after another, with one copy."""
+        images = self._in_order(channels_last)
+        places = [request % len(images) for request in requests]
+        target = target.reshape(len(requests), *images.shape[1:])
+        images.take(places, axis=0, out=target, mode="clip")  # the only mode that needs no second copy
+        if self._poisoned:
+            for position, request in enumerate(requests):
+                if request in self._poisoned:
+                    target[position] = np.nan
+
+    def _in_order(self, channels_last: bool) -> NDArray[np.float32]:
+        if not channels_last or self._images.ndim != 4:
+            return self._images
+        if self._channels_last is None:
+            self._channels_last = np.ascontiguousarray(self._images.transpose(0, 2, 3, 1))
+        return self._channels_last
+
+
 @dataclass(slots=True)
 class _Delivery:
     """A block on its way, the transfers of it that have not arrived, and where the data of the others lie."""
@@ -87,7 +120,7 @@ class Transfers:
 
     Args:
         servers: by index.
-        image_of: the image of each request in flight, float32 (n, C, H, W).
+        images: of all requests.
         shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
         links: emulated ones, or None.
         now_ns: the run's clock.
@@ -100,7 +133,7 @@ class Transfers:
     def __init__(
         self,
         servers: Sequence[Endpoint],
-        image_of: Callable[[tuple[int, ...]], NDArray[np.float32]],
+        images: Images,
         shape_after: Callable[[int, float], tuple[int, ...]],
         links: LinkModel | None,
         now_ns: Callable[[], int],
@@ -110,7 +143,7 @@ class Transfers:
         numbers: Iterator[int],
     ) -> None:
         self._servers = servers
-        self._image_of = image_of
+        self._images = images
         self._shape_after = shape_after
         self._links = links
         self._now_ns = now_ns
@@ -241,15 +274,11 @@ class Transfers:
                 source.send(Move(transfer.number, server, slab.offset, transfer.requests))
 
     def _write_images(self, transfer: _Transfer, slab: Slab) -> None:
-        images = self._image_of(transfer.requests)
         server = self._servers[transfer.delivery.block.server]
-        target = np.frombuffer(server.inbox.arena.buffer, np.float32, images.size, slab.offset)
-        if server.channels_last:
-            images_last = images.transpose(0, 2, 3, 1)
-            target.reshape(images_last.shape)[...] = images_last
-        else:
-            target.reshape(images.shape)[...] = images
-        self._take(transfer, images.shape[1:], "float32", server.channels_last)
+        shape = self._images.shape
+        target = np.frombuffer(server.inbox.arena.buffer, np.float32, len(transfer.requests) * prod(shape), slab.offset)
+        self._images.write(transfer.requests, target, server.channels_last)
+        self._take(transfer, shape, "float32", server.channels_last)
 
     def _take(self, transfer: _Transfer, shape: tuple[int, ...], dtype: str, channels_last: bool) -> None:
         """The data are there; they have arrived when the link is done, too."""
