@@ -82,6 +82,7 @@ from policies.vocabulary import (
 
 _SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 _FLUSH_NS: Final = 500_000
+_LOOK_NS: Final = 200_000  # a router that is awake answers within this
 _AWAY_PERIODS: Final = 3  # a look that comes later than this tells of the looker
 
 
@@ -93,7 +94,7 @@ class Fitting:
         sensor: for these processes, of the device.
         measure: carries out a measurement while nothing else is under way; raises what went wrong.
         explain: a failure in the protocol's words.
-        may_spin: whether looking out for messages takes nothing away from the lanes, nor counts as the device's work.
+        computes_here: whether lanes take the cores that the agent runs on.
     """
 
     lanes: Lanes
@@ -102,7 +103,7 @@ class Fitting:
     explain: Callable[[Exception], tuple[str, str]]
     context_bytes: int
     execution: Mapping[str, str]
-    may_spin: bool = False
+    computes_here: bool = True
 
 
 class Outfit(Protocol):
@@ -115,11 +116,15 @@ class Outfit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What an agent's scheduler is to be; none, where it is there to be measured only."""
+    """What an agent's scheduler is to be; none, where it is there to be measured only.
+
+    `has_core`: whether a core is its own, so that it may look out for messages for a while before it sleeps.
+    """
 
     knobs: GreedyKnobs
     segments: int
     supervision: Supervision
+    has_core: bool = False
 
 
 class Agent:
@@ -152,6 +157,7 @@ class Agent:
         self._serving: _Serving | None = None
         self._idle_ns = 0
         self._fitting = outfit.fit(self._hear_lane)
+        self._looks_on = service is not None and service.has_core and not self._fitting.computes_here
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
@@ -186,6 +192,8 @@ class Agent:
             if isinstance(message, Close):
                 return False
             self._obey(message)
+        if self._serving is not None and self._serving.is_busy:
+            os.sched_yield()  # a lane that was woken goes before what is left to do here
         return True
 
     def _next_ns(self, is_sent: bool) -> int:
@@ -193,10 +201,27 @@ class Agent:
         return next_ns if is_sent else min(next_ns, self._clock_ns() + _FLUSH_NS)
 
     def _sleep(self, until_ns: int) -> None:
+        if self._looks_on and self._look_on(until_ns):
+            return
         wait_s = None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9)
         ready, _, _ = select.select((self._port.fileno(), self._woken), (), (), wait_s)
         if self._woken in ready:
             os.read(self._woken, 4096)
+
+    def _look_on(self, until_ns: int) -> bool:
+        """A core that sleeps wakes up later than a message travels: so look for a while where nothing runs here.
+
+        It is no work: neither the device's nor the agent's. Returns whether something has come.
+        """
+        if self._serving is None or self._serving.is_busy:
+            return False
+        began_ns, fds = time.thread_time_ns(), (self._port.fileno(), self._woken)
+        until_ns, has_come = min(until_ns, self._clock_ns() + _LOOK_NS), False
+        while not has_come and self._clock_ns() < until_ns:
+            ready, _, _ = select.select(fds, (), (), 0)
+            has_come = bool(ready)
+        self._idle_ns += time.thread_time_ns() - began_ns
+        return has_come
 
     def _send(self) -> bool:
         """The log first: it never ends before what the router has heard."""
@@ -333,6 +358,11 @@ class _Serving:
         self._is_stuck = False
         self._cpu_ns = 0
         self._ended: BatchEnded  # the last one
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is under way."""
+        return bool(self._scheduler.running_requests)
 
     @property
     def next_ns(self) -> int:

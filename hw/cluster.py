@@ -157,7 +157,7 @@ class HardwareCluster:
             size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
             self.arenas = [stack.enter_context(contextlib.closing(Arena(size_bytes))) for _ in self.servers]
             for index, server in enumerate(self.servers):
-                service = Service(server.knobs, self.served.segments, self.supervision)
+                service = Service(server.knobs, self.served.segments, self.supervision, self._has_core(index))
                 slot = AgentSlot(AgentSpec(server.name, self._outfit(index), service), self._warm_batches)
                 stack.callback(slot.close)
                 self.slots.append(slot)
@@ -168,6 +168,12 @@ class HardwareCluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         self.arenas, self.slots = [], []
+
+    def _has_core(self, index: int) -> bool:
+        """Whether nobody else of this cluster runs where an agent does."""
+        cores = self.servers[index].device.cores
+        others = {core for place, server in enumerate(self.servers) if place != index for core in server.device.cores}
+        return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
 
     def _outfit(self, index: int) -> Outfit:
         device = self.servers[index].device

@@ -48,7 +48,7 @@ class TorchOutfit:
             explain=explain,
             context_bytes=context_bytes,
             execution=device.execution(),
-            may_spin=device.kind != "cpu",  # a CPU's core computes, and its time is the device's utilization
+            computes_here=device.kind == "cpu",
         )
 
 
