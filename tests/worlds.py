@@ -65,7 +65,7 @@ def profile(
         for p in ((IMAGE,) if s == 1 else widths)
     ]
     document: dict[str, Any] = {
-        "schema": "slimsched.profile/1",
+        "schema": "slimsched.profile/2",
         "name": name,
         "provenance": "datasheet",
         "device": {"kind": "cpu", "name": "toy", "vram_bytes": 8_000_000_000},

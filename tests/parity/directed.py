@@ -39,6 +39,7 @@ from policies.vocabulary import (
 )
 from sim.accuracy import BernoulliCorrectness
 from sim.cluster import RunSpec
+from sim.host import HostTable
 from sim.network import FREE
 from sim.profile import Link
 from sim.tables import DeviceTables, SlowdownTable
@@ -65,6 +66,14 @@ def link(latency: float = 0.0, bandwidth: float = inf, loss: float = 0.0) -> Lin
     """Latency in units, bandwidth in bytes a unit."""
     unit_s = UNIT_NS / 1e9
     return Link.model_construct(latency_s=latency * unit_s, bandwidth_bytes_s=bandwidth / unit_s, loss=loss)
+
+
+def host(
+    decision: tuple[int, int] = (0, 0), returned: tuple[int, int] = (0, 0), spread: tuple[float, ...] = ()
+) -> HostTable:
+    """A router's process; (a block, an image) in units."""
+    in_ns = [(block * UNIT_NS, image * UNIT_NS) for block, image in (decision, returned)]
+    return HostTable(in_ns[0], in_ns[1], spread)
 
 
 def device(**changes: object) -> Device:
@@ -297,21 +306,10 @@ def _router_scenes() -> Iterator[Directed]:
             [device()],
             [10, 10, 14, 14, 18, 18],
             decision_ns=UNIT_NS,
-            decision_busy_ns=4 * UNIT_NS,
+            host=host(decision=(3, 0)),
             router={"groups": (1,), "outstanding_blocks": 4},
         ),
-        lambda s, r: meet(r, RequestArrived, RouterTimer) and not meet(r, Decided, RouterTimer),
-    )
-    yield Directed(
-        scene(
-            "the host is busy for less than the decision takes",
-            [device()],
-            [10, 10, 10, 12],
-            decision_ns=3 * UNIT_NS,
-            decision_busy_ns=UNIT_NS,
-            router={"groups": (1,), "outstanding_blocks": 4},
-        ),
-        lambda s, r: meet(r, Decided, RouterTimer),
+        lambda s, r: meet(r, RequestArrived, Decided, RouterTimer),
     )
     yield Directed(
         scene(

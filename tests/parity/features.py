@@ -233,16 +233,12 @@ def _of_batches(scenario: Scenario, record: RunRecord) -> Iterator[str]:
 
 def _of_router(scenario: Scenario, record: RunRecord) -> Iterator[str]:
     sent: dict[tuple[int, int], int] = {}
-    asked_ns = -1
     for step in record.log:
         if step.core != "router":
             continue
         event = step.event
         for command in step.commands:
             if isinstance(command, Decide):
-                if 0 <= step.now_ns - asked_ns == scenario.cluster.decision_busy_ns > scenario.cluster.decision_ns:
-                    yield "waited for the busy host"
-                asked_ns = step.now_ns
                 if command.view.head.location >= 0 and len({s.utilization for s in command.view.servers}) > 1:
                     yield "reports differ"
             elif isinstance(command, RequestFailed) and command.reason == "deadline":

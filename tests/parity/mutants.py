@@ -40,7 +40,7 @@ from policies.vocabulary import (
     WorkKey,
 )
 from sim import network, physics, server
-from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
+from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
 from sim.cluster import Simulation
 from sim.faults import FaultDriver
 from sim.physics import SimulatedDevice
@@ -50,7 +50,7 @@ from tests.parity.compare import names_of
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 _NUMBER = (1 << 32) - 1
-_LAST = DECISION_END + 1
+_LAST = HOST + 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _ranks(new_rank: Callable[[int, Kind, int, str], int]) -> Patch:
     """The same for events at servers: (server, kind, number, what is called) -> order."""
 
     def order_of(order: int, act: Callable[..., None]) -> int:
-        if not ARRIVAL < order < DECISION_END:
+        if not ARRIVAL < order < HOST:
             return order
         index, kind = divmod((order >> 32) - ARRIVAL - 1, len(Kind))
         return new_rank(index, Kind(kind), order & _NUMBER, getattr(act, "__name__", ""))
@@ -113,12 +113,12 @@ def _order_mutants() -> Iterator[Mutant]:
     yield Mutant("no order but that of planning", _reordered(lambda order, _: ARRIVAL))
     yield Mutant(
         "arrivals after the servers' events",
-        _reordered(lambda order, _: DECISION_END - 1 if order == ARRIVAL else order),
+        _reordered(lambda order, _: HOST - 1 if order == ARRIVAL else order),
     )
     yield Mutant("arrivals after decision ends", _reordered(lambda order, _: _LAST if order == ARRIVAL else order))
     yield Mutant(
         "decision ends before the servers' events",
-        _reordered(lambda order, act: ARRIVAL + 1 if order == DECISION_END and act.__name__ != "_pass" else order),
+        _reordered(lambda order, act: ARRIVAL + 1 if order == HOST and act.__name__ != "_pass" else order),
     )
     yield Mutant(
         "a sample before the report of its instant",
