@@ -127,7 +127,7 @@ def test_without_jitter_every_cost_is_its_mean() -> None:
 
 def test_expected_costs_know_the_way_there_and_back_but_not_as_work() -> None:
     """A block's delay has them in it; an image's share of a busy server has not."""
-    near, far = (worlds.cluster([worlds.profile(**changes)]) for changes in ({}, {"handover": HANDOVER}))
+    near, far = (worlds.cluster([worlds.profile(handover=ways)]) for ways in (None, HANDOVER))
     costs = [
         ProfileCosts(spec.devices, [32], [server.attachment for server in spec.servers]) for spec in (near, far)
     ]  # fmt: skip
