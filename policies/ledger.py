@@ -40,6 +40,7 @@ from policies.vocabulary import (
     ServerDown,
     ServerEvent,
     ServerReport,
+    ServerUp,
     TelemetrySampled,
     TransferFailed,
     TransferFinished,
@@ -191,6 +192,7 @@ class Ledger:
         self._power = ReportedPower(servers)
         self._utilization = [0.0] * servers
         self._gpu_var: float | None = 0.0  # of these; None when they have changed
+        self._epochs: list[int | None] = [None] * servers  # None while it is down
         self._credits: list[tuple[int, RewardTerms]] = []
         self._journeys: dict[int, _Journey] = {}
         self._asked: _OpenDecision | None = None
@@ -199,6 +201,7 @@ class Ledger:
             RequestArrived: self._note_arrival,
             RequestsReturned: self._note_return,
             ServerReport: self._note_report,
+            ServerUp: self._note_epoch,
             ServerDown: self._note_death,
             Decide: self._note_question,
             RequestCompleted: self._note_completion,
@@ -236,6 +239,9 @@ class Ledger:
         self._journeys[event.request] = _Journey(now_ns, now_ns)
 
     def _note_return(self, event: RequestsReturned, now_ns: int) -> None:
+        """A stale one is of an earlier epoch of the server, and changes nothing."""
+        if event.epoch != self._epochs[event.server]:
+            return
         passed = event.segment - 1
         for request in event.requests:
             journey = self._journeys.get(request)
@@ -280,9 +286,13 @@ class Ledger:
             self._gpu_var = variance(self._utilization)
         return self._gpu_var
 
+    def _note_epoch(self, event: ServerUp, now_ns: int) -> None:
+        self._epochs[event.server] = event.epoch
+
     def _note_death(self, event: ServerDown, now_ns: int) -> None:
         """A dead server reports nothing: no power, no utilization (the router's view says the same)."""
         server = event.server
+        self._epochs[server] = None
         self._power.report(server, 0.0, now_ns)
         self._set_utilization(server, 0.0)
         for journey in self._journeys.values():

@@ -168,6 +168,35 @@ class LoggedStep:
     commands: tuple[RouterCommand | ServerCommand, ...]
 
 
+class RouterCost(msgspec.Struct, frozen=True):
+    """CPU time of the real router's process for something that it did, without waiting: `time.thread_time_ns`.
+
+    Attributes:
+        kind: decisions with the sending of their blocks, or messages that brought requests back.
+        blocks_at_once: how many of them, where several were taken together.
+        images: in all of them.
+    """
+
+    kind: Literal["decision", "returned"]
+    blocks_at_once: int
+    images: int
+    cpu_ns: int
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """How long a block, or a message, took between the processes of the router and a server.
+
+    Only where it waited for nobody: nothing else was on its way, and who took it was idle.
+
+    Attributes:
+        there: to the server, from where the block's inputs are there; else back, from the scheduler's return on.
+    """
+
+    server: int
+    there: bool
+    took_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class AgentLog:
     """What one life of a server's agent has written down; a life serves in one epoch.
@@ -219,6 +248,7 @@ class RunRecord:
             tells how fast its core ran; empty in simulation.
         foreign_load: of the device that had most of it; None in simulation, and where nothing tells.
         agent_logs: on hardware, where `log` is kept, of every life that came up, by server and epoch.
+        router_costs, handovers: samples from hardware of what simulation takes from profiles.
     """
 
     ended_ns: int
@@ -238,6 +268,8 @@ class RunRecord:
     references: tuple[tuple[int, int, float], ...] = ()
     foreign_load: ForeignLoad | None = None
     agent_logs: tuple[AgentLog, ...] = ()
+    router_costs: tuple[RouterCost, ...] = ()
+    handovers: tuple[Handover, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

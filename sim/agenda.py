@@ -1,8 +1,9 @@
 """The simulation's agenda: SimPy's event queue with this project's order of simultaneous events.
 
-At one instant: arrivals, then by server the ends of transfers, batch starts, batch ends, load ends, unload ends,
-timers, telemetry, faults, changes of a device's slowdown (each by its own id), and last the end of the router's
-decision. The next decision's start comes when nothing is left at the instant (`is_instant_over`).
+At one instant: arrivals, then by server the ends of transfers, blocks that reach their scheduler, batch starts, batch
+ends, load ends, unload ends, timers, telemetry, messages that reach the router's host, faults, changes of a device's
+slowdown (each by its own id), and last what the router's host has done: its decision, what it heard. The next
+decision's start comes when nothing is left at the instant (`is_instant_over`).
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ class Kind(IntEnum):
     """What happens at a server, in the order in which it happens at one instant."""
 
     TRANSFER_END = 0
-    BATCH_START = 1
-    BATCH_END = 2
-    LOAD_END = 3
-    UNLOAD_END = 4
-    TIMER = 5
-    TELEMETRY = 6
-    FAULT = 7
-    SLOWDOWN = 8
+    BLOCK_ARRIVAL = 1
+    BATCH_START = 2
+    BATCH_END = 3
+    LOAD_END = 4
+    UNLOAD_END = 5
+    TIMER = 6
+    TELEMETRY = 7
+    MESSAGE = 8
+    FAULT = 9
+    SLOWDOWN = 10
 
 
 _KINDS = len(Kind)
 _ID_BITS = 32
 ARRIVAL = 2  # SimPy keeps 0 and 1 for itself: its zero-delay cascades settle first
-DECISION_END = 1 << 62
+HOST = 1 << 62
 
 
 def rank(server: int, kind: Kind, number: int = 0) -> int:
@@ -59,7 +62,7 @@ class Agenda:
         return bool(self._env.peek() > self.now_ns)
 
     def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
-        """Call `act` at a time; `order` is `ARRIVAL`, `DECISION_END` or a `rank`."""
+        """Call `act` at a time; `order` is `ARRIVAL`, `HOST` or a `rank`."""
         appointment: Any = _Appointment(self, when_ns, act, arguments)
         self._env.schedule(appointment, cast(Any, order), when_ns - self.now_ns)
 

@@ -24,8 +24,6 @@ from policies.router import RouterCore
 from policies.vocabulary import (
     NS_PER_S,
     ROUTER,
-    Block,
-    BlockArrived,
     Choice,
     Decide,
     Decided,
@@ -38,12 +36,13 @@ from policies.vocabulary import (
     TransferStarted,
 )
 from sim.accuracy import Correctness
-from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
+from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
 from sim.costs import input_bytes
 from sim.faults import FaultDriver, poisoned_requests
+from sim.host import HostTable, SimulatedHost
 from sim.network import LINKS, Network
 from sim.physics import SimulatedDevice
-from sim.server import Outcomes, ServerSpec, SharedDevice, SimulatedServer
+from sim.server import Outcomes, RouterMessage, ServerSpec, SharedDevice, SimulatedServer
 from sim.tables import DeviceTables
 
 
@@ -52,8 +51,8 @@ class ClusterSpec:
     """What is simulated.
 
     Attributes:
-        decision_ns: how long a routing decision takes.
-        decision_busy_ns: how long the router's host is busy for it; the next one cannot begin before.
+        decision_ns: how long a policy takes for a routing decision.
+        host: what decisions and messages cost the router's host beyond that; None where they cost it nothing.
         supervision: how a hung server is noticed, and when a dead one is started again.
     """
 
@@ -64,7 +63,7 @@ class ClusterSpec:
     weights: RewardWeights
     prior: AccuracyPrior
     supervision: Supervision = field(default_factory=Supervision)
-    decision_busy_ns: int = 0
+    host: HostTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +123,16 @@ class Simulation:
         self._deliveries: dict[int, _Delivery] = {}
         self._asked: Decide | None = None
         self._arrived = 0
-        self._host_free_ns = 0
         self._ended_ns: int | None = None
-        outcomes = Outcomes(self._labels, derived_seed(run.seed, "jitter"), poisoned_requests(run.faults))
+        self._host = SimulatedHost(cluster.host, run.seed)
+        outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
         self.servers = tuple(self._server(index, spec, outcomes) for index, spec in enumerate(cluster.servers))
         self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)
         self._set_off()
 
     def _server(self, index: int, spec: ServerSpec, outcomes: Outcomes) -> SimulatedServer:
         device = self._devices[spec.device]
-        return SimulatedServer(index, spec, device, self._agenda, self._ledger, outcomes, self._tell_router)
+        return SimulatedServer(index, spec, device, self._agenda, self._ledger, outcomes, self._tell_router, self._hear)
 
     def _set_off(self) -> None:
         for server in self.servers:
@@ -175,14 +174,15 @@ class Simulation:
     def _may_ask(self) -> bool:
         """Whether the router's timer has come, and its host is free."""
         now_ns, wake_ns = self._agenda.now_ns, self.router.next_wake_ns
-        return wake_ns is not None and wake_ns <= now_ns and self._host_free_ns <= now_ns
+        return wake_ns is not None and wake_ns <= now_ns and self._host.free_ns <= now_ns
 
     def decide(self, choice: Choice) -> None:
-        """Answer the pending decision; it takes effect `decision_ns` after it was asked for."""
+        """Answer the pending decision; it takes effect when policy and host are done with it."""
         assert self._asked is not None, "nothing was asked"
-        decided = Decided(self._asked.decision, choice)
-        self._asked = None
-        self._agenda.at(self.now_ns + self.cluster.decision_ns, DECISION_END, self._tell_router, decided)
+        asked, self._asked = self._asked, None
+        images = min(choice.group, asked.view.candidates)
+        sent_ns = self._host.decide(choice.server, asked.decision, images, self.cluster.decision_ns, self.now_ns)
+        self._agenda.at(sent_ns, HOST, self._tell_router, Decided(asked.decision, choice))
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision."""
@@ -263,16 +263,17 @@ class Simulation:
                 self._send(command)
             elif type(command) is Decide:
                 self._asked = command
-                self._keep_host_busy()
         wake_ns = router.next_wake_ns
         if wake_ns is not None and wake_ns > now_ns:
-            self._agenda.at(wake_ns, DECISION_END, self._pass)  # `advance` looks at the router's timer at that instant
+            self._agenda.at(wake_ns, HOST, self._pass)  # `advance` looks at the router's timer at that instant
 
-    def _keep_host_busy(self) -> None:
-        """The host works on for a decision when its answer is out; the next one waits for that."""
-        if self.cluster.decision_busy_ns:
-            self._host_free_ns = self.now_ns + self.cluster.decision_busy_ns
-            self._agenda.at(self._host_free_ns, DECISION_END, self._pass)
+    def _hear(self, message: RouterMessage, number: int) -> None:
+        """A server's message is at the router's host: its core hears it when the host comes to it."""
+        if self.cluster.host is None:
+            self._tell_router(message)
+            return
+        heard_ns = self._host.hear(message.server, number, len(message.requests), self.now_ns)
+        self._agenda.at(heard_ns, HOST, self._tell_router, message)
 
     def _pass(self) -> None:
         """An instant at which nothing happens by itself."""
@@ -300,7 +301,7 @@ class Simulation:
         """Book the block's transfers; it arrives with the last of them."""
         block = command.block
         if not command.moves:
-            self._hand_over(block)
+            self.servers[block.server].hand_over(block)
             return
         delivery = self._deliveries[block.block] = _Delivery(command, {source for source, _ in command.moves})
         tables = self.cluster.devices[self.cluster.servers[block.server].device]
@@ -322,12 +323,7 @@ class Simulation:
         self._tell_router(TransferFinished(block.block, source, block.server, requests))
         if not delivery.moving:
             del self._deliveries[block.block]
-            self._hand_over(block)
-
-    def _hand_over(self, block: Block) -> None:
-        server = self.servers[block.server]
-        if server.is_up:
-            server.deliver(BlockArrived(block))
+            self.servers[block.server].hand_over(block)
 
     def _fail_transfers(self, server: int) -> None:
         """A server died: what was on its way to it is dropped, what was on its way from it is lost."""

@@ -24,11 +24,12 @@ class ProfileCosts:
         self._devices = tuple(devices)
         self._batch_limits = tuple(batch_limits)
         self._network = Network(tuple(attachments))
+        self._handovers_ns = [round(_mean(each.there_ns) + _mean(each.back_ns)) for each in self._devices]
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
-        """Solo latency, dispatch included, of one batch; more than the limit is several batches in a row."""
+        """Until a batch is back: handover, dispatch, solo latency; more than the limit is several batches in a row."""
         whole, rest = divmod(batch, self._batch_limits[server])
-        total_ns = whole * self._batch_ns(server, key, self._batch_limits[server])
+        total_ns = self._handovers_ns[server] + whole * self._batch_ns(server, key, self._batch_limits[server])
         return (total_ns + (self._batch_ns(server, key, rest) if rest else 0)) / NS_PER_S
 
     def image_s(self, server: int, key: WorkKey) -> float:
@@ -48,6 +49,10 @@ class ProfileCosts:
         table = tables.keys[key.segment, key.width, key.previous_width]
         padded = next((size for size in tables.padded_sizes if size >= batch), batch)
         return tables.dispatch_ns + table.latency_ns[padded]
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def input_bytes(tables: DeviceTables, segment: int, previous_width: float) -> int:

@@ -20,16 +20,20 @@ from policies.errors import InputError
 from policies.strict import StrictModel
 from policies.vocabulary import IMAGE, Provenance
 
-SCHEMA: Literal["slimsched.profile/1"] = "slimsched.profile/1"
+SCHEMA: Literal["slimsched.profile/2"] = "slimsched.profile/2"
+FORMER_SCHEMA = "slimsched.profile/1"
+_FORMER_COSTS = ("decision_s", "decision_busy_s")  # of its router, which drove every server itself
 JITTER_QUANTILES = 33
 AT_ONCE = "batches at once"  # the quantity of a `Range` that bounds how many were measured together
 PROCESSES = "processes at once"  # the same of the processes that they belonged to
+NEARLY = 1e-6  # as exact as a mean of written numbers must be
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Loss = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+Cost = Annotated[float, Field(ge=0, le=60)]  # s
 
 
 class DeviceInfo(StrictModel):
@@ -223,6 +227,57 @@ class Link(StrictModel):
     loss: Loss = 0.0
 
 
+class WorkCost(StrictModel):
+    """What something with images costs the router's host on average: `block_s + image_s * images`."""
+
+    block_s: Cost
+    image_s: Cost
+
+
+class RouterHost(StrictModel):
+    """What the router's process costs, as CPU time: it does one thing at a time, whatever for.
+
+    Attributes:
+        decision: a decision, and the sending of its block.
+        returned: a message that brings requests back.
+        spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty where nothing is known
+            but the mean.
+    """
+
+    decision: WorkCost
+    returned: WorkCost
+    spread: tuple[NonNegative, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RouterHost:
+        if self.spread and (list(self.spread) != sorted(self.spread) or abs(_mean(self.spread) - 1) > NEARLY):
+            raise ValueError(f"spread must ascend and have mean 1: its mean is {_mean(self.spread):g}")
+        return self
+
+
+class Handover(StrictModel):
+    """From the router's process to a server's and back, nobody else being under way; seconds, quantiles in equal parts.
+
+    Attributes:
+        there_s: from where a block's inputs are at its server until its scheduler has it, ascending.
+        back_s: from the scheduler's return of requests until the message is at the router's process, ascending.
+    """
+
+    there_s: tuple[Cost, ...] = Field(min_length=1)
+    back_s: tuple[Cost, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Handover:
+        if list(self.there_s) != sorted(self.there_s) or list(self.back_s) != sorted(self.back_s):
+            raise ValueError("the quantiles of there_s and back_s must ascend")
+        return self
+
+    @property
+    def mean_s(self) -> float:
+        """There and back."""
+        return _mean(self.there_s) + _mean(self.back_s)
+
+
 class StatedError(StrictModel):
     """How wrong the profile is, in per cent of what was measured, without the sign.
 
@@ -253,9 +308,11 @@ class Profile(StrictModel):
 
     Attributes:
         checksum: of the file's other keys, where it has one; None once it was compared with them.
-        dispatch_s: from a command to the forward's start plus from its end to the scheduler; it holds the instance.
-        decision_s: until a routing decision is made and sent, on an idle host, where it was measured.
-        decision_busy_s: all that the router's host does for one decision; the next one does not begin before.
+        dispatch_s: within the server's process, from a command to the forward's start plus from its end to the
+            scheduler; it holds the instance.
+        dispatch_quantiles_s: of the same, in equal parts, ascending, with that mean; empty where it is not known.
+        router_host: what the router's process costs on this host, where it was measured.
+        handover: how far that process is from a server's, where it was measured.
         served_extra_s: what a served batch takes of the device beyond its solo pass, where it was measured; on a CPU
             all that the executor does for it.
         slowdown: how the device's speed comes and goes; None where it was not seen to.
@@ -266,7 +323,7 @@ class Profile(StrictModel):
         omitted: what a small budget left out, in words.
     """
 
-    schema_: Literal["slimsched.profile/1"] = Field(alias="schema")
+    schema_: Literal["slimsched.profile/2"] = Field(alias="schema")
     name: str
     checksum: str | None = None
     provenance: Provenance
@@ -274,8 +331,9 @@ class Profile(StrictModel):
     model: ModelInfo
     execution: dict[str, str] = Field(default_factory=dict)
     dispatch_s: NonNegative
-    decision_s: NonNegative | None = None
-    decision_busy_s: NonNegative | None = None
+    dispatch_quantiles_s: tuple[Cost, ...] = ()
+    router_host: RouterHost | None = None
+    handover: Handover | None = None
     served_extra_s: NonNegative = 0.0
     padding: Literal["none", "grid"] = "none"
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
@@ -299,6 +357,13 @@ class Profile(StrictModel):
         _require_exactly(
             instances, [(i.segment, i.width) for i in self.memory.instances], "memory.instances", "(segment, width)"
         )
+        if quantiles := self.dispatch_quantiles_s:
+            is_mean = abs(_mean(quantiles) - self.dispatch_s) <= NEARLY * self.dispatch_s
+            if list(quantiles) != sorted(quantiles) or not is_mean:
+                raise ValueError(
+                    f"dispatch_quantiles_s must ascend and have the mean dispatch_s: theirs is {_mean(quantiles):g}, "
+                    f"that is {self.dispatch_s:g}; without them dispatch_s alone counts"
+                )
         return self
 
     @property
@@ -326,7 +391,7 @@ def _read(text: str) -> Profile:
     """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
     raw = strict.mapping(text, "")
     stored = raw.pop("checksum", None)
-    profile = strict.validate(Profile, raw, "")
+    profile = strict.validate(Profile, _as_of_now(raw), "")
     if stored is not None and stored != (found := _checksum(raw)):
         problem = f"{stored!r:.40} is not of the file's other keys ({found!r}): it was changed by hand, or damaged"
         remedy = (
@@ -336,6 +401,24 @@ def _read(text: str) -> Profile:
     if profile.provenance != Provenance.DATASHEET and not profile.errors:
         raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
     return profile
+
+
+def _as_of_now(raw: dict[str, Any]) -> dict[str, Any]:
+    """A document in the present form. The former one differs in what serving costs, and in nothing else."""
+    if raw.get("schema") != FORMER_SCHEMA:
+        return raw
+    for key in _FORMER_COSTS:
+        if raw.get(key) is not None:
+            problem = f"{raw[key]!r:.40} was measured where one process drove all servers ({FORMER_SCHEMA})"
+            remedy = "it says nothing of servers with processes of their own: `slimsched run` measures what serving "
+            remedy += "costs again, `slimsched calibrate` makes a profile without it, and so does deleting "
+            remedy += f"{' and '.join(_FORMER_COSTS)} together with `checksum`"
+            raise InputError("", key, f"{problem}; {remedy}")
+    return {**{key: value for key, value in raw.items() if key not in _FORMER_COSTS}, "schema": SCHEMA}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

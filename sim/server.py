@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from policies.chance import hashed
+from policies.chance import derived_seed, hashed
 from policies.faults import NO_LABEL, OUT_OF_MEMORY
 from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.ledger import Ledger
@@ -15,6 +15,8 @@ from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
     BatchStarted,
+    Block,
+    BlockArrived,
     InstanceLoaded,
     InstanceUnloaded,
     LoadInstance,
@@ -125,21 +127,30 @@ def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What a run has drawn beforehand for its batches.
+    """What a run has drawn beforehand for its batches, blocks and messages.
 
     Attributes:
         is_correct: (requests, width) -> for each whether its label is right, asked at the last segment.
-        jitter_salt: of the hash that draws each batch's jitter.
+        seed: of the hashes that draw jitter, dispatches and handovers.
         poisoned: requests for which the last segment finds no label.
     """
 
     is_correct: Callable[[tuple[int, ...], float], tuple[bool, ...]]
-    jitter_salt: int
+    seed: int
     poisoned: frozenset[int] = frozenset()
 
 
+RouterMessage = RequestsReturned | RequestsRejected
+JITTER, DISPATCH, THERE, BACK = "jitter", "dispatch", "handover:there", "handover:back"  # names of chance
+
+
 class SimulatedServer:
-    """One server in simulated time; `to_router` takes what it tells the router."""
+    """One server in simulated time.
+
+    Args:
+        to_router: takes what the router's core hears of it at once.
+        to_host: takes what brings requests back as it arrives at the router's host, with its number among the server's.
+    """
 
     def __init__(
         self,
@@ -150,6 +161,7 @@ class SimulatedServer:
         ledger: Ledger,
         outcomes: Outcomes,
         to_router: Callable[[RouterEvent], None],
+        to_host: Callable[[RouterMessage, int], None],
     ) -> None:
         self.index = index
         self.spec = spec
@@ -164,12 +176,18 @@ class SimulatedServer:
         self._ledger = ledger
         self._is_correct = outcomes.is_correct
         self._to_router = to_router
-        self._jitter_salt = outcomes.jitter_salt
+        self._to_host = to_host
+        self._jitter_salt = derived_seed(outcomes.seed, JITTER)
+        self._dispatch_salt = derived_seed(outcomes.seed, DISPATCH)
+        self._there_salt = derived_seed(outcomes.seed, THERE)
+        self._back_salt = derived_seed(outcomes.seed, BACK)
         self._poisoned = outcomes.poisoned
         self._sensor = WindowedSensor(device.physics)
         self._in_host_memory: set[tuple[int, float]] = set()
         self._instances: dict[int, tuple[int, float]] = {}
         self._armed_ns: int | None = None
+        self._messages = 0
+        self._last_there_ns = self._last_back_ns = 0  # when the last block, or message, on its way arrives
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
         self._room_images: int | None = None  # images that fit at once; None for as many as come
@@ -193,6 +211,24 @@ class SimulatedServer:
             self._do[type(command)](command)
         self._arm_timer()
 
+    def hand_over(self, block: Block) -> None:
+        """A block and all its inputs are here: it goes to the scheduler, which is in another process than the router.
+
+        It overtakes none that was handed over before. Where that costs nothing, it is there at once.
+        """
+        if not self._tables.there_ns:
+            self._take_in(block)
+            return
+        drawn = hashed(self._there_salt, self.index, block.block)
+        there_ns = self._tables.there_ns[drawn % len(self._tables.there_ns)]
+        self._last_there_ns = max(self._last_there_ns, self._agenda.now_ns + there_ns)
+        self._agenda.at(self._last_there_ns, rank(self.index, Kind.BLOCK_ARRIVAL), self._take_in, block)
+
+    def _take_in(self, block: Block) -> None:
+        """A process that hangs reads nothing; one that died since has lost it (the router took its members back)."""
+        if self._is_working(block.epoch):
+            self.deliver(BlockArrived(block))
+
     def come_up(self) -> None:
         """(Re)start, in a new epoch; nothing happens if it is up."""
         if self.is_up:
@@ -207,6 +243,7 @@ class SimulatedServer:
         if not self.is_up:
             return
         self.is_up = self.is_hung = False
+        self._last_there_ns = 0
         self._device.physics.kill(self.index, self._agenda.now_ns)
         self._device.replan()
         self._in_host_memory.clear()
@@ -222,13 +259,14 @@ class SimulatedServer:
         self._device.physics.straggle(self.index, factor, self._agenda.now_ns)
         self._device.replan()
         event = StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index)
-        self.deliver(event)
+        if not self.is_hung:
+            self.deliver(event)
         self._to_router(event)
 
     def hang(self) -> bool:
         """Stop without dying: nothing more comes from here until somebody kills it; False if it is down.
 
-        Its scheduler is not in the process that hangs: it goes on giving commands, which nobody carries out.
+        Its scheduler is in the process that hangs: it hears of nothing any more. What is sent to it is lost with it.
         """
         if not self.is_up:
             return False
@@ -261,10 +299,22 @@ class SimulatedServer:
     def _return(self, command: ReturnRequests) -> None:
         requests, segment, width = command.requests, command.segment, command.width
         correct = self._is_correct(requests, width) if segment == self._segments else ()
-        self._to_router(RequestsReturned(self.index, command.epoch, requests, segment, width, correct))
+        self._send_back(RequestsReturned(self.index, command.epoch, requests, segment, width, correct))
 
     def _reject(self, command: RejectRequests) -> None:
-        self._to_router(RequestsRejected(self.index, command.epoch, command.requests, command.reason))
+        self._send_back(RequestsRejected(self.index, command.epoch, command.requests, command.reason))
+
+    def _send_back(self, message: RouterMessage) -> None:
+        """Messages arrive in the order in which they were sent, whatever becomes of the server meanwhile."""
+        number = self._messages
+        self._messages += 1
+        if not self._tables.back_ns:
+            self._to_host(message, number)
+            return
+        drawn = hashed(self._back_salt, self.index, number)
+        back_ns = self._tables.back_ns[drawn % len(self._tables.back_ns)]
+        self._last_back_ns = max(self._last_back_ns, self._agenda.now_ns + back_ns)
+        self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
 
     def _load(self, command: LoadInstance) -> None:
         """The first load comes from disk, a later one from host memory (Alg. 1 l. 25)."""
@@ -289,11 +339,19 @@ class SimulatedServer:
             self.deliver(event)
 
     def _dispatch(self, command: RunBatch) -> None:
-        if self._tables.dispatch_ns == 0:
+        dispatch_ns = self._dispatch_ns(command.batch)
+        if dispatch_ns == 0:
             self._begin(command)
             return
-        start_ns = self._agenda.now_ns + self._tables.dispatch_ns
+        start_ns = self._agenda.now_ns + dispatch_ns
         self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command)
+
+    def _dispatch_ns(self, batch: int) -> int:
+        """Of this very batch: the mean, or a quantile drawn by hash."""
+        quantiles_ns = self._tables.dispatches_ns
+        if not quantiles_ns:
+            return self._tables.dispatch_ns
+        return quantiles_ns[hashed(self._dispatch_salt, self.index, batch) % len(quantiles_ns)]
 
     def _begin(self, command: RunBatch) -> None:
         if not self._is_working(command.epoch):
@@ -341,6 +399,8 @@ class SimulatedServer:
         if armed_ns != self._armed_ns:
             return
         self._armed_ns = None
+        if self.is_hung:
+            return
         wake_ns = self.scheduler.next_wake_ns
         if wake_ns is not None and wake_ns <= self._agenda.now_ns:
             self.deliver(TimerFired())

@@ -78,6 +78,8 @@ class DeviceTables:
         mean_slowdown: what the latencies hold of the device's slow spells; 1 where these are drawn.
         most_at_once, most_processes: batches, and processes, at once that the profile was measured with; slow-downs
             beyond are extrapolated.
+        dispatch_ns: the mean; `dispatches_ns` its quantiles, empty where every dispatch takes the mean.
+        there_ns, back_ns: quantiles of the handover to the server and back, in equal parts; empty for none.
     """
 
     name: str
@@ -103,6 +105,9 @@ class DeviceTables:
     power_window: int  # in periods
     utilization_window: int  # in periods
     padded_sizes: tuple[int, ...]
+    dispatches_ns: tuple[int, ...] = ()
+    there_ns: tuple[int, ...] = ()
+    back_ns: tuple[int, ...] = ()
 
 
 def compile_tables(
@@ -140,7 +145,7 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
             "calibrate with larger batches",
         )
     curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
-    power, sensor, sharing = profile.power, profile.sensor, sharing_of(profile)
+    power, sensor, sharing, handover = profile.power, profile.sensor, sharing_of(profile), profile.handover
     return DeviceTables(
         name=profile.name,
         profile=profile,
@@ -161,6 +166,9 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         most_at_once=_most(profile, AT_ONCE),
         most_processes=_most(profile, PROCESSES),
         dispatch_ns=nanoseconds(profile.dispatch_s),
+        dispatches_ns=_in_ns(profile.dispatch_quantiles_s) if jitter else (),
+        there_ns=() if handover is None else _drawn_ns(handover.there_s, jitter),
+        back_ns=() if handover is None else _drawn_ns(handover.back_s, jitter),
         context_idle_mw=power.context_idle_w * 1000,
         cap_mw=power.cap_w * 1000,
         throttle=power.throttle,
@@ -171,6 +179,15 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         utilization_window=max(1, round(sensor.utilization_window_s / sensor.period_s)),
         padded_sizes=_padded_sizes(profile, batch_limit),
     )
+
+
+def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:
+    return tuple(map(nanoseconds, durations_s))
+
+
+def _drawn_ns(quantiles_s: Sequence[float], jitter: bool) -> tuple[int, ...]:
+    """What is drawn from: the quantiles, or without jitter their mean."""
+    return _in_ns(quantiles_s) if jitter else (nanoseconds(sum(quantiles_s) / len(quantiles_s)),)
 
 
 def sharing_of(profile: Profile) -> Sharing:

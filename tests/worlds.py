@@ -12,7 +12,7 @@ import numpy as np
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.vocabulary import IMAGE, NS_PER_S
+from policies.vocabulary import IMAGE, NS_PER_S, WorkKey
 from sim.accuracy import BernoulliCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.network import PRESETS, Attachment
@@ -65,7 +65,7 @@ def profile(
         for p in ((IMAGE,) if s == 1 else widths)
     ]
     document: dict[str, Any] = {
-        "schema": "slimsched.profile/1",
+        "schema": "slimsched.profile/2",
         "name": name,
         "provenance": "datasheet",
         "device": {"kind": "cpu", "name": "toy", "vram_bytes": 8_000_000_000},
@@ -100,6 +100,11 @@ def profile(
     }
     document.update(changes)
     return Profile.model_validate_json(json.dumps(document))
+
+
+def work_key(segment: int, width: float, previous_width: float) -> WorkKey:
+    """A tables' key as routers say it."""
+    return WorkKey(segment, width, previous_width)
 
 
 def knobs(tables: DeviceTables, **changes: Any) -> GreedyKnobs:

@@ -4,12 +4,16 @@ A pass in a calibration loop finds its caches warm; a served batch does not, and
 processes that share cores. These overheads are this host's, so they are measured on it, with a router (`random`) and a
 seed that no reported run uses, and go into the profiles:
 
-    decision_s        from a request's entry into the FIFO to the departure of its block, where nobody is in the way
-    decision_busy_s   CPU time of the router's host a decision: deciding, and all else that it does for one
-    dispatch_s        command to forward start, and forward end to the scheduler
-    the link's latency    from a block's departure to its arrival, less its bytes at the link's rate
+    router_host       what the router's process does for a block and for each of its images, sent and returned
+    handover          from that process to a server's, and back
+    dispatch_s        within a server's process, command to forward start, and forward end to the scheduler
+    the link's latency    from a block's departure to its arrival, less its bytes at the link's rate and the handover
     served_extra_s    what a served pass takes more than the calibrated one; on a CPU, all that its cores do for a batch
                       beyond the calibrated pass (then not in `dispatch_s`)
+
+No waiting is booked as a cost, for simulation adds its own: the router's costs are CPU times, which stand still for who
+waits; handovers are those that met nobody (`policies.records`); dispatches are of batches that had their device to
+themselves, and an emulated pass's lateness is not in them.
 
 A calibrated pass is one at the device's full speed, so all is brought to full speed: by what the workers read of it in
 the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.slowdown`) where they read nothing.
@@ -21,36 +25,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
 
 from calibrate.interference import Interference, require_quiet
 from hw.datasets import Dataset
 from hw.networks import ModelFile
 from policies.chance import derived_seed
-from policies.records import STAGES, BatchRecord, BlockRecord, RunRecord
+from policies.records import BatchRecord, BlockRecord, RouterCost, RunRecord
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.run import Listener, RealRun, real_cluster, run_on_hardware, without_faults
 from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from scenarios.terminal.output import Say
 from scenarios.world.world import World
 from sim.costs import input_bytes
-from sim.profile import Profile
+from sim.profile import Handover, Profile, RouterHost, WorkCost
 from sim.tables import DeviceTables
 
 RUN_S, WARMUP_S = 6.0, 1.0
-FREE_SHARE = 0.1  # of the requests, at least: they find the router idle
+PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOverheads:
-    """Means over a real run; for each server, None where it served or received nothing.
+    """Of a real run; for each server, None where it served or received nothing.
 
-    `others`: what other programs took of the devices meanwhile, in words.
+    Attributes:
+        router_host: None where the run has no samples of decisions and of returns.
+        dispatch_s: quantiles in equal parts.
+        transfer_s, extra_s: means.
+        others: what other programs took of the devices meanwhile, in words.
     """
 
-    decision_s: float
-    decision_busy_s: float
-    dispatch_s: tuple[float | None, ...]
+    router_host: RouterHost | None
+    handover: tuple[Handover | None, ...]
+    dispatch_s: tuple[tuple[float, ...] | None, ...]
     transfer_s: tuple[float | None, ...]
     extra_s: tuple[float | None, ...]
     others: str = ""
@@ -93,23 +103,62 @@ def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Seq
     """From a run's records; `owners` holds for each server the index of its device."""
     run = _ServedRun(record, devices, owners)
     servers = range(len(owners))
-    blocks = [block for block in record.blocks if block.snapshot_ns >= run.after_ns and block.arrived_ns]
     return ServingOverheads(
-        decision_s=(_mean_s([block.sent_ns - block.snapshot_ns for block in blocks]) or 0.0) + _usual_wait_s(record),
-        decision_busy_s=record.driver_busy_ns / max(1, record.decisions) / NS_PER_S,
+        router_host=_router_host(record.router_costs),
+        handover=tuple(_handover(record, server) for server in servers),
         dispatch_s=tuple(run.dispatch_s(server) for server in servers),
-        transfer_s=tuple(
-            _mean_s([run.beyond_bytes_ns(b) for b in blocks if b.server == s and b.head.location != s]) for s in servers
-        ),
+        transfer_s=tuple(run.transfer_s(server) for server in servers),
         extra_s=tuple(run.extra_s(server) for server in servers),
     )
+
+
+def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
+    """Least squares of a part a block and a part an image, neither below zero, and how single costs lie around that."""
+    fitted: dict[str, WorkCost] = {}
+    ratios: list[NDArray[np.float64]] = []
+    for kind in ("decision", "returned"):
+        own = [sample for sample in samples if sample.kind == kind]
+        if not own:
+            return None
+        counts = np.array([(sample.blocks_at_once, sample.images) for sample in own], np.float64)
+        costs_s = np.array([sample.cpu_ns for sample in own], np.float64) / NS_PER_S
+        parts_s, _ = nnls(counts, costs_s)
+        fitted[kind] = WorkCost(block_s=float(parts_s[0]), image_s=float(parts_s[1]))
+        means_s = counts @ parts_s
+        alone = (counts[:, 0] == 1) & (means_s > 0)  # several together hide how far single ones differ
+        ratios.append(costs_s[alone] / means_s[alone])
+    return RouterHost(
+        decision=fitted["decision"],
+        returned=fitted["returned"],
+        spread=_quantiles(np.concatenate(ratios), SPREAD_PARTS, mean=1.0),
+    )
+
+
+def _handover(record: RunRecord, server: int) -> Handover | None:
+    there_s, back_s = (
+        [each.took_ns / NS_PER_S for each in record.handovers if each.server == server and each.there == there]
+        for there in (True, False)
+    )
+    if not there_s or not back_s:
+        return None
+    return Handover(there_s=_quantiles(there_s, PARTS), back_s=_quantiles(back_s, PARTS))
+
+
+def _quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple[float, ...]:
+    """Of equal parts, each in its middle, none below zero; with that mean, if one is given. None of no values."""
+    found = np.maximum(np.asarray(values, np.float64), 0.0)
+    if not len(found):
+        return ()
+    quantiles = np.quantile(found, (np.arange(parts) + 0.5) / parts)
+    if mean is not None and quantiles.any():
+        quantiles *= mean / quantiles.mean()
+    return tuple(quantiles.tolist())
 
 
 class _ServedRun:
     """A run's batches beside what calibration says of them."""
 
     def __init__(self, record: RunRecord, devices: Sequence[DeviceTables], owners: Sequence[int]) -> None:
-        self.after_ns = int(WARMUP_S * NS_PER_S)
         self._record = record
         self._owners = owners
         self._tables = [devices[device] for device in owners]
@@ -118,7 +167,9 @@ class _ServedRun:
             mean_slowdown(slowdowns[index], record.ended_ns) if index in slowdowns else _usual_slowdown(tables)
             for index, tables in enumerate(devices)
         ]
-        late = [batch for batch in record.batches if batch.commanded_ns >= self.after_ns]
+        after_ns = int(WARMUP_S * NS_PER_S)
+        late = [batch for batch in record.batches if batch.commanded_ns >= after_ns]
+        self._blocks = [block for block in record.blocks if block.snapshot_ns >= after_ns and block.arrived_ns]
         self._batches = _alone(late, owners)
         self._on_device_s = [self._of_device_s(index, tables) for index, tables in enumerate(devices)]
 
@@ -129,16 +180,28 @@ class _ServedRun:
             return extra_s
         return _mean_s([self._longer_ns(b) / self._slowdown(server) for b in self._batches if b.server == server])
 
-    def dispatch_s(self, server: int) -> float | None:
-        """On a CPU: what is left of a batch's time without its pass and all that its core does for it."""
+    def dispatch_s(self, server: int) -> tuple[float, ...] | None:
+        """Quantiles. On a CPU their mean is what is left of a batch's time without its pass and all that its core does
+        for it."""
         batches = [batch for batch in self._batches if batch.server == server]
         extra_s = self._on_device_s[self._owners[server]]
-        if extra_s is None:
-            return _mean_s([_dispatch_ns(b) for b in batches])
-        extra_ns = extra_s * self._slowdown(server) * NS_PER_S
-        return _mean_s([_dispatch_ns(b) + self._longer_ns(b) - extra_ns for b in batches])
+        mean_s = _mean_s([_dispatch_ns(b) for b in batches])
+        if extra_s is not None:
+            extra_ns = extra_s * self._slowdown(server) * NS_PER_S
+            mean_s = _mean_s([_dispatch_ns(b) + self._longer_ns(b) - extra_ns for b in batches])
+        if mean_s is None:
+            return None
+        return _quantiles([_dispatch_ns(b) for b in batches], PARTS, mean_s)
 
-    def beyond_bytes_ns(self, block: BlockRecord) -> float:
+    def transfer_s(self, server: int) -> float | None:
+        """What a block's way takes beyond its bytes, and beyond the handover that comes after."""
+        moved = [block for block in self._blocks if block.server == server and block.head.location != server]
+        way_s, handover = _mean_s([self._beyond_bytes_ns(block) for block in moved]), _handover(self._record, server)
+        if way_s is None or handover is None:
+            return way_s
+        return max(0.0, way_s - sum(handover.there_s) / PARTS)
+
+    def _beyond_bytes_ns(self, block: BlockRecord) -> float:
         """What a block's way takes beyond its bytes at the link's rate."""
         device = self._tables[block.server]
         moved = block.size * input_bytes(device, block.head.segment, block.head.previous_width)
@@ -166,7 +229,7 @@ class _ServedRun:
 
 
 def _dispatch_ns(batch: BatchRecord) -> float:
-    return batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns
+    return batch.started_ns - batch.commanded_ns + batch.ended_ns - batch.forward_ended_ns - batch.late_ns
 
 
 def _calibrated_ns(device: DeviceTables, batch: BatchRecord) -> float:
@@ -188,13 +251,6 @@ def _cores(profile: Profile) -> int:
 def _usual_slowdown(device: DeviceTables) -> float:
     """How much longer than at full speed things take on average."""
     return device.profile.slowdown.mean_factor if device.profile.slowdown is not None else 1.0
-
-
-def _usual_wait_s(record: RunRecord) -> float:
-    """What a request waits for a decision in each segment where nobody is in its way, as many are at a low load."""
-    wait = STAGES.index("router_wait")
-    waits_ns = [r.stages_ns[wait] / len(r.widths) for r in record.requests if r.status == "completed" and r.stages_ns]
-    return float(np.quantile(waits_ns, FREE_SHARE)) / NS_PER_S if waits_ns else 0.0
 
 
 def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchRecord]:
@@ -225,10 +281,10 @@ def _mean_s(durations_ns: Sequence[float]) -> float | None:
 
 def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -> Profile:
     """The profile of a server's device with what serving on this host costs; what was calibrated stays as it is."""
-    update: dict[str, object] = {"decision_s": overheads.decision_s, "decision_busy_s": overheads.decision_busy_s}
     dispatch_s, transfer_s = overheads.dispatch_s[server], overheads.transfer_s[server]
+    update: dict[str, object] = {"router_host": overheads.router_host, "handover": overheads.handover[server]}
     if dispatch_s is not None:
-        update["dispatch_s"] = dispatch_s
+        update |= {"dispatch_s": sum(dispatch_s) / len(dispatch_s), "dispatch_quantiles_s": dispatch_s}
     if transfer_s is not None and profile.link is not None:
         update["link"] = profile.link.model_copy(update={"latency_s": transfer_s})
     if (extra_s := overheads.extra_s[server]) is not None:
@@ -241,4 +297,4 @@ def with_overheads(profile: Profile, overheads: ServingOverheads, server: int) -
 
 def is_served(profile: Profile) -> bool:
     """Whether what serving costs is in a profile."""
-    return profile.decision_s is not None
+    return profile.router_host is not None

@@ -275,7 +275,11 @@ class RouterSection(StrictModel):
     decision_s: Annotated[
         Annotated[Literal["measured"], Tag("<word>")] | Annotated[float, Field(ge=0, le=60), Tag("<number>")],
         Discriminator(form),
-    ] = Field("measured", description="simulated time of one decision; `measured` takes the profile's")
+    ] = Field(
+        "measured",
+        description="simulated time of the policy for a decision, on top of what the router's host costs by the "
+        "profiles; `measured`: none, or 100 us where no profile says what it costs",
+    )
 
     @field_validator("groups")
     @classmethod

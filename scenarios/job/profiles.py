@@ -18,6 +18,7 @@ from scenarios.files.shipped import profile_file
 from scenarios.files.spec import ServerSection
 from scenarios.job.job import OF_SERVING, Job, blamed_on
 from scenarios.world.materials import calibrated_path, profile_path, served_path
+from sim.profile import SCHEMA as PROFILE_SCHEMA
 
 
 def make_profiles(job: Job) -> None:
@@ -135,4 +136,6 @@ def _can_be_served(job: Job) -> bool:
 def _serving_hash(job: Job) -> str:
     sources = [calibrated_path(job.folder.path, server.name) for server in job.scenario.cluster.owners]
     rate = (*job.scenario_parts(OF_SERVING), job.scenario.validate_.loads, job.scenario.seed)
-    return job.fingerprint(*rate, *sources, job.accuracy_path, job.model.path, *job.network_parts, job.images)
+    return job.fingerprint(
+        PROFILE_SCHEMA, *rate, *sources, job.accuracy_path, job.model.path, *job.network_parts, job.images
+    )

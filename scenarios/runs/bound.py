@@ -6,9 +6,10 @@ must satisfy what is linear in it. The programme knows these limits, and no othe
 - every image runs one width tuple, each segment once; what ran on a server is there, or moves over a link;
 - images that run together take no more than the device: each running batch asks for d and h of it (`sim.device`), and
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
-- a medium carries its bandwidth, and the router at most its largest group a decision;
-- an image takes, in each segment, a decision, a dispatch and its batch's solo time, and for each move its latency and
-  its bytes.
+- a medium carries its bandwidth, and the router at most its largest group a decision; its host does one thing at a
+  time, decisions and batches that come back alike;
+- an image takes, in each segment, a decision, a handover, a dispatch, its batch's solo time and the way back, and for
+  each move its latency and its bytes.
 
 Left out, because a run could be lucky: queues, images that wait for their batch to fill, loads, memory, blocks that
 split. So every real run is worse. With chance in it (labels, arrivals) the bound holds for what a run really had: its
@@ -62,12 +63,16 @@ class Bound:
 
 @dataclass(frozen=True)
 class _Run:
-    """One way to run an edge on a server, in a batch of a certain size; seconds and joules are an image's."""
+    """One way to run an edge on a server, in a batch of a certain size; seconds and joules are an image's.
+
+    `host_s` is of the thread that launches, `returned_s` of the router's host, which takes the batch back.
+    """
 
     server: int
     edge: Edge
     demand_s: float
     host_s: float
+    returned_s: float
     latency_s: float
     joules: float
 
@@ -298,9 +303,11 @@ def _edges(segments: int, widths: tuple[float, ...]) -> list[Edge]:
 
 def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
     """Every edge on every server that can hold it, with every batch size."""
-    config, decision_s = world.cluster.router, world.cluster.decision_ns / NS_PER_S
+    config, host = world.cluster.router, world.cluster.host
+    alone_s = world.cluster.decision_ns / NS_PER_S + (_host_s(host.decision, 1) if host is not None else 0.0)
     for index, server in enumerate(world.cluster.servers):
         tables = world.cluster.devices[server.device]
+        around_s = alone_s + (_mean_ns(tables.there_ns) + tables.dispatch_ns + _mean_ns(tables.back_ns)) / NS_PER_S
         for edge in _edges(config.segments, widths):
             if not config.holds[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
@@ -309,14 +316,26 @@ def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
                 padded = next((size for size in tables.padded_sizes if size >= batch), batch)
                 solo_s = _solo_s(table, padded)
                 image_s = solo_s / batch
+                returned_s = _host_s(host.returned, batch) if host is not None else 0.0
                 yield _Run(
                     server=index,
                     edge=edge,
                     demand_s=table.demand_permille[padded] / 1000 * image_s,
                     host_s=table.host_permille[padded] / 1000 * image_s,
-                    latency_s=decision_s + tables.dispatch_ns / NS_PER_S + solo_s,
+                    returned_s=returned_s / batch,
+                    latency_s=around_s + solo_s + returned_s,
                     joules=_joules(tables, table.power_mw[padded], table.demand_permille[padded], image_s),
                 )
+
+
+def _host_s(cost: tuple[int, int], images: int) -> float:
+    """What the router's host takes on average for a block, or a message, of so many images."""
+    block_ns, image_ns = cost
+    return (block_ns + image_ns * images) / NS_PER_S
+
+
+def _mean_ns(quantiles_ns: Sequence[int]) -> float:
+    return sum(quantiles_ns) / len(quantiles_ns) if quantiles_ns else 0.0
 
 
 def _solo_s(table: KeyTable, batch: int) -> float:
@@ -400,8 +419,11 @@ def _limits(
         rows.setdefault(("host", device if is_hosted else -1 - run.server), {})[column] = run.host_s / spare
     for column, move in enumerate(moves, start=len(tuples) + len(runs)):
         rows.setdefault(("medium", servers[move.server].attachment.medium), {})[column] = move.busy_s
-    cluster = world.cluster
-    decision_s = (cluster.decision_ns + cluster.decision_busy_ns) / NS_PER_S
-    blocks = len(tuples[0]) / cluster.router.groups[-1]
-    rows["router",] = dict.fromkeys(range(len(tuples)), blocks * decision_s)
+    cluster, largest = world.cluster, world.cluster.router.groups[-1]
+    decision_s = cluster.decision_ns / NS_PER_S
+    if cluster.host is not None:
+        decision_s += _host_s(cluster.host.decision, largest)
+    rows["router",] = dict.fromkeys(range(len(tuples)), len(tuples[0]) * decision_s / largest)
+    if cluster.host is not None:
+        rows["router",] |= {column: run.returned_s for column, run in enumerate(runs, start=len(tuples))}
     return list(rows.values())

@@ -11,7 +11,7 @@ from scenarios.metrics.statistics import Estimate
 from scenarios.show.numbers import interval, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
-from sim.profile import Profile
+from sim.profile import Profile, WorkCost
 
 READABLE = 110  # characters of a line where there is no screen
 DISTURBED = "disturbed"  # the stamp of steps that others disturbed
@@ -109,6 +109,15 @@ def _overheads(profile: Profile) -> str:
     parts = [f"{profile.dispatch_s * 1e6:.0f} us"]
     if profile.served_extra_s:
         parts.append(f"the device {profile.served_extra_s * 1e6:.0f} us beyond the pass")
-    if profile.decision_s is not None:
-        parts.append(f"a routing decision {profile.decision_s * 1e6:.0f} us")
+    if (handover := profile.handover) is not None:
+        there_us, back_us = (1e6 * sum(way_s) / len(way_s) for way_s in (handover.there_s, handover.back_s))
+        parts.append(f"from the router {there_us:.0f} us, back to it {back_us:.0f} us")
+    if (host := profile.router_host) is not None:
+        parts.append(
+            f"the router's host: {_per_block(host.decision)} to send, {_per_block(host.returned)} to take back"
+        )
     return ", ".join(parts)
+
+
+def _per_block(cost: WorkCost) -> str:
+    return f"{cost.block_s * 1e6:.0f} us a block and {cost.image_s * 1e6:.1f} us an image"

@@ -27,13 +27,16 @@ from scenarios.files.spec import (
 from scenarios.world.world import ASSUMED_DECISION_S, Accuracy, World
 from sim.cluster import ClusterSpec
 from sim.costs import ProfileCosts
+from sim.host import HostTable
 from sim.network import PRESETS, SHARED_PRESETS, Attachment
-from sim.profile import Link, Profile
+from sim.profile import Link, Profile, RouterHost
 from sim.server import ServerSpec
 from sim.tables import DeviceTables, compile_tables
 
 if TYPE_CHECKING:
     from hw.device import DeviceSpec
+
+USUAL_BLOCK = 8  # images
 
 
 def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> World:
@@ -65,7 +68,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
         servers=specs,
         router=_router_config(scenario, specs, of_server[0]),
         decision_ns=nanoseconds(_decision_s(scenario, of_server)),
-        decision_busy_ns=nanoseconds(_decision_busy_s(scenario, of_server)),
+        host=_host(scenario, of_server),
         weights=RewardWeights(**scenario.reward.model_dump()),
         prior=accuracy.prior,
         supervision=Supervision(**_in_ns(scenario.supervision)),
@@ -206,15 +209,20 @@ def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile:
     )
 
 
-def _decision_busy_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
-    """Nothing beyond the decision itself where the scenario says how long that is, or no profile has measured it."""
-    if not isinstance(scenario.router.decision_s, str):
-        return 0.0
-    return max((profile.decision_busy_s or 0.0 for profile in profiles), default=0.0)
+def _host(scenario: Scenario, profiles: tuple[Profile, ...]) -> HostTable | None:
+    """The dearest of those that were measured: there is one router, and it is on one of the hosts."""
+    measured = [profile.router_host for profile in profiles if profile.router_host is not None]
+    return HostTable.of(max(measured, key=_usual_s), jitter=scenario.jitter) if measured else None
+
+
+def _usual_s(host: RouterHost) -> float:
+    """What a host costs a block of a usual size, sent and returned."""
+    return sum(cost.block_s + USUAL_BLOCK * cost.image_s for cost in (host.decision, host.returned))
 
 
 def _decision_s(scenario: Scenario, profiles: tuple[Profile, ...]) -> float:
+    """The policy's own time: as the scenario says, else within what was measured of the host, else an assumption."""
     if not isinstance(scenario.router.decision_s, str):
         return scenario.router.decision_s
-    measured = [profile.decision_s for profile in profiles if profile.decision_s is not None]
-    return max(measured, default=ASSUMED_DECISION_S)
+    is_measured = any(profile.router_host is not None for profile in profiles)
+    return 0.0 if is_measured else ASSUMED_DECISION_S

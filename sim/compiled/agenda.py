@@ -1,8 +1,8 @@
 """The loop of the compiled engine: what happens next, until a decision is asked for or the run is over.
 
-At one instant: arrivals, then server by server what `layout` lists in its order, then the end of the router's decision,
-and last the start of the next one, when nothing is left at the instant (`sim.agenda`). Every slot knows its own next
-time, so no event is ever stale.
+At one instant: arrivals, then server by server what `layout` lists in its order, then what the router's host has done
+(its decision came before all that it has still to hear), and last the start of the next decision, when nothing is left
+at the instant (`sim.agenda`). Every slot knows its own next time, so no event is ever stale.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sim.compiled.codes import (
     ENDED,
     FIRST_DRAW,
     INSTANCES_FULL,
+    MESSAGES_FULL,
     NEVER,
     NONE,
     RECORDS_FULL,
@@ -23,14 +24,16 @@ from sim.compiled.codes import (
 from sim.compiled.faults import next_fault, return_to_service
 from sim.compiled.greedy import (
     begin_next,
-    enqueue_block,
     finish,
     finish_load,
     finish_unload,
+    hand_over,
     next_telemetry,
     sample,
     schedule,
+    take_block_in,
 )
+from sim.compiled.host import arrive_at_host, begin_decision, hear_next
 from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.ledger import record_rest
 from sim.compiled.physics import advance_device, rerate
@@ -59,7 +62,7 @@ def advance(c: Cluster, p: Parameters) -> int:
         _set_off(c, p)
     while c.status == 0:
         now = c.now_ns
-        due = min(c.arrival_ns, min(soonest_ns(c, p), c.decision_end_ns))
+        due = min(min(c.arrival_ns, soonest_ns(c, p)), min(c.decision_end_ns, c.hear_ns))
         wake = ask_ns(c, p)
         if wake <= now and due > now:
             if ask(c, p, now):
@@ -87,6 +90,8 @@ def _lacks(c: Cluster, p: Parameters) -> int:
         return BLOCKS_FULL
     if c.free_instances < p.margin:
         return INSTANCES_FULL
+    if c.free_messages < p.widths + 4:
+        return MESSAGES_FULL
     if c.detail:
         blocks = c.block_rows + p.blocks >= c.block_rows_room
         readings = c.reading_rows >= c.reading_rows_room or c.variances >= c.variances_room
@@ -97,9 +102,9 @@ def _lacks(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> None:
-    """Answer the decision that is asked for; it takes effect when its time has passed."""
+    """Answer the decision that is asked for; it takes effect when policy and host are done with it."""
     c.asked, c.server, c.width, c.group = 0, server, width, group
-    c.decision_end_ns = c.now_ns + p.decision_ns
+    c.decision_end_ns = begin_decision(c, p, server, min(group, c.candidates))
 
 
 @kernel
@@ -112,15 +117,17 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
         _happen(c, p, server, now)
         _rerate_touched(c, p, server, now)
         reschedule(c, p, server)
-    else:
+    elif c.decision_end_ns == now:
         c.decision_end_ns = NEVER
         if may_send(c, p):
-            block = send_block(c, p, now)
+            number = send_block(c, p, now)
             server = server_at(c, p, c.server)
-            if block.moves == 0:
-                enqueue_block(c, p, server, block, now)
+            if block_at(c, p, number).moves == 0:
+                hand_over(c, p, server, number, now)
                 _rerate_touched(c, p, server, now)
             reschedule(c, p, server)
+    else:
+        hear_next(c, p, now)
 
 
 @kernel
@@ -130,7 +137,9 @@ def _happen(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     if times.transfer == now:
         number = end_transfer(c, p, server, now)
         if number != NONE:
-            enqueue_block(c, p, server, block_at(c, p, number), now)
+            hand_over(c, p, server, number, now)
+    elif times.block == now:
+        take_block_in(c, p, server, now)
     elif times.start == now:
         begin_next(c, p, server, now)
     elif times.end == now:
@@ -143,6 +152,8 @@ def _happen(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         schedule(c, p, server, now)
     elif times.telemetry == now:
         next_telemetry(c, p, server, now)
+    elif times.message == now:
+        arrive_at_host(c, p, server, now)
     elif times.fault == now:
         next_fault(c, p, server, now)
     else:

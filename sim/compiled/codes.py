@@ -15,7 +15,7 @@ FIRST_DRAW: Final = 1 << 32  # `sim.server._FIRST`: the hash's numbers of a devi
 LOGS_TABULATED: Final = 1 << 15
 
 # Why `advance` came back.
-ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE = range(1, 9)
+ASKED, ENDED, REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, NO_CURVE, NO_TUPLE, MESSAGES_FULL = range(1, 10)
 
 # An instance's state.
 LOADING, FREE, BUSY, UNLOADING = range(4)

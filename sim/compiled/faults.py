@@ -112,6 +112,7 @@ def _happen(c: Cluster, p: Parameters, server: Server, what: int, argument: int,
 def _hang(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     if server.is_up:
         server.is_hung = 1
+        server.times.timer = NEVER
         freeze(c, p, server, now)
         plan_fault(c, p, server, now + p.hang_ns, BEGINS, NOTICE_HANG, server.epoch, 0.0)
 

@@ -10,8 +10,21 @@ from math import ceil
 
 from policies.jit import bytes_at, ints, kernel, reals
 from sim.compiled.chance import hashed_below
-from sim.compiled.codes import BUSY, FREE, LOADING, MEMORY, NEVER, NO_CURVE, NONE, TOO_LARGE, UNLABELLED, UNLOADING
+from sim.compiled.codes import (
+    BUSY,
+    FREE,
+    LOADING,
+    MEMORY,
+    NEVER,
+    NO_CURVE,
+    NO_REASON,
+    NONE,
+    TOO_LARGE,
+    UNLABELLED,
+    UNLOADING,
+)
 from sim.compiled.fifo import dequeue, enqueue
+from sim.compiled.host import deliver, drawn_ns, send_back
 from sim.compiled.layout import (
     ORDER_AT,
     BatchCost,
@@ -28,8 +41,9 @@ from sim.compiled.layout import (
 )
 from sim.compiled.ledger import record_batch, record_reading, record_variance, report_power
 from sim.compiled.physics import advance_device, busy_ms, energy_mj, next_end, replan, start_running, stop_running
-from sim.compiled.router import advance_request, gain_server, lose_server, retry
+from sim.compiled.router import gain_server, lose_server
 from sim.compiled.rows import (
+    block_at,
     device_at,
     instance_at,
     key_at,
@@ -68,28 +82,65 @@ def _costs_of(p: Parameters, server: Server, spec: int) -> InstanceCost:
 
 
 @kernel
-def enqueue_block(c: Cluster, p: Parameters, server: Server, block: Block, now: int) -> None:
-    """A block and all its inputs are at the server."""
+def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) -> None:
+    """A block and all its inputs are at the server: it goes to the scheduler (`SimulatedServer.hand_over`)."""
+    block, model = block_at(c, p, number), model_at(p, server.device)
+    if model.there_count == 0:
+        _enqueue_block(c, p, server, block, now)
+        return
+    there_ns = drawn_ns(p, model.there_at, model.there_count, c.there_salt, server.index, block.decision)
+    block.due_ns, block.next_there = max(server.last_there_ns, now + there_ns), NONE
+    server.last_there_ns = block.due_ns
+    if server.first_there == NONE:
+        server.first_there = number
+        server.times.block = block.due_ns
+    else:
+        block_at(c, p, server.last_there).next_there = number
+    server.last_there = number
+
+
+@kernel
+def take_block_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """The oldest block on its way to the scheduler has come."""
+    block = block_at(c, p, server.first_there)
+    following = block.next_there
+    server.first_there = following
+    server.times.block = NEVER if following == NONE else block_at(c, p, following).due_ns
+    _enqueue_block(c, p, server, block, now)
+
+
+@kernel
+def _enqueue_block(c: Cluster, p: Parameters, server: Server, block: Block, now: int) -> None:
+    """The scheduler has a block; a process that hangs reads nothing."""
+    if server.is_hung:
+        return
     key = block.key
     block.arrived_ns = now
-    can_hold = ints(p)[knobs_of(p, server).can_hold_at + _spec_of(p, key)]
-    for position in range(block.count):
-        slot = member_at(p, block, position).request
-        if can_hold:
-            enqueue(c, p, server, key, slot)
-        else:
-            retry(c, p, slot, TOO_LARGE, now)
+    if ints(p)[knobs_of(p, server).can_hold_at + _spec_of(p, key)]:
+        for position in range(block.count):
+            enqueue(c, p, server, key, member_at(p, block, position).request)
+    else:
+        slot = NONE
+        for position in range(block.count - 1, -1, -1):
+            first = member_at(p, block, position).request
+            request_at(c, p, first).next = slot
+            slot = first
+        _reject(c, p, server, slot, block.count, TOO_LARGE, now)
     schedule(c, p, server, now)
 
 
 @kernel
 def begin_next(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The dispatch of a server's oldest command has ended."""
-    slot = server.starts_head
-    following = instance_at(c, p, slot).link
-    server.starts_head = following
-    server.times.start = NEVER if following == NONE else instance_at(c, p, following).due_ns
-    _begin(c, p, server, slot, now)
+    """The dispatch of a command has ended: of the lowest batch of those whose time has come."""
+    due, slot = NONE, server.starting.head
+    while slot != NONE:
+        instance = instance_at(c, p, slot)
+        if instance.due_ns == now and (due == NONE or instance.batch < instance_at(c, p, due).batch):
+            due = slot
+        slot = instance.link
+    _unlink(c, p, server.starting, due)
+    server.times.start = _soonest(c, p, server.starting)
+    _begin(c, p, server, due, now)
 
 
 @kernel
@@ -100,7 +151,7 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     if instance.cost_at == NONE:
         _unlink(c, p, server.failing, slot)
         _release_batch(c, p, server, slot, now)
-        _reject(c, p, instance.head, MEMORY, now)
+        _reject(c, p, server, instance.head, instance.count, MEMORY, now)
         _unload(c, p, server, slot, now)
         _back_off(c, p, server, instance.spec, now)
         replan(c, p, device)
@@ -114,24 +165,24 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
 @kernel
 def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance, now: int) -> None:
     """What has passed goes to the router; what the last segment finds no label for is rejected."""
+    poisoned = 0
     if c.poison_at != 0 and instance.spec // p.widths == p.segments - 1:
         poisoned = _set_poisoned_aside(c, p, instance)
         if poisoned == instance.count:
-            _reject(c, p, instance.failed, UNLABELLED, now)
+            _reject(c, p, server, instance.failed, poisoned, UNLABELLED, now)
             return
-        server.images += instance.count - poisoned
-    else:
-        instance.failed = NONE
-        server.images += instance.count
+    server.images += instance.count - poisoned
     spec_at(p, server, instance.spec).failures = 0
     server.batches += 1
     record_batch(c, p, server, instance, now)
-    slot = instance.head
-    while slot != NONE:
-        following = request_at(c, p, slot).next
-        advance_request(c, p, server, instance, slot, now)
-        slot = following
-    _reject(c, p, instance.failed, UNLABELLED, now)
+    message = send_back(c, p, server, instance.head, instance.count - poisoned, NO_REASON, now)
+    message.width, message.commanded_ns, message.started_ns = (
+        instance.served_width, instance.commanded_ns, instance.started_ns,
+    )  # fmt: skip
+    message.ended_ns, message.load_began_ns, message.loaded_ns = now, instance.load_began_ns, instance.loaded_ns
+    deliver(c, p, server, message, now)
+    if poisoned:
+        _reject(c, p, server, instance.failed, poisoned, UNLABELLED, now)
 
 
 @kernel
@@ -162,11 +213,8 @@ def _set_poisoned_aside(c: Cluster, p: Parameters, instance: Instance) -> int:
 
 
 @kernel
-def _reject(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
-    while slot != NONE:
-        following = request_at(c, p, slot).next
-        retry(c, p, slot, reason, now)
-        slot = following
+def _reject(c: Cluster, p: Parameters, server: Server, slot: int, count: int, reason: int, now: int) -> None:
+    deliver(c, p, server, send_back(c, p, server, slot, count, reason, now), now)
 
 
 @kernel
@@ -344,7 +392,8 @@ def _back_off(c: Cluster, p: Parameters, server: Server, spec: int, now: int) ->
     while place < server.keys:
         key = ints(server)[ORDER_AT + place]
         if _spec_of(p, key) == spec and not _has_instance_for(p, server, key):
-            _reject(c, p, dequeue(c, p, server, place, key_at(p, server, key).count), MEMORY, now)
+            count = key_at(p, server, key).count
+            _reject(c, p, server, dequeue(c, p, server, place, count), count, MEMORY, now)
         else:
             place += 1
 
@@ -449,18 +498,18 @@ def _padded(p: Parameters, knobs: ServerKnobs, count: int) -> int:
 
 @kernel
 def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
-    """The command takes its time; a server's commands start in their order."""
-    instance, dispatch_ns = instance_at(c, p, slot), model_at(p, server.device).dispatch_ns
+    """The command takes its time (`SimulatedServer._dispatch_ns`)."""
+    instance, model = instance_at(c, p, slot), model_at(p, server.device)
+    dispatch_ns = model.dispatch_ns
+    if model.dispatches > 0:
+        dispatch_ns = drawn_ns(p, model.dispatches_at, model.dispatches, c.dispatch_salt, server.index, instance.batch)
     if dispatch_ns == 0:
         _begin(c, p, server, slot, now)
         return
     instance.due_ns = now + dispatch_ns
-    if server.starts_head == NONE:
-        server.starts_head = slot
-        server.times.start = now + dispatch_ns
-    else:
-        instance_at(c, p, server.starts_tail).link = slot
-    server.starts_tail = slot
+    instance.link = server.starting.head
+    server.starting.head = slot
+    server.times.start = min(server.times.start, instance.due_ns)
 
 
 @kernel
@@ -757,7 +806,9 @@ def _forget_everything(c: Cluster, p: Parameters, server: Server) -> None:
         queue.blocked_since_ns, queue.loads = NONE, 0
     server.keys, server.queued, server.running, server.backed_off = 0, 0, 0, 0
     server.used_bytes, server.freeing_bytes, server.utilization = knobs_of(p, server).context_bytes, 0, 0.0
-    server.idle_head, server.idle_tail, server.starts_head, server.starts_tail = NONE, NONE, NONE, NONE
+    server.idle_head, server.idle_tail, server.starting.head = NONE, NONE, NONE
     server.loading.head, server.unloading.head, server.failing.head = NONE, NONE, NONE
+    server.first_there, server.last_there, server.last_there_ns = NONE, NONE, 0
     times = server.times
-    times.start, times.end, times.load, times.unload, times.timer = NEVER, NEVER, NEVER, NEVER, NEVER
+    times.block, times.start, times.end = NEVER, NEVER, NEVER
+    times.load, times.unload, times.timer = NEVER, NEVER, NEVER

@@ -22,16 +22,17 @@ class Cluster(Record):
     status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
     arrivals_at = arrival_count = arrived = INT
     deadline_ns = NONE
-    arrival_ns = decision_end_ns = NEVER
+    arrival_ns = decision_end_ns = hear_ns = NEVER
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
-    slot = fifo_head = fifo_tail = free_request = free_instance = free_block = NONE
+    slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
+    first_heard = last_heard = NONE
     line = is_alone = candidates = removals = removals_seen = server = width = group = INT
     fifo_length = completed = failed = in_flight = INT
-    free_requests = free_instances = free_blocks = free_servers = gone = INT
+    free_requests = free_instances = free_blocks = free_messages = free_servers = gone = INT
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
     variance_is_stale = 1
-    jitter_salt = links_salt = poison_at = INT
+    jitter_salt = dispatch_salt = there_salt = back_salt = decision_salt = returned_salt = links_salt = poison_at = INT
     label_kind = labels_salt = label_table_at = labels_at = label_columns = images_at = INT
     faults = fault_number = downtimes = downtimes_at = scratch_at = INT
     credits = request_rows = request_rows_at = block_rows = block_rows_at = block_rows_room = INT
@@ -45,7 +46,7 @@ class Cluster(Record):
 class Times(Record):
     """When what happens next at a server, in the order in which it happens at one instant (`sim.agenda.Kind`)."""
 
-    transfer = start = end = load = unload = timer = telemetry = fault = slowdown = NEVER
+    transfer = block = start = end = load = unload = timer = telemetry = message = fault = slowdown = NEVER
 
 
 class Pending(Record):
@@ -64,7 +65,8 @@ class Server(Record):
     queued = sequence = running = keys = used_bytes = freeing_bytes = peak_bytes = INT
     utilization = REAL
     next_instance = next_batch = backed_off = INT
-    idle_head = idle_tail = starts_head = starts_tail = NONE
+    idle_head = idle_tail = NONE
+    starting = Pending.blank()
     loading = Pending.blank()
     unloading = Pending.blank()
     failing = Pending.blank()
@@ -72,6 +74,8 @@ class Server(Record):
     room_images = NONE
     requests = blocks = INT
     first_block = last_block = first_moving = last_moving = NONE
+    first_there = last_there = first_back = last_back = NONE
+    last_there_ns = last_back_ns = messages = INT
     seen_utilization = seen_power_w = REAL
     seen_vram_bytes = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
@@ -183,8 +187,16 @@ class Instance(Record):
 class Block(Record):
     """A block on its way or at its server; its moves and its members follow."""
 
-    next = previous = next_moving = decision = server = key = count = ended = moves = moving = line = tag = INT
-    snapshot_ns = sent_ns = arrived_ns = INT
+    next = previous = next_moving = next_there = INT
+    decision = server = key = count = ended = moves = moving = line = tag = INT
+    snapshot_ns = sent_ns = gathered_ns = due_ns = arrived_ns = INT
+
+
+class Message(Record):
+    """Requests on their way back to the router, linked from `head` on, and the times of the batch that they were in."""
+
+    next = slot = server = epoch = number = head = count = reason = due_ns = INT
+    width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = INT
 
 
 class Move(Record):
@@ -288,7 +300,9 @@ class Parameters(Record):
     """A cluster's parameters: the beginning of their row."""
 
     servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
-    decision_ns = busy_ns = anywhere = max_retries = sheds = INT
+    decision_ns = anywhere = max_retries = sheds = INT
+    has_host = decision_block_ns = decision_image_ns = returned_block_ns = returned_image_ns = INT
+    spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
     mean_top1 = REAL
@@ -297,6 +311,7 @@ class Parameters(Record):
     readings_at = readings = INT
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
     credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT
+    messages_at = messages = INT
     request_size = INT
     margin = server_knobs_at = device_models_at = logs_at = INT
 
@@ -322,7 +337,7 @@ class DeviceModel(Record):
     most_at_once = most_processes = REAL
     alpha = idle_mw = cap_mw = throttle = phi_min = REAL
     period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
-    input_bytes_at = INT
+    input_bytes_at = dispatches_at = dispatches = there_at = there_count = back_at = back_count = INT
     servers_at = server_count = INT
     mean_slowdown = REAL
     has_slowdown = INT

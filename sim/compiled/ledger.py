@@ -16,6 +16,7 @@ from sim.compiled.layout import (
     Credit,
     Instance,
     Journey,
+    Message,
     Parameters,
     ReadingRow,
     Report,
@@ -178,15 +179,15 @@ def note_loss(c: Cluster, p: Parameters, request: Request, now: int) -> None:
 
 
 @kernel
-def note_return(c: Cluster, p: Parameters, server: Server, instance: Instance, request: Request, now: int) -> None:
-    """A request is back from a segment that ran on an instance: divide its time (`_Journey.pass_segment`)."""
+def note_return(c: Cluster, p: Parameters, server: Server, message: Message, request: Request, now: int) -> None:
+    """A request is back from a segment that it has passed: divide its time (`_Journey.pass_segment`)."""
     if not c.keeps:
         return
     journey, segments, passed = Journey(request, _REQUEST), p.segments, request.segment
     lived = ints(journey)
     journey.length = passed + 1
     lived[_JOURNEY + passed] = server.index
-    lived[_JOURNEY + segments + passed] = instance.served_width
+    lived[_JOURNEY + segments + passed] = message.width
     for n in range(passed * _STAGES, journey.stages * _STAGES):
         journey.lost_ns += lived[_JOURNEY + 2 * segments + n]
     journey.stages = passed + 1
@@ -197,14 +198,16 @@ def note_return(c: Cluster, p: Parameters, server: Server, instance: Instance, r
     )
     snapshot = max(entered, block.snapshot_ns)
     sent = max(snapshot, block.sent_ns)
-    arrived = max(sent, block.arrived_ns)
-    commanded = max(arrived, instance.commanded_ns)
-    started = min(max(commanded, instance.started_ns), now)
-    load = max(0, min(instance.loaded_ns, commanded) - max(arrived, instance.load_began_ns))
-    stages.router_wait, stages.decision, stages.transfer = snapshot - entered, sent - snapshot, arrived - sent
-    stages.handover = 0
+    gathered = max(sent, block.gathered_ns)
+    arrived = max(gathered, block.arrived_ns)
+    commanded = max(arrived, message.commanded_ns)
+    started = min(max(commanded, message.started_ns), now)
+    ended = min(max(started, message.ended_ns), now)
+    load = max(0, min(message.loaded_ns, commanded) - max(arrived, message.load_began_ns))
+    stages.router_wait, stages.decision, stages.transfer = snapshot - entered, sent - snapshot, gathered - sent
+    stages.handover = arrived - gathered + now - ended
     stages.queue, stages.load = commanded - arrived - load, load
-    stages.dispatch, stages.run, stages.late = started - commanded, now - started, 0
+    stages.dispatch, stages.run, stages.late = started - commanded, ended - started, 0
     journey.since_ns = now
 
 

@@ -32,6 +32,7 @@ from sim.compiled.layout import (
     Line,
     Medium,
     Member,
+    Message,
     Move,
     Parameters,
     PlannedFault,
@@ -88,7 +89,7 @@ class Program:
     def __init__(self, cluster: ClusterSpec) -> None:
         config = cluster.router
         self.cluster = cluster
-        self._shapes: dict[tuple[int, int, int, int, bool], Shape] = {}
+        self._shapes: dict[tuple[int, int, int, int, int, bool], Shape] = {}
         self.widths = config.widths
         self.servers, self.segments, self.width_count = config.servers, config.segments, len(config.widths)
         if self.width_count**self.segments > MOST_TUPLES:
@@ -111,9 +112,9 @@ class Program:
             found = np.concatenate([record.numbers for record in records])
             self.parameters[at : at + len(found)] = found
 
-    def shape(self, requests: int, instances: int, blocks: int, faults: int, keeps: bool) -> Shape:
+    def shape(self, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool) -> Shape:
         """The shape with pools of these sizes; runs share it, and with it one row of parameters."""
-        sizes = (requests, instances, blocks, faults, keeps)
+        sizes = (requests, instances, blocks, messages, faults, keeps)
         if sizes not in self._shapes:
             self._shapes[sizes] = Shape(self, *sizes)
         return self._shapes[sizes]
@@ -130,7 +131,11 @@ class Program:
         p.cap, p.group = config.outstanding_blocks, self.group
         p.moves = 1 if config.block_key == "location" else self.group
         p.leaves = 1 << (self.servers - 1).bit_length()
-        p.decision_ns, p.busy_ns = cluster.decision_ns, cluster.decision_busy_ns
+        p.decision_ns = cluster.decision_ns
+        if (host := cluster.host) is not None:
+            p.has_host, p.spread_at, p.spread_count = 1, self._writer.add(host.spread, np.float64), len(host.spread)
+            p.decision_block_ns, p.decision_image_ns = host.decision
+            p.returned_block_ns, p.returned_image_ns = host.returned
         p.anywhere = config.block_key == "any"
         p.max_retries, p.sheds = config.max_retries, config.shed_expired
         p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta
@@ -190,6 +195,9 @@ class Program:
         model.period_ns, model.lag_ns = tables.period_ns, tables.lag_ns
         model.power_window, model.utilization_window = tables.power_window, tables.utilization_window
         model.dispatch_ns = tables.dispatch_ns
+        model.dispatches_at, model.dispatches = add(tables.dispatches_ns), len(tables.dispatches_ns)
+        model.there_at, model.there_count = add(tables.there_ns), len(tables.there_ns)
+        model.back_at, model.back_count = add(tables.back_ns), len(tables.back_ns)
         model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
         model.input_bytes_at = add(self._input_bytes(tables))
         model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
@@ -263,14 +271,16 @@ class Shape:
     """A program with the sizes of its pools: the row of parameters, and how to make a cluster's row.
 
     Args:
-        requests, instances, blocks: slots of the pools.
+        requests, instances, blocks, messages: slots of the pools.
         faults: planned ones and those that follow from them, at once.
         keeps: whether requests are recorded.
     """
 
-    def __init__(self, program: Program, requests: int, instances: int, blocks: int, faults: int, keeps: bool) -> None:
+    def __init__(
+        self, program: Program, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool
+    ) -> None:
         self.program = program
-        self.requests, self.instances, self.blocks = requests, instances, blocks
+        self.requests, self.instances, self.blocks, self.messages = requests, instances, blocks, messages
         self.faults, self.keeps = faults, keeps
         self.most_credits = blocks + 2  # between two decisions
         self.parameters = program.parameters.copy()
@@ -287,7 +297,7 @@ class Shape:
         journey = Journey.size + p.segments * (2 + Stages.size) if keeps else 0
         p.request_size = Request.size + journey
         p.margin = margin(program)
-        p.instances, p.requests, p.blocks = instances, requests, blocks
+        p.instances, p.requests, p.blocks, p.messages = instances, requests, blocks, messages
         self._areas = {
             "tree_at": 2 * p.leaves,
             "valid_at": p.segments,
@@ -302,6 +312,7 @@ class Shape:
             "instances_at": instances * Instance.size,
             "requests_at": requests * p.request_size,
             "blocks_at": blocks * p.block_size,
+            "messages_at": messages * Message.size,
         }
         self.size = Cluster.size
         for field, size in self._areas.items():
@@ -328,10 +339,10 @@ class Shape:
             device.model_at = p.device_models_at + index * DeviceModel.size
             device.power_mw = tables.context_idle_mw
         _all_at_first(row[p.lines_at : p.lines_at + p.lines * Line.size], Line)
-        self.link_free(row, 0, 0, 0)
+        self.link_free(row, 0, 0, 0, 0)
         return row
 
-    def link_free(self, row: Numbers, instances: int, requests: int, blocks: int) -> None:
+    def link_free(self, row: Numbers, instances: int, requests: int, blocks: int, messages: int) -> None:
         """Put the pools' slots from these numbers on into their free lists."""
         c, p = Cluster(row), self.p
         at, offset = p.instances_at, Instance.offsets["next"]
@@ -340,6 +351,10 @@ class Shape:
         c.free_request = _link(row[at + offset :: p.request_size], requests, self.requests, c.free_request)
         at, offset = p.blocks_at, Block.offsets["next"]
         c.free_block = _link(row[at + offset :: p.block_size], blocks, self.blocks, c.free_block)
+        at, offset = p.messages_at, Message.offsets["next"]
+        links = row[at + offset : at + self.messages * Message.size : Message.size]
+        c.free_message = _link(links, messages, self.messages, c.free_message)
+        c.free_messages += self.messages - messages
         c.free_instances += self.instances - instances
         c.free_requests += self.requests - requests
         c.free_blocks += self.blocks - blocks
@@ -356,15 +371,15 @@ class Shape:
         _all_at_first(its[p.queues_at : p.instance_lists_at], KeyQueue)
         _all_at_first(its[p.instance_lists_at : p.reports_at], Instances)
 
-    def grown(self, row: Numbers, requests: int, instances: int, blocks: int) -> tuple[Shape, Numbers]:
+    def grown(self, row: Numbers, requests: int, instances: int, blocks: int, messages: int) -> tuple[Shape, Numbers]:
         """A shape with larger pools, and the row of a running cluster in it."""
-        shape = self.program.shape(requests, instances, blocks, faults=self.faults, keeps=self.keeps)
+        shape = self.program.shape(requests, instances, blocks, messages, faults=self.faults, keeps=self.keeps)
         larger = np.zeros(shape.size, np.int64)
         larger[: Cluster.size] = row[: Cluster.size]
         for field, size in self._areas.items():
             old, new = getattr(self.p, field), getattr(shape.p, field)
             larger[new : new + size] = row[old : old + size]
-        shape.link_free(larger, self.instances, self.requests, self.blocks)
+        shape.link_free(larger, self.instances, self.requests, self.blocks, self.messages)
         return shape, larger
 
 
@@ -390,6 +405,11 @@ def margin(program: Program) -> int:
         held = max(0, knobs.vram_cap_bytes - knobs.context_bytes) // smallest
         most = max(most, min(held, len(program.keys) * (1 + knobs.scale_cap) + len(knobs.preload)))
     return most
+
+
+def message_margin(program: Program) -> int:
+    """Messages that one event may send: of a batch what passed and what did not, and each queue that gives up."""
+    return program.width_count + 4
 
 
 def addressed(array: npt.NDArray[Any]) -> int:

@@ -26,7 +26,7 @@ from policies.reward import RewardTerms
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.agenda import advance, decide
 from sim.compiled.chance import hashed_share
-from sim.compiled.codes import ASKED, BLOCKS_FULL, ENDED, INSTANCES_FULL, NONE, REQUESTS_FULL
+from sim.compiled.codes import ASKED, BLOCKS_FULL, ENDED, INSTANCES_FULL, MESSAGES_FULL, NONE, REQUESTS_FULL
 from sim.compiled.errors import problem_of
 from sim.compiled.layout import Cluster, Credit, Parameters, Terms
 from sim.compiled.observation import write_codes, write_observation
@@ -319,7 +319,7 @@ class Rollouts:
                 )
             self._forgotten[index] += _count_waiting(run) + run.cluster.dropped
             self._runs[index] = self._new_run(index)
-        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL):
+        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, MESSAGES_FULL):
             run.grow(status)
         else:
             raise WorkError(problem_of(status))

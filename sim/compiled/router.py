@@ -10,7 +10,7 @@ from policies.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
 from sim.compiled.chance import hashed_share
 from sim.compiled.codes import ALONE, COMPLETED, DEADLINE, DRAWN, FAILED, NEVER, NO_REASON, NO_TUPLE, NONE, SERVER_LOST
 from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with
-from sim.compiled.layout import Block, Cluster, Instance, Journey, Medium, Parameters, Request, Server, ServerKnobs
+from sim.compiled.layout import Block, Cluster, Journey, Medium, Message, Parameters, Request, Server, ServerKnobs
 from sim.compiled.ledger import (
     close_block,
     collect_in_flight,
@@ -128,8 +128,6 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
     c.decision += 1
     c.snapshot_ns = now
     c.asked = 1
-    if p.busy_ns > 0:
-        c.host_free_ns = now + p.busy_ns
     return True
 
 
@@ -193,8 +191,8 @@ def may_send(c: Cluster, p: Parameters) -> bool:
 
 
 @kernel
-def send_block(c: Cluster, p: Parameters, now: int) -> Block:
-    """Form the chosen block and book its transfers (`RouterCore._send`, `Simulation._send`); returns the block."""
+def send_block(c: Cluster, p: Parameters, now: int) -> int:
+    """Form the chosen block and book its transfers (`RouterCore._send`, `Simulation._send`); returns its slot."""
     slot, count = c.slot, min(c.group, c.candidates)
     server = server_at(c, p, c.server)
     head = request_at(c, p, slot)
@@ -203,7 +201,8 @@ def send_block(c: Cluster, p: Parameters, now: int) -> Block:
     block = block_at(c, p, number)
     block.decision, block.server, block.tag = c.decision, c.server, c.tag
     block.key, block.count, block.ended, block.line = key, count, 0, c.line
-    block.snapshot_ns, block.sent_ns, block.arrived_ns, block.moves, block.moving = c.snapshot_ns, now, 0, 0, 0
+    block.snapshot_ns, block.sent_ns, block.gathered_ns, block.arrived_ns = c.snapshot_ns, now, now, 0
+    block.moves, block.moving = 0, 0
     c.slot = NONE
     for position in range(count):
         following = take(c, p, slot)
@@ -223,7 +222,7 @@ def send_block(c: Cluster, p: Parameters, now: int) -> Block:
         _count_free(c, p, server, -1)
     if block.moves > 0:
         _book_transfers(c, p, server, number, now)
-    return block
+    return number
 
 
 @kernel
@@ -391,6 +390,7 @@ def end_transfer(c: Cluster, p: Parameters, server: Server, now: int) -> int:
     if source == NONE or not server_at(c, p, source).is_hung:  # a stopped process sends nothing
         move.is_moving = 0
         block.moving -= 1
+        block.gathered_ns = now
         for position in range(block.count):
             member = member_at(p, block, position)
             if member.source == source:
@@ -446,15 +446,15 @@ def _waits_for(block: Block, source: int) -> bool:
 
 
 @kernel
-def advance_request(c: Cluster, p: Parameters, server: Server, instance: Instance, slot: int, now: int) -> None:
-    """A request has passed a segment on an instance: one width more (`RouterCore._advance`)."""
+def advance_request(c: Cluster, p: Parameters, server: Server, message: Message, slot: int, now: int) -> None:
+    """A request is back from a segment that it has passed: one width more (`RouterCore._advance`)."""
     request = request_at(c, p, slot)
     number, position, segment = request.block, request.position, request.segment
     member = member_at(p, block_at(c, p, number), position)
     member.span_ns = now - request.entered_ns
     member.energy_j = energy_j(c, now) - request.entered_j
-    note_return(c, p, server, instance, request, now)
-    width = instance.served_width
+    note_return(c, p, server, message, request, now)
+    width = message.width
     code = request.code * p.widths + width
     request.code, request.previous_width, request.segment = code, width + 1, segment + 1
     request.location, request.epoch = server.index, server.epoch

@@ -17,6 +17,7 @@ from sim.compiled.layout import (
     KeyQueue,
     Line,
     Member,
+    Message,
     Move,
     Parameters,
     PlannedFault,
@@ -120,6 +121,12 @@ def instance_at(c: Cluster, p: Parameters, slot: int) -> Instance:
 def block_at(c: Cluster, p: Parameters, slot: int) -> Block:
     """A block; its moves follow."""
     return Block(c, p.blocks_at + slot * p.block_size)
+
+
+@kernel
+def message_at(c: Cluster, p: Parameters, slot: int) -> Message:
+    """A message on its way to the router."""
+    return Message(c, p.messages_at, slot)
 
 
 @kernel

@@ -16,6 +16,7 @@ from sim.compiled.codes import (
     BLOCKS_FULL,
     DRAWN,
     INSTANCES_FULL,
+    MESSAGES_FULL,
     NONE,
     RECORDS_FULL,
     REPLAYED,
@@ -34,9 +35,11 @@ from sim.compiled.layout import (
     SlowdownChange,
     Stages,
 )
-from sim.compiled.program import Program, addressed, margin
+from sim.compiled.program import Program, addressed, margin, message_margin
 from sim.faults import poisoned_requests
+from sim.host import DECISIONS, RETURNS
 from sim.network import LINKS
+from sim.server import BACK, DISPATCH, JITTER, THERE
 
 MOST_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
 _FIRST_ROWS = 1024  # of a list of records
@@ -103,6 +106,7 @@ class RunRow:
             requests=64 + 8 * servers,
             instances=margin(program) + 4 * servers + preloaded,
             blocks=min(servers * program.cluster.router.outstanding_blocks, 4 + 4 * servers),
+            messages=message_margin(program) + 2 * servers,
             faults=planned + 2 * servers + 2,
             keeps=keeps,
         )
@@ -126,7 +130,10 @@ class RunRow:
         c.horizon_ns, c.limit_ns, c.drains = run.horizon_ns, run.drain_limit_ns, run.end == "drain"
         c.deadline_ns = NONE if run.deadline_ns is None else run.deadline_ns
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
-        c.jitter_salt, c.links_salt = derived_seed(run.seed, "jitter"), derived_seed(run.seed, LINKS)
+        c.jitter_salt, c.dispatch_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, DISPATCH)
+        c.there_salt, c.back_salt = derived_seed(run.seed, THERE), derived_seed(run.seed, BACK)
+        c.decision_salt, c.returned_salt = derived_seed(run.seed, DECISIONS), derived_seed(run.seed, RETURNS)
+        c.links_salt = derived_seed(run.seed, LINKS)
         self._set_labels(c)
         poisoned = poisoned_requests(run.faults)
         if poisoned:
@@ -170,7 +177,8 @@ class RunRow:
         requests = shape.requests + (shape.requests // 2 if status == REQUESTS_FULL else 0)
         instances = shape.instances + (shape.instances // 2 if status == INSTANCES_FULL else 0)
         blocks = shape.blocks + (max(1, shape.blocks // 2) if status == BLOCKS_FULL else 0)
-        self.shape, self.row = shape.grown(self.row, requests, instances, blocks)
+        messages = shape.messages * (2 if status == MESSAGES_FULL else 1)
+        self.shape, self.row = shape.grown(self.row, requests, instances, blocks, messages)
         self.cluster = Cluster(self.row)
         self._set_scratch()
 

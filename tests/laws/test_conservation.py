@@ -14,6 +14,7 @@ from policies.replay import replay
 from policies.vocabulary import NS_PER_S, RouterEvent
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.faults import poisoned_requests
+from sim.host import HostTable
 from sim.profile import Link
 from tests import worlds
 
@@ -77,6 +78,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             dispatch_s=draw(st.sampled_from([0.0, 1e-4])),
             alpha=draw(st.sampled_from([0.0, 0.5])),
             beta=draw(st.sampled_from([1.0, 1.3])),
+            handover=draw(st.sampled_from([None, {"there_s": [1e-5, 2e-3], "back_s": [0.0, 4e-2]}])),
         )
         for i in range(count)
     ]
@@ -98,7 +100,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     spec = worlds.cluster(
         profiles, greedy=greedy, router=router, link=link, decision_ns=draw(st.sampled_from([0, 100_000]))
     )
-    spec = with_loss(replace(spec, supervision=RULES), draw(st.sampled_from([0.0, 0.2])))
+    host = draw(st.sampled_from([None, HostTable((20_000, 3000), (400_000, 1000), (0.2, 0.8, 2.0))]))
+    spec = with_loss(replace(spec, supervision=RULES, host=host), draw(st.sampled_from([0.0, 0.2])))
     horizon_s = 0.6
     arrivals = worlds.poisson_s(draw(st.sampled_from([20, 150, 600])), horizon_s, draw(st.integers(0, 99)))
     if draw(st.booleans()):
@@ -114,7 +117,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         deadline_ns=draw(st.sampled_from([None, 300_000_000])),
         keep_log=True,
     )
-    text = f"Scenario({count=}, {greedy=}, {router=}, {link=}, {arrivals=}, {faults=}, {run.end=}, {run.deadline_ns=})"
+    text = f"Scenario({count=}, {host=}, {greedy=}, {router=}, {link=}, {arrivals=}, {faults=}, {run.end=}, "
+    text += f"{run.deadline_ns=})"
     return Scenario(spec, run, text)
 
 
@@ -192,7 +196,8 @@ def test_causality_and_fifo_within_a_key(scenario: Scenario) -> None:
     spec, run = scenario.cluster, scenario.run
     _, record = worlds.simulate(spec, run)
     for block in record.blocks:
-        assert block.snapshot_ns + spec.decision_ns == block.sent_ns
+        decided_ns = block.snapshot_ns + spec.decision_ns
+        assert decided_ns == block.sent_ns if spec.host is None else decided_ns <= block.sent_ns
         assert block.sent_ns <= block.arrived_ns <= block.ended_ns or block.arrived_ns == 0
     for batch in record.batches:
         assert batch.commanded_ns <= batch.started_ns <= batch.ended_ns
@@ -228,8 +233,10 @@ def test_whatever_goes_wrong_everything_ends_and_replays(
     faults: tuple[Fault, ...], seed: int, loss: float, shared_medium: bool
 ) -> None:
     """Faults that pass leave nobody in flight: all complete, or fail for a named reason; and the log replays."""
-    spec = with_loss(worlds.cluster(shared_medium=shared_medium), loss)
-    spec = replace(spec, supervision=RULES)
+    ways = {"there_s": [1e-5, 2e-3], "back_s": [0.0, 4e-2]}
+    profiles = [worlds.profile(f"p{index}", handover=ways) for index in range(3)]
+    spec = with_loss(worlds.cluster(profiles, shared_medium=shared_medium), loss)
+    spec = replace(spec, supervision=RULES, host=HostTable((20_000, 3000), (400_000, 1000)))
     arrivals = worlds.poisson_s(100, 0.5, seed)
     run = worlds.run(spec, arrivals, 0.5, faults=faults, drain_limit_ns=120 * NS_PER_S, seed=seed, keep_log=True)
     record = Watched(spec, run).run(worlds.Uniform(), np.random.default_rng(seed))

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from policies.faults import Outage
 from policies.records import STAGES, RequestRecord
 from policies.vocabulary import NS_PER_S
+from sim.host import HostTable
 from tests import worlds
 from tests.laws.test_conservation import Scenario, scenarios
 
@@ -117,11 +118,12 @@ def test_the_boundaries_of_a_segment_are_those_of_its_blocks_and_batches(rate: i
 
 
 def test_a_busy_host_spaces_its_decisions() -> None:
-    """Two snapshots are never nearer than the host is busy for one; a decision still leaves when it is made."""
-    spec = replace(worlds.cluster([worlds.profile()], decision_ns=70_000), decision_busy_ns=900_000)
+    """Two snapshots are never nearer than the host is busy for one; what the policy takes comes on top."""
+    host = HostTable(decision=(800_000, 0), returned=(0, 0))
+    spec = replace(worlds.cluster([worlds.profile()], decision_ns=70_000), host=host)
     _, record = worlds.simulate(spec, worlds.run(spec, worlds.poisson_s(300.0, 2.0), 2.0))
     snapshots_ns = sorted(block.snapshot_ns for block in record.blocks)
     gaps_ns = np.diff(snapshots_ns)
-    assert min(gaps_ns) == 900_000
-    assert max(gaps_ns) > 900_000
-    assert {block.sent_ns - block.snapshot_ns for block in record.blocks} == {70_000}
+    assert min(gaps_ns) == 870_000
+    assert max(gaps_ns) > 870_000
+    assert {block.sent_ns - block.snapshot_ns for block in record.blocks} == {870_000}

@@ -135,7 +135,7 @@ def show_smallest(seed: int) -> None:
         print(part)
     for device in scenario.cluster.devices:
         print({each.name: getattr(device, each.name) for each in fields(device) if each.name not in _LONG})
-    print(scenario.policy_name, scenario.cluster.decision_ns, scenario.cluster.decision_busy_ns)
+    print(scenario.policy_name, scenario.cluster.decision_ns, scenario.cluster.host)
 
 
 _LONG = ("profile", "crowding", "crowding_across", "keys")

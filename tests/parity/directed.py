@@ -39,10 +39,11 @@ from policies.vocabulary import (
 )
 from sim.accuracy import BernoulliCorrectness
 from sim.cluster import RunSpec
+from sim.host import HostTable
 from sim.network import FREE
 from sim.profile import Link
 from sim.tables import DeviceTables, SlowdownTable
-from tests.parity.features import happenings
+from tests.parity.features import features, happenings
 from tests.parity.scenarios import JITTERS, Device, Scenario, compiled_device, grid_cluster
 
 UNIT_NS = 1000
@@ -65,6 +66,14 @@ def link(latency: float = 0.0, bandwidth: float = inf, loss: float = 0.0) -> Lin
     """Latency in units, bandwidth in bytes a unit."""
     unit_s = UNIT_NS / 1e9
     return Link.model_construct(latency_s=latency * unit_s, bandwidth_bytes_s=bandwidth / unit_s, loss=loss)
+
+
+def host(
+    decision: tuple[int, int] = (0, 0), returned: tuple[int, int] = (0, 0), spread: tuple[float, ...] = ()
+) -> HostTable:
+    """A router's process; (a block, an image) in units."""
+    in_ns = [(block * UNIT_NS, image * UNIT_NS) for block, image in (decision, returned)]
+    return HostTable(in_ns[0], in_ns[1], spread)
 
 
 def device(**changes: object) -> Device:
@@ -98,6 +107,7 @@ def scene(
 
 MEETING = 200  # units; when the two events meet
 DECISION, LINK, LOAD, DISPATCH, RUN, IDLE, UNLOAD = 2, 10, 7, 5, 20, 30, 3
+THERE, BACK, HEARD = 6, 8, 4  # only where a pair is about them
 PAIR_WIDTHS = (0.25, 0.5, 0.75, 1.0)
 
 # How long before its event a request has to arrive for it (the decision's time comes on top).
@@ -105,12 +115,16 @@ _LEAD = {
     "arrival": 0,
     "decision end": 0,
     "transfer end": LINK,
+    "block arrival": LINK,
     "load end": LINK + LOAD,
     "batch start": LINK + LOAD + DISPATCH,
     "batch end": LINK + LOAD + DISPATCH + RUN,
+    "message": LINK + LOAD + DISPATCH + RUN + BACK,
+    "heard": LINK + LOAD + DISPATCH + RUN + HEARD,
     "timer": LINK + LOAD + DISPATCH + RUN + IDLE,
     "unload end": LINK + LOAD + DISPATCH + RUN + IDLE + UNLOAD,
 }
+_BEFORE = ("arrival", "decision end", "transfer end")  # the handover
 _FAULTS: Mapping[str, Callable[[int], Fault]] = {
     "slowness": lambda server: Slowness(server, MEETING * UNIT_NS, (MEETING + 60) * UNIT_NS, 2.0),
     "slowness's end": lambda server: Slowness(server, (MEETING - 1) * UNIT_NS, MEETING * UNIT_NS, 1.0),
@@ -141,10 +155,11 @@ def is_possible(one: str, other: str, place: str) -> bool:
     """A server has one sensor, which reads once, and a device one slowdown; what is squeezed to nothing never runs."""
     if one == other and one in ("sample", "report", "slowdown"):
         return one != "slowdown" and place != "one server"
+    if "heard" in (one, other) and {one, other} & {"heard", "decision end", "message"}:
+        return False  # a host does one thing at a time, and tells of a message when it has heard it
     squeezed = "squeeze's end" in (one, other)
-    return not (
-        squeezed and place == "one server" and {one, other} & {"batch start", "batch end", "timer", "unload end"}
-    )
+    ran = {"batch start", "batch end", "message", "heard", "timer", "unload end"}
+    return not (squeezed and place == "one server" and {one, other} & ran)
 
 
 def pair(one: str, other: str, place: str) -> Directed:
@@ -165,6 +180,8 @@ def pair(one: str, other: str, place: str) -> Directed:
         alpha=0.3,
         bandwidth=(0.0, 0.0),
         demand=(150, 0),
+        there_ns=(THERE * UNIT_NS,) if "block arrival" in kinds else (),
+        back_ns=(BACK * UNIT_NS,) if "message" in kinds else (),
     )
     decision = DECISION if "decision end" in kinds and one != other else 0
     idle = IDLE if {"timer", "unload end"} & set(kinds) else 2000
@@ -183,6 +200,7 @@ def pair(one: str, other: str, place: str) -> Directed:
         links=[link(LINK)],
         knobs=[{"idle_unload_ns": idle * UNIT_NS, "load_backoff_ns": 5 * UNIT_NS}],
         decision_ns=decision * UNIT_NS,
+        host=host(returned=(HEARD, 0)) if "heard" in kinds else None,
         router={"groups": (1, 2, 4), "outstanding_blocks": 4},
         supervision=Supervision(hang_ns=9 * UNIT_NS, backoff_ns=UNIT_NS, stable_ns=500 * UNIT_NS, start_ns=4 * UNIT_NS),
         run={"faults": faults, "slowdowns": slowdowns},
@@ -199,8 +217,9 @@ def _sensor_of(kinds: Sequence[str]) -> str:
 
 def _requests(events: Sequence[tuple[str, int]], decision: int) -> tuple[list[int], dict[int, Choice]]:
     """Arrivals for the two events, then six more at and after the meeting; the narrower key comes first."""
+    there = THERE if any(kind == "block arrival" for kind, _ in events) else 0
     wanted = sorted(
-        (MEETING - _LEAD[kind] - (0 if kind == "arrival" else decision), server)
+        (MEETING - _LEAD[kind] - (0 if kind == "arrival" else decision) - there * (kind not in _BEFORE), server)
         for kind, server in events
         if kind in _LEAD
     )
@@ -228,7 +247,7 @@ def _did_meet(scenario: Scenario, record: RunRecord, events: Sequence[tuple[str,
             if server not in unloads:
                 return False
             continue
-        wanted = (-1 if kind in ("arrival", "decision end") else server, "fault" if kind in _FAULTS else kind)
+        wanted = (-1 if kind in ("arrival", "decision end", "heard") else server, "fault" if kind in _FAULTS else kind)
         if wanted[1] == "slowdown" and scenario.cluster.servers[server].device == 0:
             wanted = (0, "slowdown")
         if wanted not in seen:
@@ -274,6 +293,7 @@ def scenes() -> Iterator[Directed]:
     yield from _device_scenes()
     yield from _fault_scenes()
     yield from _network_scenes()
+    yield from _host_scenes()
     yield from _end_scenes()
 
 
@@ -297,21 +317,10 @@ def _router_scenes() -> Iterator[Directed]:
             [device()],
             [10, 10, 14, 14, 18, 18],
             decision_ns=UNIT_NS,
-            decision_busy_ns=4 * UNIT_NS,
+            host=host(decision=(3, 0)),
             router={"groups": (1,), "outstanding_blocks": 4},
         ),
-        lambda s, r: meet(r, RequestArrived, RouterTimer) and not meet(r, Decided, RouterTimer),
-    )
-    yield Directed(
-        scene(
-            "the host is busy for less than the decision takes",
-            [device()],
-            [10, 10, 10, 12],
-            decision_ns=3 * UNIT_NS,
-            decision_busy_ns=UNIT_NS,
-            router={"groups": (1,), "outstanding_blocks": 4},
-        ),
-        lambda s, r: meet(r, Decided, RouterTimer),
+        lambda s, r: meet(r, RequestArrived, Decided, RouterTimer),
     )
     yield Directed(
         scene(
@@ -871,6 +880,115 @@ def _together(r: RunRecord) -> bool:
         one.now_ns == other.now_ns and one.event.block == other.event.block  # type: ignore[union-attr]
         for one, other in zip(steps(r, TransferFinished), steps(r, TransferFinished)[1:], strict=False)
     )
+
+
+def _host_scenes() -> Iterator[Directed]:
+    u = UNIT_NS
+    many = {"groups": (1, 2), "outstanding_blocks": 4}
+    loaded = {"preload": ((1, 1.0), (2, 1.0)), "batch_limit": 2}
+    for spread in ((), (0.25, 0.5, 2.25), (0.37, 0.81, 1.82)):
+        yield Directed(
+            scene(
+                f"messages wait for a host that decides, and for each other; spread {spread}",
+                [device(segments=2)] * 3,
+                [0, 0, 1, 1, 2, 2, 3, 5, 5, 9],
+                policy="round-robin",
+                host=host(decision=(2, 1), returned=(3, 1), spread=spread),
+                decision_ns=UNIT_NS,
+                knobs=[loaded],
+                router=many,
+            ),
+            lambda s, r: "a message waits for the host" in features(s, r),
+        )
+    yield Directed(
+        scene(
+            "a decision costs what its block has of images, not its group",
+            [device()],
+            [3, 3, 3, 20],
+            host=host(decision=(1, 2)),
+            router={"groups": (8,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: [b.sent_ns - b.snapshot_ns for b in r.blocks] == [7 * u, 3 * u],
+    )
+    yield Directed(
+        scene(
+            "a host without costs hears in the order of arrival, after the servers' events",
+            [device(segments=2)] * 2,
+            [0, 0, 6, 6, 9, 12],
+            policy="round-robin",
+            host=host(),
+            knobs=[loaded],
+            router=many,
+        ),
+        lambda s, r: meet(r, RequestsReturned, RequestsReturned),
+    )
+    ways = {"there_ns": (0, 0, u, 3 * u, 9 * u), "back_ns": (0, 0, 2 * u, 11 * u)}
+    for name, costs in (("and nothing else", None), ("to a busy host", host(decision=(1, 0), returned=(2, 0)))):
+        yield Directed(
+            scene(
+                f"ways of different lengths, {name}",
+                [device(segments=2, **ways)] * 2,
+                [*range(2, 40)],
+                policy="random",
+                host=costs,
+                knobs=[loaded],
+                router=many,
+            ),
+            lambda s, r: len({b.arrived_ns - b.sent_ns for b in r.blocks if b.head.location == b.server}) > 2,
+        )
+    yield Directed(
+        scene(
+            "dispatches of different lengths: a later batch starts first",
+            [device(dispatches_ns=(u, 2 * u, 9 * u))],
+            [10, 10, 11, 11, 12, 13, 13],
+            knobs=[{"preload": ((1, 1.0),) * 3, "batch_limit": 1}],
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: "a batch starts before an older one" in features(s, r),
+    )
+    quick = Supervision(hang_ns=9 * u, backoff_ns=2 * u, backoff_limit_ns=5 * u, stable_ns=30 * u, start_ns=3 * u)
+    for name, costs in (("and nothing else", None), ("to a busy host", host(returned=(2, 1)))):
+        for fault in (Crash(0, 21 * u), Hang(0, 16 * u), Outage(0, 19 * u, 20 * u)):
+            yield Directed(
+                scene(
+                    f"on its way back when its server goes: {type(fault).__name__}, {name}",
+                    [device(segments=2, there_ns=(2 * u,), back_ns=(25 * u,))] * 2,
+                    [*range(2, 60, 3)],
+                    policy="random",
+                    host=costs,
+                    supervision=quick,
+                    knobs=[loaded],
+                    router=many,
+                    run={"faults": (fault, Crash(1, 48 * u))},
+                ),
+                lambda s, r: "a message of an earlier epoch" in features(s, r),
+            )
+    yield Directed(
+        scene(
+            "a new life does not wait for what was on its way to the last one",
+            [device(segments=2, there_ns=(u, u, 40 * u))],
+            [*range(2, 90, 3)],
+            supervision=quick,
+            knobs=[loaded],
+            router=many,
+            run={"faults": tuple(Crash(0, at * u) for at in (20, 44, 71))},
+        ),
+        lambda s, r: len(returns(r)) == 3 and len({b.arrived_ns - b.sent_ns for b in r.blocks}) > 2,
+    )
+    for there in ((), (4 * u,)):
+        yield Directed(
+            scene(
+                f"a hung server reads nothing, rings nothing; there {there}",
+                [device(segments=2, there_ns=there)] * 2,
+                [*range(2, 40, 2)],
+                policy="random",
+                supervision=quick,
+                knobs=[{**loaded, "idle_unload_ns": 5 * u}],
+                router=many,
+                run={"faults": (Hang(0, 15 * u), Hang(1, 33 * u))},
+            ),
+            lambda s, r: "a block that a hung server never reads" in features(s, r),
+        )
 
 
 def _end_scenes() -> Iterator[Directed]:

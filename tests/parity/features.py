@@ -12,14 +12,18 @@ from policies.vocabulary import (
     BatchFailed,
     BatchFinished,
     BatchStarted,
+    BlockArrived,
     Decide,
     Decided,
     InstanceLoaded,
     InstanceUnloaded,
     LoadInstance,
+    RejectRequests,
     RequestArrived,
     RequestFailed,
     RequestsRejected,
+    RequestsReturned,
+    ReturnRequests,
     RouterTimer,
     RunBatch,
     SendBlock,
@@ -41,6 +45,7 @@ EVERYWHERE = -1  # the place of what happens at the router
 KINDS = (
     "arrival",
     "transfer end",
+    "block arrival",
     "batch start",
     "batch end",
     "load end",
@@ -48,9 +53,11 @@ KINDS = (
     "timer",
     "sample",
     "report",
+    "message",
     "fault",
     "slowdown",
     "decision end",
+    "heard",
     "question",
 )
 _OF_EVENT = {
@@ -67,9 +74,14 @@ _OF_EVENT = {
 }
 Tie = tuple[str, str, bool]  # two kinds, and whether both were at one server
 FEATURES = (
+    "a batch starts before an older one",
     "a batch without a label",
     "a block from several places",
     "a block that stays",
+    "a block that a hung server never reads",
+    "a message of an earlier epoch",
+    "a message waits for the host",
+    "a question when the host is free again",
     "completed",
     "completed after a retry",
     "crash or hang of a server that is out",
@@ -117,7 +129,6 @@ FEATURES = (
     "throttled",
     "transfer lost with its source",
     "unloaded",
-    "waited for the busy host",
     "went alone",
 )
 
@@ -134,11 +145,18 @@ def happenings(scenario: Scenario, record: RunRecord) -> Iterator[tuple[int, int
                 yield now_ns, event.destination, "transfer end"
             elif isinstance(event, Decided):
                 yield now_ns, EVERYWHERE, "decision end"
+            elif isinstance(event, RequestsReturned | RequestsRejected):
+                if cluster.host is not None:
+                    yield now_ns, EVERYWHERE, "heard"
+                elif cluster.devices[cluster.servers[event.server].device].back_ns:
+                    yield now_ns, event.server, "message"
             elif isinstance(event, RouterTimer) and any(isinstance(c, Decide) for c in step.commands):
                 yield now_ns, EVERYWHERE, "question"
             continue
         server = int(step.core.split(":")[1])
         kind = _OF_EVENT.get(type(event))
+        if isinstance(event, BlockArrived) and cluster.devices[cluster.servers[server].device].there_ns:
+            yield now_ns, server, "block arrival"
         if isinstance(event, BatchStarted) and not cluster.devices[cluster.servers[server].device].dispatch_ns:
             continue  # no event of its own
         if isinstance(event, TelemetrySampled):
@@ -182,6 +200,8 @@ def features(scenario: Scenario, record: RunRecord) -> set[str]:
         *_of_records(scenario, record),
         *_of_router(scenario, record),
         *_of_servers(scenario, record),
+        *_of_host(scenario, record),
+        *_of_messages(scenario, record),
         *_of_faults(scenario, record),
     }
 
@@ -233,16 +253,12 @@ def _of_batches(scenario: Scenario, record: RunRecord) -> Iterator[str]:
 
 def _of_router(scenario: Scenario, record: RunRecord) -> Iterator[str]:
     sent: dict[tuple[int, int], int] = {}
-    asked_ns = -1
     for step in record.log:
         if step.core != "router":
             continue
         event = step.event
         for command in step.commands:
             if isinstance(command, Decide):
-                if 0 <= step.now_ns - asked_ns == scenario.cluster.decision_busy_ns > scenario.cluster.decision_ns:
-                    yield "waited for the busy host"
-                asked_ns = step.now_ns
                 if command.view.head.location >= 0 and len({s.utilization for s in command.view.servers}) > 1:
                     yield "reports differ"
             elif isinstance(command, RequestFailed) and command.reason == "deadline":
@@ -266,10 +282,53 @@ def _of_router(scenario: Scenario, record: RunRecord) -> Iterator[str]:
                 yield "lost packets" if rounds_s >= 3 else "no packets lost"
 
 
+def _of_host(scenario: Scenario, record: RunRecord) -> Iterator[str]:
+    host = scenario.cluster.host
+    if host is None:
+        return
+    sent_ns: dict[int, int] = {}  # of those whose way back takes no time
+    done_ns = -1
+    for step in record.log:
+        for command in step.commands:
+            if isinstance(command, ReturnRequests | RejectRequests) and step.core != "router":
+                device = scenario.cluster.servers[int(step.core.split(":")[1])].device
+                if not scenario.cluster.devices[device].back_ns:
+                    sent_ns |= dict.fromkeys(command.requests, step.now_ns)
+            elif isinstance(command, Decide) and done_ns == step.now_ns:
+                yield "a question when the host is free again"
+        if isinstance(step.event, Decided | RequestsReturned | RequestsRejected):
+            done_ns = step.now_ns
+        if isinstance(step.event, RequestsReturned | RequestsRejected):
+            requests = step.event.requests
+            dearest_ns = max(host.cost_ns(host.returned, len(requests), drawn) for drawn in range(99))
+            if step.now_ns - sent_ns.get(requests[0], step.now_ns) > dearest_ns:
+                yield "a message waits for the host"
+
+
+def _of_messages(scenario: Scenario, record: RunRecord) -> Iterator[str]:
+    epochs: dict[int, int] = {}
+    read = {step.event.block.block for step in record.log if isinstance(step.event, BlockArrived)}
+    hangs = [fault for fault in scenario.run.faults if isinstance(fault, Hang)]
+    for step in record.log:
+        event = step.event
+        if step.core != "router":
+            continue
+        if isinstance(event, ServerUp):
+            epochs[event.server] = event.epoch
+        elif isinstance(event, RequestsReturned | RequestsRejected) and event.epoch != epochs[event.server]:
+            yield "a message of an earlier epoch"
+        for command in step.commands:
+            if isinstance(command, SendBlock) and command.block.block not in read:
+                server, limit_ns = command.block.server, scenario.cluster.supervision.hang_ns
+                if any(hang.server == server and 0 <= step.now_ns - hang.at_ns < limit_ns for hang in hangs):
+                    yield "a block that a hung server never reads"
+
+
 def _of_servers(scenario: Scenario, record: RunRecord) -> Iterator[str]:
     loaded: set[tuple[str, int, int, float]] = set()
     commanded: dict[tuple[str, int, int], RunBatch] = {}
     widths: dict[tuple[str, int, int], float] = {}
+    started: dict[tuple[str, int], int] = {}  # the latest batch
     for step in record.log:
         if step.core == "router":
             continue
@@ -299,6 +358,10 @@ def _of_servers(scenario: Scenario, record: RunRecord) -> Iterator[str]:
         elif isinstance(step.event, BatchFailed):
             yield {NO_LABEL: "a batch without a label", OUT_OF_MEMORY: "out of memory"}[step.event.reason]
         elif isinstance(step.event, BatchStarted):
+            life, batch = (step.core, step.event.epoch), step.event.batch
+            if batch < started.get(life, batch):
+                yield "a batch starts before an older one"
+            started[life] = batch
             size = len(commanded[step.core, step.event.epoch, step.event.batch].requests)
             if 0 < _room(scenario.run, step.core, step.now_ns) < size:
                 yield "ran in halves"

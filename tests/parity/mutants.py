@@ -25,6 +25,8 @@ from policies.memory import MemoryBook
 from policies.router import RouterCore
 from policies.vocabulary import (
     NS_PER_S,
+    Block,
+    BlockArrived,
     BlockFinished,
     ClusterView,
     Decide,
@@ -39,10 +41,11 @@ from policies.vocabulary import (
     TelemetrySampled,
     WorkKey,
 )
-from sim import network, physics, server
-from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
+from sim import cluster, host, network, physics, server
+from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
 from sim.cluster import Simulation
 from sim.faults import FaultDriver
+from sim.host import HostTable, SimulatedHost
 from sim.physics import SimulatedDevice
 from sim.server import SharedDevice, SimulatedServer
 from sim.telemetry import WindowedSensor
@@ -50,7 +53,7 @@ from tests.parity.compare import names_of
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 _NUMBER = (1 << 32) - 1
-_LAST = DECISION_END + 1
+_LAST = HOST + 1
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def _ranks(new_rank: Callable[[int, Kind, int, str], int]) -> Patch:
     """The same for events at servers: (server, kind, number, what is called) -> order."""
 
     def order_of(order: int, act: Callable[..., None]) -> int:
-        if not ARRIVAL < order < DECISION_END:
+        if not ARRIVAL < order < HOST:
             return order
         index, kind = divmod((order >> 32) - ARRIVAL - 1, len(Kind))
         return new_rank(index, Kind(kind), order & _NUMBER, getattr(act, "__name__", ""))
@@ -95,11 +98,18 @@ def _swapped(one: Kind, other: Kind) -> Patch:
     return _ranks(lambda index, kind, number, _: rank(index, to.get(kind, kind), number))
 
 
-# These commute, by argument and by experiment. A batch's start and a block's arrival touch nothing in common (a start
-# is an event of its own only where dispatch takes time, and then what arrives starts later). A timer and an unload's
-# end both lead to a pass of the scheduler over the same state: what expired goes in the first, the freed memory goes
-# out in the second. A fault and a change of slowdown both rate the running set anew, at one time, from the same work.
-_COMMUTE = ((Kind.TRANSFER_END, Kind.BATCH_START), (Kind.UNLOAD_END, Kind.TIMER), (Kind.FAULT, Kind.SLOWDOWN))
+# These commute, by argument and by experiment. A transfer's end tells the router where inputs are, and hands over what
+# comes after all that was handed over before; a block's arrival is its scheduler's alone. A batch's start and a block's
+# arrival touch nothing in common (a start is an event of its own only where dispatch takes time, and then what arrives
+# starts later). A timer and an unload's end both lead to a pass of the scheduler over one state: what expired goes in
+# the first, the freed memory goes out in the second. A fault and a change of slowdown both rate the running set anew,
+# at one time, from the same work.
+_COMMUTE = (
+    (Kind.TRANSFER_END, Kind.BLOCK_ARRIVAL),
+    (Kind.BLOCK_ARRIVAL, Kind.BATCH_START),
+    (Kind.UNLOAD_END, Kind.TIMER),
+    (Kind.FAULT, Kind.SLOWDOWN),
+)
 
 
 def _order_mutants() -> Iterator[Mutant]:
@@ -113,12 +123,12 @@ def _order_mutants() -> Iterator[Mutant]:
     yield Mutant("no order but that of planning", _reordered(lambda order, _: ARRIVAL))
     yield Mutant(
         "arrivals after the servers' events",
-        _reordered(lambda order, _: DECISION_END - 1 if order == ARRIVAL else order),
+        _reordered(lambda order, _: HOST - 1 if order == ARRIVAL else order),
     )
     yield Mutant("arrivals after decision ends", _reordered(lambda order, _: _LAST if order == ARRIVAL else order))
     yield Mutant(
         "decision ends before the servers' events",
-        _reordered(lambda order, act: ARRIVAL + 1 if order == DECISION_END and act.__name__ != "_pass" else order),
+        _reordered(lambda order, act: ARRIVAL + 1 if order == HOST and act.__name__ != "_pass" else order),
     )
     yield Mutant(
         "a sample before the report of its instant",
@@ -164,6 +174,15 @@ def _arithmetic_mutants() -> Iterator[Mutant]:
     yield Mutant("a credit's energy summed from the last member", _around(Ledger, "_close_block", _reversed_spans))
     yield Mutant("jitter salted otherwise", _set(server, "hashed", lambda salt, a, b: hashed(salt + 1, a, b)))
     yield Mutant("jitter without the server", _set(server, "hashed", lambda salt, a, b: hashed(salt, 0, b)))
+    for owner, name in (
+        (server, "DISPATCH"),
+        (server, "THERE"),
+        (server, "BACK"),
+        (host, "DECISIONS"),
+        (host, "RETURNS"),
+    ):
+        yield Mutant(f"{name} salted otherwise", _set(owner, name, "other"))
+    yield Mutant("what the host costs rounded down", _set(host, "ceil", floor))
     yield Mutant("losses salted otherwise", _set(network, "hashed_share", lambda salt, a, b: 0.37))
     yield Mutant("losses counted from one", _around(network, "hashed_share", lambda f: lambda s, a, b: f(s, a, b + 1)))
     yield Mutant("a window longer by one", _around(WindowedSensor, "_average", _longer_window))
@@ -389,8 +408,111 @@ def _router_mutants() -> Iterator[Mutant]:
     yield Mutant(
         "who was with a dead server returns in the reverse order", _around(RouterCore, "_retry", _reversed_retry)
     )
-    yield Mutant("the host is never busy", _set(Simulation, "_keep_host_busy", lambda self: None))
+    yield from _host_mutants()
     yield Mutant("reports of an earlier epoch count", _around(SimulatedServer, "_report", _as_of_now))
+
+
+def _host_mutants() -> Iterator[Mutant]:
+    yield Mutant("the host decides and is free", _around(SimulatedHost, "decide", _as_free))
+    yield Mutant("the host hears and is free", _around(SimulatedHost, "hear", _as_free))
+    yield Mutant("the host hears while it works", _around(SimulatedHost, "hear", _at_once))
+    yield Mutant("the host is free while the policy thinks", _around(SimulatedHost, "decide", _free_early_of_policy))
+    yield Mutant("a message is heard as it arrives", _set(Simulation, "_hear", lambda self, m, _: self._tell_router(m)))
+    yield Mutant("a stale message costs the host nothing", _around(Simulation, "_hear", _current_only))
+    yield Mutant(
+        "images cost the host nothing", _around(HostTable, "cost_ns", lambda f: lambda t, c, n, d: f(t, c, 1, d))
+    )
+    yield Mutant("a decision costs its whole group", lambda patch: patch.setattr(cluster, "min", _first, raising=False))
+    yield Mutant("blocks overtake on their way", _around(SimulatedServer, "hand_over", _forgetting("_last_there_ns")))
+    yield Mutant("messages overtake on their way", _around(SimulatedServer, "_send_back", _forgetting("_last_back_ns")))
+    yield Mutant("a new life's blocks wait for the last one's", _around(SimulatedServer, "go_down", _remember_pipe))
+    yield Mutant("a hung server reads", _set(SimulatedServer, "_take_in", _read_anyway))
+    yield Mutant("a hung server's timer rings", _around(SimulatedServer, "_ring", _ring_anyway))
+    yield Mutant("messages numbered from one", _around(SimulatedServer, "__init__", _numbered_from_one))
+
+
+def _first(one: int, other: int) -> int:
+    return one
+
+
+def _as_free(book: Callable[..., int]) -> Callable[..., int]:
+    def mutated(self: SimulatedHost, *arguments: Any) -> int:
+        free_ns = self.free_ns
+        done_ns = book(self, *arguments)
+        self.free_ns = free_ns
+        return done_ns
+
+    return mutated
+
+
+def _at_once(hear: Callable[..., int]) -> Callable[..., int]:
+    def mutated(self: SimulatedHost, *arguments: Any) -> int:
+        free_ns, self.free_ns = self.free_ns, 0
+        done_ns = hear(self, *arguments)
+        self.free_ns = max(free_ns, done_ns)
+        return done_ns
+
+    return mutated
+
+
+def _free_early_of_policy(decide: Callable[..., int]) -> Callable[..., int]:
+    def mutated(self: SimulatedHost, index: int, decision: int, images: int, decision_ns: int, now_ns: int) -> int:
+        done_ns = decide(self, index, decision, images, decision_ns, now_ns)
+        if self.table is not None:
+            self.free_ns -= decision_ns
+        return done_ns
+
+    return mutated
+
+
+def _current_only(hear: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: Simulation, message: Any, number: int) -> None:
+        if self.servers[message.server].is_up and self.servers[message.server].epoch == message.epoch:
+            hear(self, message, number)
+
+    return mutated
+
+
+def _forgetting(last: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def wrap(send: Callable[..., None]) -> Callable[..., None]:
+        def mutated(self: SimulatedServer, *arguments: Any) -> None:
+            setattr(self, last, 0)
+            send(self, *arguments)
+
+        return mutated
+
+    return wrap
+
+
+def _remember_pipe(go_down: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: SimulatedServer, reason: str) -> None:
+        last_ns = self._last_there_ns
+        go_down(self, reason)
+        self._last_there_ns = last_ns
+
+    return mutated
+
+
+def _read_anyway(self: SimulatedServer, block: Block) -> None:
+    if self.is_up and self.epoch == block.epoch:
+        self.deliver(BlockArrived(block))
+
+
+def _ring_anyway(ring: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: SimulatedServer, armed_ns: int) -> None:
+        is_hung, self.is_hung = self.is_hung, False
+        ring(self, armed_ns)
+        self.is_hung = is_hung
+
+    return mutated
+
+
+def _numbered_from_one(init: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: SimulatedServer, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._messages = 1
+
+    return mutated
 
 
 def _events(change: Callable[[RouterCore, RouterEvent], RouterEvent]) -> Patch:

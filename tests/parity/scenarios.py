@@ -26,6 +26,7 @@ from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec
 from sim.costs import ProfileCosts
 from sim.device import crowding
+from sim.host import HostTable
 from sim.network import FREE, Attachment
 from sim.profile import JITTER_QUANTILES, Link, Profile
 from sim.server import ServerSpec
@@ -179,6 +180,9 @@ class Device:
     reload_ns: int = 2000
     unload_ns: int = 1000
     dispatch_ns: int = 0
+    dispatches_ns: tuple[int, ...] = ()
+    there_ns: tuple[int, ...] = ()
+    back_ns: tuple[int, ...] = ()
     cap_mw: float = 250_000.0
     throttle: float = 0.0
     phi_min: float = 1.0
@@ -217,6 +221,9 @@ class Device:
             power_window=self.windows[0],
             utilization_window=self.windows[1],
             padded_sizes=self.padded_sizes,
+            dispatches_ns=self.dispatches_ns,
+            there_ns=self.there_ns,
+            back_ns=self.back_ns,
         )
 
     def vram(self, segment: int, width: float) -> int:
@@ -402,7 +409,7 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
         },
         can_always=draws.chance(10),
         decision_ns=step_ns * draws.pick((0, 1, 2, 5)),
-        decision_busy_ns=step_ns * draws.pick((0, 0, 1, 4)),
+        host=_draw_host(draws, step_ns) if draws.chance(50) else None,
         weights=draws.pick((RewardWeights(1.3, 700.0, 0.3, 0.7, 0.11, True), RewardWeights(0.9, 2.0, 1e3, 3.0, -0.2))),
         prior=(sparse_prior if draws.chance(25) else full_prior)(segments, widths),
         supervision=Supervision(
@@ -466,7 +473,23 @@ def _draw_device(
         period_ns=step_ns * period,
         lag_ns=step_ns * draws.pick((0, 1, period, 2 * period, 3 * period, period + 1)),
         windows=(draws.pick((1, 2, 5)), draws.pick((1, 3))),
+        dispatches_ns=_draw_quantiles(draws, step_ns, 15),
+        there_ns=_draw_quantiles(draws, step_ns, 50),
+        back_ns=_draw_quantiles(draws, step_ns, 50),
     )
+
+
+def _draw_quantiles(draws: Draws, step_ns: int, percent: int) -> tuple[int, ...]:
+    """Of a dispatch or a handover; none in many scenarios."""
+    if not draws.chance(percent):
+        return ()
+    return tuple(step_ns * steps for steps in draws.pick(((1,), (0, 1), (0, 0, 1, 3, 9), (2, 2, 5))))
+
+
+def _draw_host(draws: Draws, step_ns: int) -> HostTable:
+    """A router's process; the last spread puts its costs off the grid."""
+    costs = [(step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 1))) for _ in range(2)]
+    return HostTable(costs[0], costs[1], draws.pick(((), (0.0, 1.0, 2.0), (0.5, 1.5), (0.37, 0.81, 1.82))))
 
 
 def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:

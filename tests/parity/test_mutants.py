@@ -138,6 +138,26 @@ BROKEN = {
     "what begins before what ends": Line(
         "faults", "return one.order < other.order", "return one.order > other.order", "an outage ends as"
     ),
+    "the host hears while it works": Line(
+        "host", "max(now, c.host_free_ns) + cost_ns", "now + cost_ns", "messages wait"
+    ),
+    "the host decides and is free": Line(
+        "host", "c.host_free_ns = ended_ns + _cost_ns(", "ended_ns += _cost_ns(", "messages wait"
+    ),
+    "what the host costs rounded down": Line("host", "return ceil(", "return int(", "messages wait"),
+    "messages overtake": Line("host", "max(server.last_back_ns, now + back_ns)", "now + back_ns", "ways of different"),
+    "blocks overtake": Line(
+        "greedy", "max(server.last_there_ns, now + there_ns)", "now + there_ns", "ways of different"
+    ),
+    "messages of an earlier epoch count": Line(
+        "host", "if server.is_up == 0 or server.epoch != message.epoch:", "if server.is_up == 0:", "on its way back"
+    ),
+    "a hung server's timer rings": Line(
+        "faults", "server.times.timer = NEVER", "server.times.start = NEVER", "a hung server reads nothing"
+    ),
+    "the oldest command starts first": Line(
+        "greedy", "if instance.due_ns == now and (due", "if instance.due_ns <= now + 8000 and (due", "dispatches of"
+    ),
     "another hash": Line("chance", "+ np.uint64(1)) *", "+ np.uint64(2)) *", "slowdown and jitter"),
 }
 

@@ -25,7 +25,8 @@ from tests.parity.draws import GivenDraws, HypothesisDraws, SeededDraws, shrink
 from tests.parity.features import FEATURES, KINDS, Tie, features, ties
 from tests.parity.scenarios import Scenario, draw_scenario
 
-SEEDS = (*range(200), 297)  # the last one loses a transfer with its source, which is rare
+SEEDS = (*range(231), 270, 902)  # the last two: a message outlives its server, a transfer is lost with its source
+NEVER_MEET = {("message", "heard")}  # a host that costs something tells of a message when it has heard it
 SCENES = {scene.name: scene for scene in scenes()}
 
 
@@ -80,7 +81,7 @@ def test_seeded_scenarios_have_every_feature(covered: Covered) -> None:
 
 def test_seeded_scenarios_have_nearly_every_tie(covered: Covered) -> None:
     """A few rare ones are left to `pairs`, which has each of them."""
-    wanted = set(combinations_with_replacement(KINDS, 2))
+    wanted = set(combinations_with_replacement(KINDS, 2)) - NEVER_MEET
     met = {(one, other) for one, other, _ in covered.ties}
     assert len(wanted - met) <= 3, wanted - met
 

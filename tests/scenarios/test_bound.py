@@ -18,6 +18,7 @@ from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.build import build_world
 from scenarios.world.materials import load_world
 from scenarios.world.world import Accuracy, World
+from sim.host import HostTable
 from sim.profile import Profile
 from tests import worlds
 from tests.scenarios.files import write_scenario
@@ -64,6 +65,12 @@ def at_rate(world: World, rate_img_s: float) -> World:
 
 
 CAPPED = {"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 45.0, "throttle": 0.4, "phi_min": 0.6}
+HOST = {
+    "decision": {"block_s": 2e-4, "image_s": 5e-5},
+    "returned": {"block_s": 3e-4, "image_s": 4e-5},
+    "spread": [0.5, 0.5, 2.0],
+}
+HANDOVER = {"there_s": [1e-4, 5e-4], "back_s": [2e-4, 6e-4]}
 CLUSTERS: dict[str, Any] = {
     "unequal": lambda: made(toy("a", 1.0), toy("b", 0.4)),
     "slow link": lambda: made(toy("a", 1.0), toy("b", 0.4), link="{latency_s: 0.002, bandwidth_bytes_s: 4e6}"),
@@ -81,6 +88,9 @@ CLUSTERS: dict[str, Any] = {
         toy("b", 0.4),
         more="faults: [{kind: server_down, server: s1, start_s: 0.2, end_s: 0.3}, "
         "{kind: straggler, server: s0, start_s: 0.4, end_s: 0.5, factor: 2}]",
+    ),
+    "busy router": lambda: made(
+        toy("a", 1.0, router_host=HOST, handover=HANDOVER), toy("b", 0.4, handover=HANDOVER), jitter=True
     ),
     "own width": lambda: made(toy("a", 1.0), toy("b", 0.4), served="instance"),
 }
@@ -125,6 +135,36 @@ def test_one_server_by_hand() -> None:
     assert found.energy_per_image_j == pytest.approx(2 * 0.02)
     assert found.total_energy_per_image_j == pytest.approx(2 * 0.02 + 30 / 100)
     assert bound(made(toy("a", 1.0, host_share=0.5)), 0.7, 100.0).capacity_img_s == pytest.approx(1 / busy_s, rel=1e-3)
+
+
+def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
+    """Latency of an image alone: the means of all that is on its way. Capacity: full groups, full batches returned."""
+    quick = toy("a", 4.0, router_host=HOST, handover=HANDOVER, host_share=0.0)
+    world = made(quick, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")
+    found = bound(world, 0.7, 1.0)
+    hop_s = 0.001 + 2.5e-4 + 3e-4 + 0.0012 / 4 + 4e-4 + 3.4e-4  # policy, decision, there, pass, back, return
+    assert found.latency_s == pytest.approx(2 * hop_s + 0.003 + 3072 / 1e9, rel=1e-6)
+    image_s = (0.001 + 2e-4) / 32 + 5e-5 + 3e-4 / 16 + 4e-5
+    assert found.capacity_img_s == pytest.approx(1 / (2 * image_s), rel=1e-6)
+
+
+def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() -> None:
+    """`decision_s: 0.001` never drops it; `measured` is no time on top; where nothing was measured, only the number."""
+    served, plain = toy("a", 1.0, router_host=HOST, handover=HANDOVER), toy("a", 1.0)
+    dearer = toy("b", 1.0, router_host={**HOST, "returned": {"block_s": 3e-4, "image_s": 6e-5}})
+    one, both = made(served), made(served, dearer, plain)
+    assert one.cluster.decision_ns == both.cluster.decision_ns == 1_000_000
+    assert one.cluster.host == HostTable((200_000, 50_000), (300_000, 40_000))
+    assert both.cluster.host == HostTable((200_000, 50_000), (300_000, 60_000))
+    assert [device.back_ns for device in both.cluster.devices] == [(400_000,), (), ()]
+    assert made(plain).cluster.host is None
+    word = {"decision_s": "measured"}
+    for profile, decision_ns in ((served, 0), (plain, 100_000)):
+        scenario = one.scenario.model_copy(update={"router": one.scenario.router.model_copy(update=word)})
+        assert build_world(scenario, {"s0": profile}, one.accuracy).cluster.decision_ns == decision_ns
+    drawn = made(served, jitter=True).cluster
+    assert drawn.host is not None
+    assert drawn.host.spread == (0.5, 0.5, 2.0)
 
 
 def test_batches_cost_time_where_the_host_is_short() -> None:

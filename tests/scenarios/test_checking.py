@@ -35,7 +35,7 @@ from scenarios.executors.serving import ServingOverheads, is_served, with_overhe
 from scenarios.metrics.result import Result
 from scenarios.runs.simulate import run_simulation
 from scenarios.show.check import RULE, check_document, check_table
-from sim.profile import Profile
+from sim.profile import Profile, RouterHost, WorkCost
 from sim.tables import compile_tables
 from tests import worlds
 from tests.scenarios.folders import simulated
@@ -66,7 +66,7 @@ def served_profile(power: str = "measured", **changes: Any) -> Profile:
             "stamps": {"torch": here["torch"]},
         },
         execution=device.execution(),
-        decision_s=1e-4,
+        router_host={"decision": {"block_s": 1e-4, "image_s": 0}, "returned": {"block_s": 0, "image_s": 0}},
         power={"bare_idle_w": 10.0, "context_idle_w": 30.0, "cap_w": 250.0, "provenance": power},
         **changes,
     )
@@ -219,11 +219,14 @@ def test_a_profiles_device_is_used_as_it_was_calibrated() -> None:
         profile_device(absent, "p.yaml")
 
 
+HOST = RouterHost(decision=WorkCost(block_s=1e-4, image_s=0.0), returned=WorkCost(block_s=0.0, image_s=0.0))
+
+
 def test_what_serving_costs_stands_beside_what_was_calibrated() -> None:
     """The curves stay, so that a check compares like with like; the simulator adds the rest to every pass, and a
     modelled power, which follows from busy time, lasts as long."""
     calibrated = worlds.profile()
-    served = with_overheads(calibrated, ServingOverheads(1e-4, 1e-4, (2e-4,), (None,), (3e-4,)), 0)
+    served = with_overheads(calibrated, ServingOverheads(HOST, (None,), ((2e-4,),), (None,), (3e-4,)), 0)
     assert served.latency == calibrated.latency
     assert not is_served(calibrated)
     assert is_served(served)

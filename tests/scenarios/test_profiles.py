@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from calibrate.costs import costs_of
 from calibrate.datasheet import GPUS, synthesize
 from hw.networks import Network
+from policies import strict
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.cli import main
@@ -30,6 +33,7 @@ from tests import worlds
 from tests.scenarios.files import write_scenario
 
 ROOT = Path(__file__).parents[2]
+HOST = {"decision": {"block_s": 3e-5, "image_s": 2e-6}, "returned": {"block_s": 1e-5, "image_s": 0.0}}
 PNG = b"\x89PNG\r\n\x1a\n"
 SHIPPED_SCENARIO = f"""
 schema: slimsched.scenario/1
@@ -292,6 +296,61 @@ def test_a_profile_that_was_changed_by_hand_is_told() -> None:
         line for line in text.replace("cap_w: 250.0", "cap_w: 200.0").splitlines() if "checksum" not in line
     )
     assert Profile.from_yaml(kept, "x.yaml").power.cap_w == 200
+
+
+def former(profile: Profile, **costs: float) -> str:
+    """What the former version wrote of a profile that has nothing new."""
+    raw = strict.plain(profile)
+    del raw["dispatch_quantiles_s"]
+    raw |= {"schema": "slimsched.profile/1", **costs}
+    digest = hashlib.sha256(json.dumps(raw, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+    return strict.dump({**raw, "checksum": digest})
+
+
+@pytest.mark.parametrize("make", [measured, worlds.profile])
+def test_a_profile_of_the_former_form_is_read_where_nothing_is_lost(make: Callable[[], Profile]) -> None:
+    """Of a datasheet, and of a calibration that nobody was served with; damage to it is told as before."""
+    text = former(make())
+    assert Profile.from_yaml(text, "x.yaml") == make()
+    assert "slimsched.profile/2" in Profile.from_yaml(text, "x.yaml").to_yaml()
+    with pytest.raises(InputError, match=r"x\.yaml: checksum: .* changed by hand"):
+        Profile.from_yaml(text.replace("cap_w: 250.0", "cap_w: 200.0"), "x.yaml")
+
+
+@pytest.mark.parametrize("key", ["decision_s", "decision_busy_s"])
+def test_what_serving_cost_with_one_process_for_all_is_refused(key: str) -> None:
+    """With the remedy; deleting the lines is one, and then nothing of it is left."""
+    text = former(measured(), **{key: 1e-4})
+    with pytest.raises(InputError, match=r"x\.yaml: " + key + r": .*one process drove all servers.*slimsched run.*"):
+        Profile.from_yaml(text, "x.yaml")
+    kept = "\n".join(line for line in text.splitlines() if not line.startswith(("decision_", "checksum")))
+    assert Profile.from_yaml(kept, "x.yaml") == measured()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"handover": {"there_s": [2e-5, 1e-5], "back_s": [0.0]}}, "ascend"),
+        ({"handover": {"there_s": [], "back_s": [0.0]}}, "at least 1"),
+        ({"handover": {"there_s": [1e6], "back_s": [0.0]}}, "less than or equal to 60"),
+        ({"dispatch_s": 1e-4, "dispatch_quantiles_s": [1e-4, 2e-4]}, "the mean dispatch_s: theirs is 0.00015"),
+        ({"router_host": {**HOST, "spread": [0.5, 1.0]}}, "mean 1: its mean is 0.75"),
+        ({"router_host": {**HOST, "spread": [1.5, 0.5]}}, "ascend"),
+        ({"router_host": {"decision": {"block_s": -1.0, "image_s": 0}}}, "greater than or equal to 0"),
+    ],
+)
+def test_costs_of_serving_that_are_none_are_refused(changes: dict[str, Any], words: str) -> None:
+    raw = strict.plain(worlds.profile(segments=1)) | changes
+    with pytest.raises(InputError, match=words):
+        Profile.from_yaml(strict.dump(raw), "x.yaml")
+
+
+def test_what_serving_costs_is_shown() -> None:
+    """Means, in microseconds."""
+    ways = {"there_s": [1e-5, 3e-5], "back_s": [5e-5]}
+    text = described(worlds.profile(segments=1, dispatch_s=1e-4, router_host=HOST, handover=ways))
+    words = "100 us, from the router 20 us, back to it 50 us, the router's host: 30 us a block and 2.0 us an image"
+    assert words in " ".join(text.split())
 
 
 def test_shipped_profiles_carry_their_checksums() -> None:

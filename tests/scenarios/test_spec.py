@@ -159,10 +159,10 @@ def test_a_file_that_is_no_scenario(
 def test_a_profile_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A profile of another version is refused by its file, key, value and the version that is allowed."""
     path = write_scenario(tmp_path)
-    (tmp_path / "fast.yaml").write_text(profile_text("fast", 1.0).replace("profile/1", "profile/7"))
+    (tmp_path / "fast.yaml").write_text(profile_text("fast", 1.0).replace("profile/2", "profile/7"))
     assert main(["simulate", str(path)]) == 2
     error = capsys.readouterr().err
-    assert all(word in error for word in ("fast.yaml", "schema", "slimsched.profile/7", "slimsched.profile/1"))
+    assert all(word in error for word in ("fast.yaml", "schema", "slimsched.profile/7", "slimsched.profile/2"))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from policies.vocabulary import NS_PER_S, Choice
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled import UnsupportedScenario
-from sim.compiled.codes import BLOCKS_FULL, INSTANCES_FULL, RECORDS_FULL, REQUESTS_FULL
-from sim.compiled.program import Program, Shape, margin, program_of
+from sim.compiled.codes import BLOCKS_FULL, INSTANCES_FULL, MESSAGES_FULL, RECORDS_FULL, REQUESTS_FULL
+from sim.compiled.program import Program, Shape, margin, message_margin, program_of
 from sim.compiled.rollout import Rollouts
 from sim.compiled.run import RunRow
 from sim.compiled.run_plan import run_to_end
@@ -104,14 +104,17 @@ def test_a_server_that_is_none_never_reaches_memory(server: int) -> None:
 
 def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun with hardly any room, a run has the records of one that never lacked any."""
-    spec = worlds.cluster(greedy={"scale_trigger": 2})
+    slow = {"there_s": [0.001], "back_s": [0.05]}
+    profiles = [worlds.profile(name, speed=speed, handover=slow) for name, speed in (("a", 1.0), ("b", 0.7))]
+    spec = worlds.cluster(profiles, greedy={"scale_trigger": 2}, router={"groups": (1, 2, 4), "outstanding_blocks": 40})
     run = worlds.run(spec, worlds.poisson_s(600, 2.0), 2.0, faults=(Crash(1, NS_PER_S),))
     ample = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     grown: list[int] = []
     grow = RunRow.grow
 
-    def scarce(program: Program, requests: int, instances: int, blocks: int, **rest: Any) -> Shape:
-        sizes = (requests, instances, blocks) if grown else (2, margin(program), 1)
+    def scarce(program: Program, requests: int, instances: int, blocks: int, messages: int, **rest: Any) -> Shape:
+        least = (2, margin(program), 1, message_margin(program))
+        sizes = (requests, instances, blocks, messages) if grown else least
         return Shape(program, *sizes, **rest)
 
     def noted(self: RunRow, status: int) -> None:
@@ -122,7 +125,7 @@ def test_pools_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(RunRow, "grow", noted)
     again = CompiledSimulation(spec, run).run(worlds.Uniform(), np.random.default_rng(0))
     assert again == ample
-    assert {REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL} <= set(grown)
+    assert {REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, RECORDS_FULL, MESSAGES_FULL} <= set(grown)
 
 
 def with_limit(outstanding_blocks: int) -> tuple[ClusterSpec, RunSpec]:

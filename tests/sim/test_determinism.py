@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from policies.faults import Crash, Hang, Outage, Poison, Squeeze, Supervision
-from sim.agenda import ARRIVAL, DECISION_END, Agenda, Kind, rank
+from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
 from sim.profile import Link
 from tests import worlds
 
@@ -51,7 +51,7 @@ def test_events_of_one_instant_happen_in_rank_order_whatever_the_order_they_were
     orders = [
         ARRIVAL,
         *(rank(server, kind, number) for server in (0, 1) for kind in Kind for number in (0, 7)),
-        DECISION_END,
+        HOST,
     ]
     assert orders == sorted(orders)
     for seed in range(5):

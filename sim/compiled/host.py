@@ -1,0 +1,133 @@
+"""`sim.host`, compiled, with the way back from a server to it: messages that bring requests back.
+
+A message is in one of two lists: of those on their way from its server, in the order of sending, or of those that the
+host has still to hear, in the order of arrival. What belongs to an earlier epoch of its server costs the host the same,
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from policies.jit import ints, kernel, reals
+from sim.compiled.chance import hashed_below
+from sim.compiled.codes import NEVER, NO_REASON, NONE
+from sim.compiled.layout import Cluster, Message, Parameters, Server
+from sim.compiled.router import advance_request, retry
+from sim.compiled.rows import message_at, model_at, request_at, server_at
+
+
+@kernel
+def _cost_ns(p: Parameters, mean_ns: int, salt: int, server: int, number: int) -> int:
+    """`HostTable.cost_ns`."""
+    if p.spread_count == 0:
+        return mean_ns
+    return ceil(mean_ns * reals(p)[p.spread_at + hashed_below(salt, server, number, p.spread_count)])
+
+
+@kernel
+def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
+    """When the block of the decision that has been made is sent (`SimulatedHost.decide`)."""
+    ended_ns = c.now_ns + p.decision_ns
+    if p.has_host == 0:
+        return ended_ns
+    mean_ns = p.decision_block_ns + p.decision_image_ns * images
+    c.host_free_ns = ended_ns + _cost_ns(p, mean_ns, c.decision_salt, server, c.decision)
+    return c.host_free_ns
+
+
+@kernel
+def drawn_ns(p: Parameters, at: int, count: int, salt: int, server: int, number: int) -> int:
+    """One of some durations, by hash."""
+    return ints(p)[at + hashed_below(salt, server, number, count)]
+
+
+@kernel
+def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, reason: int, now: int) -> Message:
+    """Requests leave a server for the router (`SimulatedServer._send_back`); `deliver` the message when it is written.
+
+    Args:
+        slot: the first of them; they are linked.
+        reason: why they were rejected; NO_REASON for those that have passed.
+    """
+    number = c.free_message
+    message = message_at(c, p, number)
+    c.free_message = message.next
+    c.free_messages -= 1
+    message.server, message.epoch, message.number = server.index, server.epoch, server.messages
+    message.head, message.count, message.reason, message.next = slot, count, reason, NONE
+    message.slot = number
+    server.messages += 1
+    return message
+
+
+@kernel
+def deliver(c: Cluster, p: Parameters, server: Server, message: Message, now: int) -> None:
+    """A message goes its way."""
+    model = model_at(p, server.device)
+    if model.back_count == 0:
+        _reach_host(c, p, message, now)
+        return
+    back_ns = drawn_ns(p, model.back_at, model.back_count, c.back_salt, server.index, message.number)
+    message.due_ns = max(server.last_back_ns, now + back_ns)
+    server.last_back_ns = message.due_ns
+    if server.first_back == NONE:
+        server.first_back = message.slot
+        server.times.message = message.due_ns
+    else:
+        message_at(c, p, server.last_back).next = message.slot
+    server.last_back = message.slot
+
+
+@kernel
+def arrive_at_host(c: Cluster, p: Parameters, server: Server, now: int) -> None:
+    """The oldest message on its way from a server has come."""
+    message = message_at(c, p, server.first_back)
+    server.first_back = message.next
+    server.times.message = NEVER if message.next == NONE else message_at(c, p, message.next).due_ns
+    message.next = NONE
+    _reach_host(c, p, message, now)
+
+
+@kernel
+def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
+    if p.has_host == 0:
+        _hear(c, p, message, now)
+        return
+    mean_ns = p.returned_block_ns + p.returned_image_ns * message.count
+    cost_ns = _cost_ns(p, mean_ns, c.returned_salt, message.server, message.number)
+    message.due_ns = max(now, c.host_free_ns) + cost_ns
+    c.host_free_ns = message.due_ns
+    if c.first_heard == NONE:
+        c.first_heard = message.slot
+        c.hear_ns = message.due_ns
+    else:
+        message_at(c, p, c.last_heard).next = message.slot
+    c.last_heard = message.slot
+
+
+@kernel
+def hear_next(c: Cluster, p: Parameters, now: int) -> None:
+    """The host is done with the message that came first."""
+    message = message_at(c, p, c.first_heard)
+    c.first_heard = message.next
+    c.hear_ns = NEVER if message.next == NONE else message_at(c, p, message.next).due_ns
+    _hear(c, p, message, now)
+
+
+@kernel
+def _hear(c: Cluster, p: Parameters, message: Message, now: int) -> None:
+    """The router's core takes requests back (`RouterCore._advance`, `_return_rejected`)."""
+    server, slot = server_at(c, p, message.server), message.head
+    if server.is_up == 0 or server.epoch != message.epoch:
+        slot = NONE
+    while slot != NONE:
+        following = request_at(c, p, slot).next
+        if message.reason == NO_REASON:
+            advance_request(c, p, server, message, slot, now)
+        else:
+            retry(c, p, slot, message.reason, now)
+        slot = following
+    message.next = c.free_message
+    c.free_message = message.slot
+    c.free_messages += 1

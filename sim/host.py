@@ -1,0 +1,74 @@
+"""The router's process as a server of its own: it does one thing at a time, in the order in which things come.
+
+Decisions and the messages that bring requests back cost it a part a block (or message) and a part an image. So what it
+can carry is limited, and who comes while it is busy waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from policies.chance import derived_seed, hashed
+from policies.vocabulary import nanoseconds
+from sim.profile import RouterHost, WorkCost
+
+DECISIONS, RETURNS = "decision", "returned"  # the names of what its costs are drawn by: `derived_seed(seed, name)`
+
+
+@dataclass(frozen=True, slots=True)
+class HostTable:
+    """What a host costs, in nanoseconds: `(block + image * images)` times one of `spread`, itself where that is empty.
+
+    Attributes:
+        decision, returned: (block, image) of a decision, and of a message that brings requests back.
+    """
+
+    decision: tuple[int, int]
+    returned: tuple[int, int]
+    spread: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
+        """From a profile; without jitter every cost is its mean."""
+        return cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else ())
+
+    def cost_ns(self, cost: tuple[int, int], images: int, drawn: int) -> int:
+        """One cost; `drawn` is a large random number."""
+        block_ns, image_ns = cost
+        mean_ns = block_ns + image_ns * images
+        return ceil(mean_ns * self.spread[drawn % len(self.spread)]) if self.spread else mean_ns
+
+
+def _in_ns(cost: WorkCost) -> tuple[int, int]:
+    return nanoseconds(cost.block_s), nanoseconds(cost.image_s)
+
+
+class SimulatedHost:
+    """One run's host; it is free again at `free_ns`. Without a table decisions and messages cost it nothing."""
+
+    def __init__(self, table: HostTable | None, seed: int) -> None:
+        self.table = table
+        self.free_ns = 0
+        self._decision_salt = derived_seed(seed, DECISIONS)
+        self._returned_salt = derived_seed(seed, RETURNS)
+
+    def decide(self, server: int, decision: int, images: int, decision_ns: int, now_ns: int) -> int:
+        """Begin a decision on a free host; returns when its block is sent.
+
+        Args:
+            decision_ns: the policy's own time, which comes on top.
+        """
+        ended_ns = now_ns + decision_ns
+        if self.table is None:
+            return ended_ns
+        drawn = hashed(self._decision_salt, server, decision)
+        self.free_ns = ended_ns + self.table.cost_ns(self.table.decision, images, drawn)
+        return self.free_ns
+
+    def hear(self, server: int, message: int, images: int, now_ns: int) -> int:
+        """A message has arrived; returns when its requests are back. `table` is not None."""
+        assert self.table is not None, "a host without costs hears at once"
+        drawn = hashed(self._returned_salt, server, message)
+        self.free_ns = max(now_ns, self.free_ns) + self.table.cost_ns(self.table.returned, images, drawn)
+        return self.free_ns
