@@ -356,19 +356,29 @@ def _compare(router: _RouterBook, book: _LifeBook) -> Iterator[Violation]:
         problem = f"its log ends after {book.steps} steps, and the router had heard of {book.heard}"
         yield Violation(book.name, None, problem)
         return  # what is missing is missing
-    must_be_heard = not ended and router.is_drained
-    yield from _compare_answers(book, router.heard.get(life, {}), must_be_heard=must_be_heard)
-
-
-def _compare_answers(book: _LifeBook, heard: _Answers, *, must_be_heard: bool) -> Iterator[Violation]:
-    """What the router heard was said, and what was said in time was heard."""
+    heard = router.heard.get(life, {})
     for answer, times in heard.items():
         for step, blocks in times[len(book.answers.get(answer, ())) :]:
             yield Violation(ROUTER_LOG, step, f"{_text(answer, blocks)} by {book.name}, in whose log that is not")
+    in_time = _heard_in_time(book, heard, is_drained=router.is_drained and not ended)
     for answer, times in book.answers.items():
         for step, blocks in times[len(heard.get(answer, ())) :]:
-            if must_be_heard or step < book.heard:
+            if step < in_time:
                 yield Violation(book.name, step, f"{_text(answer, blocks)}, and the router did not hear of it")
+
+
+def _heard_in_time(book: _LifeBook, heard: _Answers, *, is_drained: bool) -> int:
+    """The step before which the router heard of all that a life handed back: an agent's words come in their order.
+
+    Of several answers of one step, a killed life's first may be the last that was heard.
+    """
+    if is_drained:
+        return book.steps
+    if book.ended is None:
+        return 0  # simulated words may overtake each other
+    times = [times[:count] for answer, times in book.answers.items() if (count := len(heard.get(answer, ())))]
+    last = max((step for each in times for step, _ in each), default=0)
+    return max(last, book.heard - 1) if book.ended else last
 
 
 def _text(answer: _Answer, blocks: tuple[int, ...]) -> str:

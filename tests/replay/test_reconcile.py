@@ -89,6 +89,35 @@ def test_blocks_are_lost_with_a_life_or_under_way_at_a_cut() -> None:
     assert cut.violations == ()
 
 
+def test_what_is_said_after_a_cut_need_not_be_heard() -> None:
+    """Only the last words of a life can be; what it did is told of in the end."""
+    logs = _logs(end="cut")
+    at = max(n for n, step in enumerate(logs.router) if isinstance(step.event, RequestsReturned))
+    event = logs.router[at].event
+    assert isinstance(event, RequestsReturned)
+    lives = tuple(replace(each, heard=len(each.steps)) for each in logs.lives)
+    assert _account(Logs((*logs.router[:at], *logs.router[at + 1 :]), lives)).violations == ()
+    first = _first(logs.router, RequestsReturned)
+    found = _account(Logs((*logs.router[:first], *logs.router[first + 1 :]), lives)).violations
+    assert any("the router did not hear of it" in str(each) for each in found)
+
+
+def test_what_a_killed_life_was_heard_to_say_counts() -> None:
+    """Its last words, of a step that the router had heard of, are missing in the router's log."""
+    which, life = next((n, each) for n, each in enumerate(DEADLY.lives) if each.ended and each.heard > 10)
+    place = (life.server, life.epoch)
+    answers = [
+        number
+        for number, step in enumerate(DEADLY.router)
+        if isinstance(step.event, RequestsReturned) and (step.event.server, step.event.epoch) == place
+    ]
+    router = (*DEADLY.router[: answers[-1]], *DEADLY.router[answers[-1] + 1 :])
+    for heard, is_told in ((life.heard - 1, False), (life.heard + 1, True)):
+        lives = (*DEADLY.lives[:which], replace(life, heard=heard), *DEADLY.lives[which + 1 :])
+        found = [str(each) for each in _account(Logs(router, lives)).violations]
+        assert any(f"{life.server}, life 1, step {life.heard - 1}: request" in each for each in found) == is_told
+
+
 # -------------------------------------------------------------------------------------------------------- what is wrong
 
 
