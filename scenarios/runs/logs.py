@@ -91,7 +91,7 @@ def _remove_others(folder: RunFolder, path: Path, kept: set[str]) -> None:
 def logged_places(folder: RunFolder) -> list[str]:
     """Where runs lie that have kept logs, by the folder's files and by what is known to have been made there."""
     known = {name for name, entry in folder.entries.items() if entry.steps is not None}
-    there = {path.relative_to(folder).as_posix() for path in folder.path.glob("*/*/events*.jsonl.gz")}
+    there = {path.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}")}
     return sorted({name.rpartition("/")[0] for name in known | there})
 
 
@@ -102,7 +102,7 @@ def read_lives(folder: RunFolder, place: str) -> tuple[StoredLife, ...] | None:
         InputError: the list is missing, changed or damaged.
     """
     name = f"{place}/{LIVES_FILE}"
-    if name not in folder.entries and not any((folder / place).glob("events-*.jsonl.gz")):
+    if name not in folder.entries and not any((folder / place).glob("events-*-life*.jsonl.gz")):
         return None
     document = folder.read_json(name)
     with folder.mending(name):
