@@ -15,7 +15,7 @@ from msgspec import structs
 
 from policies.faults import WORKER_DIED, Crash, Fault, Hang, Outage
 from policies.reconcile import Account, Books, Fate
-from policies.records import AgentLog, LoggedStep
+from policies.records import AgentLog, LoggedStep, RunRecord
 from policies.replay import replay_run
 from policies.vocabulary import (
     NS_PER_S,
@@ -23,6 +23,7 @@ from policies.vocabulary import (
     RequestsReturned,
     ReturnRequests,
     SendBlock,
+    ServerDown,
     TimerFired,
     TransferFailed,
 )
@@ -35,12 +36,16 @@ SPEC = replace(worlds.cluster(), supervision=RULES)
 KNOBS = [server.knobs for server in SPEC.servers]
 
 
-def _logs(faults: tuple[Fault, ...] = (), *, seed: int = 0, seconds: float = 0.3, end: str = "drain") -> Logs:
+def _simulated(faults: tuple[Fault, ...] = (), *, seed: int = 0, end: str = "drain", rate: float = 150) -> RunRecord:
     plan = worlds.run(
-        SPEC, worlds.poisson_s(150, seconds, seed), seconds, faults=faults, seed=seed, keep_log=True, end=end,
+        SPEC, worlds.poisson_s(rate, 0.3, seed), 0.3, faults=faults, seed=seed, keep_log=True, end=end,
         drain_limit_ns=120 * NS_PER_S,
     )  # fmt: skip
-    return apart(Watched(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(seed)).log)
+    return Watched(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(seed))
+
+
+def _logs(faults: tuple[Fault, ...] = (), *, seed: int = 0, end: str = "drain") -> Logs:
+    return apart(_simulated(faults, seed=seed, end=end).log)
 
 
 def _account(logs: Logs) -> Account:
@@ -116,6 +121,61 @@ def test_what_a_killed_life_was_heard_to_say_counts() -> None:
         lives = (*DEADLY.lives[:which], replace(life, heard=heard), *DEADLY.lives[which + 1 :])
         found = [str(each) for each in _account(Logs(router, lives)).violations]
         assert any(f"{life.server}, life 1, step {life.heard - 1}: request" in each for each in found) == is_told
+
+
+def test_stale_words_change_nothing() -> None:
+    """What a dead life said and the router heard too late, and the failure of a transfer whose block has ended."""
+    down = next(n for n, step in enumerate(DEADLY.router) if isinstance(step.event, ServerDown))
+    event = DEADLY.router[down].event
+    assert isinstance(event, ServerDown)
+    which, life = next(
+        (n, each) for n, each in enumerate(DEADLY.lives) if (each.server, each.epoch) == (event.server, 1)
+    )
+    lost = next(
+        command.block
+        for step in reversed(DEADLY.router[:down])
+        for command in step.commands
+        if isinstance(command, SendBlock) and command.block.server == event.server
+    )
+    said = LoggedStep(
+        9, f"server:{event.server}", TimerFired(), (ReturnRequests(1, lost.requests, lost.key.segment, 0.5),)
+    )
+    heard = RequestsReturned(event.server, 1, lost.requests, lost.key.segment, 0.5)
+    late = [
+        replace(DEADLY.router[down], event=word, commands=())
+        for word in (heard, TransferFailed(lost.block, 0, event.server, lost.requests, "server_down"))
+    ]
+    arrived = LoggedStep(8, said.core, BlockArrived(lost), ())
+    steps = life.steps if any(step.event == arrived.event for step in life.steps) else (*life.steps, arrived)
+    lives = (*DEADLY.lives[:which], replace(life, steps=(*steps, said)), *DEADLY.lives[which + 1 :])
+    sent_again = next(
+        number
+        for number, step in enumerate(DEADLY.router)
+        for command in step.commands
+        if number > down and isinstance(command, SendBlock) and set(command.block.requests) & set(lost.requests)
+    )
+    router = (*DEADLY.router[: sent_again + 1], *late, *DEADLY.router[sent_again + 1 :])
+    account = _account(Logs(router, lives))
+    assert account.violations == ()
+    assert account.blocks == _account(DEADLY).blocks
+
+
+def test_simulated_words_may_overtake_each_other() -> None:
+    """Of two that were said, the second is heard and the first is not when the run is cut."""
+    log = _simulated(end="cut", rate=2000).log
+    words = [(number, word) for number, step in enumerate(log) for word in (step.event, *step.commands)]
+    sent_at = {request: n for n, word in words if isinstance(word, SendBlock) for request in word.block.requests}
+    returns = [(n, word) for n, word in words if isinstance(word, RequestsReturned) and word.segment < 4]
+    at = next(  # of requests that wait in the FIFO to the end
+        number
+        for number, word in returns
+        if all(sent_at[request] < number for request in word.requests)
+        and any(later > number and other.server == word.server for later, other in returns)
+    )
+    books = Books()
+    for _ in books.whole((*log[:at], *log[at + 1 :])):
+        pass
+    assert books.close().violations == ()
 
 
 # -------------------------------------------------------------------------------------------------------- what is wrong

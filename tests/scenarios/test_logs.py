@@ -131,6 +131,7 @@ def test_a_log_of_a_life_that_is_not_whole_is_told(
         assert f"{PLACE}/{path.name}: incomplete: " in said
         assert f" of {lines} steps" in said
         assert len(said.splitlines()) == 1
+        assert ("(the file is missing)" in said) == (not path.exists())
         path.write_bytes(whole)
     assert _replay(folder, capsys)[0] == 0
 
@@ -166,6 +167,16 @@ def test_a_damaged_list_of_lives_is_told(
     assert str(path) in said
     assert told in said
     assert "makes it again" in said
+
+
+def test_lives_whose_files_are_all_gone_are_missed(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left would pass for a run in which nobody served."""
+    for path in (folder / PLACE).glob("events-*"):
+        path.unlink()
+    (folder / PLACE / LIVES_FILE).unlink()
+    code, said = _replay(folder, capsys)
+    assert code == 2
+    assert f"{PLACE}/{LIVES_FILE}: no such file" in said
 
 
 _LIFE = {"server": 0, "name": "x", "epoch": 1, "steps": 1, "heard": 1, "ended": ""}
@@ -252,10 +263,13 @@ def test_of_many_problems_some_are_told(folder: RunFolder, capsys: pytest.Captur
 def test_logs_of_an_earlier_run_in_its_place_go(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
     """What was changed in the meantime is kept beside; a user's file stays."""
     result, record = made
+    elsewhere = "hardware/random-load0.8-seed0"
+    write_run(folder, result, record, point="load0.8")
     mine = folder / PLACE / "events-mine.jsonl.gz"
     mine.write_text("a user's own")
     (folder / PLACE / _life_file(2)).write_text("changed")
     write_run(folder, result, dataclasses.replace(record, agent_logs=record.agent_logs[:1]))
+    assert (folder / elsewhere / _life_file(2)).exists()
     left = sorted(path.name for path in (folder / PLACE).glob("events*"))
     assert left == sorted([LOG_FILE, mine.name, _life_file(0), f"{_life_file(2)}.damaged"])
     write_run(folder, result, dataclasses.replace(record, log=(), agent_logs=()))
