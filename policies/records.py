@@ -203,7 +203,7 @@ class AgentLog:
 
     Attributes:
         steps: of its scheduler, from the life's beginning; of a life that was killed, the last ones may be missing.
-        heard: how many of them the router had heard of when it last heard of the life in the run; as many are there.
+        heard: how many of them the router had heard of when it last heard of the life; as many are there at least.
         ended: as its `ServerDown` says; empty for a life that lived to the run's end.
     """
 

@@ -1,4 +1,4 @@
-"""Replay of a run's log through fresh cores: same events and times, same decisions, or the step where they part."""
+"""Replay of a run's logs through fresh cores: same events and times, same decisions, or the step where they part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from policies.errors import InputError
 from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.interfaces import RouterConfig
-from policies.records import LoggedStep
+from policies.reconcile import Books
+from policies.records import AgentLog, LoggedStep
 from policies.router import RouterCore
 
 
@@ -39,3 +40,27 @@ def replay(log: Iterable[LoggedStep], router: RouterConfig, servers: Sequence[Gr
         if commands != step.commands:
             return Divergence(number, step, commands)
     return None
+
+
+def replay_run(
+    log: Sequence[LoggedStep], agent_logs: Sequence[AgentLog], router: RouterConfig, servers: Sequence[GreedyKnobs]
+) -> list[str]:
+    """Replay each log of a run (see `policies.records.RunRecord`) on its own, then hold them against each other.
+
+    Returns:
+        What is wrong, a line each: where each log parts from fresh cores, and where they do not agree on a block.
+    """
+    books = Books()
+    wrong: list[str] = []
+    parts = {"router": books.router(log) if agent_logs else books.whole(log)}
+    for each in agent_logs:
+        parts[f"server:{each.server}, life {each.epoch}"] = books.life(
+            each.steps, server=each.server, epoch=each.epoch, heard=each.heard, ended=each.ended
+        )
+    for name, steps in parts.items():
+        divergence = replay(steps, router, servers)
+        for _ in steps:  # what comes after it is for the books
+            pass
+        if divergence is not None:
+            wrong.append(f"{name}, step {divergence.step}: {divergence.logged} is now {list(divergence.replayed)}")
+    return [*wrong, *map(str, books.close().violations)]

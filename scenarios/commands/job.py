@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError, WorkError
 from scenarios.commands.shared import (
@@ -24,19 +21,12 @@ from scenarios.files.router_names import TRAINED_ROUTER
 from scenarios.metrics.fidelity import results_in
 from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.records import LOG_FILE, read_cores, read_log
+from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
 from scenarios.show.comparison import format_comparison
+from scenarios.show.replay import format_replay
 from scenarios.show.result import format_score
 from scenarios.show.validation import format_validation
 from scenarios.terminal.output import Output
-
-if TYPE_CHECKING:
-    from policies.greedy import GreedyKnobs
-    from policies.interfaces import RouterConfig
-    from policies.records import LoggedStep
-    from policies.replay import Divergence
-
-SHOWN = 400  # characters of an event or of a step's commands
 
 
 def run(arguments: Namespace) -> int:
@@ -128,69 +118,18 @@ def validate(arguments: Namespace) -> int:
 
 
 def replay(arguments: Namespace) -> int:
-    """Every event log of a run folder through fresh cores; exit code 1 where they part, or a log is not whole."""
+    """Every event log of a run folder through fresh cores, and those of a run against each other; exit code 1 where
+    cores part, a log is not whole, or two do not fit together.
+    """
+    from scenarios.runs.replays import replay_folder
+
     output = Output(arguments)
     folder = RunFolder(arguments.run)
-    lengths = {name: entry.steps for name, entry in folder.entries.items() if entry.steps is not None}
-    names = {path.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}")}
-    if not (names or lengths):
+    if not logged_places(folder):
         raise InputError(str(folder.path), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
-    router, knobs = read_cores(folder)
-    answers = {
-        str(Path(name).parent): _replayed(folder, name, lengths.get(name), router, knobs)
-        for name in sorted(names | lengths.keys())
-    }
-    text = "\n".join(f"{name}: {answer or 'identical commands'}" for name, answer in answers.items())
-    output.result(text, {"schema": "slimsched.replay/1", "runs": answers})
-    return 1 if any(answers.values()) else 0
-
-
-def _replayed(
-    folder: RunFolder, name: str, length: int | None, router: RouterConfig, knobs: Sequence[GreedyKnobs]
-) -> str | None:
-    """What is wrong with a log, or with what fresh cores say to it; None where all of it is there and the same."""
-    from policies.replay import replay as replay_log
-
-    read = 0
-    problem = "" if (folder / name).exists() else "the file is missing"
-
-    def steps() -> Iterator[LoggedStep]:
-        nonlocal read, problem
-        try:
-            for step in read_log(folder / name):
-                yield step
-                read += 1
-        except InputError as error:
-            problem = f"{error.key}: {error.problem}"
-
-    with told_of(folder / name, folder.remedy(name)):
-        divergence = None if problem else replay_log(steps(), router, knobs)
-    if divergence is not None:
-        return _divergence_text(divergence)
-    if not problem and length in (None, read):
-        return None
-    of = "" if length is None else f" of {length}"
-    word = "incomplete" if length is None or read < length else "too long"
-    remedy = folder.remedy(name)
-    return f"{word}: {read}{of} steps{f' ({problem})' if problem else ''}, with identical commands; {remedy}"
-
-
-def _divergence_text(found: Divergence) -> str:
-    """Where the cores part, and what each said there, each part on a line."""
-    step = found.logged
-    return "\n".join(
-        [
-            f"step {found.step} at {step.now_ns / 1e9:.6f} s, {step.core}, differs",
-            f"  event     {_shortened(step.event)}",
-            f"  logged    {_shortened(list(step.commands))}",
-            f"  replayed  {_shortened(list(found.replayed))}",
-        ]
-    )
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+    runs = replay_folder(folder, *read_cores(folder))
+    output.result(format_replay(runs), {"schema": "slimsched.replay/2", "runs": runs})
+    return 1 if any(run["problems"] for run in runs.values()) else 0
 
 
 def report(arguments: Namespace) -> int:

@@ -20,7 +20,8 @@ from scenarios.metrics.fidelity import Validation, ValidationRun, validate_resul
 from scenarios.metrics.served import is_barren
 from scenarios.runs.effort import real_time_warning
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.records import CORES_FILE, load_point, run_place, write_cores, write_run
+from scenarios.runs.logs import CORES_FILE, write_cores
+from scenarios.runs.records import load_point, run_place, write_run
 from scenarios.terminal.progress import Progress
 from scenarios.world.routers import foreign_routers
 from scenarios.world.world import World

@@ -64,8 +64,10 @@ class RunFolder:
     `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
     `score.json`                    `slimsched.score/1`: the trained router on a run that training has not seen
     `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`records.write_run`)
-    `hardware/ROUTER-seedN/`        the same of a run on real executors; of one of several loads or repeats,
-                                    `ROUTER-load0.8-seedN-rep1` (`saturated` or `near` in the place of a load)
+    `hardware/ROUTER-seedN/`        the same of a run on real executors, with its event logs: the router's, one for each
+                                    life of each server, and `lives.json`, which lists those (`logs.write_logs`); of
+                                    one of several loads or repeats, `ROUTER-load0.8-seedN-rep1` (`saturated` or `near`
+                                    in the place of a load)
     `cores.json`                    the settings of the real runs' cores, for their replay
     `results.json`                  the results that were compared, a list of `slimsched.result/1`
     `comparison.json`               `slimsched.comparison/1`
@@ -311,11 +313,13 @@ class RunFolder:
                 self._open_journal.drop(name)
 
     def remove(self, path: Path) -> None:
-        """Remove a file that was made in the folder, if it is there."""
+        """Remove a file that was made in the folder, if it is there; what was changed since is kept beside."""
         with self.opened():
-            self._place(path)
+            name = self._place(path)
+            if path.exists() and not self.is_as_made(name):
+                self._set_aside(path)
             path.unlink(missing_ok=True)
-            self._open_journal.drop(self._name(path))
+            self._open_journal.drop(name)
 
     def require_free(self, path: Path) -> None:
         """Raises `InputError` where a file could not be made, because something is in the way."""

@@ -41,7 +41,7 @@ COMMAND_OF: Final = {  # of a stage, where it is not its name
     "serving": "run",
     "records": "compare",
 }
-_RECORD = r"(result|timeline)\.json|(requests|blocks|batches|telemetry)\.parquet|events[^/]*\.jsonl\.gz"
+_RECORD = r"(result|timeline|lives)\.json|(requests|blocks|batches|telemetry)\.parquet|events[^/]*\.jsonl\.gz"
 _TRAINED = r"(checkpoint\.safetensors|scalars\.json|events\.out\.tfevents\.[^/]+)"  # the last is TensorBoard's
 _DEEPER = re.compile(
     rf"""{re.escape(OWN)}/(lock|manifest\.jsonl) | \.stages/[^/]+\.json | calibration/[^/]+\.(yaml|jsonl)

@@ -1,39 +1,31 @@
-"""A run's record in its folder: tables of requests, batches and readings, the result, event logs."""
+"""A run's record in its folder: tables of requests, batches and readings, and the result."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import to_builtins
 
-from policies.codec import from_jsonable, to_jsonable
 from policies.errors import InputError, in_a_line, nearest
 from policies.files import atomic_path, require_file
-from policies.greedy import GreedyKnobs
-from policies.interfaces import RouterConfig
-from policies.records import LoggedStep, RunRecord
+from policies.records import RunRecord
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
+from scenarios.runs.logs import write_logs
 
 RECORD_FILES = ("requests.parquet", "blocks.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")
-LOG_FILE = "events.jsonl.gz"
-CORES_FILE = "cores.json"
 MOST_TABLE_BYTES: Final = 4_000_000_000
 MOST_VALUES: Final = 500_000_000  # of a table
-LONGEST_LINE: Final = 50_000_000  # characters of a log's step
-_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # data of another form
 _PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
 
 
 def _write_record(folder: RunFolder, path: Path, record: RunRecord) -> list[Path]:
-    """Everything of a run: Parquet tables, a timeline, and the event log where the run kept one."""
+    """Everything of a run: Parquet tables, a timeline, and the event logs where the run kept them."""
     tables: dict[str, Iterable[Any]] = {
         "requests": record.requests,
         "blocks": record.blocks,
@@ -44,10 +36,7 @@ def _write_record(folder: RunFolder, path: Path, record: RunRecord) -> list[Path
         with folder.making(path / f"{name}.parquet") as made:
             write_table(made.path, rows)
     folder.write_text(path / "timeline.json", json.dumps(timeline(record)))
-    if record.log:
-        with folder.making(path / LOG_FILE) as made:
-            made.steps = write_log(made.path, record.log)
-    return [path / name for name in (*RECORD_FILES, *([LOG_FILE] if record.log else []))]
+    return [*(path / name for name in RECORD_FILES), *write_logs(folder, path, record)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,53 +190,3 @@ def timeline(record: RunRecord) -> dict[str, Any]:
 def _span(name: str, pid: int, tid: int, start_ns: int, end_ns: int, args: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}  # the format counts microseconds
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, **times, "args": args}
-
-
-def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
-    """The settings that the real runs' cores have, for their replay: the scenario may be another one by then."""
-    folder.write_json(
-        folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]}
-    )
-
-
-def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
-    """What `write_cores` wrote; raises `InputError` where it is missing or broken."""
-    path = folder / CORES_FILE
-    if not path.is_file():
-        raise InputError(str(path), "", "no such file, so the logs can't be replayed; `slimsched validate` writes it")
-    document = folder.read_json(CORES_FILE)
-    try:
-        return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
-    except _MALFORMED as error:
-        raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None
-
-
-def write_log(path: Path, log: Iterable[LoggedStep]) -> int:
-    """The event log, one step a line; returns the number of its steps."""
-    count = 0
-    with atomic_path(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
-        for step in log:
-            commands = [to_jsonable(command) for command in step.commands]
-            line = {"now_ns": step.now_ns, "core": step.core, "event": to_jsonable(step.event), "commands": commands}
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            count += 1
-    return count
-
-
-def read_log(path: Path) -> Iterator[LoggedStep]:
-    """The steps of an event log; raises `InputError` naming the line where it is broken."""
-    number = 0
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                yield _step(json.loads(line))
-    except FileNotFoundError:
-        raise InputError(str(path), "", "no event log here; run with one kept") from None
-    except (OSError, EOFError, zlib.error, *_MALFORMED) as error:
-        raise InputError(str(path), f"line {number}", f"no event log: {error}") from None
-
-
-def _step(data: Mapping[str, Any]) -> LoggedStep:
-    commands = tuple(from_jsonable(command) for command in data["commands"])
-    return LoggedStep(int(data["now_ns"]), str(data["core"]), from_jsonable(data["event"]), commands)

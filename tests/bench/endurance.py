@@ -4,7 +4,8 @@
     python -m tests.bench.endurance soak --minutes 60
 
 `chaos`: one run in which random workers are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
-request must have one record, completed or failed with a named reason, and the log must replay through fresh cores.
+request must have one record, completed or failed with a named reason, and the logs must replay through fresh cores and
+agree with each other.
 `soak`: one run (or several of `--run-s`, one after another) on one set of workers; the memory of each process is read
 about every 30 seconds, and a straight line laid through it. The driver keeps a record of every request until its run
 has ended, by design: what it grows by an image is told as `driver_bytes_per_image`.
@@ -37,7 +38,7 @@ from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.names import make_router
 from policies.records import RunRecord
-from policies.replay import replay
+from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.rules.context import RouterContext
 from policies.vocabulary import NS_PER_S, RequestArrived
@@ -117,7 +118,7 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
     assert "" not in failures, "a failure without a reason"
     back_s = [(d.up_ns - d.down_ns) / NS_PER_S for d in record.downtimes if d.up_ns is not None]
     done_s = [(r.finished_ns - r.arrived_ns) / NS_PER_S for r in record.requests if r.status == "completed"]
-    parted = replay(record.log, bench.config, [bench.knobs] * servers)
+    wrong = replay_run(record.log, record.agent_logs, bench.config, [bench.knobs] * servers)
     return {
         "minutes": minutes,
         "rate_img_s": rate,
@@ -130,7 +131,7 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
         "restarts": len(back_s),
         "down_s": _spread(back_s),
         "latency_s": _spread(done_s),
-        "replay": "identical" if parted is None else str(parted)[:300],
+        "replay": f"{len(wrong)} problems: {wrong[0]:.300}" if wrong else "identical",
     }
 
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 from policies.codec import from_jsonable, to_jsonable
 from policies.records import LoggedStep
-from policies.replay import replay
+from policies.replay import replay, replay_run
 from policies.vocabulary import RunBatch
 from tests import worlds
 from tests.laws.test_conservation import Scenario, scenarios
@@ -24,7 +24,7 @@ def test_a_stored_log_replays_to_identical_commands(scenario: Scenario) -> None:
         LoggedStep(now, core, from_jsonable(event), from_jsonable(commands)) for now, core, event, commands in stored
     ]
     assert tuple(log) == record.log
-    assert replay(log, spec.router, [server.knobs for server in spec.servers]) is None
+    assert replay_run(log, (), spec.router, [server.knobs for server in spec.servers]) == []
 
 
 def as_data(step: LoggedStep) -> tuple[object, ...]:

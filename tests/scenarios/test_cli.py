@@ -20,7 +20,8 @@ from scenarios.cli import COMMANDS, handler_of, main
 from scenarios.commands import profile as profile_commands
 from scenarios.files.reading import load_scenario
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.records import write_cores, write_run
+from scenarios.runs.logs import LOG_FILE, write_cores
+from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from sim.profile import Profile
@@ -194,7 +195,7 @@ def test_replay_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["replay", str(folder.path)]) == 1
     out = capsys.readouterr().out
     step = record.log[changed]
-    assert f"random-seed0: step {changed} at {step.now_ns / 1e9:.6f} s, {step.core}, differs" in out
+    assert f"random-seed0/{LOG_FILE}: step {changed} at {step.now_ns / 1e9:.6f} s, {step.core}, differs" in out
     event, logged, replayed = (line.split(maxsplit=1)[1] for line in out.splitlines()[1:4])
     assert event.startswith(type(step.event).__name__)
     assert logged == "[]"

@@ -19,8 +19,8 @@ from policies.files import file_hash
 from scenarios.cli import main
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.layout import OWN, fits
+from scenarios.runs.logs import LOG_FILE
 from scenarios.runs.manifest import Contents, Entry, Journal, read_manifest
-from scenarios.runs.records import LOG_FILE
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
 
@@ -449,7 +449,8 @@ def test_what_reads_a_damaged_file_names_the_remedy(made: Path, tmp_path: Path) 
 def logged(made: Path, tmp_path: Path) -> Path:
     """A folder with an event log of a real run's length."""
     from scenarios.files.reading import load_scenario
-    from scenarios.runs.records import write_cores, write_run
+    from scenarios.runs.logs import write_cores
+    from scenarios.runs.records import write_run
     from scenarios.runs.simulate import run_simulation
     from scenarios.world.materials import make_world
 
@@ -478,7 +479,10 @@ def test_replay_knows_how_long_a_log_is(logged: Path, capsys: pytest.CaptureFixt
         assert main(["replay", str(logged)]) == 1
         out = capsys.readouterr().out
         assert len(out.splitlines()) == 1
-        assert f"simulation/jsq-seed0: incomplete: {'' if read is None else f'{read} of {len(lines)} steps'}" in out
+        assert (
+            f"simulation/jsq-seed0/{LOG_FILE}: incomplete: {'' if read is None else f'{read} of {len(lines)} steps'}"
+            in out
+        )
         assert "makes it again" in out
 
 

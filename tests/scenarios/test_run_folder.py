@@ -16,17 +16,9 @@ from policies.replay import replay
 from scenarios.files.documents import inputs_hash, write_json, write_text
 from scenarios.runs import records
 from scenarios.runs.folder import RunFolder
+from scenarios.runs.logs import LOG_FILE, read_cores, read_log, write_cores
 from scenarios.runs.provenance import environment
-from scenarios.runs.records import (
-    LOG_FILE,
-    read_cores,
-    read_log,
-    read_runs,
-    read_table,
-    timeline,
-    write_cores,
-    write_run,
-)
+from scenarios.runs.records import read_runs, read_table, timeline, write_run
 from tests import worlds
 from tests.scenarios.folders import simulated
 

@@ -1,0 +1,171 @@
+"""The event logs of a run in its folder, and what their replay needs: one of all cores, or the router's and one a life.
+
+A simulation writes one log. Real executors write the router's and one for each life of each server's agent; beside them
+a list of the lives says how many steps each log has, how many the router had heard of, and how each life ended.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from policies.codec import from_jsonable, to_jsonable
+from policies.errors import InputError
+from policies.files import atomic_path
+from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.records import AgentLog, LoggedStep, RunRecord
+from scenarios.files.spec import NAME
+from scenarios.runs.folder import RunFolder
+
+LOG_FILE: Final = "events.jsonl.gz"
+LIVES_FILE: Final = "lives.json"
+CORES_FILE: Final = "cores.json"
+LONGEST_LINE: Final = 50_000_000  # characters of a log's step
+_SCHEMA: Final = "slimsched.lives/1"
+_MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # data of another form
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class StoredLife(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One life of a server's agent, as the list of lives has it; `steps` are of its log, the rest as in `AgentLog`."""
+
+    server: _Count
+    name: Annotated[str, msgspec.Meta(pattern=NAME)]
+    epoch: _Count
+    steps: _Count
+    heard: _Count
+    ended: str
+
+    @property
+    def file(self) -> str:
+        """Its log."""
+        return f"events-{self.name}-life{self.epoch}.jsonl.gz"
+
+    @classmethod
+    def of(cls, log: AgentLog, record: RunRecord) -> StoredLife:
+        """A life of a run."""
+        name = record.servers[log.server].name
+        return cls(log.server, name, log.epoch, len(log.steps), log.heard, log.ended)
+
+
+class _Lives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema: str
+    lives: tuple[StoredLife, ...]
+
+
+# ------------------------------------------------------------------------------------------------------------ a run's
+
+
+def write_logs(folder: RunFolder, path: Path, record: RunRecord) -> list[Path]:
+    """The logs that a run has kept, in its place; those that lie there of an earlier one go. Returns the files."""
+    logs = {LOG_FILE: record.log} if record.log else {}
+    lives = [StoredLife.of(log, record) for log in record.agent_logs]
+    logs |= {life.file: log.steps for life, log in zip(lives, record.agent_logs, strict=True)}
+    _remove_others(folder, path, {*logs, *([LIVES_FILE] if lives else [])})
+    for name, steps in logs.items():
+        with folder.making(path / name) as made:
+            made.steps = write_log(made.path, steps)
+    written = [path / name for name in logs]
+    if lives:
+        folder.write_json(path / LIVES_FILE, msgspec.to_builtins(_Lives(_SCHEMA, tuple(lives))))
+        written.append(path / LIVES_FILE)
+    return written
+
+
+def _remove_others(folder: RunFolder, path: Path, kept: set[str]) -> None:
+    for name in list(folder.entries):
+        place = folder / name
+        is_ours = place.name == LIVES_FILE or (place.name.startswith("events") and place.name.endswith(".jsonl.gz"))
+        if place.parent == path and is_ours and place.name not in kept:
+            folder.remove(place)
+
+
+def logged_places(folder: RunFolder) -> list[str]:
+    """Where runs lie that have kept logs, by the folder's files and by what is known to have been made there."""
+    known = {name for name, entry in folder.entries.items() if entry.steps is not None}
+    there = {path.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}")}
+    return sorted({name.rpartition("/")[0] for name in known | there})
+
+
+def read_lives(folder: RunFolder, place: str) -> tuple[StoredLife, ...] | None:
+    """The lives of a run; None where one log holds the steps of all cores.
+
+    Raises:
+        InputError: the list is missing, changed or damaged.
+    """
+    name = f"{place}/{LIVES_FILE}"
+    if name not in folder.entries and not any((folder / place).glob("events-*-life*.jsonl.gz")):
+        return None
+    document = folder.read_json(name)
+    with folder.mending(name):
+        try:
+            found = msgspec.convert(document, _Lives)
+        except msgspec.ValidationError as error:
+            raise InputError(str(folder / name), "", f"no list of lives: {error}") from None
+        if found.schema != _SCHEMA:
+            raise InputError(str(folder / name), "schema", f"allowed is {_SCHEMA!r} (found {found.schema!r:.80})")
+    return found.lives
+
+
+# ------------------------------------------------------------------------------------------------------------ one log
+
+
+def write_log(path: Path, log: Iterable[LoggedStep]) -> int:
+    """The event log, one step a line; returns the number of its steps."""
+    count = 0
+    with atomic_path(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
+        for step in log:
+            commands = [to_jsonable(command) for command in step.commands]
+            line = {"now_ns": step.now_ns, "core": step.core, "event": to_jsonable(step.event), "commands": commands}
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            count += 1
+    return count
+
+
+def read_log(path: Path) -> Iterator[LoggedStep]:
+    """The steps of an event log; raises `InputError` naming the line where it is broken."""
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                yield _step(json.loads(line))
+    except FileNotFoundError:
+        raise InputError(str(path), "", "no event log here; run with one kept") from None
+    except (OSError, EOFError, zlib.error, *_MALFORMED) as error:
+        raise InputError(str(path), f"line {number}", f"no event log: {error}") from None
+
+
+def _step(data: Mapping[str, Any]) -> LoggedStep:
+    commands = tuple(from_jsonable(command) for command in data["commands"])
+    return LoggedStep(int(data["now_ns"]), str(data["core"]), from_jsonable(data["event"]), commands)
+
+
+# ------------------------------------------------------------------------------------------------------------ cores
+
+
+def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
+    """The settings that the real runs' cores have, for their replay: the scenario may be another one by then."""
+    folder.write_json(
+        folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]}
+    )
+
+
+def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:
+    """What `write_cores` wrote; raises `InputError` where it is missing or broken."""
+    path = folder / CORES_FILE
+    if not path.is_file():
+        raise InputError(str(path), "", "no such file, so the logs can't be replayed; `slimsched validate` writes it")
+    document = folder.read_json(CORES_FILE)
+    try:
+        return from_jsonable(document["router"]), [from_jsonable(knobs) for knobs in document["servers"]]
+    except _MALFORMED as error:
+        raise InputError(str(path), "", f"no settings of cores: {error}; `slimsched validate` writes them") from None

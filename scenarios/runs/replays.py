@@ -1,0 +1,159 @@
+"""Replay of the logs that a run folder has kept: each through fresh cores, and all of a run held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from policies.errors import InputError
+from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.reconcile import Books
+from policies.records import LoggedStep
+from policies.replay import Divergence, replay
+from scenarios.files.documents import told_of
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.logs import LOG_FILE, StoredLife, logged_places, read_lives, read_log
+
+SHOWN = 400  # characters of an event or of a step's commands
+_Steps = Iterable[LoggedStep]
+
+
+class ReplayedLog(TypedDict):
+    """One log.
+
+    Attributes:
+        of: whose steps it holds: `all cores`, `router`, or `server:0, life 1`.
+        steps: that could be read.
+        heard: how many of them the router had heard of; null but for a life.
+        ended: what ended the life, empty for the run's end; null but for a life.
+    """
+
+    file: str
+    of: str
+    steps: int
+    heard: int | None
+    ended: str | None
+
+
+class ReplayedRun(TypedDict):
+    """One run; `blocks` by their fate, and a text for all that is wrong, which names the log."""
+
+    logs: list[ReplayedLog]
+    blocks: dict[str, int]
+    problems: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A log to be read; `follow` keeps the books by it."""
+
+    file: str
+    of: str
+    follow: Callable[[_Steps], Iterator[LoggedStep]]
+    life: StoredLife | None = None
+
+
+def replay_folder(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> dict[str, ReplayedRun]:
+    """Every run that has kept logs, by its place.
+
+    Raises:
+        InputError: a log is whole and no log of such cores; a list of lives is missing or damaged.
+    """
+    return {place: _Replay(folder, place, router, servers).carry_out() for place in logged_places(folder)}
+
+
+class _Replay:
+    """Of one run."""
+
+    def __init__(self, folder: RunFolder, place: str, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
+        self._folder = folder
+        self._place = place
+        self._cores = (router, servers)
+        self._books = Books()
+
+    def carry_out(self) -> ReplayedRun:
+        found, problems = list[ReplayedLog](), list[str]()
+        for log in self._logs():
+            steps, problem = self._replayed(log)
+            life = log.life
+            heard, ended = (None, None) if life is None else (life.heard, life.ended)
+            found.append({"file": log.file, "of": log.of, "steps": steps, "heard": heard, "ended": ended})
+            if problem:
+                problems.append(f"{self._place}/{log.file}: {problem}")
+        if problems:  # what is missing in a log is missing in the books
+            return {"logs": found, "blocks": {}, "problems": problems}
+        with self._told(LOG_FILE):
+            account = self._books.close()
+            wrong = [f"{self._place}: {violation}" for violation in account.violations]
+        return {"logs": found, "blocks": {fate.word: n for fate, n in account.blocks.items()}, "problems": wrong}
+
+    def _logs(self) -> Iterator[_Log]:
+        lives = read_lives(self._folder, self._place)
+        if lives is None:
+            yield _Log(LOG_FILE, "all cores", self._books.whole)
+            return
+        yield _Log(LOG_FILE, "router", self._books.router)
+        for life in lives:
+            yield _Log(life.file, f"server:{life.server}, life {life.epoch}", self._follower(life), life)
+
+    def _follower(self, life: StoredLife) -> Callable[[_Steps], Iterator[LoggedStep]]:
+        def follow(steps: _Steps) -> Iterator[LoggedStep]:
+            return self._books.life(steps, server=life.server, epoch=life.epoch, heard=life.heard, ended=life.ended)
+
+        return follow
+
+    def _replayed(self, log: _Log) -> tuple[int, str]:
+        """How many steps there are, and what is wrong with them, or with what fresh cores say to them."""
+        name, read, problem = f"{self._place}/{log.file}", 0, ""
+
+        def steps() -> Iterator[LoggedStep]:
+            nonlocal read, problem
+            try:
+                for step in read_log(self._folder / name):
+                    yield step
+                    read += 1
+            except InputError as error:
+                problem = f"{error.key}: {error.problem}"
+
+        if not (self._folder / name).exists():
+            problem = "the file is missing"
+        with self._told(log.file):
+            divergence = None if problem else replay(log.follow(steps()), *self._cores)
+        if divergence is not None:
+            return read, _divergence_text(divergence)
+        return read, self._count_text(log, read, problem)
+
+    def _count_text(self, log: _Log, read: int, problem: str) -> str:
+        """What is wrong with the number of steps; nothing where all are there."""
+        name = f"{self._place}/{log.file}"
+        entry = self._folder.entries.get(name)
+        length = log.life.steps if log.life is not None else None if entry is None else entry.steps
+        if not problem and length in (None, read):
+            return ""
+        of = "" if length is None else f" of {length}"
+        word = "incomplete" if length is None or read < length else "too long"
+        remedy = self._folder.remedy(name)
+        return f"{word}: {read}{of} steps{f' ({problem})' if problem else ''}, with identical commands; {remedy}"
+
+    def _told(self, file: str) -> Any:
+        return told_of(self._folder / self._place / file, self._folder.remedy(f"{self._place}/{file}"))
+
+
+def _divergence_text(found: Divergence) -> str:
+    """Where the cores part, and what each said there, each part on a line."""
+    step = found.logged
+    return "\n".join(
+        [
+            f"step {found.step} at {step.now_ns / 1e9:.6f} s, {step.core}, differs",
+            f"  event     {_shortened(step.event)}",
+            f"  logged    {_shortened(list(step.commands))}",
+            f"  replayed  {_shortened(list(found.replayed))}",
+        ]
+    )
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"

@@ -1,0 +1,32 @@
+"""What replay has found, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from scenarios.runs.replays import ReplayedLog, ReplayedRun
+
+MOST_PROBLEMS: Final = 5  # that are told of a run
+
+
+def format_replay(runs: Mapping[str, ReplayedRun]) -> str:
+    """What is wrong with each run; of one that replays, a line, and one more for each log where there are several."""
+    return "\n".join(_run_text(place, run) for place, run in runs.items())
+
+
+def _run_text(place: str, run: ReplayedRun) -> str:
+    if problems := run["problems"]:
+        more = len(problems) - MOST_PROBLEMS
+        return "\n".join([*problems[:MOST_PROBLEMS], *([f"{place}: and {more:,} more"] if more > 0 else [])])
+    steps = sum(log["steps"] for log in run["logs"])
+    blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
+    text = f"{place}: identical commands in {steps:,} steps; blocks: {blocks}"
+    return text if len(run["logs"]) == 1 else "\n".join([text, *map(_log_text, run["logs"])])
+
+
+def _log_text(log: ReplayedLog) -> str:
+    if log["ended"] is None:
+        return f"  {log['file']}: {log['of']}, {log['steps']:,} steps"
+    end = f"{log['ended']} ({log['heard']:,} heard of)" if log["ended"] else "to the run's end"
+    return f"  {log['file']}: {log['of']}, {log['steps']:,} steps, {end}"

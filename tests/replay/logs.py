@@ -1,0 +1,56 @@
+"""A run's logs as real executors keep them: a simulated log taken apart into the router's and those of each life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.records import AgentLog, LoggedStep
+from policies.vocabulary import RejectRequests, RequestsRejected, RequestsReturned, ReturnRequests, ServerDown, ServerUp
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Of one run."""
+
+    router: tuple[LoggedStep, ...]
+    lives: tuple[AgentLog, ...]
+
+
+def apart(log: Sequence[LoggedStep]) -> Logs:
+    """What each would have written; who is killed writes nothing of it, and all that was heard was heard at once."""
+    router = tuple(step for step in log if step.core == "router")
+    ended = {(e.server, e.epoch): e.reason for e in (step.event for step in router) if isinstance(e, ServerDown)}
+    heard = [e for e in (step.event for step in router) if isinstance(e, RequestsReturned | RequestsRejected)]
+    steps: dict[tuple[int, int], list[LoggedStep]] = {}
+    current: dict[str, list[LoggedStep]] = {}
+    for step in log:
+        if step.core == "router":
+            continue
+        if isinstance(step.event, ServerUp):
+            current[step.core] = steps[step.event.server, step.event.epoch] = []
+        if step.core in current and not isinstance(step.event, ServerDown):
+            current[step.core].append(step)
+        if isinstance(step.event, ServerDown):
+            del current[step.core]
+    return Logs(
+        router,
+        tuple(
+            AgentLog(server, epoch, tuple(own), _heard(own, sum(_is_of(e, server, epoch) for e in heard)), ended_as)
+            for (server, epoch), own in sorted(steps.items())
+            for ended_as in [ended.get((server, epoch), "")]
+        ),
+    )
+
+
+def _is_of(event: RequestsReturned | RequestsRejected, server: int, epoch: int) -> bool:
+    return (event.server, event.epoch) == (server, epoch)
+
+
+def _heard(steps: Sequence[LoggedStep], answers: int) -> int:
+    """The number of steps until so many answers were given."""
+    for number, step in enumerate(steps):
+        if answers <= 0:
+            return number
+        answers -= sum(isinstance(command, ReturnRequests | RejectRequests) for command in step.commands)
+    return len(steps)

@@ -1,0 +1,376 @@
+"""The logs of a run must agree on every block; each way in which they can't is told, with its log and step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from policies.faults import WORKER_DIED, Crash, Fault, Hang, Outage
+from policies.reconcile import Account, Books, Fate
+from policies.records import AgentLog, LoggedStep, RunRecord
+from policies.replay import replay_run
+from policies.vocabulary import (
+    NS_PER_S,
+    BlockArrived,
+    RequestsReturned,
+    ReturnRequests,
+    SendBlock,
+    ServerDown,
+    TimerFired,
+    TransferFailed,
+)
+from tests import worlds
+from tests.laws.test_conservation import RULES, Watched, fault_plans
+from tests.replay.logs import Logs, apart
+
+MS = 1_000_000
+SPEC = replace(worlds.cluster(), supervision=RULES)
+KNOBS = [server.knobs for server in SPEC.servers]
+
+
+def _simulated(faults: tuple[Fault, ...] = (), *, seed: int = 0, end: str = "drain", rate: float = 150) -> RunRecord:
+    plan = worlds.run(
+        SPEC, worlds.poisson_s(rate, 0.3, seed), 0.3, faults=faults, seed=seed, keep_log=True, end=end,
+        drain_limit_ns=120 * NS_PER_S,
+    )  # fmt: skip
+    return Watched(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(seed))
+
+
+def _logs(faults: tuple[Fault, ...] = (), *, seed: int = 0, end: str = "drain") -> Logs:
+    return apart(_simulated(faults, seed=seed, end=end).log)
+
+
+def _account(logs: Logs) -> Account:
+    books = Books()
+    for _ in books.router(logs.router):
+        pass
+    for each in logs.lives:
+        about = {"server": each.server, "epoch": each.epoch, "heard": each.heard}
+        for _ in books.life(each.steps, **about, ended=each.ended):
+            pass
+    return books.close()
+
+
+WELL = _logs()
+DEADLY = _logs((Crash(0, 100 * MS), Outage(1, 150 * MS, 200 * MS), Hang(2, 60 * MS)))
+
+
+# -------------------------------------------------------------------------------------------------------- what is well
+
+
+def test_logs_of_a_run_without_faults_agree_and_replay() -> None:
+    assert replay_run(WELL.router, WELL.lives, SPEC.router, KNOBS) == []
+    blocks = _account(WELL).blocks
+    assert sum(blocks.values()) == blocks[Fate.RETURNED] > 20
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(fault_plans(3), st.integers(0, 20), st.sampled_from(["drain", "cut"]))
+def test_whatever_goes_wrong_the_logs_agree(faults: tuple[Fault, ...], seed: int, end: str) -> None:
+    """Also where a killed life's log has lost all that the router had not heard of."""
+    logs = _logs(faults, seed=seed, end=end)
+    sent = sum(isinstance(command, SendBlock) for step in logs.router for command in step.commands)
+    cut = [replace(each, steps=each.steps[: each.heard]) if each.ended else each for each in logs.lives]
+    for each in (logs, replace(logs, lives=tuple(cut))):
+        account = _account(each)
+        assert account.violations == ()
+        assert sum(account.blocks.values()) == sent
+
+
+def test_blocks_are_lost_with_a_life_or_under_way_at_a_cut() -> None:
+    blocks = _account(DEADLY).blocks
+    assert blocks[Fate.LOST] > 0
+    assert not blocks[Fate.UNDER_WAY]
+    cut = _account(_logs(end="cut"))
+    assert cut.blocks[Fate.UNDER_WAY] > 0
+    assert cut.violations == ()
+
+
+def test_what_is_said_after_a_cut_need_not_be_heard() -> None:
+    """Only the last words of a life can be; what it did is told of in the end."""
+    logs = _logs(end="cut")
+    at = max(n for n, step in enumerate(logs.router) if isinstance(step.event, RequestsReturned))
+    event = logs.router[at].event
+    assert isinstance(event, RequestsReturned)
+    lives = tuple(replace(each, heard=len(each.steps)) for each in logs.lives)
+    assert _account(Logs((*logs.router[:at], *logs.router[at + 1 :]), lives)).violations == ()
+    first = _first(logs.router, RequestsReturned)
+    found = _account(Logs((*logs.router[:first], *logs.router[first + 1 :]), lives)).violations
+    assert any("the router did not hear of it" in str(each) for each in found)
+
+
+def test_what_a_killed_life_was_heard_to_say_counts() -> None:
+    """Its last words, of a step that the router had heard of, are missing in the router's log."""
+    which, life = next((n, each) for n, each in enumerate(DEADLY.lives) if each.ended and each.heard > 10)
+    place = (life.server, life.epoch)
+    answers = [
+        number
+        for number, step in enumerate(DEADLY.router)
+        if isinstance(step.event, RequestsReturned) and (step.event.server, step.event.epoch) == place
+    ]
+    router = (*DEADLY.router[: answers[-1]], *DEADLY.router[answers[-1] + 1 :])
+    for heard, is_told in ((life.heard - 1, False), (life.heard + 1, True)):
+        lives = (*DEADLY.lives[:which], replace(life, heard=heard), *DEADLY.lives[which + 1 :])
+        found = [str(each) for each in _account(Logs(router, lives)).violations]
+        assert any(f"{life.server}, life 1, step {life.heard - 1}: request" in each for each in found) == is_told
+
+
+def test_stale_words_change_nothing() -> None:
+    """What a dead life said and the router heard too late, and the failure of a transfer whose block has ended."""
+    down = next(n for n, step in enumerate(DEADLY.router) if isinstance(step.event, ServerDown))
+    event = DEADLY.router[down].event
+    assert isinstance(event, ServerDown)
+    which, life = next(
+        (n, each) for n, each in enumerate(DEADLY.lives) if (each.server, each.epoch) == (event.server, 1)
+    )
+    lost = next(
+        command.block
+        for step in reversed(DEADLY.router[:down])
+        for command in step.commands
+        if isinstance(command, SendBlock) and command.block.server == event.server
+    )
+    said = LoggedStep(
+        9, f"server:{event.server}", TimerFired(), (ReturnRequests(1, lost.requests, lost.key.segment, 0.5),)
+    )
+    heard = RequestsReturned(event.server, 1, lost.requests, lost.key.segment, 0.5)
+    late = [
+        replace(DEADLY.router[down], event=word, commands=())
+        for word in (heard, TransferFailed(lost.block, 0, event.server, lost.requests, "server_down"))
+    ]
+    arrived = LoggedStep(8, said.core, BlockArrived(lost), ())
+    steps = life.steps if any(step.event == arrived.event for step in life.steps) else (*life.steps, arrived)
+    lives = (*DEADLY.lives[:which], replace(life, steps=(*steps, said)), *DEADLY.lives[which + 1 :])
+    sent_again = next(
+        number
+        for number, step in enumerate(DEADLY.router)
+        for command in step.commands
+        if number > down and isinstance(command, SendBlock) and set(command.block.requests) & set(lost.requests)
+    )
+    router = (*DEADLY.router[: sent_again + 1], *late, *DEADLY.router[sent_again + 1 :])
+    account = _account(Logs(router, lives))
+    assert account.violations == ()
+    assert account.blocks == _account(DEADLY).blocks
+
+
+def test_simulated_words_may_overtake_each_other() -> None:
+    """Of two that were said, the second is heard and the first is not when the run is cut."""
+    log = _simulated(end="cut", rate=2000).log
+    words = [(number, word) for number, step in enumerate(log) for word in (step.event, *step.commands)]
+    sent_at = {request: n for n, word in words if isinstance(word, SendBlock) for request in word.block.requests}
+    returns = [(n, word) for n, word in words if isinstance(word, RequestsReturned) and word.segment < 4]
+    at = next(  # of requests that wait in the FIFO to the end
+        number
+        for number, word in returns
+        if all(sent_at[request] < number for request in word.requests)
+        and any(later > number and other.server == word.server for later, other in returns)
+    )
+    books = Books()
+    for _ in books.whole((*log[:at], *log[at + 1 :])):
+        pass
+    assert books.close().violations == ()
+
+
+# -------------------------------------------------------------------------------------------------------- what is wrong
+
+
+def _first(steps: tuple[LoggedStep, ...], kind: type) -> int:
+    """The first step from the tenth on whose event or command is of a kind."""
+    found = [n for n, step in enumerate(steps) if any(type(word) is kind for word in (step.event, *step.commands))]
+    return next(number for number in found if number >= 10)
+
+
+def _with_router(logs: Logs, at: int, *steps: LoggedStep) -> Logs:
+    """Other steps in the place of one."""
+    return replace(logs, router=(*logs.router[:at], *steps, *logs.router[at + 1 :]))
+
+
+def _with_life(logs: Logs, **changes: Any) -> Logs:
+    return replace(logs, lives=(replace(logs.lives[0], **changes), *logs.lives[1:]))
+
+
+def _without_steps_of(kind: type) -> Callable[[Logs], Logs]:
+    def broken(logs: Logs) -> Logs:
+        steps = logs.lives[0].steps
+        at = _first(steps, kind)
+        return _with_life(logs, steps=(*steps[:at], *steps[at + 1 :]), heard=logs.lives[0].heard - 1)
+
+    return broken
+
+
+def _unheard(logs: Logs) -> Logs:
+    return _with_router(logs, _first(logs.router, RequestsReturned))
+
+
+def _heard_twice(logs: Logs) -> Logs:
+    at = _first(logs.router, RequestsReturned)
+    return _with_router(logs, at, logs.router[at], logs.router[at])
+
+
+def _heard_otherwise(**changes: Any) -> Callable[[Logs], Logs]:
+    def broken(logs: Logs) -> Logs:
+        at = _first(logs.router, RequestsReturned)
+        step = logs.router[at]
+        return _with_router(logs, at, replace(step, event=structs.replace(step.event, **changes)))
+
+    return broken
+
+
+def _heard_from_elsewhere(logs: Logs) -> Logs:
+    event = logs.router[_first(logs.router, RequestsReturned)].event
+    assert isinstance(event, RequestsReturned)
+    return _heard_otherwise(server=(event.server + 1) % 3)(logs)
+
+
+def _never_sent(logs: Logs) -> Logs:
+    at = _first(logs.router, SendBlock)
+    return _with_router(logs, at, replace(logs.router[at], commands=()))
+
+
+def _sent_twice(logs: Logs) -> Logs:
+    at = _first(logs.router, SendBlock)
+    return _with_router(logs, at, logs.router[at], logs.router[at])
+
+
+def _returned_twice(logs: Logs) -> Logs:
+    steps = logs.lives[0].steps
+    at = _first(steps, ReturnRequests)
+    again = replace(steps[at], event=TimerFired(), commands=steps[at].commands[:1])
+    return _with_life(logs, steps=(*steps[: at + 1], again, *steps[at + 1 :]))
+
+
+def _arrived_twice(logs: Logs) -> Logs:
+    steps = logs.lives[0].steps
+    at = _first(steps, BlockArrived)
+    return _with_life(logs, steps=(*steps[: at + 1], replace(steps[at], commands=()), *steps[at + 1 :]))
+
+
+def _said_too_late(logs: Logs) -> Logs:
+    """After all that was heard of, by a life that lives on, in a run that ends with nobody in flight."""
+    last = AgentLog(0, 1, (LoggedStep(9, "server:0", TimerFired(), (ReturnRequests(1, (0,), 1, 0.5),)),), 0)
+    return _with_life(logs, steps=(*logs.lives[0].steps, *last.steps))
+
+
+def _other_segment(logs: Logs) -> Logs:
+    steps = logs.lives[0].steps
+    at = _first(steps, ReturnRequests)
+    command = steps[at].commands[0]
+    assert isinstance(command, ReturnRequests)
+    other = structs.replace(command, segment=command.segment % 4 + 1)
+    changed = replace(steps[at], commands=(other, *steps[at].commands[1:]))
+    return _with_life(logs, steps=(*steps[:at], changed, *steps[at + 1 :]))
+
+
+def _with_failed_transfer(unsent: bool) -> Callable[[Logs], Logs]:
+    """Of a block that was never sent, or with a request that is not in it."""
+
+    def broken(logs: Logs) -> Logs:
+        at, block = next(
+            (number, command.block)
+            for number, step in enumerate(logs.router)
+            for command in step.commands
+            if isinstance(command, SendBlock) and len(command.block.requests) > 1
+        )
+        number, requests = (10**6, (0,)) if unsent else (block.block, (*block.requests, 10**6))
+        failed = replace(logs.router[at], event=TransferFailed(number, 0, 1, requests, "no_room"), commands=())
+        return _with_router(logs, at, logs.router[at], failed)
+
+    return broken
+
+
+def _without_life(logs: Logs) -> Logs:
+    return replace(logs, lives=logs.lives[1:])
+
+
+def _with_another_life(logs: Logs) -> Logs:
+    return replace(logs, lives=(*logs.lives, AgentLog(0, 7, (), 0)))
+
+
+def _with_a_life_twice(logs: Logs) -> Logs:
+    return replace(logs, lives=(logs.lives[0], *logs.lives))
+
+
+def _with_steps_of_another(logs: Logs) -> Logs:
+    return _with_life(logs, steps=(*logs.lives[0].steps, logs.lives[1].steps[0]))
+
+
+def _with_servers_in_the_routers(logs: Logs) -> Logs:
+    return replace(logs, router=(*logs.router, logs.lives[1].steps[0]))
+
+
+@pytest.mark.parametrize(
+    "broken, told",
+    [
+        (_without_steps_of(ReturnRequests), r"router, step \d+: request.* of block.* returned .* in whose log that"),
+        (_without_steps_of(BlockArrived), r"server:0, life 1, step \d+: request \d+ was handed back, and was not"),
+        (lambda logs: _with_life(logs, steps=logs.lives[0].steps[:40]), "ends after 40 steps, and the router had"),
+        (lambda logs: _with_life(logs, steps=()), "ends after 0 steps, and the router had heard of"),
+        (_unheard, r"server:\d, life 1, step \d+: request.* of block.* the router did not hear of it"),
+        (_unheard, r"router, step \d+: request \d+ was sent in block \d+, and was under way in block \d+"),
+        (_heard_twice, r"router, step \d+: request \d+ of block \d+ came back from server:\d, life 1 after it had"),
+        (_heard_twice, r"router, step \d+: request.* in whose log that is not"),
+        (_heard_otherwise(width=0.3), r"router, step \d+: request.* at width 0.3 by server:\d, life 1, in whose log"),
+        (_heard_otherwise(segment=9), r"request \d+ of block \d+ came back from segment 9, but was sent for \d"),
+        (_heard_from_elsewhere, r"request \d+ came back from server:\d, life 1, but was last sent in block \d+ to"),
+        (_heard_otherwise(requests=(10**6,)), r"request 1000000 came back from .*, but was last sent nowhere"),
+        (_never_sent, r"server:\d, life 1, step \d+: block \d+ arrived, which the router never sent there"),
+        (_sent_twice, r"router, step \d+: block \d+ was sent twice"),
+        (_returned_twice, r"server:0, life 1, step \d+: request \d+ was handed back, and was not there \(any more\)"),
+        (_arrived_twice, r"server:0, life 1, step \d+: block \d+ arrived twice"),
+        (_arrived_twice, r"server:0, life 1, step \d+: request \d+ arrived in block \d+, and was there in block \d+"),
+        (_said_too_late, r"server:0, life 1, step \d+: request 0 returned .* the router did not hear of it"),
+        (_other_segment, r"server:0, life 1, step \d+: request \d+ of block \d+ was handed back from segment"),
+        (_with_failed_transfer(unsent=True), r"router, step \d+: a transfer failed of block 1000000, which was never"),
+        (_with_failed_transfer(unsent=False), r"router, step \d+: block \d+ was given back after some of its requests"),
+        (_without_life, "server:0, life 1: there is no log of it, and the router says that it served"),
+        (_with_another_life, "server:0, life 7: there is a log of it, and the router says nothing of it"),
+        (_with_a_life_twice, "server:0, life 1: there are two of it"),
+        (_with_steps_of_another, r"server:0, life 1, step \d+: is of server:1"),
+        (_with_servers_in_the_routers, r"router, step \d+: is of server:1, whose lives have logs of their own"),
+        (lambda logs: _with_life(logs, ended=WORKER_DIED), "by its note: worker_died; by the router's log: with"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(broken: Callable[[Logs], Logs], told: str) -> None:
+    found = [str(each) for each in _account(broken(WELL)).violations]
+    assert any(re.search(told, each) for each in found), found[:5]
+
+
+def test_a_death_that_the_router_does_not_know_is_told() -> None:
+    ended = [each.ended for each in DEADLY.lives]
+    assert "" in ended[:-1]
+    first = next(number for number, each in enumerate(ended) if each)
+    lives = [*DEADLY.lives[:first], replace(DEADLY.lives[first], ended=""), *DEADLY.lives[first + 1 :]]
+    (found,) = _account(replace(DEADLY, lives=tuple(lives))).violations
+    assert re.search("by its note: with the run; by the router's log: (planned|worker_)", str(found))
+
+
+def test_nothing_is_sent_to_who_is_down() -> None:
+    dead = next(each for each in DEADLY.lives if each.ended)
+    at = max(
+        number
+        for number, step in enumerate(DEADLY.router)
+        for command in step.commands
+        if isinstance(command, SendBlock) and command.block.epoch == dead.epoch
+    )
+    (command,) = (each for each in DEADLY.router[at].commands if isinstance(each, SendBlock))
+    block = structs.replace(command.block, server=dead.server, epoch=dead.epoch)
+    step = replace(DEADLY.router[at], commands=(structs.replace(command, block=block),))
+    found = [str(each) for each in _account(_with_router(DEADLY, at, step)).violations]
+    assert any(f"step {at}: block {block.block} was sent to server:{dead.server}, life" in each for each in found), (
+        found
+    )
+
+
+def test_a_replayed_run_tells_both() -> None:
+    """Where a core answers otherwise, and what that does to the books."""
+    broken = _never_sent(WELL)
+    found = replay_run(broken.router, broken.lives, SPEC.router, KNOBS)
+    assert found[0].startswith(f"router, step {_first(WELL.router, SendBlock)}: LoggedStep(")
+    assert len(found) > 1

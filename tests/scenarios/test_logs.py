@@ -1,0 +1,290 @@
+"""The logs of a run on real executors in its folder: what is written is read, replayed, and held against each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.faults import PLANNED, Outage
+from policies.records import LoggedStep, RunRecord
+from policies.vocabulary import RequestsReturned
+from scenarios.cli import main
+from scenarios.metrics.result import Result
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.layout import OWN
+from scenarios.runs.logs import LIVES_FILE, LOG_FILE, read_lives, read_log, write_cores
+from scenarios.runs.records import write_run
+from sim.cluster import Simulation
+from tests import worlds
+from tests.replay.logs import apart
+from tests.scenarios.folders import summary
+
+NS = 1_000_000_000
+PLACE = "hardware/random-seed0"
+SPEC = worlds.cluster()
+NAMES = [server.name for server in SPEC.servers]
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Result, RunRecord]:
+    """A run in which the first server dies for good, its logs as real executors keep them."""
+    plan = worlds.run(
+        SPEC,
+        worlds.poisson_s(150, 0.3),
+        0.3,
+        keep_log=True,
+        faults=(Outage(0, NS // 10, None),),
+        drain_limit_ns=60 * NS,
+    )
+    record = Simulation(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(0))
+    logs = apart(record.log)
+    record = dataclasses.replace(record, log=logs.router, agent_logs=logs.lives)
+    return summary(record, mode="hardware"), record
+
+
+@pytest.fixture
+def folder(tmp_path: Path, made: tuple[Result, RunRecord]) -> RunFolder:
+    """With that run, as `validate` leaves it."""
+    folder = RunFolder(tmp_path / "run")
+    write_run(folder, *made)
+    write_cores(folder, SPEC.router, [server.knobs for server in SPEC.servers])
+    return folder
+
+
+def _replay(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(["replay", str(folder.path), "--quiet"])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+def _life_file(number: int) -> str:
+    return f"events-{NAMES[number]}-life1.jsonl.gz"
+
+
+def test_every_log_comes_back(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
+    """With its number of steps in the manifest, and what the router noted of each life."""
+    _, record = made
+    assert tuple(read_log(folder / PLACE / LOG_FILE)) == record.log
+    assert folder.entries[f"{PLACE}/{LOG_FILE}"].steps == len(record.log)
+    lives = read_lives(folder, PLACE)
+    assert lives is not None
+    assert [life.ended for life in lives] == [PLANNED, "", ""]
+    for life, log in zip(lives, record.agent_logs, strict=True):
+        assert (life.server, life.name, life.epoch) == (log.server, NAMES[log.server], log.epoch)
+        assert (life.steps, life.heard, life.ended) == (len(log.steps), log.heard, log.ended)
+        assert tuple(read_log(folder / PLACE / life.file)) == log.steps
+        assert folder.entries[f"{PLACE}/{life.file}"].steps == life.steps
+
+
+def test_replay_tells_of_every_log(
+    folder: RunFolder, made: tuple[Result, RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = _replay(folder, capsys)
+    assert code == 0
+    first, router, *lives = said.splitlines()
+    assert first.startswith(f"{PLACE}: identical commands in ")
+    assert " lost" in first
+    assert router == f"  {LOG_FILE}: router, {len(made[1].log):,} steps"
+    assert f"{_life_file(0)}: server:0, life 1" in lives[0]
+    assert "steps, planned (" in lives[0]
+    assert [line.endswith("to the run's end") for line in lives] == [False, True, True]
+    assert main(["replay", str(folder.path), "--json", str(tmp_path / "said.json")]) == 0
+    document = json.loads((tmp_path / "said.json").read_text())
+    assert document["schema"] == "slimsched.replay/2"
+    run = document["runs"][PLACE]
+    assert [log["file"] for log in run["logs"]] == [LOG_FILE, *map(_life_file, range(3))]
+    assert run["problems"] == []
+    assert sum(run["blocks"].values()) == len({block.decision for block in made[1].blocks})
+
+
+def _rewritten(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
+    path.write_bytes(gzip.compress(b"".join(change(gzip.decompress(path.read_bytes()).splitlines(keepends=True)))))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_log_of_a_life_that_is_not_whole_is_told(
+    folder: RunFolder, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step is missing at the end or in the middle, its compression is torn, or the file is gone."""
+    path = folder / PLACE / _life_file(number)
+    whole = path.read_bytes()
+    lines = len(gzip.decompress(whole).splitlines())
+    silent = next(n for n, step in enumerate(read_log(path)) if n > 5 and not step.commands)
+    damages: list[Callable[[], Any]] = [
+        lambda: _rewritten(path, lambda steps: steps[:-1]),
+        lambda: _rewritten(path, lambda steps: [*steps[:silent], *steps[silent + 1 :]]),
+        lambda: path.write_bytes(whole[: len(whole) // 2]),
+        path.unlink,
+    ]
+    for damage in damages:
+        damage()
+        code, said = _replay(folder, capsys)
+        assert code == 1
+        assert f"{PLACE}/{path.name}: incomplete: " in said
+        assert f" of {lines} steps" in said
+        assert len(said.splitlines()) == 1
+        assert ("(the file is missing)" in said) == (not path.exists())
+        path.write_bytes(whole)
+    assert _replay(folder, capsys)[0] == 0
+
+
+def test_a_step_that_was_changed_is_told(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / PLACE / _life_file(1)
+    _rewritten(path, lambda steps: [line.replace(b'"segment":2', b'"segment":3') for line in steps])
+    code, said = _replay(folder, capsys)
+    assert code == 1
+    assert said.startswith(f"{PLACE}/{path.name}: step ")
+    assert ", server:1, differs\n" in said
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (None, "no such file"),
+        ("[]", "was changed or damaged"),
+        ("{", "was changed or damaged"),
+        ("", "was changed or damaged"),
+    ],
+)
+def test_a_damaged_list_of_lives_is_told(
+    folder: RunFolder, content: str | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / PLACE / LIVES_FILE
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    code, said = _replay(folder, capsys)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert str(path) in said
+    assert told in said
+    assert "makes it again" in said
+
+
+def test_lives_whose_files_are_all_gone_are_missed(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left would pass for a run in which nobody served."""
+    for path in (folder / PLACE).glob("events-*"):
+        path.unlink()
+    (folder / PLACE / LIVES_FILE).unlink()
+    code, said = _replay(folder, capsys)
+    assert code == 2
+    assert f"{PLACE}/{LIVES_FILE}: no such file" in said
+
+
+_LIFE = {"server": 0, "name": "x", "epoch": 1, "steps": 1, "heard": 1, "ended": ""}
+
+
+@pytest.mark.parametrize(
+    "document, told",
+    [
+        ([], "Expected `object`"),
+        ({"schema": "slimsched.lives/1", "lives": [{**_LIFE, "name": "../x"}]}, "$.lives[0].name"),
+        ({"schema": "slimsched.lives/1", "lives": [{**_LIFE, "steps": -1}]}, "$.lives[0].steps"),
+        ({"schema": "slimsched.lives/1", "lives": [{**_LIFE, "more": 1}]}, "more"),
+        ({"schema": "slimsched.lives/2", "lives": []}, "allowed is 'slimsched.lives/1' (found 'slimsched.lives/2')"),
+    ],
+)
+def test_what_is_no_list_of_lives_is_told(
+    folder: RunFolder, document: Any, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that has lost its own list of what was made, too."""
+    shutil.rmtree(folder / OWN)
+    (folder / PLACE / LIVES_FILE).write_text(json.dumps(document))
+    code, said = _replay(folder, capsys)
+    assert code == 2
+    assert told in said
+    assert "Traceback" not in said
+
+
+def _without_a_return(record: RunRecord) -> RunRecord:
+    at = next(n for n, step in enumerate(record.log) if n > 50 and isinstance(step.event, RequestsReturned))
+    return dataclasses.replace(record, log=(*record.log[:at], *record.log[at + 1 :]))
+
+
+def _with_more_heard(record: RunRecord) -> RunRecord:
+    first, *others = record.agent_logs
+    return dataclasses.replace(record, agent_logs=(dataclasses.replace(first, heard=len(first.steps) + 1), *others))
+
+
+def _with_a_step_twice(record: RunRecord) -> RunRecord:
+    *others, last = record.agent_logs
+    returned = next(step for step in last.steps if "ReturnRequests" in map(_name, step.commands))
+    again: tuple[LoggedStep, ...] = (*last.steps, returned)
+    return dataclasses.replace(record, agent_logs=(*others, dataclasses.replace(last, steps=again)))
+
+
+def _name(word: object) -> str:
+    return type(word).__name__
+
+
+@pytest.mark.parametrize(
+    "broken, code, told",
+    [
+        (_with_more_heard, 1, f"{PLACE}: server:0, life 1: its log ends after "),
+        (_without_a_return, 1, f"{PLACE}/{LOG_FILE}: step "),
+        (_with_a_step_twice, 2, f"{PLACE}/{_life_file(2)}: holds what no version of this project writes"),
+    ],
+)
+def test_logs_that_do_not_fit_are_told(
+    folder: RunFolder,
+    made: tuple[Result, RunRecord],
+    broken: Callable[[RunRecord], RunRecord],
+    code: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result, record = made
+    write_run(folder, result, broken(record))
+    found, said = _replay(folder, capsys)
+    assert (found, told in said) == (code, True)
+
+
+def test_of_many_problems_some_are_told(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every log is whole and replays, but the lives are another run's: those of a longer one."""
+    path = folder / PLACE / LOG_FILE
+    kept = 60
+    _rewritten(path, lambda steps: steps[:kept])
+    shutil.rmtree(folder / OWN)  # which knows how many there were
+    code, said = _replay(folder, capsys)
+    assert code == 1
+    assert len(said.splitlines()) == 6
+    assert ", which the router never sent there" in said
+    assert said.splitlines()[-1].startswith(f"{PLACE}: and ")
+
+
+def test_logs_of_an_earlier_run_in_its_place_go(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
+    """What was changed in the meantime is kept beside; a user's file stays."""
+    result, record = made
+    elsewhere = "hardware/random-load0.8-seed0"
+    write_run(folder, result, record, point="load0.8")
+    mine = folder / PLACE / "events-mine.jsonl.gz"
+    mine.write_text("a user's own")
+    (folder / PLACE / _life_file(2)).write_text("changed")
+    write_run(folder, result, dataclasses.replace(record, agent_logs=record.agent_logs[:1]))
+    assert (folder / elsewhere / _life_file(2)).exists()
+    left = sorted(path.name for path in (folder / PLACE).glob("events*"))
+    assert left == sorted([LOG_FILE, mine.name, _life_file(0), f"{_life_file(2)}.damaged"])
+    write_run(folder, result, dataclasses.replace(record, log=(), agent_logs=()))
+    assert sorted(path.name for path in (folder / PLACE).glob("events*")) == sorted(
+        [mine.name, f"{_life_file(2)}.damaged"]
+    )
+    assert not (folder / PLACE / LIVES_FILE).exists()
+
+
+def test_a_folder_that_has_lost_its_mark_is_taken_over(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The new files are known by their names as ours."""
+    shutil.rmtree(folder / OWN)
+    (folder / "environment.json").write_text(json.dumps({"schema": "slimsched.environment/2"}))
+    folder.write_text(folder / "report.html", "")
+    assert {f"{PLACE}/{name}" for name in (LIVES_FILE, LOG_FILE, _life_file(1))} <= folder.entries.keys()
+    code, said = _replay(folder, capsys)
+    assert code == 0
+    assert "identical commands" in said
