@@ -1,6 +1,6 @@
 """What calibration asks of a device, as a narrow port, and the answers as they are kept.
 
-The real one is `calibrate.workers.WorkerBench`; a test's is a few lines of known physics. Nothing here measures.
+The real one is `calibrate.agents.AgentBench`; a test's is a few lines of known physics. Nothing here measures.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Bench(Protocol):
         ...
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
-        """Send so many batches: for each the seconds from command to result that were no forward pass."""
+        """Run so many batches: for each the seconds from its command to the notice of its end that were no forward pass."""
         ...
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:

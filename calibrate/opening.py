@@ -14,6 +14,7 @@ from typing import Protocol
 
 import psutil
 
+from calibrate.agents import AgentBench
 from calibrate.bandwidth import bandwidth_beside
 from calibrate.calibration import Calibration
 from calibrate.fit import DeviceFacts
@@ -30,12 +31,12 @@ from calibrate.probe import (
     probe,
     sensor_model,
 )
-from calibrate.workers import WorkerBench
+from hw.agents import start_agents
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.telemetry import Sensor
 from hw.telemetry.nvml import other_processes
-from hw.worker import WorkerSpec, start_workers
+from hw.torch_outfit import torch_agents
 from policies.errors import WorkError
 from policies.vocabulary import Provenance
 
@@ -50,7 +51,7 @@ class Opened:
         warnings: what the user should know of what is measured here, one sentence each.
     """
 
-    bench: WorkerBench
+    bench: AgentBench
     found: Probe
     facts: DeviceFacts
     warnings: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
                 device, found, _idle_w(device, meter, found, bare), _idle_w(device, bench.meter, found, context)
             ),
             sensor=sensor_model(device, wanted.sensor_period_s, sensor),
-            context_bytes=bench.worker.wait_until_ready().context_bytes,
+            context_bytes=bench.agent.wait_until_ready().context_bytes,
         )
         notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
         with naming_a_lost_device(meter):
@@ -103,18 +104,18 @@ def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
 @contextmanager
 def bench_of(
     file: ModelFile, device: DeviceSpec, peer: DeviceSpec | None, batch_limit: int, sibling: bool = False
-) -> Iterator[WorkerBench]:
-    """Worker processes on a device, and its meter; `batch_limit` counts on a GPU, see `WorkerBench.probe_batch`."""
-    specs = [WorkerSpec("calibrated", device, file)]
-    specs += [WorkerSpec("sibling", device, file)] if sibling else []
+) -> Iterator[AgentBench]:
+    """Agents on a device, and its meter; `batch_limit` counts on a GPU, see `AgentBench.probe_batch`."""
+    named = [("calibrated", device)]
+    named += [("sibling", device)] if sibling else []
     has_own_peer = peer is not None and not (sibling and peer == device)
-    specs += [WorkerSpec("peer", peer or device, file)] if has_own_peer else []
-    with start_workers(specs) as workers:
-        on_device = workers[: 1 + sibling]
-        sensor = open_sensor(device, tuple(worker.pid for worker in on_device))
-        yield WorkerBench(
-            worker=workers[0],
-            peer=workers[-1] if peer else None,
+    named += [("peer", peer or device)] if has_own_peer else []
+    with torch_agents(named, file) as specs, start_agents(specs) as agents:
+        on_device = agents[: 1 + sibling]
+        sensor = open_sensor(device, tuple(agent.pid for agent in on_device))
+        yield AgentBench(
+            agent=agents[0],
+            peer=len(agents) - 1 if peer else None,
             meter=meter_of(device, probe(device, sensor), sensor),
             probe_batch=batch_limit if device.kind == "cuda" else 0,
             sibling=on_device[-1] if sibling else None,
@@ -124,7 +125,7 @@ def bench_of(
 
 @contextmanager
 def naming_a_lost_device(meter: Meter) -> Iterator[None]:
-    """Work that fails because the device is gone says so: a worker knows only that its own call failed."""
+    """Work that fails because the device is gone says so: an agent knows only that its own call failed."""
     try:
         yield
     except WorkError as error:

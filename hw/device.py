@@ -1,6 +1,6 @@
 """Which device a server runs on, and how: the execution path that calibration measures and serving uses alike.
 
-It names devices and choices; it neither opens them (`hw.worker` does) nor measures them.
+It names devices and choices; it neither opens them (`hw.instances` does) nor measures them.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from hw.activations import Activations
 from hw.agent import Fitting
+from hw.agents import AgentSpec
 from hw.arena import Arena
 from hw.benchmarks import Bench
 from hw.device import DeviceSpec
@@ -16,6 +18,8 @@ from hw.lanes import Tell
 from hw.networks import ModelFile
 from hw.telemetry import AbsentSensor, NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
 from hw.torch_lanes import TorchLanes, explain
+
+ARENA_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +62,14 @@ def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:
         return cpu_sensor(pids, device.physical[1], device.modelled_idle_w, device.modelled_tdp_w, lambda: 0)
     nvml = load_nvml()
     return AbsentSensor() if nvml is None else NvmlSensor(nvml, nvml_handle(nvml, device.index))
+
+
+@contextlib.contextmanager
+def torch_agents(devices: Sequence[tuple[str, DeviceSpec]], model: ModelFile) -> Iterator[list[AgentSpec]]:
+    """What agents without a scheduler are started with, by (name, device): there to be measured, each with an arena of
+    `ARENA_BYTES` that the others write to."""
+    with contextlib.ExitStack() as stack:
+        arenas = tuple(stack.enter_context(contextlib.closing(Arena(ARENA_BYTES))) for _ in devices)
+        yield [
+            AgentSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)
+        ]

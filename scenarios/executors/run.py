@@ -10,9 +10,10 @@ from pathlib import Path
 
 from calibrate.meter import Trust
 from hw.accuracy import MEASURED
-from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.cluster import HardwareCluster, HardwareRun
 from hw.datasets import Dataset
 from hw.networks import ModelFile
+from hw.router_loop import Progress, Routing
 from hw.server import HardwareServer
 from policies.chance import stream
 from policies.interfaces import RoutingPolicy
@@ -128,11 +129,9 @@ def run_on_hardware(
         links=world.emulated_links(seed) if wanted.emulate_links else None,
     )
     began_ns = time.monotonic_ns()
-    rng = stream(seed, f"router:{wanted.router}")
     spec = world.cluster
-    record = cluster.run(
-        run, spec.router, spec.weights, spec.prior, wanted.policy, rng, listener.on_progress, listener.say
-    )
+    routing = Routing(wanted.policy, stream(seed, f"router:{wanted.router}"), spec.weights, spec.prior)
+    record = cluster.run(run, spec.router, routing, listener.on_progress, listener.say)
     wall_s = (time.monotonic_ns() - began_ns) / 1e9
     label = RunLabel(
         scenario=scenario.name,

@@ -16,6 +16,7 @@ import numpy as np
 from hw.cluster import HardwareCluster, HardwareRun
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
+from hw.router_loop import Routing
 from hw.server import HardwareServer
 from hw.slimmable import SlimmableModel
 from policies.chance import stream
@@ -77,7 +78,7 @@ def _carry_out(cluster: HardwareCluster, model: SlimmableModel, run: HardwareRun
     prior = AccuracyPrior({full: 0.5})
     name = f"fixed:{','.join(map(str, full))}@round-robin"
     policy = make_router(name, RouterContext(config, _NoCosts(), prior, (100.0,)))
-    return cluster.run(run, config, RewardWeights(), prior, policy, stream(0, f"router:{name}"))
+    return cluster.run(run, config, Routing(policy, stream(0, f"router:{name}"), RewardWeights(), prior))
 
 
 def _knobs(model: SlimmableModel) -> GreedyKnobs:

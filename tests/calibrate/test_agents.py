@@ -1,4 +1,4 @@
-"""A real worker can be calibrated end to end."""
+"""A real agent can be calibrated end to end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_real_worker_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> None:
+def test_a_real_agent_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> None:
     """A whole profile of this CPU with stated errors; a second sitting repeats nothing; a check runs."""
     device, log = DeviceSpec(cores=usable_cores()[:1]), tmp_path / "log"
     seen: list[Progress] = []

@@ -1,4 +1,4 @@
-"""The real bench: a worker process on a device, a second one to send activations to, and the device's power sensor.
+"""The real bench: an agent's process on a device, a second one to send activations to, and the device's power sensor.
 
 It translates; what is asked of it was decided by the plan.
 """
@@ -14,9 +14,9 @@ import psutil
 from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, sampled
 from calibrate.plan import Point, rise_dropped_s
+from hw.agents import AgentProcess, transfer_round
 from hw.messages import BenchmarkPoint
 from hw.telemetry import process_cpu_s
-from hw.worker import Worker, transfer_round
 from policies.vocabulary import NS_PER_S
 
 # A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.
@@ -24,66 +24,65 @@ PAUSE_S = 500e-6
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerBench:
-    """`calibrate.bench.Bench` on a worker.
+class AgentBench:
+    """`calibrate.bench.Bench` on an agent.
 
     Attributes:
-        peer: another server's process, to move activations to; None where no link is measured.
+        peer: index of the arena of another server's agent, to move activations to; None where no link is measured.
         sibling: a second process on the same device, for sets across processes; None without such sets.
         probe_batch: on a GPU, the batch whose workspace counts as part of an instance; 0 elsewhere.
         cores: of a CPU device.
     """
 
-    worker: Worker
-    peer: Worker | None
+    agent: AgentProcess
+    peer: int | None
     meter: Meter
     probe_batch: int
-    sibling: Worker | None = None
+    sibling: AgentProcess | None = None
     cores: tuple[int, ...] = ()
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
-        timing = self.worker.load(instance, segment, width, from_disk=from_disk, probe_batch=self.probe_batch)
+        timing = self.agent.load(instance, segment, width, from_disk=from_disk, probe_batch=self.probe_batch)
         return timing.load_s, timing.vram_bytes
 
     def unload(self, instance: int) -> float:
         """See `Bench`."""
-        return self.worker.unload(instance)
+        return self.agent.unload(instance)
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
-        result = self.worker.benchmark(_to_worker(point), warmup, repeats, min_s, PAUSE_S if paused else 0.0)
+        result = self.agent.benchmark(_to_agent(point), warmup, repeats, min_s, PAUSE_S if paused else 0.0)
         return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s)
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
         """See `Bench`."""
-        workers = [self.worker]
+        agents = [self.agent]
         if across:
             assert self.sibling is not None, "a plan without a second process asks for no set across processes"
-            workers.append(self.sibling)
-        before = _CoreUse.of(self.cores, workers)
-        for index, worker in enumerate(workers):
-            worker.start_together([_to_worker(point) for point in points[index :: len(workers)]], duration_s)
-        found = [worker.finish_together() for worker in workers]
-        foreign_share = _CoreUse.of(self.cores, workers).foreign_share(before)
-        results = [found[index % len(workers)].results[index // len(workers)] for index in range(len(points))]
+            agents.append(self.sibling)
+        before = _CoreUse.of(self.cores, agents)
+        for index, agent in enumerate(agents):
+            agent.start_together([_to_agent(point) for point in points[index :: len(agents)]], duration_s)
+        found = [agent.finish_together() for agent in agents]
+        foreign_share = _CoreUse.of(self.cores, agents).foreign_share(before)
+        results = [found[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
         members = [Shared(result.completed, result.elapsed_s, result.reference_s) for result in results]
         return SharedLoop(members, foreign_share)
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
-        """See `Bench`; a clock's grain may leave a difference below zero, which counts as nothing."""
-        trips_s = self.worker.dispatch_round_trips(_to_worker(point), number, pause_s=PAUSE_S)
-        return [max(0.0, trip_s) for trip_s in trips_s]
+        """See `Bench`."""
+        return self.agent.dispatch(_to_agent(point), number, PAUSE_S)
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
         """See `Bench`."""
         assert self.peer is not None, "a plan without a peer asks for no transfer"
-        return transfer_round(self.worker, self.peer, size_bytes, number, PAUSE_S)
+        return transfer_round(self.agent, self.peer, size_bytes, number, PAUSE_S)
 
     def steady(self, point: Point, duration_s: float) -> SteadyLoad:
         """See `Bench`."""
         with sampled(self.meter.sensor) as take:
-            result = self.worker.benchmark(_to_worker(point), warmup=5, repeats=2, min_s=duration_s)
+            result = self.agent.benchmark(_to_agent(point), warmup=5, repeats=2, min_s=duration_s)
             watched = take()
         power = self.meter.mean(watched, rise_dropped_s(duration_s, self.meter.rise_s))
         return SteadyLoad(
@@ -98,7 +97,7 @@ class WorkerBench:
 
 @dataclass(frozen=True, slots=True)
 class _CoreUse:
-    """The cores of a CPU device at one moment: CPU time that anything, and that our workers, have used so far."""
+    """The cores of a CPU device at one moment: CPU time that anything, and that our agents, have used so far."""
 
     cores: int
     at_s: float
@@ -106,11 +105,11 @@ class _CoreUse:
     own_s: float
 
     @classmethod
-    def of(cls, cores: Sequence[int], workers: Sequence[Worker]) -> _CoreUse:
+    def of(cls, cores: Sequence[int], agents: Sequence[AgentProcess]) -> _CoreUse:
         everywhere = psutil.cpu_times(percpu=True)
         times = [everywhere[core] for core in cores]
         idle_s = sum(used.idle + getattr(used, "iowait", 0.0) for used in times)
-        own_s = sum(process_cpu_s(worker.pid) for worker in workers)
+        own_s = sum(process_cpu_s(agent.pid) for agent in agents)
         return cls(len(cores), time.monotonic_ns() / NS_PER_S, sum(map(sum, times)) - idle_s, own_s)
 
     def foreign_share(self, before: _CoreUse) -> float:
@@ -119,5 +118,5 @@ class _CoreUse:
         return max(0.0, foreign_s) / (self.cores * (self.at_s - before.at_s)) if self.cores else 0.0
 
 
-def _to_worker(point: Point) -> BenchmarkPoint:
+def _to_agent(point: Point) -> BenchmarkPoint:
     return BenchmarkPoint(point.segment, point.width, point.previous_width, point.batch)
