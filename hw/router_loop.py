@@ -21,6 +21,7 @@ import numpy as np
 
 from hw.arena import Inbox
 from hw.clock import RunClock
+from hw.cost_meter import CostMeter
 from hw.faults import FaultPlan
 from hw.late_ledger import LateLedger
 from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
@@ -183,6 +184,8 @@ class RouterLoop:
             )
         ]
         self._has_unsent = False
+        self._meter = CostMeter() if run.measures_costs else None
+        self._sent_images = 0
         self._read_by: list[int] = []  # the epochs of those who were up when readers were named
         self._transfers = Transfers(
             self._servers, _images_of(run), cluster.served.shape_after, run.links, self._clock.now_ns,
@@ -262,16 +265,23 @@ class RouterLoop:
         self._settle_readers()
         self._decide()
         self._ledger.catch_up()
+        if self._meter is not None:
+            self._meter.end_turn()
         if not self._is_over():
             self._listen(self._wait_s())
 
     def _decide(self) -> None:
         """One decision after the other, each sent at once: agents go on meanwhile."""
-        router = self._router
+        router, meter = self._router, self._meter
         while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
+            if meter is not None:
+                meter.begin_decision()
+            self._sent_images = 0
             self._tell_router(RouterTimer(), now_ns)
             self._settle()
             self._flush()
+            if meter is not None:
+                meter.decided(self._sent_images)
         self._flush()
 
     def _wait_s(self) -> float:
@@ -307,12 +317,35 @@ class RouterLoop:
 
     def _listen(self, wait_s: float) -> bool:
         """Wait for words and take those that have come; False when none came in time."""
+        if self._meter is not None:
+            return self._listen_measured(wait_s, self._meter)
         ready = self._await(wait_s)
         for server in ready:
             for message in server.receive():
                 self._hear(server, message)
             self._hear_samples(server)
             self._settle()
+        return bool(ready)
+
+    def _listen_measured(self, wait_s: float, meter: CostMeter) -> bool:
+        """The same, with an eye on what it costs."""
+        meter.pause()
+        ready = self._await(wait_s) if not (is_late := bool(self._ready(0))) else self._ready(0)
+        heard_ns = self._clock.now_ns()
+        meter.resume()
+        for server in ready:
+            messages = server.receive()
+            returned = [message for message in messages if isinstance(message, Returned)]
+            if not is_late and len(ready) == len(messages) == len(returned) == 1:
+                meter.came_back(server.index, returned[0].told.ended_ns, heard_ns)
+            for message in messages:
+                self._hear(server, message)
+            for message in returned:
+                for block, arrived_ns in message.told.arrivals:
+                    meter.arrived(server.index, block, arrived_ns)
+            self._hear_samples(server)
+            self._settle()
+            meter.heard(len(returned), sum(len(message.requests) for message in returned))
         return bool(ready)
 
     def _ready(self, wait_s: float) -> list[RemoteServer]:
@@ -337,8 +370,12 @@ class RouterLoop:
         """Send what the agents were asked; what a full port does not take stays for later."""
         self._has_unsent = False
         for server in self._servers:
-            if server.has_posted and not server.flush():
-                self._has_unsent = True
+            if server.has_posted:
+                if not server.flush():
+                    self._has_unsent = True
+                elif self._meter is not None:
+                    for block in server.take_handed():
+                        self._meter.handed(block, self._clock.now_ns())
 
     def _hear(self, server: RemoteServer, message: FromAgent) -> None:
         server.hear(message)
@@ -425,6 +462,7 @@ class RouterLoop:
             case Decide(decision, view):
                 self._events.append(Decided(decision, self._routing.policy.choose(view, self._routing.rng)))
             case SendBlock():
+                self._sent_images = len(command.block.requests)
                 self._transfers.send(command)
             case ReleaseActivations(server, requests) if self._servers[server].is_up:
                 self._servers[server].send(Release(requests))
@@ -471,4 +509,6 @@ class RouterLoop:
             downtimes=tuple(sorted((d for s in self._servers for d in s.downtimes), key=lambda down: down.down_ns)),
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
             foreign_load=foreign,
+            router_costs=tuple(self._meter.costs) if self._meter is not None else (),
+            handovers=tuple(self._meter.handovers) if self._meter is not None else (),
         )

@@ -144,6 +144,7 @@ class RemoteServer:
         self.references: list[tuple[int, float]] = []  # (when, seconds)
         self.lives: list[AgentLog] = []
         self._samples: list[Sample] = []
+        self._handed: list[int] = []
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a word is due soon
         self.agent_cpu_ns = 0
@@ -380,8 +381,15 @@ class RemoteServer:
 
     def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
         """Hand a block over."""
+        if not self.in_flight:
+            self._handed.append(block.block)
         self.in_flight += len(block.requests)
         self.send(Deliver(block, inputs))
+
+    def take_handed(self) -> list[int]:
+        """The blocks that were handed over since this was asked last, to an agent that had no other."""
+        handed, self._handed = self._handed, []
+        return handed
 
     def asked(self, transfer: int) -> None:
         """The agent was asked to move something."""
