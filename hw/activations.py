@@ -103,7 +103,9 @@ class Activations:
         """
         block = gather([self.row(request) for request in requests])
         channels_last = block.dim() == 4 and block.is_contiguous(memory_format=torch.channels_last)
-        tensor_in(self._arenas[destination], offset, tuple(block.shape), block.dtype, channels_last).copy_(block)
+        arena = self._arenas[destination]
+        tensor_in(arena, offset, tuple(block.shape), block.dtype, channels_last).copy_(block)
+        arena.commit(offset, block.nbytes)
         return tuple(block.shape[1:]), block.dtype, channels_last
 
     def forget(self, requests: Iterable[int]) -> None:

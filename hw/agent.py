@@ -7,10 +7,8 @@ scheduler's next step itself, under one lock: so a batch that follows at once st
 
 from __future__ import annotations
 
-import gc
 import os
 import select
-import sys
 import threading
 import time  # noqa: TID251 - the hardware runs on the real clock
 import traceback
@@ -80,7 +78,6 @@ from policies.vocabulary import (
     UnloadInstance,
 )
 
-_SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 _FLUSH_NS: Final = 500_000
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
 _AWAY_PERIODS: Final = 3  # a look that comes later than this tells of the looker
@@ -109,8 +106,8 @@ class Fitting:
 class Outfit(Protocol):
     """What an agent's process is started with; it opens the device there."""
 
-    def fit(self, tell: Tell) -> Fitting:
-        """Raises what went wrong."""
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        """Lanes that tell of every end, in times of this clock; raises what went wrong."""
         ...
 
 
@@ -136,6 +133,7 @@ class Agent:
         service: of the scheduler.
         log: where its steps go.
         clock_ns: this host's monotonic clock.
+        leave: ends the process, with this exit code, from any thread.
     """
 
     def __init__(
@@ -145,8 +143,10 @@ class Agent:
         service: Service | None,
         log: LifeLog,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        leave: Callable[[int], object] = os._exit,
     ) -> None:
         self._port = port
+        self._leave = leave
         self._service = service
         self._log = log
         self._clock_ns = clock_ns
@@ -156,16 +156,13 @@ class Agent:
         self._sleeps_until_ns = 0
         self._serving: _Serving | None = None
         self._idle_ns = 0
-        self._fitting = outfit.fit(self._hear_lane)
+        self._fitting = outfit.fit(self._hear_lane, clock_ns)
         self._looks_on = service is not None and service.has_core and not self._fitting.computes_here
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def loop(self) -> None:
         """Obey until `Close`, or until the router is gone."""
-        sys.setswitchinterval(_SWITCH_S)
-        gc.collect()
-        gc.freeze()  # what is here lives as long as the process: no collection has to look at it again
         fitting = self._fitting
         sensor = fitting.sensor((os.getpid(),)).describe()
         ready = Ready(
@@ -315,10 +312,10 @@ class Agent:
                 if not self._send() or self._serving.next_ns < self._sleeps_until_ns:
                     os.write(self._nudge, b"!")
         except PortClosedError:  # nobody is left to work for
-            os._exit(0)
+            self._leave(0)
         except BaseException:  # a step that is half done must not be followed by another
             traceback.print_exc()
-            os._exit(1)
+            self._leave(1)
 
 
 class _Serving:
@@ -397,9 +394,11 @@ class _Serving:
                 self._preloading = set(self._loading)
                 self._tell_preloaded()
             case Start(origin_ns):
+                is_known_better = self._clock.runs
                 self._clock.start(origin_ns)
-                self._cpu_ns = time.process_time_ns()
-                self._begin_sensing()
+                if not is_known_better:
+                    self._cpu_ns = time.process_time_ns()
+                    self._begin_sensing()
             case Sense(period_ns, pids):
                 self._period_ns = period_ns
                 self._sensor = self._fitting.sensor(pids) if period_ns else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import select
@@ -15,15 +16,17 @@ import signal
 import socket
 import sys
 import time  # noqa: TID251 - waits for real processes
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing import resource_tracker
-from typing import Final, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from hw import ENVIRONMENT
 from hw.agent import Agent, Outfit, Service
+from hw.arena import Arena
 from hw.life_log import LifeLog
 from hw.local_port import agent_end, router_end, socket_pair
 from hw.messages import (
@@ -44,6 +47,8 @@ from hw.messages import (
     Move,
     MoveBroken,
     Moved,
+    Ping,
+    Pong,
     Prepare,
     Prepared,
     Ready,
@@ -54,7 +59,7 @@ from hw.messages import (
     UnloadTimed,
     Warm,
 )
-from hw.port import ClockOffset, PortBrokenError, PortClosedError, RouterEnd
+from hw.port import ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
 from policies.errors import WorkError, in_a_line
 from policies.records import LoggedStep
 
@@ -63,7 +68,9 @@ ANSWER_TIMEOUT_S: Final = 600.0
 _ENDING_S: Final = 5.0
 _RESET_S: Final = 30.0  # between runs: what runs is finished first
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
+_CLOCK_PINGS: Final = 16
 _PR_SET_PDEATHSIG: Final = 1
+_SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 
 Answer = TypeVar("Answer")
 
@@ -101,6 +108,9 @@ def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
         with contextlib.suppress(PortClosedError):
             port.flush()
         return
+    sys.setswitchinterval(_SWITCH_S)
+    gc.collect()
+    gc.freeze()  # what is here lives as long as the process: no collection has to look at it again
     agent.loop()
     sys.stderr.flush()
     os._exit(0)  # threads may be in the middle of a pass: nothing of it is wanted
@@ -117,60 +127,61 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class AgentProcess:
-    """An agent's process as the router sees it.
+class AgentHandle(ABC):
+    """An agent as the router sees it, wherever it runs.
 
     Whoever drives it either reads `port` itself or uses the synchronous calls, which assume that nothing else is under
     way; not both at once.
 
     Args:
-        spec: what to start.
-        wait: whether to return only when it is ready (else call `wait_until_ready`).
+        spec: what it is.
+        port: to it.
+        shares_clock: whether its clock is this process's.
 
     Attributes:
-        port: to it.
-        offset: of its clock: there is one clock on one host.
-
-    Raises:
-        WorkError: it could not start, and why.
+        is_warm: whether it has run every work key.
     """
 
-    offset = ClockOffset()
-
-    def __init__(self, spec: AgentSpec, *, wait: bool = True) -> None:
+    def __init__(self, spec: AgentSpec, port: RouterEnd, *, shares_clock: bool) -> None:
         self.spec = spec
+        self.port = port
+        self.shares_clock = shares_clock
         self.is_warm = False
-        self._log = LifeLog()
+        self._estimate = OffsetEstimate()
+        self._pinged_ns: dict[int, int] = {}
         self._ready: Ready | None = None
         self._heard: deque[FromAgent] = deque()
         self._number = 0
-        context = multiprocessing.get_context("spawn")
-        end, remote = socket_pair()
-        self.port: RouterEnd = router_end(end)
-        self._process = context.Process(
-            target=_main, args=(spec, remote, self._log), name=f"slimsched-{spec.name}", daemon=True
-        )
-        try:
-            with _no_interrupts():
-                self._process.start()
-        except BaseException:
-            self.port.close()
-            raise
-        finally:
-            remote.close()
-        if wait:
-            self.wait_until_ready()
 
     @property
+    @abstractmethod
     def pid(self) -> int:
-        """Of the process."""
-        assert self._process.pid is not None
-        return self._process.pid
+        """Of its process."""
 
     @property
+    @abstractmethod
     def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.is_alive()
+        """Whether it runs."""
+
+    @abstractmethod
+    def steps(self, server: int) -> tuple[LoggedStep, ...]:
+        """What its scheduler has done in the run, as far as it was written down; also of one that was killed."""
+
+    @abstractmethod
+    def send_signal(self, number: signal.Signals) -> None:
+        """What happens to it by a planned fault."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it by force, whatever it is doing, even nothing at all; afterwards it writes nowhere."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, gently, then by force; nothing is left behind. May be called twice."""
+
+    @abstractmethod
+    def _how_it_died(self) -> str:
+        """In a few words, for people, once its port is closed."""
 
     @property
     def context_bytes(self) -> int:
@@ -200,9 +211,35 @@ class AgentProcess:
             raise WorkError(f"{problem}, this is {own} (protocol {PROTOCOL}); install the same version on both")
         self._ready = ready
 
-    def steps(self, server: int) -> tuple[LoggedStep, ...]:
-        """What its scheduler has done in the run, as far as it was written down; also of one that was killed."""
-        return self._log.read(server)
+    # ------------------------------------------------------------------------------------------------------- its clock
+
+    @property
+    def offset(self) -> ClockOffset:
+        """How far its clock is ahead of this process's: 0 where they are one, else as the pings so far say."""
+        if self.shares_clock:
+            return ClockOffset()
+        assert self._estimate.best is not None, "no ping was answered yet"
+        return self._estimate.best
+
+    def ping(self, number: int) -> Ping:
+        """A ping, to be sent at once."""
+        self._pinged_ns[number] = time.monotonic_ns()
+        return Ping(number)
+
+    def note_pong(self, pong: Pong) -> bool:
+        """An answer, to be told of as soon as it has come; returns whether `offset` is known better now."""
+        pinged_ns = self._pinged_ns.pop(pong.number, None)
+        if self.shares_clock or pinged_ns is None:
+            return False
+        before = self._estimate.best
+        self._estimate.heard(pinged_ns, pong.clock_ns, time.monotonic_ns())
+        return self._estimate.best is not before
+
+    def find_offset(self) -> None:
+        """Before a run, while nothing else is under way: ask its clock several times, where it is another one."""
+        for _ in range(0 if self.shares_clock else _CLOCK_PINGS):
+            self.send(self.ping(-self.next_number()))
+            self.note_pong(self.expect(Pong))
 
     # -------------------------------------------------------------------------------------------------- synchronous
 
@@ -231,8 +268,7 @@ class AgentProcess:
         return self._heard.popleft()
 
     def _death(self) -> AgentDiedError:
-        self._process.join(_KILLING_S)
-        return AgentDiedError(f"agent {self.spec.name} died (exit code {self._process.exitcode})")
+        return AgentDiedError(f"agent {self.spec.name} died ({self._how_it_died()})")
 
     def expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """The next answer, which must be of a kind; raises `WorkError` for any other."""
@@ -311,18 +347,78 @@ class AgentProcess:
             if isinstance(answer, Refused):
                 raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
 
+    def say_goodbye(self) -> None:
+        """Ask it to leave, and let go of the port."""
+        with contextlib.suppress(OSError, WorkError):
+            self.port.post(Close())
+            self.port.flush()
+        self.port.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AgentProcess(AgentHandle):
+    """An agent in a process of its own on this host.
+
+    Args:
+        spec: what to start.
+        wait: whether to return only when it is ready (else call `wait_until_ready`).
+
+    Raises:
+        WorkError: it could not start, and why.
+    """
+
+    def __init__(self, spec: AgentSpec, *, wait: bool = True) -> None:
+        end, remote = socket_pair()
+        super().__init__(spec, router_end(end), shares_clock=True)
+        self._log = LifeLog()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(
+            target=_main, args=(spec, remote, self._log), name=f"slimsched-{spec.name}", daemon=True
+        )
+        try:
+            with _no_interrupts():
+                self._process.start()
+        except BaseException:
+            self.port.close()
+            raise
+        finally:
+            remote.close()
+        if wait:
+            self.wait_until_ready()
+
+    @property
+    def pid(self) -> int:
+        """See `AgentHandle`."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """See `AgentHandle`."""
+        return self._process.is_alive()
+
+    def steps(self, server: int) -> tuple[LoggedStep, ...]:
+        """See `AgentHandle`."""
+        return self._log.read(server)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """See `AgentHandle`."""
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
-        """End the process by force, whatever it is doing, even nothing at all; afterwards it writes nowhere."""
+        """See `AgentHandle`."""
         self._process.kill()
         self.port.close()
         self._process.join(_KILLING_S)
 
     def close(self) -> None:
-        """End the process, gently, then by force; nothing is left behind. May be called twice."""
-        with contextlib.suppress(OSError, WorkError):
-            self.port.post(Close())
-            self.port.flush()
-        self.port.close()
+        """See `AgentHandle`."""
+        self.say_goodbye()
         if self._process.pid is not None:
             self._process.join(_ENDING_S)
             for end in (self._process.terminate, self._process.kill):
@@ -331,11 +427,9 @@ class AgentProcess:
                     self._process.join(_ENDING_S)
         self._log.close()
 
-    def __enter__(self) -> AgentProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _how_it_died(self) -> str:
+        self._process.join(_KILLING_S)
+        return f"exit code {self._process.exitcode}"
 
 
 @contextlib.contextmanager
@@ -366,23 +460,68 @@ def transfer_round(
     return tuple(found)
 
 
+class Carrier(Protocol):
+    """What carries the messages and activations of a cluster: it starts the agents, on this host or elsewhere."""
+
+    def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
+        """One for each agent, as the router writes to them; called once, before anything is started."""
+        ...
+
+    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
+        """The same as this agent has them: its own, and those of the others, to which it writes."""
+        ...
+
+    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+        """Start an agent, or the next one in its place, without waiting for it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the arenas; the agents have ended."""
+        ...
+
+
+class OneHost:
+    """Agents that are processes of this host: all map the same arenas."""
+
+    def __init__(self) -> None:
+        self._arenas: tuple[Arena, ...] = ()
+
+    def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
+        """See `Carrier`."""
+        self._arenas = tuple(Arena(size_bytes) for _ in range(count))
+        return self._arenas
+
+    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
+        """See `Carrier`."""
+        return self._arenas
+
+    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+        """See `Carrier`."""
+        return AgentProcess(spec, wait=False)
+
+    def close(self) -> None:
+        """See `Carrier`."""
+        for arena in self._arenas:
+            arena.close()
+
+
 class AgentSlot:
     """A server's place in a cluster: its agent, and the next one when that has died.
 
     Args:
-        spec: the same for every agent that sits here.
+        begin: starts an agent, without waiting for it; the same one each time.
         warm_batches: batch sizes that each runs once for every work key before it serves.
     """
 
-    def __init__(self, spec: AgentSpec, warm_batches: tuple[int, ...]) -> None:
-        self.spec = spec
+    def __init__(self, begin: Callable[[], AgentHandle], warm_batches: tuple[int, ...]) -> None:
         self.warm_batches = warm_batches
-        self.agent: AgentProcess
-        self.start()
+        self._begin = begin
+        self.agent = begin()
 
     def start(self) -> None:
-        """Start the next agent, without waiting for it."""
-        self.agent = AgentProcess(self.spec, wait=False)
+        """Start the next agent, without waiting for it; nothing is kept of the one before."""
+        self.agent.close()
+        self.agent = self._begin()
 
     def make_ready(self, server: int, keep_log: bool) -> None:
         """Wait for an agent that can serve, empty; a dead one is replaced. Raises `WorkError` if none can."""
@@ -396,6 +535,7 @@ class AgentSlot:
             self.agent.prepare(server, keep_log)
         if self.warm_batches and not self.agent.is_warm:
             self.agent.warm(self.warm_batches)
+        self.agent.find_offset()
 
     def close(self) -> None:
         """End it."""

@@ -38,6 +38,12 @@ class Arena:
         """A part of it, to read and to write."""
         return memoryview(self.buffer)[offset : offset + size_bytes]
 
+    def commit(self, offset: int, size_bytes: int) -> None:
+        """What was written there stands where the arena's agent reads, before anything that is said of it from here on.
+
+        There is nothing to do where both map one memory; a carrier that has none sends it.
+        """
+
     def close(self) -> None:
         """Let go of the file; the mapping goes with whatever looks at it last."""
         if self._fd >= 0:

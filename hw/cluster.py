@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.agent import Outfit, Service
-from hw.agents import AgentSlot, AgentSpec
+from hw.agents import AgentSlot, AgentSpec, Carrier, OneHost
 from hw.arena import ALIGNMENT, Arena
 from hw.link import LinkModel
 from hw.networks import ModelFile
@@ -115,6 +115,8 @@ class HardwareCluster:
         warm_batches: batch sizes that every agent runs once for every work key before it serves.
         supervision: how agents are watched and brought back.
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
+        carrier: starts the agents and carries what passes between them and the router; processes of this host, unless
+            another one is given.
 
     Attributes:
         slots, arenas: of each server, while the agents are up.
@@ -134,6 +136,7 @@ class HardwareCluster:
         *,
         supervision: Supervision | None = None,
         largest_block: int = GROUPS[-1],
+        carrier: Carrier | None = None,
     ) -> None:
         self.file = network if isinstance(network, ModelFile) else None
         self.served = Served.of(network) if isinstance(network, ModelFile) else network
@@ -144,7 +147,8 @@ class HardwareCluster:
         self._warm_batches = tuple(warm_batches)
         self._stack = contextlib.ExitStack()
         self.transfer_ids = itertools.count()
-        self.arenas: list[Arena] = []
+        self._carrier = carrier or OneHost()
+        self.arenas: Sequence[Arena] = ()
         self.slots: list[AgentSlot] = []
         for server in self.servers:
             if server.knobs.widths != self.served.widths:
@@ -155,10 +159,12 @@ class HardwareCluster:
     def __enter__(self) -> HardwareCluster:
         with contextlib.ExitStack() as stack:
             size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
-            self.arenas = [stack.enter_context(contextlib.closing(Arena(size_bytes))) for _ in self.servers]
+            self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
+            stack.callback(self._carrier.close)
             for index, server in enumerate(self.servers):
                 service = Service(server.knobs, self.served.segments, self.supervision, self._has_core(index))
-                slot = AgentSlot(AgentSpec(server.name, self._outfit(index), service), self._warm_batches)
+                spec = AgentSpec(server.name, self._outfit(index), service)
+                slot = AgentSlot(partial(self._carrier.start, index, spec), self._warm_batches)
                 stack.callback(slot.close)
                 self.slots.append(slot)
             self.make_ready(keep_log=False)
@@ -167,7 +173,7 @@ class HardwareCluster:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self.arenas, self.slots = [], []
+        self.arenas, self.slots = (), []
 
     def _has_core(self, index: int) -> bool:
         """Whether nobody else of this cluster runs where an agent does."""
@@ -179,7 +185,7 @@ class HardwareCluster:
         device = self.servers[index].device
         if self.file is None:
             raise InputError("model", "", f"server {self.servers[index].name} serves a network, so its file is needed")
-        return TorchOutfit(device, self.file, tuple(self.arenas), index)
+        return TorchOutfit(device, self.file, self._carrier.arenas_of(index), index)
 
     def _largest_input_bytes(self) -> int:
         served = self.served

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - it is a clock of sorts
+from collections.abc import Callable
 
 _ITEMS = 4000
-_PERIOD_NS = 20_000_000  # while it serves, a worker spends 0.2 % of its time on it
+_PERIOD_NS = 20_000_000  # while it serves, an agent spends 0.2 % of its time on it
 
 
 class Reference:
@@ -27,16 +28,17 @@ class Reference:
 
 
 class SpeedMeter:
-    """Now and then a reading of the reference, between the batches that a worker serves."""
+    """Now and then a reading of the reference, between the batches that an agent serves; by its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
         self._reference = Reference()
         self._due_ns = 0
         self._read: tuple[int, float] = (0, 0.0)
 
     def look(self) -> None:
         """Read, if it is time to."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + _PERIOD_NS
             self._read = (now_ns, min(self._reference.cpu_ns() for _ in range(2)) / 1e9)  # one may be interrupted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -74,4 +73,4 @@ class FaultPlan:
         """To the agent, if there is one that serves; what follows is noticed as in any accident."""
         if server.is_up:
             server.is_doomed = True
-            os.kill(server.slot.agent.pid, number)
+            server.slot.agent.send_signal(number)

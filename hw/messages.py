@@ -92,7 +92,8 @@ class ComeUp(Message, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """The run began at this reading of the agent's own clock: its times count from there."""
+    """The run began at this reading of the agent's own clock: its times count from there. Said again where the clocks'
+    offset is known better."""
 
     origin_ns: int
 

@@ -28,7 +28,7 @@ from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Re
 from hw.run_devices import devices_of
 from hw.server import HardwareServer, Labels, RemoteServer, RunContext
 from hw.telemetry import ForeignWatch, usable_cores
-from hw.transfers import Images, Transfers
+from hw.transfers import Cargo, Images, Transfers
 from hw.watch import Watch
 from policies.errors import WorkError
 from policies.faults import WORKER_DIED, Poison
@@ -188,7 +188,7 @@ class RouterLoop:
         self._sent_images = 0
         self._read_by: list[int] = []  # the epochs of those who were up when readers were named
         self._transfers = Transfers(
-            self._servers, _images_of(run), cluster.served.shape_after, run.links, self._clock.now_ns,
+            self._servers, Cargo(_images_of(run), cluster.served.shape_after), run.links, self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
         )  # fmt: skip
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)

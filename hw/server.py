@@ -26,7 +26,6 @@ from hw.messages import (
     Input,
     MoveBroken,
     Moved,
-    Ping,
     Pong,
     Preloaded,
     Prepare,
@@ -233,7 +232,7 @@ class RemoteServer:
         self.send(ComeUp(self.epoch))
 
     def start_clock(self) -> None:
-        """The run has begun: the agent's clock follows, by its own reading of that moment."""
+        """The run has begun: the agent's clock follows, by its own reading of that moment as far as that is known."""
         origin_ns = self._run.clock.origin_ns
         if origin_ns is not None:
             self.send(Start(self.slot.agent.offset.at_agent(origin_ns)))
@@ -325,7 +324,7 @@ class RemoteServer:
         if self._watch.is_hung(now_ns):
             return WORKER_HUNG
         if self.is_up and (number := self._watch.ping(now_ns)) is not None:
-            self.send(Ping(number))
+            self.send(self.slot.agent.ping(number))
         return None
 
     def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
@@ -341,6 +340,7 @@ class RemoteServer:
                     self.died = True
                     return
                 self._number = agent.next_number()
+                self.send(agent.ping(-self._number))  # its clock may be another one
                 self.send(Warm(self._number, self.slot.warm_batches))  # of nothing, too: the answer comes in any case
             case Done(number) if self._is_starting and number == self._number:
                 agent.is_warm = True
@@ -439,6 +439,8 @@ class RemoteServer:
                 self._hear_report(message)
             case Pong(number):
                 self._watch.ponged(number)
+                if self.slot.agent.note_pong(message) and self.is_up:
+                    self.start_clock()
             case Moved(transfer) | MoveBroken(transfer):
                 self._watch.answered(("transfer", transfer))
             case Preloaded():

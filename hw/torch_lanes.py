@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time  # noqa: TID251 - real passes are timed with a real clock
-from collections.abc import Iterable, Sequence
+import time  # noqa: TID251 - a slow device sleeps in real time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor
 from hw.activations import Activations, Row, gather, rows_of
 from hw.core_speed import SpeedMeter
 from hw.device import DeviceSpec
-from hw.instances import Instances, Lane, give_back, seconds_since, serve
+from hw.instances import Instances, Lane, give_back, serve
 from hw.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, Tell, UnloadEnded
 from hw.messages import Input, Move, Moved, Reason
 from hw.slimmable import SegmentInstance
 from policies.faults import Impairment
-from policies.vocabulary import RunBatch
+from policies.vocabulary import NS_PER_S, RunBatch
 
 
 @dataclass(slots=True)
@@ -35,19 +35,21 @@ class TorchLanes:
         maker: of the model's instances on the device.
         store: of the agent's activations.
         tell: takes the end of everything, from the lane's thread.
+        clock_ns: the agent's.
     """
 
     next_ns: int | None = None  # threads end by themselves
 
-    def __init__(self, maker: Instances, store: Activations, tell: Tell) -> None:
+    def __init__(self, maker: Instances, store: Activations, tell: Tell, clock_ns: Callable[[], int]) -> None:
         self._maker = maker
         self._store = store
         self._tell = tell
+        self._clock_ns = clock_ns
         self._device: DeviceSpec = maker.device
         self._lanes: dict[int, Lane] = {}
         self._instances: dict[int, SegmentInstance] = {}
         self._impairment = Impairment()
-        self._speed_meter = SpeedMeter() if self._device.kind == "cpu" else None
+        self._speed_meter = SpeedMeter(clock_ns) if self._device.kind == "cpu" else None
 
     def ring(self, now_ns: int) -> None:
         """Threads tell by themselves."""
@@ -121,7 +123,7 @@ class TorchLanes:
         self._lanes[command.instance].submit(lambda: self._run(command))
 
     def _run(self, command: RunBatch) -> None:
-        began_ns = time.monotonic_ns()
+        began_ns = self._clock_ns()
         outcome = _Outcome()
         try:
             instance = self._instances[command.instance]
@@ -131,8 +133,8 @@ class TorchLanes:
             self._tell(BatchBroken(command.batch, *explain(error)))
             return
         if (factor := self._impairment.slow_factor) > 1.0:
-            time.sleep((factor - 1.0) * seconds_since(began_ns))
-        ended_ns = time.monotonic_ns()
+            time.sleep((factor - 1.0) * (self._clock_ns() - began_ns) / NS_PER_S)
+        ended_ns = self._clock_ns()
         read = self._speed_meter.take() if self._speed_meter else (0, 0.0)
         if not outcome.failed:
             self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, (), "", 0, *read))

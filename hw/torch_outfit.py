@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,7 +38,7 @@ class TorchOutfit:
     arenas: tuple[Arena, ...]
     own: int
 
-    def fit(self, tell: Tell) -> Fitting:
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         """See `Outfit`."""
         device = self.device
         place, context_bytes = open_measured(device)
@@ -46,7 +46,7 @@ class TorchOutfit:
         maker = Instances(model, self.model.path, device, place)
         store = Activations(self.arenas, self.own, device, place)
         return Fitting(
-            lanes=TorchLanes(maker, store, tell),
+            lanes=TorchLanes(maker, store, tell, clock_ns),
             sensor=partial(sensor_of, device),
             measure=Bench(maker, store).carry_out,
             explain=explain,
@@ -70,6 +70,4 @@ def torch_agents(devices: Sequence[tuple[str, DeviceSpec]], model: ModelFile) ->
     `ARENA_BYTES` that the others write to."""
     with contextlib.ExitStack() as stack:
         arenas = tuple(stack.enter_context(contextlib.closing(Arena(ARENA_BYTES))) for _ in devices)
-        yield [
-            AgentSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)
-        ]
+        yield [AgentSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)]

@@ -84,6 +84,19 @@ class Images:
         return self._channels_last
 
 
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What moves.
+
+    Attributes:
+        images: of all requests.
+        shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
+    """
+
+    images: Images
+    shape_after: Callable[[int, float], tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class _Delivery:
     """A block on its way, the transfers of it that have not arrived, and where the data of the others lie."""
@@ -120,8 +133,7 @@ class Transfers:
 
     Args:
         servers: by index.
-        images: of all requests.
-        shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
+        cargo: what they move.
         links: emulated ones, or None.
         now_ns: the run's clock.
         tell_router: queues an event for the router's core.
@@ -133,8 +145,7 @@ class Transfers:
     def __init__(
         self,
         servers: Sequence[Endpoint],
-        images: Images,
-        shape_after: Callable[[int, float], tuple[int, ...]],
+        cargo: Cargo,
         links: LinkModel | None,
         now_ns: Callable[[], int],
         tell_router: Callable[[RouterEvent], None],
@@ -143,8 +154,8 @@ class Transfers:
         numbers: Iterator[int],
     ) -> None:
         self._servers = servers
-        self._images = images
-        self._shape_after = shape_after
+        self._images = cargo.images
+        self._shape_after = cargo.shape_after
         self._links = links
         self._now_ns = now_ns
         self._tell_router = tell_router
@@ -278,6 +289,7 @@ class Transfers:
         shape = self._images.shape
         target = np.frombuffer(server.inbox.arena.buffer, np.float32, len(transfer.requests) * prod(shape), slab.offset)
         self._images.write(transfer.requests, target, server.channels_last)
+        server.inbox.arena.commit(slab.offset, target.nbytes)
         self._take(transfer, shape, "float32", server.channels_last)
 
     def _take(self, transfer: _Transfer, shape: tuple[int, ...], dtype: str, channels_last: bool) -> None:

@@ -96,7 +96,6 @@ def test_nothing_private_is_imported() -> None:
 
 
 MOST_PARAMETERS = 8
-REWRITTEN_LATER = ("hw/cluster.py", "hw/server.py", "hw/worker.py", "hw/executor.py", "hw/transfers.py")
 KERNELS = ("sim/compiled/", "policies/compiled/", "policies/ppo/kernels.py", "policies/ppo/vectors.py")
 
 
@@ -106,12 +105,11 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_long_parameter_lists_are_nouns() -> None:
-    """Nine and more are a dataclass; but for compiled kernels, which take arrays, and modules that are rewritten soon:
-    the driver of real servers gets another form, and what it hands over with it."""
+    """Nine and more are a dataclass; but for compiled kernels, which take arrays."""
     found = [
         f"{name}:{node.lineno}: {node.name} takes {_parameters(node)}"
         for name, tree in SOURCES.items()
-        if not name.startswith((*KERNELS, *REWRITTEN_LATER))
+        if not name.startswith(KERNELS)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _parameters(node) > MOST_PARAMETERS
     ]
