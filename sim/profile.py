@@ -37,11 +37,17 @@ Cost = Annotated[float, Field(ge=0, le=60)]  # s
 
 
 class DeviceInfo(StrictModel):
-    """The device, and the stack it was measured on (`stamps`: driver, torch, cores, threads, date ...)."""
+    """The device, and the stack it was measured on (`stamps`: driver, torch, cores, threads, date ...).
+
+    Attributes:
+        emulated_slowdown: of a device that is emulated: how many times as long passes and loads take as on the one that
+            it is named after. None for a real one.
+    """
 
     kind: Literal["cpu", "cuda"]
     name: str
     vram_bytes: Count
+    emulated_slowdown: Annotated[float, Field(ge=1)] | None = None
     stamps: dict[str, str] = Field(default_factory=dict)
 
 
@@ -398,7 +404,7 @@ def _read(text: str) -> Profile:
             "to keep the change, delete the line `checksum`; else calibrate again, or take the file from where it came"
         )
         raise InputError("", "checksum", f"{problem}; {remedy}")
-    if profile.provenance != Provenance.DATASHEET and not profile.errors:
+    if profile.provenance not in (Provenance.DATASHEET, Provenance.EMULATED) and not profile.errors:
         raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
     return profile
 
