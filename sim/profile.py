@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -373,6 +373,11 @@ class Profile(StrictModel):
         return self
 
     @property
+    def origin(self) -> str:
+        """Where it comes from, as people see it: its provenance, and the slowdown of an emulated device."""
+        return origin_of(self.provenance, emulated_slowdowns([self]))
+
+    @property
     def batch_limit(self) -> int:
         """The largest batch that every curve covers; beyond it the simulator refuses to guess."""
         return min(curve.batches[-1] for curve in self.latency)
@@ -390,6 +395,17 @@ class Profile(StrictModel):
         schema, name, *others = strict.plain(self).items()
         content = dict([schema, name, *others])
         return strict.dump(dict([schema, name, ("checksum", _checksum(content)), *others]))
+
+
+def emulated_slowdowns(profiles: Iterable[Profile]) -> tuple[float, ...]:
+    """Those of the emulated devices among them, ascending, each once."""
+    found = {profile.device.emulated_slowdown for profile in profiles}
+    return tuple(sorted(slowdown for slowdown in found if slowdown is not None))
+
+
+def origin_of(provenance: str, slowdowns: Sequence[float]) -> str:
+    """`measured`, `emulated x10`; devices of several slowdowns are `emulated x1/x20`."""
+    return f"{provenance} {'/'.join(f'x{slowdown:g}' for slowdown in slowdowns)}" if slowdowns else str(provenance)
 
 
 @lru_cache(maxsize=64)
