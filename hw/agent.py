@@ -53,6 +53,7 @@ from hw.messages import (
 )
 from hw.port import AgentEnd, PortClosedError
 from hw.telemetry.port import Sensor
+from hw.waiting import Waker
 from hw.watch import Watch
 from policies.faults import Impairment, Supervision
 from policies.greedy import GreedyKnobs, GreedyScheduler
@@ -92,6 +93,7 @@ class Fitting:
         measure: carries out a measurement while nothing else is under way; raises what went wrong.
         explain: a failure in the protocol's words.
         computes_here: whether lanes take the cores that the agent runs on.
+        waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
     """
 
     lanes: Lanes
@@ -101,6 +103,7 @@ class Fitting:
     context_bytes: int
     execution: Mapping[str, str]
     computes_here: bool = True
+    waker: Waker | None = None
 
 
 class Outfit(Protocol):
@@ -189,7 +192,7 @@ class Agent:
             if isinstance(message, Close):
                 return False
             self._obey(message)
-        if self._serving is not None and self._serving.is_busy:
+        if self._fitting.computes_here and self._serving is not None and self._serving.is_busy:
             os.sched_yield()  # a lane that was woken goes before what is left to do here
         return True
 
@@ -200,10 +203,18 @@ class Agent:
     def _sleep(self, until_ns: int) -> None:
         if self._looks_on and self._look_on(until_ns):
             return
-        wait_s = None if until_ns == NEVER_NS else max(0.0, (until_ns - self._clock_ns()) / 1e9)
+        waker, deadline_ns = self._fitting.waker, None if until_ns == NEVER_NS else until_ns
+        if waker is not None:
+            waker.wait(self._select, deadline_ns)
+        else:
+            self._select(None if deadline_ns is None else max(0.0, (deadline_ns - self._clock_ns()) / 1e9))
+
+    def _select(self, wait_s: float | None) -> bool:
+        """Until there is something to do; says whether there is."""
         ready, _, _ = select.select((self._port.fileno(), self._woken), (), (), wait_s)
         if self._woken in ready:
             os.read(self._woken, 4096)
+        return bool(ready)
 
     def _look_on(self, until_ns: int) -> bool:
         """A core that sleeps wakes up later than a message travels: so look for a while where nothing runs here.
@@ -284,7 +295,7 @@ class Agent:
             self._serving = None
         forgotten = self._fitting.lanes.reset()
         self._log.clear()
-        self._idle_ns = 0
+        self._idle_ns = 0 if self._fitting.waker is None else -self._fitting.waker.looked_ns
         log = self._log if message.keep_log else None
         with self._lock:
             self._serving = _Serving(message, self._service, self._fitting, self._port.post, log, self._clock_ns)
@@ -293,7 +304,8 @@ class Agent:
     def _finish(self, number: int) -> None:
         """What goes on here after it is of nobody's interest."""
         assert self._serving is not None, "not prepared"
-        self._serving.finish(number, self._idle_ns)
+        looked_ns = 0 if self._fitting.waker is None else self._fitting.waker.looked_ns
+        self._serving.finish(number, self._idle_ns + looked_ns)
         self._serving = None
 
     # ----------------------------------------------------------------------------------------------------------- lanes

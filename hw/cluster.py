@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from hw.agent import Outfit, Service
 from hw.agents import AgentSlot, AgentSpec, Carrier, OneHost
 from hw.arena import ALIGNMENT, Arena
+from hw.emulated import EmulatedDevice
+from hw.emulated_outfit import EmulatedOutfit
 from hw.link import LinkModel
 from hw.networks import ModelFile
 from hw.router_loop import Progress, RouterLoop, Routing, own_cores
 from hw.run_devices import devices_of
-from hw.server import HardwareServer, Labels
+from hw.server import HardwareServer
 from hw.telemetry import (
     CoreWatch,
     ForeignWatch,
@@ -81,7 +83,8 @@ class HardwareRun:
         keep_log: keep every event and command for replay.
         faults: what is done to the agents, and when.
         links: an emulated network between the servers; None for what this machine has. Of this run alone.
-        judge: who says which labels are right, where no agent can tell labels; None compares them with `labels`.
+        is_correct: (request, its widths) -> whether it is right, where agents tell no labels; None compares what they
+            tell with `labels`.
         measures_costs: whether to measure what the router's process and the port cost.
     """
 
@@ -95,7 +98,7 @@ class HardwareRun:
     keep_log: bool = False
     faults: tuple[Fault, ...] = ()
     links: LinkModel | None = None
-    judge: Labels | None = None
+    is_correct: Callable[[int, tuple[float, ...]], bool] | None = None
     measures_costs: bool = False
 
     def __post_init__(self) -> None:
@@ -183,6 +186,8 @@ class HardwareCluster:
 
     def _outfit(self, index: int) -> Outfit:
         device = self.servers[index].device
+        if isinstance(device, EmulatedDevice):
+            return EmulatedOutfit(device, tuple(self.arenas), index)
         if self.file is None:
             raise InputError("model", "", f"server {self.servers[index].name} serves a network, so its file is needed")
         return TorchOutfit(device, self.file, self._carrier.arenas_of(index), index)

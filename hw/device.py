@@ -6,14 +6,14 @@ It names devices and choices; it neither opens them (`hw.instances` does) nor me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE, usable_cores
 from policies.errors import InputError, in_a_line
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+if TYPE_CHECKING:
+    import torch
+
 _CPU_BUDGET_BYTES = 1 << 30
 
 
@@ -52,11 +52,16 @@ class DeviceSpec:
     @property
     def torch_dtype(self) -> torch.dtype:
         """`dtype` as torch names it."""
-        return _DTYPES[self.dtype]
+        import torch  # here and below: who only names a device need not wait for it
+
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
     @property
     def memory_format(self) -> torch.memory_format:
         """Of activations and kernels."""
+        import torch
+
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     @property
@@ -71,6 +76,8 @@ class DeviceSpec:
 
     def execution(self) -> dict[str, str]:
         """The execution path in words, for profiles and records."""
+        import torch
+
         common = {
             "dtype": self.dtype,
             "memory_format": "channels_last" if self.channels_last else "contiguous",
@@ -85,6 +92,8 @@ class DeviceSpec:
 
 def require_torch_device(name: str) -> None:
     """Raise `InputError` unless torch can compute there; `name` is as torch names it."""
+    import torch
+
     try:
         usable = float(torch.ones(1, device=name)) == 1.0
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -99,6 +108,8 @@ def local_devices() -> list[DeviceSpec]:
     With four cores and more the first device has two thirds of them, the second the rest. With fewer, each has one
     core (the same one, if there is only one) and the second does without oneDNN.
     """
+    import torch
+
     if torch.cuda.is_available():
         return [_gpu(index) for index in range(torch.cuda.device_count())]
     cores = usable_cores()
@@ -110,4 +121,6 @@ def local_devices() -> list[DeviceSpec]:
 
 
 def _gpu(index: int) -> DeviceSpec:
+    import torch
+
     return DeviceSpec(kind="cuda", index=index, vram_bytes=torch.cuda.get_device_properties(index).total_memory)

@@ -391,6 +391,7 @@ class BenchmarkResult(Message, frozen=True):
         waited_s: how long the process's threads were ready to run but had no core; 0 where the system does not tell.
         references_s: for each pass the CPU time of a fixed piece of work beside it (the longer of those before and
             after), which tells how fast the core ran; empty on a GPU.
+        sampled: what the device's sensor showed every period of it, where the agent alone can read it; else empty.
     """
 
     samples_s: tuple[float, ...]
@@ -398,6 +399,7 @@ class BenchmarkResult(Message, frozen=True):
     cpu_s: float
     waited_s: float = 0.0
     references_s: tuple[float, ...] = ()
+    sampled: tuple[Sample, ...] = ()
 
 
 class ConcurrentResult(msgspec.Struct, frozen=True, array_like=True):

@@ -117,15 +117,19 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _labels_of(run: HardwareRun) -> Labels:
-    """What the agents say beside what is right."""
+def _labels_of(run: HardwareRun, router: RouterCore) -> Labels:
+    """What the agents say beside what is right; or what is known of each request at its widths."""
     right: list[int] = run.labels.tolist()
-    count = len(right)
+    count, is_correct = len(right), run.is_correct
 
-    def judge(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
+    def compare(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
         return tuple([label == right[request % count] for request, label in zip(requests, labels, strict=True)])
 
-    return judge
+    def look_up(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
+        assert is_correct is not None, "asked before"
+        return tuple([is_correct(request, (*router.widths_of(request), width)) for request in requests])
+
+    return compare if is_correct is None else look_up
 
 
 def _images_of(run: HardwareRun) -> Images:
@@ -171,7 +175,7 @@ class RouterLoop:
             self._clock,
             self._ledger,
             cluster.supervision,
-            run.judge or _labels_of(run),
+            _labels_of(run, self._router),
             cluster.served.segments,
             self._events.append,
             say,

@@ -39,6 +39,7 @@ class Provenance(StrEnum):
     MEASURED = "measured"  # event-timed, or a hardware counter
     POLLED = "polled"  # a sampled sensor
     MODELLED = "modelled"  # computed, e.g. CPU power from TDP and utilization
+    EMULATED = "emulated"  # timed in real time, on a device that is played after a profile
     DATASHEET = "datasheet"  # derived from a published specification
 
     @staticmethod

@@ -6,13 +6,18 @@ It knows no queue and no scheduler; `sim.server` drives it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
 from math import ceil
 
 import msgspec
 
+from policies.chance import hashed
 from policies.vocabulary import NS_PER_S
 from sim.device import clock_ratio, contention, total_load
-from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable
+from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable, SlowdownTable
+
+_FIRST = 1 << 32  # no number of a change
 
 
 class RunningBatch(msgspec.Struct):
@@ -174,3 +179,39 @@ def _ends_before(one: RunningBatch, other: RunningBatch) -> bool:
     if one.end_ns != other.end_ns:
         return one.end_ns < other.end_ns
     return (one.server, one.batch) < (other.server, other.batch)
+
+
+def solo_ns(table: KeyTable, size: int, salt: int, server: int, batch: int) -> int:
+    """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""
+    if not table.jitter:
+        return table.latency_ns[size]
+    row = table.jitter[size]
+    return ceil(table.typical_ns[size] * row[hashed(salt, server, batch) % len(row)])
+
+
+def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
+    """The sizes that a batch runs in where `room` images fit at once: halves of halves, as the hardware tries them.
+
+    Empty where nothing fits.
+    """
+    if room < 1:
+        return ()
+    if size <= room:
+        return (size,)
+    larger = ceil(size / 2)
+    return (*parts_that_fit(larger, room), *parts_that_fit(size - larger, room))
+
+
+def drawn_spells(slowdown: SlowdownTable, salt: int) -> Iterator[tuple[int, float]]:
+    """(when, how many times as long things take from then on), without end; `salt` is of the hash that draws.
+
+    It starts at 0 in either state, as it would be found at any time.
+    """
+    full_ns, slow_ns = sum(slowdown.full_ns), sum(slowdown.slow_ns)
+    is_slow = hashed(salt, _FIRST, _FIRST) % (full_ns + slow_ns) < slow_ns
+    at_ns = 0
+    for number in count():
+        yield at_ns, slowdown.slow_factor if is_slow else 1.0
+        durations_ns = slowdown.slow_ns if is_slow else slowdown.full_ns
+        at_ns += durations_ns[hashed(salt, int(is_slow), number) % len(durations_ns)]
+        is_slow = not is_slow

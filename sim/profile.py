@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -37,11 +37,17 @@ Cost = Annotated[float, Field(ge=0, le=60)]  # s
 
 
 class DeviceInfo(StrictModel):
-    """The device, and the stack it was measured on (`stamps`: driver, torch, cores, threads, date ...)."""
+    """The device, and the stack it was measured on (`stamps`: driver, torch, cores, threads, date ...).
+
+    Attributes:
+        emulated_slowdown: of a device that is emulated: how many times as long passes and loads take as on the one that
+            it is named after. None for a real one.
+    """
 
     kind: Literal["cpu", "cuda"]
     name: str
     vram_bytes: Count
+    emulated_slowdown: Annotated[float, Field(ge=1)] | None = None
     stamps: dict[str, str] = Field(default_factory=dict)
 
 
@@ -367,6 +373,11 @@ class Profile(StrictModel):
         return self
 
     @property
+    def origin(self) -> str:
+        """Where it comes from, as people see it: its provenance, and the slowdown of an emulated device."""
+        return origin_of(self.provenance, emulated_slowdowns([self]))
+
+    @property
     def batch_limit(self) -> int:
         """The largest batch that every curve covers; beyond it the simulator refuses to guess."""
         return min(curve.batches[-1] for curve in self.latency)
@@ -386,6 +397,17 @@ class Profile(StrictModel):
         return strict.dump(dict([schema, name, ("checksum", _checksum(content)), *others]))
 
 
+def emulated_slowdowns(profiles: Iterable[Profile]) -> tuple[float, ...]:
+    """Those of the emulated devices among them, ascending, each once."""
+    found = {profile.device.emulated_slowdown for profile in profiles}
+    return tuple(sorted(slowdown for slowdown in found if slowdown is not None))
+
+
+def origin_of(provenance: str, slowdowns: Sequence[float]) -> str:
+    """`measured`, `emulated x10`; devices of several slowdowns are `emulated x1/x20`."""
+    return f"{provenance} {'/'.join(f'x{slowdown:g}' for slowdown in slowdowns)}" if slowdowns else str(provenance)
+
+
 @lru_cache(maxsize=64)
 def _read(text: str) -> Profile:
     """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
@@ -398,7 +420,7 @@ def _read(text: str) -> Profile:
             "to keep the change, delete the line `checksum`; else calibrate again, or take the file from where it came"
         )
         raise InputError("", "checksum", f"{problem}; {remedy}")
-    if profile.provenance != Provenance.DATASHEET and not profile.errors:
+    if profile.provenance not in (Provenance.DATASHEET, Provenance.EMULATED) and not profile.errors:
         raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
     return profile
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 from policies.chance import derived_seed, hashed
@@ -38,11 +37,8 @@ from policies.vocabulary import (
 )
 from sim.agenda import Agenda, Kind, rank
 from sim.network import Attachment
-from sim.physics import RunningBatch, SimulatedDevice
-from sim.tables import KeyTable, SlowdownTable
+from sim.physics import RunningBatch, SimulatedDevice, drawn_spells, parts_that_fit, solo_ns
 from sim.telemetry import WindowedSensor
-
-_FIRST = 1 << 32  # no number of a change
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +73,12 @@ class SharedDevice:
             self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
 
     def start_slowdown(self, salt: int) -> None:
-        """Let the device's speed come and go, where its profile says that it does; `salt` is of the hash that draws.
-
-        It starts in either state, as it would be found at any time.
-        """
+        """Let the device's speed come and go, where its profile says that it does; `salt` is of the hash that draws."""
         slowdown = self.physics.tables.slowdown
         if slowdown is not None:
-            full_ns, slow_ns = sum(slowdown.full_ns), sum(slowdown.slow_ns)
-            is_slow = hashed(salt, _FIRST, _FIRST) % (full_ns + slow_ns) < slow_ns
-            self._change_slowdown(slowdown, salt, 0, is_slow)
+            changes = drawn_spells(slowdown, salt)
+            _, factor = next(changes)
+            self._change_slowdown(factor, changes)
 
     def follow_slowdown(self, changes: Sequence[tuple[int, float]]) -> None:
         """Let the device's speed come and go as it really did."""
@@ -97,12 +90,11 @@ class SharedDevice:
         self.physics.set_slowdown(factor, self._agenda.now_ns)
         self.replan()
 
-    def _change_slowdown(self, slowdown: SlowdownTable, salt: int, number: int, is_slow: bool) -> None:
-        self._set_slowdown(slowdown.slow_factor if is_slow else 1.0)
-        durations_ns = slowdown.slow_ns if is_slow else slowdown.full_ns
-        next_ns = self._agenda.now_ns + durations_ns[hashed(salt, int(is_slow), number) % len(durations_ns)]
+    def _change_slowdown(self, factor: float, changes: Iterator[tuple[int, float]]) -> None:
+        self._set_slowdown(factor)
+        next_ns, next_factor = next(changes)
         order = rank(min(self._servers, default=0), Kind.SLOWDOWN)
-        self._agenda.at(next_ns, order, self._change_slowdown, slowdown, salt, number + 1, not is_slow)
+        self._agenda.at(next_ns, order, self._change_slowdown, next_factor, changes)
 
     def _end(self, plan: int, batch: RunningBatch) -> None:
         if plan != self._plan:
@@ -110,19 +102,6 @@ class SharedDevice:
         self.physics.finish(batch.server, batch.batch, self._agenda.now_ns)
         self.replan()
         self._servers[batch.server].finish(batch.batch)
-
-
-def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
-    """The sizes that a batch runs in where `room` images fit at once: halves of halves, as the hardware tries them.
-
-    Empty where nothing fits.
-    """
-    if room < 1:
-        return ()
-    if size <= room:
-        return (size,)
-    larger = ceil(size / 2)
-    return (*parts_that_fit(larger, room), *parts_that_fit(size - larger, room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +346,7 @@ class SimulatedServer:
         table = self._tables.keys[command.segment, command.served_width, command.previous_width]
         work_ns = 0
         for size in sizes:
-            work_ns += self._solo_ns(table, size, command.batch)
+            work_ns += solo_ns(table, size, self._jitter_salt, self.index, command.batch)
         self._running[command.batch] = command
         batch = RunningBatch(self.index, command.batch, table, sizes[0], work_ns, self._factor)
         self._device.physics.start(batch, now_ns)
@@ -378,13 +357,6 @@ class SimulatedServer:
         if self._room_images is None or len(command.requests) <= self._room_images:
             return (command.padded,)
         return parts_that_fit(len(command.requests), self._room_images)  # as they are: only whole batches are padded
-
-    def _solo_ns(self, table: KeyTable, size: int, batch: int) -> int:
-        """Solo time of this very batch: the mean, or the median times a quantile drawn by hash."""
-        if not table.jitter:
-            return table.latency_ns[size]
-        row = table.jitter[size]
-        return ceil(table.typical_ns[size] * row[hashed(self._jitter_salt, self.index, batch) % len(row)])
 
     # ------------------------------------------------------------------------------------------ timer and sensor
 

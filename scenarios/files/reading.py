@@ -107,7 +107,8 @@ def _check_servers(scenario: Scenario, source: str) -> None:
             raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
         names.add(server.name)
         _check_device(server, owners, source, key)
-        if server.profile is None and not scenario.model.is_runnable:
+        _check_emulation(server, servers, source, key)
+        if server.known_profile is None and not scenario.model.is_runnable:
             problem = "missing; without a network (model.network or model.checkpoint) nothing can be calibrated"
             raise InputError(source, f"{key}.profile", problem)
     if scenario.cluster.servers == "auto" and not scenario.model.is_runnable:
@@ -116,27 +117,42 @@ def _check_servers(scenario: Scenario, source: str) -> None:
 
 def _check_device(server: ServerSection, owners: Set[str], source: str, key: str) -> None:
     shared = server.shares_device_with
+    if server.emulated is not None and server.profile is not None:
+        problem = f"{server.profile!r} beside an emulated device, whose profile is {server.emulated!r}; leave one out"
+        raise InputError(source, f"{key}.profile", problem)
     if shared is None:
         if server.device is None and server.profile is None:
-            raise InputError(source, key, "give device (a real one) or profile (a simulated one)")
+            raise InputError(source, key, "give device (a real or an emulated one) or profile (a simulated one)")
         return
     if shared not in owners:
         problem = f"{shared!r} is no server with a device of its own; {nearest(shared, owners)}"
         raise InputError(source, f"{key}.shares_device_with", problem)
 
 
+def _check_emulation(server: ServerSection, servers: Sequence[ServerSection], source: str, key: str) -> None:
+    """Nobody shares an emulated device, and none stands beside a real one."""
+    owner = next((other for other in servers if other.name == server.shares_device_with), server)
+    if owner is not server and owner.emulated is not None:
+        problem = f"the device of {owner.name!r} is emulated, by one process for one server"
+        raise InputError(source, f"{key}.shares_device_with", f"{problem}; give {server.name!r} a device of its own")
+    real = [other for other in servers if other.device is not None and other.emulated is None]
+    if server.emulated is not None and real:
+        problem = f"emulated beside {real[0].name!r}, whose device is real: one can't use the other's activations"
+        raise InputError(source, f"{key}.device.emulated", f"{problem}; emulate all devices or none")
+
+
 def _check_profiles(scenario: Scenario, source: str) -> None:
     """Profiles can be read, are of one network, and cover what their servers ask of them."""
     first: tuple[str, Profile] | None = None
     for index, server in enumerate(scenario.cluster.named_servers):
-        if server.profile is None:
+        if server.known_profile is None:
             continue
         key = f"cluster.servers.{index}"
-        profile = read_profile(Path(server.profile), source, f"{key}.profile")
+        profile = read_profile(Path(server.known_profile), source, f"{key}.{server.profile_key}")
         first = first or (server.name, profile)
         if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
             found = f"{profile.model.segments} segments and widths {list(profile.model.widths)}"
-            raise InputError(source, f"{key}.profile", f"{found}; {first[0]!r} has another network")
+            raise InputError(source, f"{key}.{server.profile_key}", f"{found}; {first[0]!r} has another network")
         _check_server_against(profile, server, scenario.cluster.greedy_of(server), source, key)
 
 

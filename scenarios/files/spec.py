@@ -146,8 +146,18 @@ class ModelSection(StrictModel):
 
 
 class DeviceSection(StrictModel):
-    """A device of this machine, for calibration and for runs on real executors."""
+    """A device of this machine, for calibration and for runs on real executors; or one that is emulated.
 
+    An emulated device is a real process that plays a profile in real time ([emulated devices](emulated.md)). Of the
+    other keys it takes `cores` alone, and its server takes no `profile`.
+    """
+
+    emulated: ProfileName | None = Field(
+        None, description="the profile to play: a file, or a shipped profile's name; null for a real device"
+    )
+    slowdown: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1.0, description="of an emulated device: every pass and load takes so many times as long"
+    )
     kind: Literal["cpu", "cuda"] = Field("cpu", description="a share of this machine's cores, or an NVIDIA GPU")
     cores: tuple[Whole, ...] = Field((), description="cores the executor is pinned to; empty for all")
     threads: Count = Field(1, description="threads of one forward pass")
@@ -160,6 +170,16 @@ class DeviceSection(StrictModel):
     vram_gb: Positive | None = Field(
         None, description="memory, in GB of 10^9 bytes; null asks a GPU, and is 1.07 (1 GiB) for a CPU"
     )
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> DeviceSection:
+        if self.emulated is None:
+            if "slowdown" in self.model_fields_set:
+                raise ValueError("slowdown is of an emulated device; leave it out, or name the profile: emulated")
+            return self
+        if others := sorted(self.model_fields_set - {"emulated", "slowdown", "cores"}):
+            raise ValueError(f"an emulated device takes emulated, slowdown and cores; leave out {', '.join(others)}")
+        return self
 
 
 LinkName = Literal["wifi5", "1gbe", "10gbe", "loopback", "measured"]
@@ -233,6 +253,21 @@ class ServerSection(StrictModel):
         default_factory=GreedySection, description="knobs that differ from `cluster.greedy` on this server"
     )
 
+    @property
+    def emulated(self) -> str | None:
+        """The profile that its device plays; None for a real device, and for none."""
+        return self.device.emulated if self.device is not None else None
+
+    @property
+    def known_profile(self) -> str | None:
+        """The profile that the file names, whether simulated or emulated; None where the device is to be measured."""
+        return self.profile or self.emulated
+
+    @property
+    def profile_key(self) -> str:
+        """Where that stands in its section."""
+        return "profile" if self.emulated is None else "device.emulated"
+
 
 class ClusterSection(StrictModel):
     """The servers, and the scheduler knobs they have in common."""
@@ -253,6 +288,11 @@ class ClusterSection(StrictModel):
     def owners(self) -> tuple[ServerSection, ...]:
         """Those of them that have a device of their own."""
         return tuple(server for server in self.named_servers if server.shares_device_with is None)
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether all devices are."""
+        return bool(self.owners) and all(server.emulated is not None for server in self.owners)
 
     def greedy_of(self, server: ServerSection) -> GreedySection:
         """A server's knobs: its own where it gives them, else the cluster's."""

@@ -126,9 +126,10 @@ class Job:
 
     @property
     def can_validate(self) -> bool:
-        """Whether there is a network, and a real device for every server."""
-        owners = self.scenario.cluster.owners
-        return self.scenario.model.is_runnable and all(server.device is not None for server in owners)
+        """Whether there is a device for every server, and a network, which emulated ones can do without."""
+        cluster = self.scenario.cluster
+        has_network = self.scenario.model.is_runnable or cluster.is_emulated
+        return has_network and all(server.device is not None for server in cluster.owners)
 
     # ----------------------------------------------------------------------------------------- what stages depend on
 

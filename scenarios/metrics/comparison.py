@@ -69,7 +69,7 @@ class Comparison(TypedDict):
     """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
 
     A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved.
-    A stored comparison may be older than both, than `shares`, and than the last four keys.
+    A stored comparison may be older than both, than `shares`, and than the last five keys.
     """
 
     schema: str
@@ -83,6 +83,7 @@ class Comparison(TypedDict):
     pareto: Pareto
     hypervolume: dict[str, Hypervolume]
     worst: list[dict[str, Any]]
+    emulated_slowdowns: list[float]
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
@@ -126,6 +127,7 @@ def compare_results(
         pareto=_pareto(rows, points, serving, bounds or {}),
         hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in serving.items() if of},
         worst=[_worst(router, runs) for router, runs in by_router.items()],
+        emulated_slowdowns=sorted({k for result in results for k in result.get("emulated_slowdowns", [])}),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
-from scenarios.metrics.result import Result
+from scenarios.metrics.result import Lateness, Result, lateness_share
 from scenarios.metrics.served import Served, leaves_many, served
 from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
 
@@ -104,7 +104,7 @@ class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
-    `foreign_load` is that of the run that had most of it.
+    `foreign_load` and `lateness_s` are those of the run that had most of it.
     Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
     """
 
@@ -122,6 +122,7 @@ class Row(TypedDict):
     stages_s: Stages
     slowdown: NotRequired[Estimate]
     foreign_load: NotRequired[Foreign | None]
+    lateness_s: NotRequired[Lateness | None]
     served: NotRequired[ServedWorlds]
 
 
@@ -141,6 +142,7 @@ class SaturatedRow(TypedDict):
     met: bool | None
     saturated: dict[str, bool]
     foreign_load: NotRequired[Foreign | None]
+    lateness_s: NotRequired[Lateness | None]
     served: NotRequired[ServedWorlds]
 
 
@@ -156,6 +158,7 @@ class LoadAxisRow(TypedDict):
     target_pct: float
     met: bool | None
     foreign_load: NotRequired[Foreign | None]
+    lateness_s: NotRequired[Lateness | None]
     served: NotRequired[ServedWorlds]
 
 
@@ -295,12 +298,19 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         met={name: None if is_marked(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
         slowdown=estimate([run.get("slowdown") for run in runs]),
         foreign_load=_most_foreign(runs),
+        lateness_s=_most_late(runs),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),
         ),
         served=found,
     )
+
+
+def _most_late(runs: Sequence[ValidationRun]) -> Lateness | None:
+    """Of the hardware run on emulated devices that had most of it."""
+    known = [late for run in runs if (late := run["hardware"].get("lateness_s")) is not None]
+    return max(known, key=lateness_share, default=None)
 
 
 def _most_foreign(runs: Sequence[ValidationRun]) -> Foreign | None:
@@ -380,6 +390,7 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         met=_is_met(error, PROMISED_THROUGHPUT_PCT) if is_judged else None,
         saturated=saturated,
         foreign_load=run.get("foreign_load"),
+        lateness_s=_most_late([run]),
         served=found,
     )
 
@@ -400,6 +411,7 @@ def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
         target_pct=target,
         met=None if is_marked(found) else _is_met(error["mean"], target),
         foreign_load=_most_foreign(runs),
+        lateness_s=_most_late(runs),
         served=found,
     )
 

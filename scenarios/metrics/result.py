@@ -21,6 +21,7 @@ from policies.records import (
     FAILED,
     IN_FLIGHT,
     STAGES,
+    BatchRecord,
     DeviceTotals,
     Downtime,
     RequestColumns,
@@ -34,7 +35,7 @@ from policies.vocabulary import NS_PER_S, Provenance
 Mode = Literal["simulation", "hardware"]
 Simulator = Literal["simpy", "compiled"]
 End = Literal["drain", "cut"]
-Engine = Literal[Simulator, "torch"]
+Engine = Literal[Simulator, "torch", "emulated"]
 
 
 class Images(TypedDict):
@@ -121,14 +122,32 @@ class Restart(TypedDict):
     up_s: float | None
 
 
+class Lateness(TypedDict):
+    """How much later than their model says emulated passes were seen to end, in seconds, and their mean length."""
+
+    p50: float
+    p99: float
+    mean_pass: float
+
+
+MOST_LATE = 0.1  # of a mean pass: a run whose p99 lateness is more tells of this machine, not of the device
+
+
+def lateness_share(of: Lateness) -> float:
+    """The p99 lateness in times of a mean pass."""
+    return of["p99"] / of["mean_pass"] if of["mean_pass"] else 0.0
+
+
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may lack the last eight keys, `accuracy_provenance`, `end` and `shares`.
+    """`slimsched.result/1`; a stored one may lack the last ten keys, `accuracy_provenance`, `end` and `shares`.
 
     Attributes:
         end: what became of that which was under way at the horizon: worked off, or cut off there.
         extrapolated_share: of the time, the largest over devices, in which more batches ran at once than the device's
             profile was measured with; 0 on hardware.
         signatures: failures that the run shows; null where nobody looked.
+        emulated_slowdowns: of the devices that are emulated, in either world; empty where all are real.
+        lateness_s: of a run on emulated devices; null elsewhere.
     """
 
     schema: str
@@ -163,6 +182,8 @@ class Result(TypedDict):
     expected_accuracy: float | None
     moves_per_image: float | None
     signatures: list[Signature] | None
+    emulated_slowdowns: list[float]
+    lateness_s: Lateness | None
 
 
 class Score(TypedDict):
@@ -222,6 +243,7 @@ class RunLabel:
     engine: Engine
     provenance: Provenance
     accuracy_provenance: AccuracyProvenance
+    emulated_slowdowns: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +273,9 @@ def summarise(
 
     Nobody has looked for failures yet: `scenarios.metrics.signatures.diagnosed` does.
     """
+    lateness_s = None
     if isinstance(run, RunRecord):
+        lateness_s = _lateness_s(run.batches) if label.engine == "emulated" else None
         run = RunColumns.of(run)
     window_ns, requests = window.ns, run.requests
     counted = (window_ns[0] <= requests.arrived_ns) & (requests.arrived_ns <= window_ns[1])
@@ -293,6 +317,8 @@ def summarise(
         expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
         signatures=None,
+        emulated_slowdowns=list(label.emulated_slowdowns),
+        lateness_s=lateness_s,
     )
 
 
@@ -332,6 +358,15 @@ def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
         return None
     ascending = sorted(lag_ns / NS_PER_S for lag_ns in lags_ns)
     return ArrivalLag(mean=float(np.mean(ascending)), p99=percentile(ascending, 0.99), max=ascending[-1])
+
+
+def _lateness_s(batches: Sequence[BatchRecord]) -> Lateness | None:
+    """Over all batches of the run."""
+    if not batches:
+        return None
+    late_s = sorted(batch.late_ns / NS_PER_S for batch in batches)
+    passes_s = [(batch.forward_ended_ns - batch.started_ns) / NS_PER_S for batch in batches]
+    return Lateness(p50=percentile(late_s, 0.5), p99=percentile(late_s, 0.99), mean_pass=float(np.mean(passes_s)))
 
 
 def _failures(requests: RequestColumns) -> dict[str, int]:

@@ -69,7 +69,7 @@ def is_temporary(name: str) -> bool:
 
 def command_of(name: str, made_by: str | None) -> str:
     """The command that makes a file again; what nobody is known to have made, by its name."""
-    if made_by not in (None, "run") and not made_by.startswith("calibrate-"):
+    if made_by not in (None, "run") and not made_by.startswith(("calibrate-", "emulate-")):
         return COMMAND_OF.get(made_by, made_by)
     return FILES.get(name) or FOLDERS.get(name.partition("/")[0], "run")
 

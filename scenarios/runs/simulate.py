@@ -92,6 +92,7 @@ def _simulate(
         engine=engine,
         provenance=world.provenance,
         accuracy_provenance=world.accuracy.provenance,
+        emulated_slowdowns=world.emulated_slowdowns,
     )
     warmup_s = scenario.warmup_s if warmup_s is None else warmup_s
     window = Window(warmup_s, duration_s or scenario.duration_s, scenario.deadline_s, run.end)

@@ -22,6 +22,7 @@ from scenarios.show.words import (
     unserved_lines,
 )
 from scenarios.terminal.screen import screen_width
+from sim.profile import origin_of
 
 MOST_PLACES = 6  # of a difference, after the point
 
@@ -87,7 +88,9 @@ def _names(comparison: Comparison) -> dict[str, str]:
 
 
 def _origin(measure: Measure, comparison: Comparison) -> str:
-    return str(comparison.get("accuracy_provenance" if measure.keys[0] == "accuracy" else "provenance", ""))
+    if measure.keys[0] == "accuracy":
+        return comparison.get("accuracy_provenance", "")
+    return origin_of(comparison.get("provenance", ""), comparison.get("emulated_slowdowns", []))
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs

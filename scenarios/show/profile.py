@@ -26,7 +26,7 @@ def described(profile: Profile) -> str:
     """All that a profile says of itself, but for its curves."""
     screen = screen_width()
     width = screen or READABLE
-    lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.provenance}"]
+    lines = [f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.origin}"]
     for name, text in _facts(profile):
         lines.append(fill(text, width, initial_indent=f"  {name:<12} ", subsequent_indent=" " * 15))
     if profile.provenance == Provenance.DATASHEET:
@@ -62,7 +62,7 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
     yield "stack", ", ".join(f"{key} {value}" for key, value in stamps.items()) or "not stamped"
     yield "execution", ", ".join(f"{key} {value}" for key, value in profile.execution.items()) or "not said"
-    yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.provenance})"
+    yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.origin})"
     watts = f"idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W"
     yield "power", f"{watts} ({power.provenance})"
     fitted = f"alpha {_with_interval(sharing.alpha, sharing.alpha_ci95)}, beta "

@@ -163,7 +163,7 @@ def _heading(profile: Profile, source: str) -> str:
     """Whose curves these are, where they are from, and which of them are drawn."""
     drawn, known = sum(1 for _ in uniform_curves(profile)), len(profile.latency)
     which = "" if drawn == known else f"\n{drawn} of {known} curves: where the previous width is the same"
-    named = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.provenance}"
+    named = f"{label_of(profile.name)}: {label_of(profile.device.name)}, latency {profile.origin}"
     return f"{named}{', ' if source else ''}{source}{which}"
 
 

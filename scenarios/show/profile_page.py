@@ -24,7 +24,7 @@ def profile_page(profile: Profile) -> str:
 
 def profile_blocks(server: str, profile: Profile) -> Iterator[Block]:
     """What a page says of one profile, under the server's name."""
-    word = str(profile.provenance)
+    word = profile.origin
     yield Heading(f"{server}: {profile.device.name}", word)
     if profile.provenance == Provenance.DATASHEET:
         yield Note(f"{PROMISES_NOTHING}.", "warning")

@@ -34,6 +34,7 @@ from scenarios.show.table import Table
 from scenarios.show.validation import (
     WORLDS,
     busy_warnings,
+    late_warnings,
     errors_tables,
     rows_at_middle,
     saturation_tables,
@@ -144,7 +145,7 @@ def report(material: Material) -> Page:
 
 
 def _badges(material: Material) -> Iterator[tuple[str, str]]:
-    for word in dict.fromkeys(str(profile.provenance) for profile in material.profiles.values()):
+    for word in dict.fromkeys(profile.origin for profile in material.profiles.values()):
         yield word, f"profiles: {word}"
     accuracy = material.comparison.get("accuracy_provenance", MEASURED) if material.comparison else MEASURED
     if accuracy != MEASURED:
@@ -222,7 +223,7 @@ def _validation(material: Material) -> Iterator[Block]:
         return
     yield from errors_tables(found)
     yield Note(" ".join(validation_notes(found)))
-    yield from (Note(text, "warning") for text in busy_warnings(found))
+    yield from (Note(text, "warning") for text in (*busy_warnings(found), *late_warnings(found)))
     yield from saturation_tables(found)
     rows = rows_at_middle(found.get("rows", []))
     bars = [

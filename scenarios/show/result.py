@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scenarios.metrics.catalogue import OF_SERVERS
-from scenarios.metrics.result import Result, Score
+from scenarios.metrics.result import MOST_LATE, Result, Score, lateness_share
 from scenarios.metrics.served import leaves_many, served
 from scenarios.show.numbers import duration, number, share, shown
 from scenarios.show.table import Column, Table, column, to_text
-from scenarios.show.words import downtime_table, extrapolated, provenance, signature_texts, unserved_lines
+from scenarios.show.words import downtime_table, extrapolated, late_text, provenance, signature_texts, unserved_lines
 from scenarios.terminal.screen import screen_width
 
 
@@ -39,6 +39,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "energy", f"{number(joules['total'], 4)} J/image ({parts})"
     yield "paper's E", f"{number(result['energy_j']['mean'], 4)} J (mean power x latency)"
     yield "provenance", provenance(result)
+    if (late := result.get("lateness_s")) is not None:
+        yield ("beware" if lateness_share(late) > MOST_LATE else "lateness"), late_text(late)
     if (of_time := result.get("extrapolated_share", 0.0)) > 0:
         yield "beware", extrapolated(of_time)
     yield from (("signature", text) for text in signature_texts(result.get("signatures")))

@@ -20,6 +20,7 @@ from scenarios.metrics.fidelity import (
     is_marked,
     middle_load,
 )
+from scenarios.metrics.result import MOST_LATE, Lateness, lateness_share
 from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.words import downtime_table, marked, served_measures, unserved_lines
@@ -35,6 +36,10 @@ _FOREIGN = (
     "what other programs (stolen: a virtual machine's host) took of the device that had most of it, in the run that "
     "had most."
 )
+_LATE = (
+    "how much later than their model says passes on emulated devices were seen to end (p99), as a share of a mean "
+    "pass, in the run that had most."
+)
 _LATENCY, _THROUGHPUT = MEASURES["latency_mean_s"], MEASURES["throughput_img_s"]
 
 
@@ -43,7 +48,7 @@ def format_validation(validation: Validation) -> str:
     at_middle = stages_table(rows_at_middle(validation["rows"]))
     tables = [*errors_tables(validation), *([at_middle] if at_middle.rows else []), *saturation_tables(validation)]
     tables += [found] if (found := _downtimes(validation)) else []
-    words = ["\n".join(validation_notes(validation)), *busy_warnings(validation)]
+    words = ["\n".join(validation_notes(validation)), *busy_warnings(validation), *late_warnings(validation)]
     return to_text([validation["scenario"], *tables, *words], screen_width())
 
 
@@ -74,12 +79,36 @@ def _is_busy(load: Foreign) -> bool:
     return foreign_share(load) > STRONG
 
 
+def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
+    """What is in the hardware's numbers and in no simulation: columns, and each row's cells of them."""
+    parts = [_foreign_column(rows), _late_column(rows)]
+    return [head for heads, _ in parts for head in heads], [
+        [cell for _, cells in parts for cell in cells[place]] for place in range(len(rows))
+    ]
+
+
 def _foreign_column(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """The column's head, and each row's cell of it; nothing where nothing was measured."""
     loads = [row.get("foreign_load") for row in rows]
     if not any(loads):
         return [], [[] for _ in rows]
     return [Column("foreign load", "%", meaning=_FOREIGN)], [[_foreign_text(load)] for load in loads]
+
+
+def _late_column(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
+    """Likewise, of emulated devices."""
+    found = [row.get("lateness_s") for row in rows]
+    if not any(found):
+        return [], [[] for _ in rows]
+    return [Column("ends late", "%", meaning=_LATE)], [[_late_text(late)] for late in found]
+
+
+def _late_text(late: Lateness | None) -> str:
+    """`3`, `25 late`."""
+    if late is None:
+        return NONE
+    text = number(lateness_share(late), 0, 100)
+    return f"{text} late" if lateness_share(late) > MOST_LATE else text
 
 
 def _foreign_text(load: Foreign | None) -> str:
@@ -106,7 +135,7 @@ def _errors_table(rows: Sequence[Row]) -> Table:
     head = [Column("router"), *served_head]
     head += [column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
     head += columns("slowdown") if slowed else []
-    foreign_head, foreign_cells = _foreign_column(rows)
+    foreign_head, foreign_cells = _disturbances(rows)
     head += foreign_head
     for measure in VALIDATED:
         head.append(Column(f"{measure.head} error", "%", meaning=measure.meaning))
@@ -190,7 +219,7 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
     head += [column(_THROUGHPUT, "hardware"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
-    foreign_head, foreign_cells = _foreign_column(rows)
+    foreign_head, foreign_cells = _disturbances(rows)
     body = [
         [
             _name(row),
@@ -218,7 +247,7 @@ def _load_axis_table(rows: Sequence[LoadAxisRow]) -> Table:
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_LATENCY, "simulated")]
     head += [column(_LATENCY, "hardware"), Column("load axis error", "%"), Column("allowed")]
-    foreign_head, foreign_cells = _foreign_column(rows)
+    foreign_head, foreign_cells = _disturbances(rows)
     body = [
         [
             _name(row),
@@ -261,6 +290,8 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append("Slowdown: how many times as long as at full speed the devices took; each run's twin replays it.")
     if _foreign_loads(validation):
         notes.append(f"Foreign load: {_FOREIGN}")
+    if any(row.get("lateness_s") for row in rows):
+        notes.append(f"Ends late: {_LATE}")
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]
@@ -272,6 +303,22 @@ def busy_warnings(validation: Validation) -> list[str]:
         return []
     found = f"Busy host: in rows marked `busy` others took more than {100 * STRONG:.0f} % of a device, so errors there"
     return [f"{found} are not the simulator's alone. Stop them and validate again, into a folder of its own (--out)."]
+
+
+def late_warnings(validation: Validation) -> list[str]:
+    """What nobody should miss: that this machine was too slow to play the devices."""
+    rows: list[AnyRow] = [
+        *validation.get("rows", []),
+        *validation.get("saturated", []),
+        *validation.get("load_axis", []),
+    ]
+    found = [late for row in rows if (late := row.get("lateness_s")) is not None]
+    if not any(lateness_share(late) > MOST_LATE for late in found):
+        return []
+    text = (
+        f"Late: in rows marked `late` ends were seen later than {100 * MOST_LATE:.0f} % of a pass, so errors there are"
+    )
+    return [f"{text} of this machine, too. Give it more cores or less to do, or its devices a larger slowdown."]
 
 
 def _ranking_text(ranking: Ranking) -> str:

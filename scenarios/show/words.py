@@ -9,11 +9,12 @@ from hw.accuracy import MEASURED
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
 from scenarios.metrics.catalogue import SERVED, Measure
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.result import Restart, Result, Signature
+from scenarios.metrics.result import Lateness, Restart, Result, Signature, lateness_share
 from scenarios.metrics.served import MARK, WHY, Served, leaves_many
 from scenarios.metrics.signatures import tally_text
-from scenarios.show.numbers import NONE, number, share
+from scenarios.show.numbers import NONE, duration, number, share
 from scenarios.show.table import Column, Table
+from sim.profile import origin_of
 
 ROUNDING: Final = 1e-9  # of sums of shares
 
@@ -21,7 +22,14 @@ ROUNDING: Final = 1e-9  # of sums of shares
 def provenance(of: Result | Comparison) -> str:
     """The weakest origin of the numbers, and the accuracy's where no network was measured."""
     accuracy = of.get("accuracy_provenance", MEASURED)
-    return of["provenance"] if accuracy == MEASURED else f"{of['provenance']}; accuracy: {accuracy}"
+    origin = origin_of(of["provenance"], of.get("emulated_slowdowns", []))
+    return origin if accuracy == MEASURED else f"{origin}; accuracy: {accuracy}"
+
+
+def late_text(of: Lateness) -> str:
+    """How late ends were seen, and whether that is too much to tell anything."""
+    found = f"ends seen {duration(of['p50'])} late (p50), {duration(of['p99'])} (p99: {share(lateness_share(of))} of"
+    return f"{found} a mean pass of {duration(of['mean_pass'])})"
 
 
 def extrapolated(of_time: float) -> str:

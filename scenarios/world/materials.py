@@ -17,9 +17,10 @@ from policies.vocabulary import Provenance
 from scenarios.files.documents import with_remedy
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
-from scenarios.files.spec import Scenario
+from scenarios.files.spec import Scenario, ServerSection
 from scenarios.world.build import build_world, with_local_servers
 from scenarios.world.world import Accuracy, World
+from sim.emulation import emulated
 from sim.profile import Profile
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
         if server.shares_device_with is not None:
             continue
         path = profile_file(server.profile) if server.profile else profile_path(folder, server.name)
+        if server.emulated is not None and not _is_played(server, path):
+            profiles[server.name] = emulated_profile(server)
+            continue
         if not path.is_file():
             problem = (
                 f"{server.name!r} is not calibrated yet (no {path.name} in {path.parent}); `slimsched run` does it"
@@ -115,6 +119,21 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
         with nullcontext() if server.profile else with_remedy("`slimsched run` makes it again"):
             profiles[server.name] = read_profile(path)
     return profiles
+
+
+def emulated_profile(server: ServerSection) -> Profile:
+    """What a server's emulated device plays; raises `InputError` where there is no such profile."""
+    assert server.device is not None, "asked of an emulated one"
+    assert server.device.emulated is not None, "asked of an emulated one"
+    return emulated(read_profile(Path(server.device.emulated)), server.device.slowdown)
+
+
+def _is_played(server: ServerSection, path: Path) -> bool:
+    """Whether a run has kept there what this very device plays, with what serving costs."""
+    if not path.is_file():
+        return False
+    played, wanted = read_profile(path), emulated_profile(server)
+    return (played.name, played.device) == (wanted.name, wanted.device)
 
 
 def make_world(scenario: Scenario, folder: Path) -> World:
@@ -148,7 +167,8 @@ def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accu
             problem = f"the profile of {name!r} has {model.segments} segments at widths {sorted(model.widths)}; "
             problem += f"the accuracy table has {segments} segments at widths {widths}; take those of one network"
             raise InputError(scenario.name, "model", problem)
-        of_weights = profile.provenance != Provenance.DATASHEET and accuracy.evaluation is not None
+        of_shape = profile.provenance in (Provenance.DATASHEET, Provenance.EMULATED)
+        of_weights = not of_shape and accuracy.evaluation is not None
         if of_weights and accuracy.evaluation is not None and model.hash != accuracy.evaluation.hash:
             problem = f"the profile of {name!r} is of another model ({model.name}, {model.hash[:12]}); calibrate again"
             raise InputError(scenario.name, "cluster.servers", problem)

@@ -28,7 +28,7 @@ from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
 from sim.network import FREE, LINKS, Network
-from sim.profile import Profile
+from sim.profile import Profile, emulated_slowdowns
 
 if TYPE_CHECKING:
     from sim.compiled.simulation import CompiledSimulation
@@ -99,8 +99,15 @@ class World:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Each server's."""
-        return tuple(profile.device.name for profile in self.profiles)
+        """Each server's; one that is slowed down is another device to a router."""
+        slowdowns = [profile.device.emulated_slowdown or 1.0 for profile in self.profiles]
+        names = [profile.device.name for profile in self.profiles]
+        return tuple(f"{name} x{k:g}" if k > 1 else name for name, k in zip(names, slowdowns, strict=True))
+
+    @property
+    def emulated_slowdowns(self) -> tuple[float, ...]:
+        """Of the devices that are emulated, ascending, each once."""
+        return emulated_slowdowns(self.profiles)
 
     @property
     def signature_context(self) -> SignatureContext:

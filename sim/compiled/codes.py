@@ -11,7 +11,7 @@ __all__ = ["NONE"]
 
 NEVER: Final = 1 << 62
 ALONE: Final = -1  # the line of a request that shares no block
-FIRST_DRAW: Final = 1 << 32  # `sim.server._FIRST`: the hash's numbers of a device's first state
+FIRST_DRAW: Final = 1 << 32  # `sim.physics._FIRST`: the hash's numbers of a device's first state
 LOGS_TABULATED: Final = 1 << 15
 
 # Why `advance` came back.

@@ -546,7 +546,7 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
 
 @kernel
 def _work_in_parts(c: Cluster, p: Parameters, server: Server, instance: Instance, costs_at: int, room: int) -> int:
-    """Solo time of a batch that runs in halves of halves (`sim.server.parts_that_fit`)."""
+    """Solo time of a batch that runs in halves of halves (`sim.physics.parts_that_fit`)."""
     stack, depth, work = ints(Parts(c, p.parts_at)), 1, 0
     stack[0] = instance.count
     while depth > 0:
@@ -562,7 +562,7 @@ def _work_in_parts(c: Cluster, p: Parameters, server: Server, instance: Instance
 
 @kernel
 def _solo_ns(c: Cluster, p: Parameters, server: Server, instance: Instance, cost: BatchCost) -> int:
-    """The mean, or the median times a quantile drawn by hash (`SimulatedServer._solo_ns`)."""
+    """The mean, or the median times a quantile drawn by hash (`sim.physics.solo_ns`)."""
     if cost.jitter_at == NONE:
         return cost.latency_ns
     drawn = hashed_below(c.jitter_salt, server.index, instance.batch, cost.jitter_count)

@@ -160,9 +160,13 @@ def _around(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable
     return lambda patch: patch.setattr(owner, name, wrap(getattr(owner, name)))
 
 
+def _jitter_rounded_down(original: Callable[..., int]) -> Callable[..., int]:
+    return lambda table, *draw: original(table, *draw) - bool(table.jitter)
+
+
 def _arithmetic_mutants() -> Iterator[Mutant]:
     yield Mutant("ends of batches rounded down", _set(physics, "ceil", floor))
-    yield Mutant("jittered work rounded down", _set(server, "ceil", floor))
+    yield Mutant("jittered work rounded down", _around(server, "solo_ns", _jitter_rounded_down))
     yield Mutant("transfers rounded down", _set(network, "nanoseconds", lambda s: int(s * NS_PER_S)))
     yield Mutant("batches summed in the reverse order", _around(SimulatedDevice, "_rerate", _reversed_running))
     yield Mutant("work done by the reciprocal", _set(SimulatedDevice, "advance", _advance_by_reciprocal))
@@ -172,8 +176,8 @@ def _arithmetic_mutants() -> Iterator[Mutant]:
     yield Mutant("mean power kept by differences", _set(ReportedPower, "report", _report_difference))
     yield Mutant("variance by squares", _set(ledger, "variance", _variance_by_squares))
     yield Mutant("a credit's energy summed from the last member", _around(Ledger, "_close_block", _reversed_spans))
-    yield Mutant("jitter salted otherwise", _set(server, "hashed", lambda salt, a, b: hashed(salt + 1, a, b)))
-    yield Mutant("jitter without the server", _set(server, "hashed", lambda salt, a, b: hashed(salt, 0, b)))
+    yield Mutant("jitter salted otherwise", _set(physics, "hashed", lambda salt, a, b: hashed(salt + 1, a, b)))
+    yield Mutant("jitter without the server", _set(physics, "hashed", lambda salt, a, b: hashed(salt, 0, b)))
     for owner, name in (
         (server, "DISPATCH"),
         (server, "THERE"),
@@ -269,7 +273,7 @@ def _fields(word: Any) -> dict[str, Any]:
 
 def _device_mutants() -> Iterator[Mutant]:
     yield Mutant("stale ends of batches honoured", _around(SharedDevice, "_end", _honour_stale))
-    yield Mutant("a slowdown is always full at first", _around(server, "hashed", _full_speed_first))
+    yield Mutant("a slowdown is always full at first", _around(physics, "hashed", _full_speed_first))
     yield Mutant("the smaller half first", _set(server, "parts_that_fit", _smaller_half_first))
     yield Mutant(
         "a frozen batch ends", _set(SimulatedDevice, "freeze", lambda self, index, now_ns: self.advance(now_ns))

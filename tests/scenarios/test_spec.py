@@ -107,6 +107,51 @@ MISTAKES = {
     ),
     "a name too long for a file": ("name: fast,", f"name: {'f' * 101},", ["cluster.servers.0.name", "{0,99}"]),
     "a path too long": ("fast.yaml", "f" * 300, ["cluster.servers.0.profile", "can't be a path", "255 bytes"]),
+    "no such profile to emulate": (
+        "profile: fast.yaml",
+        "device: {emulated: rtx-2080ti}",
+        ["cluster.servers.0.device.emulated", "rtx-2080ti", "did you mean 'rtx-2080-ti'"],
+    ),
+    "an emulated device quicker than its profile": (
+        "profile: fast.yaml",
+        "device: {emulated: fast.yaml, slowdown: 0.5}",
+        ["cluster.servers.0.device.slowdown", "0.5", "greater than or equal to 1"],
+    ),
+    "a slowdown of a real device": (
+        "profile: fast.yaml",
+        "device: {slowdown: 2}, profile: fast.yaml",
+        ["cluster.servers.0.device", "slowdown is of an emulated device"],
+    ),
+    "threads of an emulated device": (
+        "profile: fast.yaml",
+        "device: {emulated: fast.yaml, threads: 2}",
+        ["cluster.servers.0.device", "leave out threads"],
+    ),
+    "a profile beside an emulated one": (
+        "profile: fast.yaml",
+        "profile: fast.yaml, device: {emulated: fast.yaml}",
+        ["cluster.servers.0.profile", "beside an emulated device"],
+    ),
+    "an emulated device beside a real one": (
+        "profile: fast.yaml, link: 10gbe}",
+        "device: {emulated: fast.yaml}, link: 10gbe}\n  - {name: real, device: {}, profile: fast.yaml, link: 10gbe}",
+        ["cluster.servers.0.device.emulated", "'real', whose device is real", "emulate all devices or none"],
+    ),
+    "an emulated device for two": (
+        "profile: fast.yaml, link: 10gbe}",
+        "device: {emulated: fast.yaml}, link: 10gbe}\n  - {name: other, shares_device_with: fast, link: 10gbe}",
+        ["cluster.servers.1.shares_device_with", "the device of 'fast' is emulated", "a device of its own"],
+    ),
+    "an emulated device of another network": (
+        "profile: fast.yaml",
+        "device: {emulated: rtx-2080-ti}",
+        ["cluster.servers.1.profile", "'fast' has another network"],
+    ),
+    "an emulated device that covers too small batches": (
+        "profile: fast.yaml, link: 10gbe",
+        "device: {emulated: fast.yaml}, link: 10gbe, greedy: {batch_limit: 99}",
+        ["cluster.servers.0.greedy.batch_limit", "99", "1 to 16"],
+    ),
     "a seed of octal digits": ("[0, 1]", "[010]", ["compare.seeds.0", "'010'", "integer"]),
     "endless": ("duration_s: 1", "duration_s: 1e400", ["duration_s", "finite", "inf"]),
     "a date": ("duration_s: 1", "duration_s: 2024-01-01", ["duration_s", "'2024-01-01'"]),

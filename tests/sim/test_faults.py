@@ -39,8 +39,8 @@ from policies.vocabulary import (
 )
 from sim.cluster import ClusterSpec, Simulation
 from sim.network import Attachment
+from sim.physics import parts_that_fit
 from sim.profile import Link
-from sim.server import parts_that_fit
 from tests import worlds
 
 MS = 1_000_000

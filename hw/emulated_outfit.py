@@ -1,0 +1,54 @@
+"""What an agent of an emulated device works with: its model, and no torch."""
+
+from __future__ import annotations
+
+import os
+import time  # noqa: TID251 - an emulated device lives in real time
+from dataclasses import dataclass
+
+from hw.agent import Fitting
+from hw.arena import Arena
+from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
+from hw.emulated_bench import EmulatedBench
+from hw.lanes import Tell
+from hw.messages import Reason
+from hw.waiting import Waker
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedOutfit:
+    """Travels to the agent's process.
+
+    Attributes:
+        device: what it emulates.
+        arenas: of all agents, by index.
+        own: this agent's index among them.
+    """
+
+    device: EmulatedDevice
+    arenas: tuple[Arena, ...]
+    own: int
+
+    def fit(self, tell: Tell) -> Fitting:
+        """See `Outfit`."""
+        if self.device.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self.device.cores)
+        lanes = EmulatedLanes(self.device.model(), self.arenas, self.own, tell, time.monotonic_ns)
+        waker = Waker()
+        return Fitting(
+            lanes=lanes,
+            sensor=lambda _: EmulatedSensor(lanes, time.monotonic_ns),
+            measure=EmulatedBench(lanes, waker).carry_out,
+            explain=explain,
+            context_bytes=lanes.model.context_bytes,
+            execution=self.device.execution(),
+            waker=waker,
+        )
+
+
+def explain(error: Exception) -> tuple[Reason, str]:
+    """A failure in the protocol's words."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError):
+        return "out_of_memory", text
+    return ("bad_input" if isinstance(error, LookupError | ValueError | TypeError) else "internal_error"), text

@@ -1,0 +1,85 @@
+"""How a loop waits for a deadline on this host: a core that sleeps wakes up late, by so much.
+
+A sleep ends when the kernel finds the time to end it: after the timer's slack, and after the core has left its idle
+state. Both are measured here, once. From then on a loop sleeps until it is likely to be awake in time, and looks out
+for what is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import time  # noqa: TID251 - it waits for real time
+from collections.abc import Callable
+from typing import Final
+
+_PR_SET_TIMERSLACK: Final = 29
+_SLEEP_S: Final = 200e-6
+_SLEEPS: Final = 300
+_MEASURING_NS: Final = 200_000_000
+_SHARE: Final = 0.9  # of sleeps that overrun by no more than what is assumed
+
+Sleep = Callable[[float], bool]  # until something has come, or for so many seconds; says whether something has
+
+
+def no_timer_slack() -> None:
+    """This thread's sleeps end as soon as the kernel can, not up to 50 us later; nothing where it can't be asked."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    except (OSError, AttributeError, TypeError):  # not Linux
+        return
+
+
+def overruns_ns(sleeps: int = _SLEEPS, limit_ns: int = _MEASURING_NS) -> list[int]:
+    """By how much each of some short sleeps was too long, ascending; stops after `limit_ns`."""
+    found: list[int] = []
+    began_ns = now_ns = time.monotonic_ns()
+    while len(found) < sleeps and now_ns - began_ns < limit_ns:
+        due_ns = time.monotonic_ns() + round(_SLEEP_S * 1e9)
+        select.select((), (), (), _SLEEP_S)
+        now_ns = time.monotonic_ns()
+        found.append(max(0, now_ns - due_ns))
+    return sorted(found)
+
+
+class Waker:
+    """Waits for deadlines in the thread that made it, with what its sleeps were seen to overrun.
+
+    Attributes:
+        overrun_ns: how much earlier than its deadline it wakes up.
+        looked_ns: CPU time spent in looking out so far; it is no work.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns, overrun_ns: int | None = None) -> None:
+        no_timer_slack()
+        self._clock_ns = clock_ns
+        if overrun_ns is None:
+            found = overruns_ns()
+            overrun_ns = found[round(_SHARE * (len(found) - 1))]
+        self.overrun_ns = overrun_ns
+        self.looked_ns = 0
+
+    def wait(self, sleep: Sleep, deadline_ns: int | None) -> bool:
+        """Until something has come or the deadline is there; says whether something has come.
+
+        Args:
+            sleep: waits for what may come; with 0.0 it only looks.
+            deadline_ns: by the clock of this object; None: there is none.
+        """
+        if deadline_ns is None:
+            return sleep(1.0)
+        left_ns = deadline_ns - self.overrun_ns - self._clock_ns()
+        if left_ns > 0 and sleep(left_ns / 1e9):
+            return True
+        if self._clock_ns() >= deadline_ns:
+            return sleep(0.0)
+        began_ns = time.thread_time_ns()
+        try:
+            while not sleep(0.0):
+                if self._clock_ns() >= deadline_ns:
+                    return False
+                os.sched_yield()  # whoever shares this core goes first
+            return True
+        finally:
+            self.looked_ns += time.thread_time_ns() - began_ns

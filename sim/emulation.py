@@ -1,0 +1,293 @@
+"""One server's device as the simulator models it, driven by a real clock.
+
+A process that emulates a device makes it from bytes and asks it when a pass ends. It is `sim.physics` under
+`sim.server`'s rules: dispatch, jitter, halves where memory is short, slow spells, a sensor that averages and lags. Time
+comes in, in nanoseconds from any origin that does not go back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+import msgspec
+
+from policies.faults import Impairment
+from policies.vocabulary import Provenance
+from sim.physics import RunningBatch, SimulatedDevice, drawn_spells, parts_that_fit, solo_ns
+from sim.profile import InstanceCost, LatencyCurve, Profile
+from sim.tables import BatchKey, UtilMetric, compile_tables
+
+FACTORY = "sim.emulation:device_model"
+_ONLY = 0  # the server on the device
+_MOST_PAST = 1 << 10  # entries; then what no window reaches any more is forgotten
+_START, _END, _SPELL = range(3)  # the order of what happens at one instant, as in `sim.agenda`
+
+
+class Emulation(msgspec.Struct, frozen=True):
+    """What a device model is made from.
+
+    Attributes:
+        profile: its text, of the device as it is emulated (`emulated`).
+        batch_limit, jitter, util_metric: see `sim.tables.compile_tables`.
+        seed, spells_seed: of jitter, and of slow spells.
+        server: the number that jitter is drawn with.
+    """
+
+    profile: str
+    batch_limit: int
+    jitter: bool = True
+    util_metric: UtilMetric = "nvml"
+    seed: int = 0
+    spells_seed: int = 0
+    server: int = _ONLY
+
+
+def to_bytes(emulation: Emulation) -> bytes:
+    """As `device_model` takes it."""
+    return msgspec.msgpack.encode(emulation)
+
+
+def device_model(data: bytes) -> DeviceModel:
+    """A device with nothing on it; raises `InputError` for a profile that is none."""
+    return DeviceModel(msgspec.msgpack.decode(data, type=Emulation))
+
+
+def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
+    """The profile of a device that is emulated after this one, `slowdown` times as slow.
+
+    Every pass, load and unload takes so many times as long. What a device draws, how busy it is and what its sensor
+    averages over stay, so that an image takes so many times the joules.
+    """
+    of_emulation = {"provenance": Provenance.EMULATED}
+    slow = profile.slowdown
+    return profile.model_copy(
+        update={
+            **of_emulation,
+            "checksum": None,
+            "device": profile.device.model_copy(update={"emulated_slowdown": slowdown}),
+            "served_extra_s": profile.served_extra_s * slowdown,
+            "latency": tuple(_slower_curve(curve, slowdown) for curve in profile.latency),
+            "memory": profile.memory.model_copy(
+                update={"instances": tuple(_slower_instance(cost, slowdown) for cost in profile.memory.instances)}
+            ),
+            "concurrency": profile.concurrency.model_copy(update=of_emulation),
+            "power": profile.power.model_copy(update=of_emulation),
+            "slowdown": None if slow is None else slow.model_copy(update=of_emulation),
+        }
+    )
+
+
+def _slower_curve(curve: LatencyCurve, slowdown: float) -> LatencyCurve:
+    names = ("mean_s", "p50_s", "p95_s", "p99_s", "energy_j_per_image")
+    return curve.model_copy(update={name: tuple(v * slowdown for v in getattr(curve, name)) for name in names})
+
+
+def _slower_instance(cost: InstanceCost, slowdown: float) -> InstanceCost:
+    names = ("load_s", "reload_s", "unload_s")
+    return cost.model_copy(update={name: getattr(cost, name) * slowdown for name in names})
+
+
+class _Planned(msgspec.Struct, frozen=True, order=True):
+    """A pass that begins by itself."""
+
+    at_ns: int
+    batch: int
+    key: BatchKey
+    images: int
+    padded: int
+
+
+class _Integrals(msgspec.Struct, frozen=True):
+    """Energy in millijoules and utilization in permille times seconds, both in all until `at_ns`."""
+
+    at_ns: int
+    energy_mj: float
+    busy_ms: float
+
+
+class DeviceModel:
+    """What `hw.emulated` asks of a device. Times go up from call to call."""
+
+    def __init__(self, emulation: Emulation) -> None:
+        profile = Profile.from_yaml(emulation.profile, "the profile of an emulated device")
+        self._tables = compile_tables(
+            profile, emulation.batch_limit, jitter=emulation.jitter, util_metric=emulation.util_metric
+        )
+        self._model = profile.model
+        self._salt, self._spells_salt = emulation.seed, emulation.spells_seed
+        self._server = emulation.server
+        self.segments = profile.model.segments
+        self.context_bytes = profile.memory.context_bytes
+        self.vram_bytes = profile.device.vram_bytes
+        self.dispatch_ns = self._tables.dispatch_ns
+        self.period_ns = self._tables.period_ns
+        self.reset(0)
+
+    def reset(self, now_ns: int) -> None:
+        """Nothing runs, nothing is the matter, and the sensor has no past."""
+        self._physics = SimulatedDevice(self._tables)
+        self._origin_ns = now_ns
+        self._starts: list[_Planned] = []
+        self._began_ns: dict[int, int] = {}
+        self._impairment = Impairment()
+        self._spells: Iterator[tuple[int, float]] = iter(())
+        if self._tables.slowdown is not None:
+            self._spells = drawn_spells(self._tables.slowdown, self._spells_salt)
+        self._spell = next(self._spells, None)
+        self._past = [_Integrals(0, 0.0, 0.0)]
+
+    # ------------------------------------------------------------------------------------------------------- passes
+
+    def start(self, batch: int, key: BatchKey, images: int, padded: int, at_ns: int) -> None:
+        """A pass will begin, now or later.
+
+        Args:
+            key: (segment, width, previous width).
+            padded: the batch size that the device sees, at least `images`; a batch in parts is not padded.
+        """
+        heappush(self._starts, _Planned(at_ns - self._origin_ns, batch, key, images, padded))
+
+    def impair(self, impairment: Impairment, now_ns: int) -> None:
+        """From now on this is the matter: what runs becomes slow at once, what begins later runs in parts."""
+        self._impairment = impairment
+        self._physics.straggle(_ONLY, impairment.slow_factor, now_ns - self._origin_ns)
+        self._remember(now_ns - self._origin_ns)
+
+    def advance(self, now_ns: int) -> list[tuple[int, int, int, bool]]:
+        """Let everything happen that is due by now, each at its own time.
+
+        A device does not wait for whoever looks at it: the passes that are left run faster from the model's end of
+        another on, not from when that was noticed.
+
+        Returns:
+            (batch, when it began, when it ended, whether it fitted into memory) in the order of their ends.
+        """
+        found: list[tuple[int, int, int, bool]] = []
+        until_ns = now_ns - self._origin_ns
+        while (due := self._due()) is not None and due[0] <= until_ns:
+            at_ns, what = due
+            if what == _START:
+                planned = heappop(self._starts)
+                if not self._begin(planned):
+                    found.append((planned.batch, self._origin_ns + at_ns, self._origin_ns + at_ns, False))
+                    continue
+            elif what == _END:
+                found.append(self._end(at_ns))
+            else:
+                self._change_speed()
+            self._remember(at_ns)
+        return found
+
+    @property
+    def next_ns(self) -> int | None:
+        """When `advance` has something to do that somebody waits for."""
+        due = self._due() if self._starts or self._physics.running else None
+        return None if due is None else self._origin_ns + due[0]
+
+    def _due(self) -> tuple[int, int] | None:
+        """(when, what) comes next."""
+        due = []
+        if self._starts:
+            due.append((self._starts[0].at_ns, _START))
+        if (running := self._physics.next_end()) is not None:
+            due.append((running.end_ns, _END))
+        if self._spell is not None:
+            due.append((self._spell[0], _SPELL))
+        return min(due, default=None)
+
+    def _begin(self, planned: _Planned) -> bool:
+        table, room = self._tables.keys[planned.key], self._impairment.room_images
+        sizes: tuple[int, ...] = (planned.padded,)
+        if room is not None and planned.images > room:
+            sizes = parts_that_fit(planned.images, room)
+        if not sizes:
+            return False
+        work_ns = sum(solo_ns(table, size, self._salt, self._server, planned.batch) for size in sizes)
+        self._began_ns[planned.batch] = planned.at_ns
+        running = RunningBatch(_ONLY, planned.batch, table, sizes[0], work_ns, self._impairment.slow_factor)
+        self._physics.start(running, planned.at_ns)
+        return True
+
+    def _end(self, at_ns: int) -> tuple[int, int, int, bool]:
+        running = self._physics.next_end()
+        assert running is not None, "its end was due"
+        self._physics.finish(_ONLY, running.batch, at_ns)
+        return running.batch, self._origin_ns + self._began_ns.pop(running.batch), self._origin_ns + at_ns, True
+
+    def _change_speed(self) -> None:
+        assert self._spell is not None, "it was due"
+        at_ns, factor = self._spell
+        self._physics.set_slowdown(factor, at_ns)
+        self._spell = next(self._spells, None)
+
+    # ------------------------------------------------------------------------------------------- instances and sizes
+
+    def load_ns(self, segment: int, width: float, from_disk: bool) -> int:
+        """How long a load takes."""
+        cost = self._tables.instances[segment, width]
+        return cost.load_ns if from_disk else cost.reload_ns
+
+    def unload_ns(self, segment: int, width: float) -> int:
+        """How long an unload takes."""
+        return self._tables.instances[segment, width].unload_ns
+
+    def instance_bytes(self, segment: int, width: float) -> int:
+        """Device memory of an instance."""
+        return self._tables.instances[segment, width].vram_bytes
+
+    def output_bytes(self, segment: int, width: float) -> int:
+        """One image's activations after a segment."""
+        return self._model.activation_bytes[segment - 1][self._model.widths.index(width)]
+
+    def host_share(self, key: BatchKey, batch: int) -> float:
+        """The share of a pass's time for which it keeps its host's thread busy."""
+        return self._tables.keys[key].host_permille[batch] / 1000
+
+    # ------------------------------------------------------------------------------------------------------- sensor
+
+    def sample(self, now_ns: int) -> tuple[float, float]:
+        """(power in watts, utilization) as a sensor shows them now: averages over its windows, as old as its lag.
+
+        What is due by now must have happened (`advance`).
+        """
+        tables, until_ns = self._tables, now_ns - self._origin_ns - self._tables.lag_ns
+        self._remember(now_ns - self._origin_ns)
+        power_w = self._average(until_ns, tables.power_window * tables.period_ns)[0]
+        utilization = self._average(until_ns, tables.utilization_window * tables.period_ns)[1]
+        return power_w, utilization
+
+    def energy_j(self, now_ns: int) -> float:
+        """Joules since `reset`."""
+        return self._physics.energy_mj(now_ns - self._origin_ns) / 1000
+
+    def _remember(self, at_ns: int) -> None:
+        if len(self._past) % _MOST_PAST == 0:
+            tables = self._tables
+            longest_ns = max(tables.power_window, tables.utilization_window) * tables.period_ns + tables.lag_ns
+            del self._past[: max(0, self._place(at_ns - longest_ns) - 1)]
+        self._past.append(_Integrals(at_ns, self._physics.energy_mj(at_ns), self._physics.busy_ms(at_ns)))
+
+    def _average(self, until_ns: int, window_ns: int) -> tuple[float, float]:
+        """Of power and utilization; those of an idle device before it has a past."""
+        if until_ns <= 0:
+            return self._tables.context_idle_mw / 1000, 0.0
+        first, last = self._integrals(max(0, until_ns - window_ns)), self._integrals(until_ns)
+        scale = 1e6 / (last.at_ns - first.at_ns)  # thousandths times seconds over nanoseconds
+        return (last.energy_mj - first.energy_mj) * scale, (last.busy_ms - first.busy_ms) * scale
+
+    def _integrals(self, at_ns: int) -> _Integrals:
+        """At any time of the kept past: power and utilization are constant between two of its entries."""
+        after = self._place(at_ns)
+        one, other = self._past[max(0, after - 1)], self._past[after]
+        share = 1.0 if other.at_ns == one.at_ns else (at_ns - one.at_ns) / (other.at_ns - one.at_ns)
+        return _Integrals(
+            at_ns,
+            one.energy_mj + share * (other.energy_mj - one.energy_mj),
+            one.busy_ms + share * (other.busy_ms - one.busy_ms),
+        )
+
+    def _place(self, at_ns: int) -> int:
+        """Of the first entry of the past that is no earlier."""
+        return bisect_left(self._past, at_ns, key=lambda each: each.at_ns)

@@ -1,0 +1,423 @@
+"""Emulated lanes: what the simulator says of passes, loads and sensors, in whoever's time; and nothing of torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hw.arena import Arena
+from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
+from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
+from hw.messages import Input, Move
+from policies.chance import derived_seed
+from policies.errors import InputError
+from policies.faults import Impairment, Slowness, Squeeze
+from policies.vocabulary import (
+    BatchFailed,
+    BatchFinished,
+    InstanceLoaded,
+    InstanceUnloaded,
+    LoadInstance,
+    Provenance,
+    RunBatch,
+    UnloadInstance,
+)
+from sim.emulation import FACTORY, DeviceModel, Emulation, device_model, emulated, to_bytes
+from sim.physics import RunningBatch, SimulatedDevice
+from sim.profile import JITTER_QUANTILES, Profile
+from sim.tables import compile_tables
+from sim.telemetry import WindowedSensor
+from tests import worlds
+
+MS = 1_000_000
+SPELLS = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenance": "measured"}
+
+
+class Clock:
+    """Stands where it was put."""
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Agent:
+    """Lanes with a clock of their own, and all that they told, with the time."""
+
+    def __init__(
+        self, profile: Profile, began_ns: int = 0, arenas: tuple[Arena, ...] = (), own: int = 0, **changes: Any
+    ) -> None:
+        self.clock = Clock(began_ns)
+        self.told: list[tuple[int, LaneEvent]] = []
+        model = device_model(to_bytes(Emulation(emulated(profile).to_yaml(), **{"batch_limit": 32, **changes})))
+        self.lanes = EmulatedLanes(model, arenas or (Arena(1 << 20),), own, self._hear, self.clock)
+        self.sensor = EmulatedSensor(self.lanes, self.clock)
+
+    def _hear(self, event: LaneEvent) -> None:
+        self.told.append((self.clock.now_ns, event))
+
+    @property
+    def ended(self) -> list[BatchEnded]:
+        return [event for _, event in self.told if isinstance(event, BatchEnded)]
+
+    def until(self, now_ns: int) -> None:
+        """Ring whenever it asks for it."""
+        while (due_ns := self.lanes.next_ns) is not None and due_ns <= now_ns:
+            self.clock.now_ns = max(self.clock.now_ns, due_ns)
+            self.lanes.ring(self.clock.now_ns)
+        self.clock.now_ns = max(self.clock.now_ns, now_ns)
+
+    def give(self, requests: tuple[int, ...], size_bytes: int = 3072) -> None:
+        self.lanes.take([Input(requests, 0, (size_bytes,), "uint8", False)])
+
+    def load(self, instance: int, segment: int, width: float) -> None:
+        self.lanes.load(instance, segment, width, True)
+        self.until(self.clock.now_ns + 1000 * MS)
+        self.told.clear()
+
+
+def command(batch: int, requests: tuple[int, ...], segment: int = 1, previous: float = 0.0, instance: int = 1) -> Any:
+    return RunBatch(1, batch, instance, requests, segment, previous, 1.0, len(requests))
+
+
+# ----------------------------------------------------------------------------------------------- as in simulation
+
+
+def test_passes_and_loads_end_when_the_simulation_says() -> None:
+    """A whole simulated run's commands, given to lanes at their times: every end is the same, to the nanosecond.
+
+    With jitter, dispatch, slow spells, contention, loads that come and go, a straggler and a lack of memory.
+    """
+    jitter = np.linspace(0.8, 1.6, JITTER_QUANTILES).tolist()
+    profile = worlds.profile(dispatch_s=1e-4, jitter=jitter, alpha=0.3, slowdown=SPELLS, load_s=0.02, host_share=0.6)
+    greedy = {"idle_unload_ns": 20 * MS, "scale_trigger": 4}
+    spec = worlds.cluster([profile, profile], greedy=greedy)
+    faults = (
+        Slowness(0, 300 * MS + 1, 600 * MS + 1, 2.5),
+        Squeeze(0, 700 * MS + 1, 900 * MS + 1, 3),
+        Squeeze(0, 1000 * MS + 1, 1050 * MS + 1, 0),
+    )
+    run = worlds.run(spec, worlds.poisson_s(600, 1.5), 1.5, faults=faults, keep_log=True, seed=3)
+    _, record = worlds.simulate(spec, run)
+    changes = [(300, 2.5, None), (600, 1.0, None), (700, 1.0, 3), (900, 1.0, None), (1000, 1.0, 0), (1050, 1.0, None)]
+    # slow spells are salted apart from jitter
+    agent = Agent(profile, seed=derived_seed(3, "jitter"), spells_seed=derived_seed(3, "pace:0"), server=0)
+    expected: list[tuple[int, str, int]] = []
+    loaded: set[tuple[int, float]] = set()
+    specs: dict[int, tuple[int, float]] = {}
+    for step in (step for step in record.log if step.core == "server:0"):
+        while changes and changes[0][0] * MS + 1 <= step.now_ns:
+            at_ms, factor, room = changes.pop(0)
+            agent.until(at_ms * MS + 1)
+            agent.lanes.impair(Impairment(factor, room))
+        agent.until(step.now_ns)
+        match step.event:
+            case BatchFinished(batch=batch):
+                expected.append((step.now_ns, "BatchEnded", batch))
+            case BatchFailed(batch=batch):
+                expected.append((step.now_ns, "BatchBroken", batch))
+            case InstanceLoaded(instance=instance):
+                loaded.add(specs[instance])
+                expected.append((step.now_ns, "LoadEnded", instance))
+            case InstanceUnloaded(instance=instance):
+                expected.append((step.now_ns, "UnloadEnded", instance))
+        for told in step.commands:
+            match told:
+                case RunBatch():
+                    agent.give(told.requests)
+                    agent.lanes.run(told)
+                case LoadInstance(instance=instance, segment=segment, width=width):
+                    specs[instance] = (segment, width)
+                    agent.lanes.load(instance, segment, width, (segment, width) not in loaded)
+                case UnloadInstance(instance=instance):
+                    agent.lanes.unload(instance)
+    agent.until(record.ended_ns)
+    found = [(now_ns, type(event).__name__, _number(event)) for now_ns, event in agent.told]
+    kinds = {kind for _, kind, _ in expected}
+    assert kinds == {"BatchEnded", "BatchBroken", "LoadEnded", "UnloadEnded"}
+    assert len(expected) > 500
+    assert sorted(found) == sorted(expected)
+    assert all(event.late_ns == 0 for event in agent.ended)
+    started = {(batch.batch, batch.started_ns) for batch in record.batches if batch.server == 0}
+    assert {(event.batch, event.began_ns) for event in agent.ended} == started
+
+
+def _number(event: LaneEvent) -> int:
+    return event.batch if isinstance(event, BatchEnded | BatchBroken) else event.instance
+
+
+SENSOR = {"period_s": 0.05, "lag_s": 0.02, "power_window_s": 0.1, "utilization_window_s": 0.15}
+
+
+def test_the_sensor_shows_what_a_simulated_one_would() -> None:
+    """Asked every period, it shows the simulated sensor's averages, as old as its lag; and the same joules."""
+    profile = worlds.profile(alpha=0.2, sensor=SENSOR)
+    physics = SimulatedDevice(compile_tables(profile, 32))
+    simulated = WindowedSensor(physics)
+    model = device_model(to_bytes(Emulation(profile.to_yaml(), 32)))
+    origin_ns, period_ns, lag_ns = 12_345, 50 * MS, 20 * MS
+    model.reset(origin_ns)
+    rng, batch = np.random.default_rng(0), 0
+    shown = []
+    for tick in range(1, 60):
+        starts = [tick * period_ns + int(offset) for offset in sorted(rng.integers(lag_ns, period_ns, 3))]
+        for now_ns in starts:
+            batch, size = batch + 1, int(rng.integers(1, 32))
+            model.advance(origin_ns + now_ns)
+            model.start(batch, (1, 1.0, 0.0), size, size, origin_ns + now_ns)
+            model.advance(origin_ns + now_ns)
+            _run_to(physics, now_ns)
+            physics.start(_running(physics, batch, size), now_ns)
+        _run_to(physics, (tick + 1) * period_ns)
+        power_w, utilization = simulated.read((tick + 1) * period_ns)
+        asked_ns = origin_ns + (tick + 1) * period_ns + lag_ns
+        model.advance(asked_ns)
+        shown.append((model.sample(asked_ns), (power_w, utilization)))
+        assert model.energy_j(asked_ns) >= physics.energy_mj((tick + 1) * period_ns) / 1000
+    for found, expected in shown[4:]:
+        assert found == pytest.approx(expected)
+    assert len({round(power_w) for (power_w, _), _ in shown}) > 5
+
+
+def _running(physics: SimulatedDevice, batch: int, size: int) -> RunningBatch:
+    table = physics.tables.keys[1, 1.0, 0.0]
+    return RunningBatch(0, batch, table, size, table.latency_ns[size])
+
+
+def _run_to(physics: SimulatedDevice, now_ns: int) -> None:
+    while (ends := physics.next_end()) is not None and ends.end_ns <= now_ns:
+        physics.finish(0, ends.batch, ends.end_ns)
+
+
+# --------------------------------------------------------------------------------------------- what only lanes know
+
+
+def test_what_is_noticed_late_is_told_late_and_costs_nobody_else() -> None:
+    """The second pass runs alone from the first one's own end on; what is told is that both were seen too late."""
+    agent = Agent(worlds.profile())
+    agent.load(1, 1, 1.0)
+    agent.load(2, 1, 1.0)
+    agent.give((1, 2, 3))
+    began_ns = agent.clock.now_ns
+    agent.lanes.run(command(1, (1,)))
+    agent.lanes.run(command(2, (2, 3), instance=2))
+    due_ns = agent.lanes.next_ns
+    assert due_ns is not None
+    in_time = Agent(worlds.profile())
+    in_time.load(1, 1, 1.0)
+    in_time.load(2, 1, 1.0)
+    in_time.give((1, 2, 3))
+    in_time.lanes.run(command(1, (1,)))
+    in_time.lanes.run(command(2, (2, 3), instance=2))
+    in_time.until(began_ns + 1000 * MS)
+    expected = in_time.ended
+    agent.clock.now_ns = began_ns + 100 * MS
+    agent.lanes.ring(agent.clock.now_ns)
+    found = agent.ended
+    assert [(e.batch, e.began_ns, e.ended_ns) for e in found] == [(e.batch, e.began_ns, e.ended_ns) for e in expected]
+    assert [e.late_ns for e in found] == [agent.clock.now_ns - e.ended_ns for e in expected]
+    assert all(e.late_ns > 0 and e.labels == () for e in found)
+
+
+def test_ends_are_told_from_within_ring_alone() -> None:
+    """A scheduler gives commands while it handles an event: it must not be told of the next one meanwhile."""
+    agent = Agent(worlds.profile())
+    agent.load(1, 1, 1.0)
+    agent.give((1, 2))
+    agent.lanes.run(command(1, (1,)))
+    agent.clock.now_ns += 100 * MS
+    agent.lanes.run(command(2, (2,)))
+    assert agent.told == []
+    agent.lanes.ring(agent.clock.now_ns)
+    assert [_number(event) for _, event in agent.told] == [1]
+
+
+def test_an_instance_beyond_the_devices_memory_is_refused() -> None:
+    profile = worlds.profile(device={"kind": "cuda", "name": "small", "vram_bytes": 180_000_000})
+    agent = Agent(profile)
+    agent.lanes.load(1, 1, 1.0, True)  # 50 MB beside a context of 100 MB
+    agent.lanes.load(2, 1, 1.0, True)
+    agent.until(1000 * MS)
+    by_instance = {_number(event): event for _, event in agent.told}
+    assert by_instance[1] == LoadEnded(1, 50_000_000)
+    assert isinstance(by_instance[2], LoadBroken)
+    assert by_instance[2].reason == "out_of_memory"
+    agent.lanes.unload(1)
+    agent.until(2000 * MS)
+    assert UnloadEnded(1) in [event for _, event in agent.told]
+    agent.lanes.load(3, 1, 1.0, False)
+    agent.until(3000 * MS)
+    assert LoadEnded(3, 50_000_000) in [event for _, event in agent.told]
+
+
+def test_a_batch_that_cannot_run_says_why() -> None:
+    agent = Agent(worlds.profile())
+    agent.load(1, 1, 1.0)
+    agent.give((1,))
+    agent.lanes.run(command(1, (1,), instance=9))
+    agent.lanes.run(command(2, (1,), segment=2, previous=1.0))
+    agent.lanes.run(command(3, (7, 8)))
+    agent.lanes.run(command(4, (1, 9)))
+    agent.until(agent.clock.now_ns + 100 * MS)
+    told = {_number(event): event for _, event in agent.told}
+    reasons = {number: event.reason for number, event in told.items() if isinstance(event, BatchBroken | BatchEnded)}
+    assert reasons == {1: "unknown_instance", 2: "bad_input", 3: "bad_input", 4: "bad_input"}
+    last = told[4]
+    assert isinstance(last, BatchEnded)
+    assert last.failed == (9,)
+
+
+def test_activations_are_sizes_and_a_move_writes_as_many_bytes() -> None:
+    arenas = (Arena(1 << 20), Arena(1 << 20))
+    with arenas[1].view(0, 1 << 20) as place:
+        place[:] = b"\xff" * (1 << 20)
+    agent = Agent(worlds.profile(), arenas=arenas)
+    agent.load(1, 1, 1.0)
+    agent.give((1, 2), 3072)
+    agent.lanes.run(command(1, (1, 2)))
+    agent.until(agent.clock.now_ns + 100 * MS)
+    moved = agent.lanes.move(Move(5, 1, 4096, (1, 2)))
+    assert (moved.transfer, moved.shape, moved.dtype) == (5, (65536,), "uint8")  # of segment 1 at full width
+    with arenas[1].view(0, 1 << 20) as place:
+        written = [index for index, byte in enumerate(place) if byte != 0xFF]
+    assert written == list(range(4096, 4096 + 2 * 65536))
+    with pytest.raises(ValueError, match="not within"):
+        agent.lanes.move(Move(6, 1, 1 << 20, (1, 2)))
+    agent.lanes.forget((2,))
+    with pytest.raises(KeyError):
+        agent.lanes.move(Move(7, 1, 0, (1, 2)))
+    agent.give((3,), 100)
+    with pytest.raises(ValueError, match="in one move"):
+        agent.lanes.move(Move(8, 1, 0, (1, 3)))
+
+
+def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
+    """It moves as others do, and is found out where labels are read, as in a network."""
+    arenas = (Arena(1 << 20), Arena(1 << 20))
+    first, second = Agent(worlds.profile(), arenas=arenas), Agent(worlds.profile(), arenas=arenas, own=1)
+    images = np.zeros((3, 768), np.float32)
+    images[1] = np.nan
+    with arenas[0].view(0, images.nbytes) as place:
+        place[:] = images.tobytes()
+    first.load(1, 1, 1.0)
+    first.lanes.take([Input((5, 6, 7), 0, (768,), "float32", False)])
+    first.lanes.run(command(1, (5, 6, 7)))
+    first.until(first.clock.now_ns + 100 * MS)
+    assert first.ended[0].failed == ()
+    moved = first.lanes.move(Move(1, 1, 64, (5, 6, 7)))
+    second.load(1, 4, 1.0)
+    second.lanes.take([Input((5, 6, 7), 64, moved.shape, moved.dtype, moved.channels_last)])
+    second.lanes.run(command(1, (5, 6), segment=4, previous=1.0))
+    second.until(second.clock.now_ns + 100 * MS)
+    (ended,) = second.ended
+    assert (ended.failed, ended.reason) == ((6,), "no_label")
+    second.lanes.run(command(2, (6,), segment=4, previous=1.0))
+    second.until(second.clock.now_ns + 100 * MS)
+    assert isinstance(broken := second.told[-1][1], BatchBroken)
+    assert broken.reason == "no_label"
+    second.lanes.forget((6,))
+    second.give((6,))  # another image, once the place is free
+    assert second.lanes.reset() == 2  # 6 and 7
+
+
+def test_what_is_not_within_the_arena_is_not_kept() -> None:
+    agent = Agent(worlds.profile(), arenas=(Arena(4096),))
+    agent.lanes.take([Input((1, 2), 0, (3, 16, 16), "float32", False)])
+    agent.load(1, 1, 1.0)
+    agent.lanes.run(command(1, (1,)))
+    agent.until(agent.clock.now_ns + 100 * MS)
+    (broken,) = [event for _, event in agent.told]
+    assert isinstance(broken, BatchBroken)
+
+
+def test_after_the_last_segment_nothing_is_kept_and_a_reset_forgets_the_rest() -> None:
+    agent = Agent(worlds.profile())
+    agent.load(1, 4, 1.0)
+    agent.give((1, 2, 3))
+    agent.lanes.run(command(1, (1, 2), segment=4, previous=1.0))
+    agent.until(agent.clock.now_ns + 100 * MS)
+    agent.give((4,))
+    agent.lanes.run(command(2, (3,), segment=4, previous=1.0))
+    assert agent.lanes.reset() == 2  # 3, which runs, and 4
+    assert agent.lanes.next_ns is None
+    assert agent.lanes.used_bytes == 0
+
+
+def test_the_sensor_says_that_it_is_of_a_model() -> None:
+    agent = Agent(worlds.profile(), began_ns=5)
+    reading = agent.sensor.sample()
+    assert set(reading.provenance.values()) == {Provenance.EMULATED}
+    assert (reading.power_w, reading.utilization, reading.vram_used_bytes) == (30.0, 0.0, 100_000_000)
+    assert set(agent.sensor.describe().values()) == {"emulated"}
+    agent.clock.now_ns += 1_000_000_000
+    assert agent.sensor.energy_j() == pytest.approx(30.0)
+
+
+# ------------------------------------------------------------------------------------------------------ the model
+
+
+def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() -> None:
+    jitter = np.linspace(0.8, 1.6, JITTER_QUANTILES).tolist()
+    profile = worlds.profile(jitter=jitter, dispatch_s=1e-4, served_extra_s=2e-4)
+    slow = Profile.from_yaml(emulated(profile, 20.0).to_yaml(), "slow.yaml")
+    before, after = compile_tables(profile, 32), compile_tables(slow, 32)
+    for key, table in after.keys.items():
+        usual = before.keys[key]
+        assert table.latency_ns[1:] == pytest.approx([20 * t for t in usual.latency_ns[1:]], abs=20)
+        assert table.typical_ns[1:] == pytest.approx([20 * t for t in usual.typical_ns[1:]], abs=20)
+        assert table.power_mw == pytest.approx(usual.power_mw)
+        same = ("demand_permille", "host_permille", "busy_permille", "bandwidth", "jitter")
+        assert [getattr(table, name) for name in same] == [getattr(usual, name) for name in same]
+    for spec, cost in after.instances.items():
+        usual_cost = before.instances[spec]
+        for name in ("load_ns", "reload_ns", "unload_ns"):
+            assert getattr(cost, name) == pytest.approx(20 * getattr(usual_cost, name), abs=20)
+        assert cost.vram_bytes == usual_cost.vram_bytes
+    assert (after.period_ns, after.lag_ns, after.cap_mw) == (before.period_ns, before.lag_ns, before.cap_mw)
+    assert after.dispatch_ns == before.dispatch_ns  # the host's, not the device's
+    assert slow.device.emulated_slowdown == 20.0
+    assert {slow.provenance, slow.power.provenance, slow.concurrency.provenance} == {Provenance.EMULATED}
+
+
+def test_a_device_runs_for_long_without_keeping_all_of_its_past() -> None:
+    model = device_model(to_bytes(Emulation(worlds.profile(base_s=1e-5, per_image_s=1e-6).to_yaml(), 32)))
+    now_ns = 0
+    for batch in range(20_000):
+        model.start(batch, (1, 1.0, 0.0), 1, 1, now_ns)
+        now_ns = model.next_ns or now_ns
+        now_ns = max(now_ns, model.next_ns or 0)
+        model.advance(now_ns)
+        now_ns = model.next_ns or now_ns
+        model.advance(now_ns)
+    assert model.sample(now_ns)[1] > 0.25
+    assert len(model._past) < 25_000  # 100 ms of passes of 11 us, and what has gathered since
+
+
+def test_what_is_no_profile_is_refused() -> None:
+    with pytest.raises(InputError, match="emulated device"):
+        device_model(to_bytes(Emulation("schema: nonsense\n", 32)))
+
+
+def test_a_process_that_emulates_a_device_opens_no_torch() -> None:
+    """It would cost each of them seconds, hundreds of megabytes, and threads."""
+    code = (
+        "import sys, hw.emulated, hw.telemetry, hw.waiting, sim.emulation\n"
+        "from hw.emulated import EmulatedDevice\n"
+        "EmulatedDevice(sim.emulation.FACTORY, bytes.fromhex(sys.argv[1]), 'toy').model()\n"
+        "print([name for name in ('torch', 'numba') if name in sys.modules])"
+    )
+    data = to_bytes(Emulation(worlds.profile().to_yaml(), 32)).hex()
+    done = subprocess.run([sys.executable, "-c", code, data], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_device_is_made_from_its_name_and_bytes() -> None:
+    device = EmulatedDevice(FACTORY, to_bytes(Emulation(worlds.profile().to_yaml(), 32)), "toy", 20.0)
+    assert isinstance(device.model(), DeviceModel)
+    assert device.execution() == {"device": "emulated toy", "slowdown": "20"}

@@ -1,0 +1,77 @@
+"""Waiting for a deadline: with a clock of its own, so that it does not hang on how fast this machine is."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - overruns are of real sleeps
+
+import pytest
+
+from hw.waiting import Waker, overruns_ns
+
+
+class Host:
+    """A clock, and sleeps that overrun by a known time; something may come at a known time."""
+
+    def __init__(self, overrun_ns: int, comes_ns: int | None = None) -> None:
+        self.now_ns, self.overrun_ns, self.comes_ns = 1_000_000, overrun_ns, comes_ns
+        self.sleeps_s: list[float] = []
+
+    def clock_ns(self) -> int:
+        self.now_ns += 100  # to look takes time as well
+        return self.now_ns
+
+    def sleep(self, timeout_s: float) -> bool:
+        self.sleeps_s.append(timeout_s)
+        until_ns = self.now_ns + round(timeout_s * 1e9) + (self.overrun_ns if timeout_s else 0)
+        if self.comes_ns is not None and self.comes_ns <= until_ns:
+            self.now_ns = max(self.now_ns, self.comes_ns)
+            return True
+        self.now_ns = until_ns
+        return False
+
+
+def test_it_wakes_up_early_and_looks_out_for_the_rest() -> None:
+    host = Host(overrun_ns=30_000)
+    waker = Waker(host.clock_ns, overrun_ns=40_000)
+    assert not waker.wait(host.sleep, 3_000_000)
+    assert 3_000_000 <= host.now_ns < 3_001_000
+    asleep_s, *looks_s = host.sleeps_s
+    assert asleep_s == pytest.approx(1.96e-3, abs=1e-6)
+    assert len(looks_s) > 10
+    assert set(looks_s) == {0.0}
+
+
+def test_without_time_to_sleep_it_only_looks() -> None:
+    host = Host(overrun_ns=30_000)
+    assert not Waker(host.clock_ns, overrun_ns=40_000).wait(host.sleep, host.now_ns + 20_000)
+    assert set(host.sleeps_s) == {0.0}
+
+
+def test_a_deadline_that_is_over_costs_one_look() -> None:
+    host = Host(overrun_ns=30_000, comes_ns=0)
+    assert Waker(host.clock_ns, overrun_ns=40_000).wait(host.sleep, 5)
+    assert host.sleeps_s == [0.0]
+
+
+@pytest.mark.parametrize("comes_ns", [1_500_000, 2_990_000])
+def test_what_comes_ends_it(comes_ns: int) -> None:
+    """While it sleeps, and while it looks out."""
+    host = Host(overrun_ns=0, comes_ns=comes_ns)
+    assert Waker(host.clock_ns, overrun_ns=40_000).wait(host.sleep, 3_000_000)
+    assert comes_ns <= host.now_ns < 3_000_000
+
+
+def test_it_measures_what_sleeps_overrun() -> None:
+    """No longer than it may, and never below nothing; with too little time for many it takes what it has."""
+    found = overruns_ns(sleeps=5)
+    assert found == sorted(found)
+    assert len(found) == 5
+    assert found[0] >= 0
+    assert len(overruns_ns(sleeps=10**6, limit_ns=5_000_000)) < 1000
+    assert Waker().overrun_ns >= 0
+
+
+def test_looking_out_is_counted_apart() -> None:
+    waker = Waker(overrun_ns=2_000_000)
+    waker.wait(lambda _: False, time.monotonic_ns() + 1_000_000)
+    assert 0 < waker.looked_ns < 100_000_000

@@ -1,0 +1,172 @@
+"""Emulated devices in a scenario: what simulation takes for them, what results and tables say of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import InputError
+from policies.records import BatchRecord
+from policies.vocabulary import Provenance
+from scenarios.files.reading import load_scenario
+from scenarios.job.job import Job
+from scenarios.job.profiles import make_profiles
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.fidelity import ValidationRun, validate_results
+from scenarios.metrics.result import Result
+from scenarios.runs.simulate import simulate_world
+from scenarios.show.comparison import format_comparison
+from scenarios.show.profile import described
+from scenarios.show.result import format_result
+from scenarios.show.validation import errors_tables, format_validation, saturation_tables
+from scenarios.world.materials import calibrated_path, load_world, make_world, profile_path
+from tests.scenarios.files import write_scenario
+from tests.scenarios.folders import summary, validation_run
+from tests.scenarios.test_result import WINDOW, record, request
+
+SERVERS = """\
+  - {name: fast, profile: fast.yaml, link: 10gbe}
+  - {name: slow, profile: slow.yaml, link: {latency_s: 0.1ms, bandwidth_bytes_s: 1e9}}
+"""
+EMULATED = """\
+  - {{name: fast, device: {{emulated: fast.yaml, slowdown: {0:g}}}, link: 10gbe}}
+  - {{name: slow, device: {{emulated: slow.yaml, slowdown: {1:g}}}, link: 10gbe}}
+"""
+
+
+def scenario(folder: Path, fast: float = 10, slow: float = 10) -> Path:
+    return write_scenario(folder, SERVERS, EMULATED.format(fast, slow))
+
+
+# ------------------------------------------------------------------------------------------------- in simulation
+
+
+def test_simulation_takes_the_slowed_profile(tmp_path: Path) -> None:
+    """Ten times as slow, ten times as long: a request's run, without any run folder."""
+    slow = simulate_world(load_world(scenario(tmp_path, 10, 10), tmp_path / "run"), "jsq", 0)
+    usual = simulate_world(load_world(scenario(tmp_path, 1, 1), tmp_path / "run"), "jsq", 0)
+    assert usual["stages_s"] is not None
+    assert slow["stages_s"] is not None
+    assert slow["stages_s"]["run"] > 8 * usual["stages_s"]["run"]
+    assert (slow["provenance"], slow["emulated_slowdowns"]) == ("emulated", [10.0])
+    assert usual["emulated_slowdowns"] == [1.0]
+    assert "emulated x10" in format_result(slow)
+
+
+def test_a_slowed_device_is_another_one_to_a_router(tmp_path: Path) -> None:
+    """What was tuned for the device that it is named after fits it at no slowdown alone."""
+    assert load_world(scenario(tmp_path, 1, 20), tmp_path).device_names == ("toy", "toy x20")
+
+
+def test_devices_of_several_slowdowns_are_told_apart(tmp_path: Path) -> None:
+    world = load_world(scenario(tmp_path, 1, 20), tmp_path / "run")
+    results = [simulate_world(world, router, seed) for router in ("jsq", "random") for seed in (0, 1)]
+    found = compare_results(results)
+    assert found["emulated_slowdowns"] == [1.0, 20.0]
+    assert "tiny (emulated x1/x20)" in format_comparison(found)
+
+
+def test_an_emulated_profile_is_never_taken_for_a_measured_one(tmp_path: Path) -> None:
+    profile = load_world(scenario(tmp_path, 10), tmp_path / "run").profiles[0]
+    assert profile.origin == "emulated x10"
+    assert described(profile).splitlines()[0].endswith(", emulated x10")
+    assert {profile.power.provenance, profile.concurrency.provenance} == {Provenance.EMULATED}
+
+
+def test_an_emulated_device_of_another_network_is_refused(tmp_path: Path) -> None:
+    """Two of them agree with each other, and not with the accuracy."""
+    path = scenario(tmp_path)
+    path.write_text(path.read_text().replace("fast.yaml", "t4").replace("slow.yaml", "rtx-2080-ti"))
+    with pytest.raises(InputError, match="4 segments at widths .*; the accuracy table has 2 segments") as refused:
+        load_world(path, tmp_path / "run")
+    assert refused.value.source == "tiny"
+
+
+# ------------------------------------------------------------------------------------------------ in a run folder
+
+
+def job(path: Path, folder: Path, said: list[str]) -> Job:
+    return Job(load_scenario(path), folder, say=said.append, quiet=True)
+
+
+def test_a_run_keeps_what_its_devices_play(tmp_path: Path) -> None:
+    """Once; anew where the slowdown has changed; and with what serving costs, where a run has found that out."""
+    said: list[str] = []
+    path, folder = scenario(tmp_path, 10), tmp_path / "run"
+    first = job(path, folder, said)
+    with first.folder.opened():
+        make_profiles(first)
+    kept = profile_path(folder, "fast")
+    assert kept.read_text() == calibrated_path(folder, "fast").read_text()
+    assert make_world(first.scenario, folder).profiles[0].origin == "emulated x10"
+    said.clear()
+    again = job(path, folder, said)
+    with again.folder.opened():
+        make_profiles(again)
+    assert [line for line in said if "emulate-fast" in line and "skipped" in line]
+    served = make_world(again.scenario, folder).profiles[0].model_copy(update={"decision_s": 0.5, "checksum": None})
+    kept.write_text(served.to_yaml())
+    assert make_world(again.scenario, folder).profiles[0].decision_s == 0.5
+    other = load_scenario(scenario(tmp_path, 20))
+    assert make_world(other, folder).profiles[0].origin == "emulated x20"
+    assert make_world(other, folder).profiles[0].decision_s is None
+
+
+def test_without_a_network_emulated_devices_can_be_validated(tmp_path: Path) -> None:
+    """Labels come from the accuracy table; servers that are only simulated can't be run at all."""
+    assert job(scenario(tmp_path), tmp_path / "run", []).can_validate
+    assert not job(write_scenario(tmp_path), tmp_path / "run", []).can_validate
+
+
+# ---------------------------------------------------------------------------------------------------- late ends
+
+
+def batch(number: int, late_ns: int, length_ns: int = 1_000_000) -> BatchRecord:
+    return BatchRecord(0, number, 1, 1, 1.0, 0.0, 4, 0, 0, length_ns, length_ns + late_ns, late_ns)
+
+
+def emulated_result(late_ns: int, **changes: Any) -> Result:
+    found = record(request(0, 3, 1.0), ended_s=20, batches=tuple(batch(n, late_ns) for n in range(10)))
+    label = {"mode": "hardware", "engine": "emulated", "emulated_slowdowns": (10.0,)}
+    return summary(found, **WINDOW, **label, **changes)
+
+
+def pair(late_ns: int, **place: Any) -> ValidationRun:
+    simulated = summary(record(request(0, 3, 1.0), ended_s=20), **WINDOW)
+    return validation_run(simulated, emulated_result(late_ns), **place)
+
+
+def test_a_result_says_how_late_ends_were_seen() -> None:
+    found = emulated_result(20_000)
+    assert found["lateness_s"] == {"p50": 2e-5, "p99": 2e-5, "mean_pass": 1e-3}
+    assert "lateness    ends seen 0.02 ms late (p50)" in format_result(found)
+    assert "beware      ends seen" in format_result(emulated_result(150_000))
+
+
+def test_real_executors_and_simulations_are_never_late() -> None:
+    found = record(request(0, 3, 1.0), ended_s=20, batches=(batch(1, 5),))
+    assert summary(found, **WINDOW, mode="hardware", engine="torch")["lateness_s"] is None
+    assert summary(found, **WINDOW)["lateness_s"] is None
+
+
+def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
+    """That of the worst run of a row: more than 10 % of a mean pass."""
+    saturated = pair(200_000, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
+    runs = [pair(20_000), pair(90_000, repeat=1), saturated, pair(110_000, kind="near", scale=1.0)]
+    found = validate_results(runs, Provenance.EMULATED)
+    tables = [*errors_tables(found), *saturation_tables(found)]
+    cells = [
+        [line[[column.head for column in table.head].index("ends late")] for line in table.rows] for table in tables
+    ]
+    assert cells == [["9"], ["20 late"], ["11 late"]]
+    assert "Late: in rows marked `late`" in format_validation(found)
+    assert "Late: " not in format_validation(validate_results([pair(90_000)], Provenance.EMULATED))
+
+
+def test_joules_of_emulated_devices_are_compared() -> None:
+    """Its sensor tells what it has drawn in this very run: no formula makes it of the same numbers."""
+    found = validate_results([pair(0)], Provenance.EMULATED)["pairs"][0]
+    assert found["not_applicable"] == {}
+    assert found["error_pct"]["energy_per_image"] is not None
