@@ -78,8 +78,8 @@ class TorchLanes:
         lane.end()
 
     def _unload(self, number: int) -> None:
-        instance = self._instances.pop(number)
-        self._maker.free(instance)
+        if (instance := self._instances.pop(number, None)) is not None:
+            self._maker.free(instance)
         del instance
         give_back(self._maker.place)
         self._tell(UnloadEnded(number))
@@ -88,10 +88,10 @@ class TorchLanes:
         """See `Lanes`."""
         for lane in list(self._lanes.values()):  # a load that fails takes its own away
             lane.stop()
-        for instance in self._instances.values():
-            self._maker.free(instance)
+        for number in list(self._instances):
+            if (instance := self._instances.pop(number, None)) is not None:  # an unload may be under way
+                self._maker.free(instance)
         self._lanes.clear()
-        self._instances.clear()
         self._impairment = Impairment()
         return self._store.clear()
 
