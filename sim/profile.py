@@ -383,10 +383,13 @@ class Profile(StrictModel):
         return min(curve.batches[-1] for curve in self.latency)
 
     @classmethod
-    def from_yaml(cls, text: str, source: str) -> Profile:
-        """Read a profile; raises `InputError` naming `source` and the key where it is not one."""
+    def from_yaml(cls, text: str, source: str, *, to_show: bool = False) -> Profile:
+        """Read a profile; raises `InputError` naming `source` and the key where it is not one.
+
+        `to_show`: what a profile of the former form says of serving is left out, where else it would be refused.
+        """
         try:
-            return _read(text)
+            return _read(text, to_show)
         except InputError as error:
             raise InputError(source, error.key, error.problem) from None
 
@@ -409,11 +412,11 @@ def origin_of(provenance: str, slowdowns: Sequence[float]) -> str:
 
 
 @lru_cache(maxsize=64)
-def _read(text: str) -> Profile:
+def _read(text: str, to_show: bool) -> Profile:
     """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
     raw = strict.mapping(text, "")
     stored = raw.pop("checksum", None)
-    profile = strict.validate(Profile, _as_of_now(raw), "")
+    profile = strict.validate(Profile, _as_of_now(raw, to_show), "")
     if stored is not None and stored != (found := _checksum(raw)):
         problem = f"{stored!r:.40} is not of the file's other keys ({found!r}): it was changed by hand, or damaged"
         remedy = (
@@ -425,12 +428,12 @@ def _read(text: str) -> Profile:
     return profile
 
 
-def _as_of_now(raw: dict[str, Any]) -> dict[str, Any]:
+def _as_of_now(raw: dict[str, Any], to_show: bool) -> dict[str, Any]:
     """A document in the present form. The former one differs in what serving costs, and in nothing else."""
     if raw.get("schema") != FORMER_SCHEMA:
         return raw
     for key in _FORMER_COSTS:
-        if raw.get(key) is not None:
+        if raw.get(key) is not None and not to_show:
             problem = f"{raw[key]!r:.40} was measured where one process drove all servers ({FORMER_SCHEMA})"
             remedy = "it says nothing of servers with processes of their own: `slimsched run` measures what serving "
             remedy += "costs again, `slimsched calibrate` makes a profile without it, and so does deleting "

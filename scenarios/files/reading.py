@@ -52,7 +52,7 @@ def load_scenario(path: Path | str) -> Scenario:
     return scenario
 
 
-def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
+def read_profile(path: Path, source: str | None = None, key: str = "", *, to_show: bool = False) -> Profile:
     """A profile from its file, or one that ships with the project by its name.
 
     Raises:
@@ -66,7 +66,7 @@ def read_profile(path: Path, source: str | None = None, key: str = "") -> Profil
         profile = path.with_suffix(".yaml")
         remedy = f"name {profile}" if profile.is_file() else "`slimsched calibrate` goes on from it and writes one"
         raise InputError(str(path), "", f"is the log of a calibration, not a profile; {remedy}")
-    return Profile.from_yaml(text, str(path))
+    return Profile.from_yaml(text, str(path), to_show=to_show)
 
 
 def relative_paths(scenario: Scenario, folder: Path) -> Scenario:

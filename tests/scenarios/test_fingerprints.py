@@ -248,6 +248,16 @@ def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.Monkey
     assert changed(before, fingerprints(scenario, folder)) == ALL
 
 
+def test_another_form_of_profiles_measures_anew_what_serving_costs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run folder was left with by a former form is refused; the same command then writes it anew."""
+    scenario = load_scenario(folder / "own.yaml")
+    before = fingerprints(scenario, folder)
+    monkeypatch.setattr(profiles, "PROFILE_SCHEMA", "slimsched.profile/9")
+    assert changed(before, fingerprints(scenario, folder)) == {"serving"}
+
+
 def test_where_files_lie_and_what_is_remarked_makes_nothing_anew(folder: Path) -> None:
     """What is in a file counts, not its place; and of code what it does."""
     before = fingerprints(load_scenario(folder / "own.yaml"), folder)

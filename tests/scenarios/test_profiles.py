@@ -325,6 +325,7 @@ def test_what_serving_cost_with_one_process_for_all_is_refused(key: str) -> None
         Profile.from_yaml(text, "x.yaml")
     kept = "\n".join(line for line in text.splitlines() if not line.startswith(("decision_", "checksum")))
     assert Profile.from_yaml(kept, "x.yaml") == measured()
+    assert Profile.from_yaml(text, "x.yaml", to_show=True) == measured()  # a report of a former run needs no more
 
 
 @pytest.mark.parametrize(
