@@ -61,7 +61,6 @@ from hw.messages import (
 )
 from hw.port import ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
 from policies.errors import WorkError, in_a_line
-from policies.records import LoggedStep
 
 START_TIMEOUT_S: Final = 300.0
 ANSWER_TIMEOUT_S: Final = 600.0
@@ -164,8 +163,11 @@ class AgentHandle(ABC):
         """Whether it runs."""
 
     @abstractmethod
-    def steps(self, server: int) -> tuple[LoggedStep, ...]:
-        """What its scheduler has done in the run, as far as it was written down; also of one that was killed."""
+    def log(self) -> bytes:
+        """What its scheduler has done in the run, as far as it was written down; also of one that was killed.
+
+        `hw.life_log.steps_of` reads it.
+        """
 
     @abstractmethod
     def send_signal(self, number: signal.Signals) -> None:
@@ -402,9 +404,9 @@ class AgentProcess(AgentHandle):
         """See `AgentHandle`."""
         return self._process.is_alive()
 
-    def steps(self, server: int) -> tuple[LoggedStep, ...]:
+    def log(self) -> bytes:
         """See `AgentHandle`."""
-        return self._log.read(server)
+        return self._log.read()
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`."""

@@ -72,35 +72,11 @@ class LifeLog:
 
     # ------------------------------------------------------------------------------------------------------ the router
 
-    def read(self, server: int) -> tuple[LoggedStep, ...]:
-        """The steps that stand in the file, as those of this server; a frame that was cut off is left out.
-
-        Raises:
-            WorkError: what stands there was not written by a `LifeLog`.
-        """
-        core, steps, at = f"server:{server}", list[LoggedStep](), 0
-        size = os.fstat(self._fd).st_size
-        while at + _LENGTH <= size:
-            length = int.from_bytes(self._bytes(_LENGTH, at), "little")
-            at += _LENGTH + length
-            if at > size:
-                break
-            found = self._frame(length, at)
-            steps += [LoggedStep(step.now_ns, core, step.event, tuple(step.commands)) for step in found]
-        return tuple(steps)
-
-    def _frame(self, length: int, end: int) -> list[_Step]:
-        try:
-            return _decoder.decode(self._bytes(length, end - length))
-        except msgspec.DecodeError as error:
-            raise WorkError(f"the log of an agent is damaged at byte {end - length}: {error}") from None
-
-    def _bytes(self, count: int, at: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            data += (more := os.pread(self._fd, count - len(data), at + len(data)))
-            if not more:
-                raise WorkError(f"the log of an agent ends at byte {at + len(data)}, which it did not a moment ago")
+    def read(self) -> bytes:
+        """All that stands in the file, for `steps_of`: those take their time, and a run may still be going on."""
+        size, data = os.fstat(self._fd).st_size, b""
+        while more := os.pread(self._fd, size - len(data), len(data)):
+            data += more
         return data
 
     # -------------------------------------------------------------------------------------------------------- both
@@ -121,3 +97,24 @@ class LifeLog:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._open(state["fd"].detach())
+
+
+def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
+    """The steps that a `LifeLog` held, as those of this server; a frame that was cut off is left out.
+
+    Raises:
+        WorkError: they were not written by a `LifeLog`.
+    """
+    core, steps, at = f"server:{server}", list[LoggedStep](), 0
+    view = memoryview(data)
+    while at + _LENGTH <= len(data):
+        began = at + _LENGTH
+        at = began + int.from_bytes(view[at:began], "little")
+        if at > len(data):
+            break
+        try:
+            found = _decoder.decode(view[began:at])
+        except msgspec.DecodeError as error:
+            raise WorkError(f"the log of an agent is damaged at byte {began}: {error}") from None
+        steps += [LoggedStep(step.now_ns, core, step.event, tuple(step.commands)) for step in found]
+    return tuple(steps)

@@ -22,7 +22,6 @@ from hw.lanes import Tell
 from hw.life_log import LifeLog
 from hw.messages import FromAgent, Refused, ToAgent
 from hw.port import Codec, PortClosedError, encode
-from policies.records import LoggedStep
 
 ROOM_BYTES: Final = 1 << 20
 _ENDING_S: Final = 5.0
@@ -232,9 +231,9 @@ class MemoryAgent(AgentHandle):
         """See `AgentHandle`."""
         return self._thread.is_alive()
 
-    def steps(self, server: int) -> tuple[LoggedStep, ...]:
+    def log(self) -> bytes:
         """See `AgentHandle`."""
-        return self._log.read(server)
+        return self._log.read()
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`: a thread can be ended only."""

@@ -506,7 +506,7 @@ class RouterLoop:
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),
-            agent_logs=tuple(life for server in self._servers for life in server.lives),
+            agent_logs=tuple(log for server in self._servers for log in server.agent_logs()),
             arrival_lags_ns=tuple(self._arrival_lags_ns),
             driver_busy_ns=self._busy_ns,
             agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),

@@ -16,6 +16,7 @@ from hw.agents import AgentSlot
 from hw.arena import Inbox
 from hw.clock import NEVER_NS, RunClock
 from hw.late_ledger import LateLedger
+from hw.life_log import steps_of
 from hw.messages import (
     ComeUp,
     Deliver,
@@ -141,7 +142,7 @@ class RemoteServer:
         self.is_doomed = False  # a planned fault has killed or stopped its agent
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
-        self.lives: list[AgentLog] = []
+        self._lives: list[tuple[int, bytes, int, str]] = []  # (epoch, log, steps that were heard of, how it ended)
         self._samples: list[Sample] = []
         self._handed: list[int] = []
         self.impairment = Impairment()
@@ -273,8 +274,14 @@ class RemoteServer:
 
     def _keep_log(self, ended: str) -> None:
         if self._run.keep_log:
-            steps = self.slot.agent.steps(self.index)
-            self.lives.append(AgentLog(self.index, self.epoch, steps, self._heard_steps, ended))
+            self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
+
+    def agent_logs(self) -> list[AgentLog]:
+        """Of every life; after the run, for they are long."""
+        return [
+            AgentLog(self.index, epoch, steps_of(log, self.index), heard, ended)
+            for epoch, log, heard, ended in self._lives
+        ]
 
     def tell_absence(self) -> None:
         """At the end of a run: whether it is still down."""

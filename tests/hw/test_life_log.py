@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hw.life_log import LifeLog
+from hw.life_log import LifeLog, steps_of
 from policies.errors import WorkError
 from policies.records import LoggedStep
 from policies.vocabulary import ServerEvent, ServerUp, TelemetrySampled, TimerFired
@@ -39,15 +39,15 @@ def test_every_step_of_a_run_comes_back(log: LifeLog) -> None:
         if number % 7 == 0:
             log.write()
     log.write()
-    assert log.read(1) == tuple(steps)
+    assert steps_of(log.read(), 1) == tuple(steps)
 
 
 def test_only_what_was_written_is_there(log: LifeLog) -> None:
     log.append(1, ServerUp(0, 1), [])
-    assert log.read(0) == ()
+    assert steps_of(log.read(), 0) == ()
     log.write()
     log.append(2, TimerFired(), [])
-    assert log.read(0) == (LoggedStep(1, "server:0", ServerUp(0, 1), ()),)
+    assert steps_of(log.read(), 0) == (LoggedStep(1, "server:0", ServerUp(0, 1), ()),)
 
 
 def test_a_torn_tail_is_left_out(log: LifeLog) -> None:
@@ -59,10 +59,10 @@ def test_a_torn_tail_is_left_out(log: LifeLog) -> None:
     for now_ns in (6, 7):
         log.append(now_ns, event, [])
     log.write()
-    assert [step.now_ns for step in log.read(0)] == [5, 6, 7]
+    assert [step.now_ns for step in steps_of(log.read(), 0)] == [5, 6, 7]
     for size in reversed(range(whole, _size(log))):
         os.ftruncate(log._fd, size)
-        assert [step.now_ns for step in log.read(0)] == [5]
+        assert [step.now_ns for step in steps_of(log.read(), 0)] == [5]
 
 
 def _size(log: LifeLog) -> int:
@@ -73,7 +73,7 @@ def _size(log: LifeLog) -> int:
 def test_what_is_no_log_is_told(log: LifeLog, junk: bytes) -> None:
     os.write(log._fd, junk)
     with pytest.raises(WorkError, match="the log of an agent is damaged at byte 4"):
-        log.read(0)
+        steps_of(log.read(), 0)
 
 
 def test_the_next_run_begins_with_an_empty_one(log: LifeLog) -> None:
@@ -88,7 +88,7 @@ def test_the_next_run_begins_with_an_empty_one(log: LifeLog) -> None:
         end.clear()
         log.append(3, TimerFired(), [])
         log.write()
-        assert [step.now_ns for step in router.read(0)] == [3]
+        assert [step.now_ns for step in steps_of(router.read(), 0)] == [3]
     router.close()
     router.close()
 
@@ -114,7 +114,7 @@ def test_a_kill_leaves_all_that_was_heard_of(log: LifeLog) -> None:
         heard = ours.recv()
     process.kill()
     process.join()
-    found = [step.now_ns for step in log.read(0)]
+    found = [step.now_ns for step in steps_of(log.read(), 0)]
     assert len(found) >= heard
     assert found == list(range(1, len(found) + 1))
 
