@@ -78,6 +78,7 @@ class RealRun:
         scale: multiplies the workload's rate.
         end: the scenario's unless it is given.
         image_limit: beyond so many requests the same images come again (a saturated run's would not fit into memory).
+        measures_costs: what the router's process and the way to the servers' cost goes into the record.
     """
 
     router: str
@@ -90,6 +91,7 @@ class RealRun:
     image_limit: int | None = None
     emulate_links: bool = True
     keep_log: bool = True
+    measures_costs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def run_on_hardware(
         keep_log=wanted.keep_log,
         faults=planned.faults,
         links=world.emulated_links(seed) if wanted.emulate_links else None,
+        measures_costs=wanted.measures_costs,
     )
     began_ns = time.monotonic_ns()
     spec = world.cluster

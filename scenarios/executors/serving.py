@@ -89,7 +89,7 @@ def measure_serving(
     with real_cluster(world, model) as cluster:
         wanted = RealRun(
             "random", world.router("random"), derived_seed(seed, "serving"), RUN_S, WARMUP_S, scale,
-            emulate_links=False, keep_log=False,
+            emulate_links=False, keep_log=False, measures_costs=True,
         )  # fmt: skip
         _, record = run_on_hardware(world, cluster, dataset, wanted, Listener(say=say))
     load, spec = record.foreign_load, world.cluster
