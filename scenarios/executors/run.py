@@ -79,6 +79,7 @@ class RealRun:
         end: the scenario's unless it is given.
         measures_costs: whether to measure what the router's process and the port cost.
         image_limit: beyond so many requests the same images come again (a saturated run's would not fit into memory).
+        measures_costs: what the router's process and the way to the servers' cost goes into the record.
     """
 
     router: str
