@@ -110,9 +110,14 @@ def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()  # what is here lives as long as the process: no collection has to look at it again
-    agent.loop()
+    code = 0
+    try:
+        agent.loop()
+    except PortBrokenError as error:
+        print(f"agent {spec.name}: {error}", file=sys.stderr)
+        code = 1
     sys.stderr.flush()
-    os._exit(0)  # threads may be in the middle of a pass: nothing of it is wanted
+    os._exit(code)  # threads may be in the middle of a pass: nothing of it is wanted
 
 
 @contextlib.contextmanager

@@ -152,6 +152,11 @@ class MemoryPort:
         self._out.end_sending()
         self._back.end_reading()
 
+    def sever(self) -> None:
+        """From any thread: this end's own wakes up and sees the end. What was sent before may still be heard."""
+        self._out.end_sending()
+        self._back.cut()
+
 
 class Mirror(Arena):
     """Somebody else's arena: what is written here stands there once it is committed.
@@ -187,16 +192,13 @@ class MemoryAgent(AgentHandle):
 
     Args:
         spec: what to start.
-        there, back: the wires to it and from it.
-        arena: its own.
+        ends: the router's and its own.
         clock_ns: its clock.
     """
 
-    def __init__(self, spec: AgentSpec, there: Wire, back: Wire, arena: Arena, clock_ns: Callable[[], int]) -> None:
-        super().__init__(spec, MemoryPort(there, back, FromAgent), shares_clock=False)
-        self._there = there
-        self._back = back
-        self._arena = arena
+    def __init__(self, spec: AgentSpec, ends: tuple[MemoryPort, MemoryPort], clock_ns: Callable[[], int]) -> None:
+        port, self._end = ends
+        super().__init__(spec, port, shares_clock=False)
         self._log = LifeLog()
         self._clock_ns = clock_ns
         self._thread = threading.Thread(target=self._main, name=f"agent-{spec.name}", daemon=True)
@@ -204,9 +206,9 @@ class MemoryAgent(AgentHandle):
 
     def _main(self) -> None:
         held = _Held(self.spec.outfit)
-        with contextlib.closing(MemoryPort(self._back, self._there, ToAgent, self._arena)) as end:
+        with contextlib.closing(self._end) as end:
             try:
-                agent = Agent(end, held, self.spec.service, self._log, self._clock_ns, self._leave)
+                agent = Agent(end, held, self.spec.service, self._log, self._clock_ns, lambda _: end.sever())
             except Exception as error:
                 end.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
                 with contextlib.suppress(PortClosedError):
@@ -215,11 +217,6 @@ class MemoryAgent(AgentHandle):
             agent.loop()
         if held.fitting is not None:
             held.fitting.lanes.reset()
-
-    def _leave(self, code: int) -> None:
-        """From any thread: the agent's own wakes up, and ends. What was said before may still be heard."""
-        self._back.end_sending()
-        self._there.cut()
 
     @property
     def pid(self) -> int:
@@ -238,11 +235,11 @@ class MemoryAgent(AgentHandle):
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`: a thread can be ended only."""
         assert number == signal.SIGKILL, f"{number!r} is not for a thread"
-        self._leave(-number)
+        self._end.sever()
 
     def kill(self) -> None:
         """See `AgentHandle`: whatever it still does, nobody hears of it."""
-        self._leave(-signal.SIGKILL)
+        self._end.sever()
         self.port.close()
 
     def close(self) -> None:
@@ -287,8 +284,13 @@ class Memory:
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
         """See `Carrier`."""
         clock_ns = self._clocks[agent] if agent < len(self._clocks) else time.monotonic_ns
-        wire = self._wires[agent] = Wire()
-        return MemoryAgent(spec, wire, Wire(), self._own[agent], clock_ns)
+        return MemoryAgent(spec, self.ends(agent), clock_ns)
+
+    def ends(self, agent: int) -> tuple[MemoryPort, MemoryPort]:
+        """The router's and the agent's, of a new pair; activations for the agent go this way from here on."""
+        there = self._wires[agent] = Wire()
+        back = Wire()
+        return MemoryPort(there, back, FromAgent), MemoryPort(back, there, ToAgent, self._own[agent])
 
     def close(self) -> None:
         """See `Carrier`."""

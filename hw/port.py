@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -103,7 +104,8 @@ class ClockOffset:
 class OffsetEstimate:
     """The offset from pings, as NTP finds it: the quickest exchange says most.
 
-    A clock's drift makes an old exchange worse by so much a second, so that later ones take its place in time.
+    A clock's drift makes an old exchange worse by so much a second, so that later ones take its place in time. An
+    offset is meant for the moment at which it is told, so an exchange's own drift counts, too.
     """
 
     DRIFT = 100e-6  # of a computer's clock beside another: what is usual at worst
@@ -119,9 +121,11 @@ class OffsetEstimate:
 
     def heard(self, sent_ns: int, agent_ns: int, heard_ns: int) -> ClockOffset:
         """An exchange: when the router asked and heard by its clock, what the agent's clock said in between."""
-        found = ClockOffset(agent_ns - (sent_ns + heard_ns) // 2, (heard_ns - sent_ns + 1) // 2)
+        lasted_ns = heard_ns - sent_ns
+        error_ns = ceil((0.5 + self.DRIFT) * lasted_ns)
+        found = ClockOffset(agent_ns - (sent_ns + heard_ns) // 2, error_ns)
         if self._best is not None:
-            grown_ns = self._best.error_ns + round(self.DRIFT * (heard_ns - self._at_ns))
+            grown_ns = self._best.error_ns + ceil(self.DRIFT * (heard_ns - self._at_ns))
             if found.error_ns > grown_ns:
                 return ClockOffset(self._best.offset_ns, grown_ns)
         self._best, self._at_ns = found, heard_ns
