@@ -70,6 +70,4 @@ def torch_agents(devices: Sequence[tuple[str, DeviceSpec]], model: ModelFile) ->
     `ARENA_BYTES` that the others write to."""
     with contextlib.ExitStack() as stack:
         arenas = tuple(stack.enter_context(contextlib.closing(Arena(ARENA_BYTES))) for _ in devices)
-        yield [
-            AgentSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)
-        ]
+        yield [AgentSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)]
