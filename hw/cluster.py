@@ -9,23 +9,18 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hw.agent import Outfit, Service
 from hw.agents import AgentSlot, AgentSpec, Carrier, OneHost
 from hw.arena import ALIGNMENT, Arena
 from hw.emulated import EmulatedDevice
 from hw.emulated_outfit import EmulatedOutfit
-from hw.link import LinkModel
 from hw.networks import ModelFile
-from hw.router_loop import Progress, RouterLoop, Routing, own_cores
+from hw.router_loop import Parts, Progress, RouterLoop, Routing, own_cores
 from hw.run_devices import devices_of
+from hw.run_spec import HardwareRun, Served
 from hw.server import HardwareServer
 from hw.telemetry import (
     CoreWatch,
@@ -40,72 +35,13 @@ from hw.telemetry import (
 from hw.torch_outfit import TorchOutfit
 from hw.transfers import ELEMENT_BYTES
 from policies.errors import InputError
-from policies.faults import Fault, Supervision
+from policies.faults import Supervision
 from policies.interfaces import GROUPS, RouterConfig
 from policies.ledger import Ledger
 from policies.records import RunRecord
 from policies.vocabulary import NS_PER_S
 
 ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What is served, as far as its router must know.
-
-    Attributes:
-        input_shape: of an image.
-        shape_after: (segment, width) -> of one activation after it; segment 0 is the image.
-    """
-
-    segments: int
-    widths: tuple[float, ...]
-    input_shape: tuple[int, ...]
-    shape_after: Callable[[int, float], tuple[int, ...]]
-
-    @classmethod
-    def of(cls, file: ModelFile) -> Served:
-        """Of a network in a file; raises `InputError` where it cannot be read."""
-        model, _ = file.load()
-        return cls(model.spec.segments, model.spec.widths, model.spec.input_shape, model.activation_shape)
-
-
-@dataclass(frozen=True)
-class HardwareRun:
-    """What happens to the cluster.
-
-    Attributes:
-        arrivals_ns: (n,) ascending; request i arrives at arrivals_ns[i].
-        images: (m, C, H, W) float32, and labels (m,); request i is image i modulo m.
-        horizon_ns: arrivals end here; so does the run under `end: cut`.
-        end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
-        deadline_ns: after its arrival, for every request; None for no deadlines.
-        keep_log: keep every event and command for replay.
-        faults: what is done to the agents, and when.
-        links: an emulated network between the servers; None for what this machine has. Of this run alone.
-        is_correct: (request, its widths) -> whether it is right, where agents tell no labels; None compares what they
-            tell with `labels`.
-        measures_costs: whether to measure what the router's process and the port cost.
-    """
-
-    arrivals_ns: NDArray[np.int64]
-    images: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    horizon_ns: int
-    end: Literal["drain", "cut"] = "drain"
-    deadline_ns: int | None = None
-    drain_limit_ns: int = 60 * NS_PER_S
-    keep_log: bool = False
-    faults: tuple[Fault, ...] = ()
-    links: LinkModel | None = None
-    is_correct: Callable[[int, tuple[float, ...]], bool] | None = None
-    measures_costs: bool = False
-
-    def __post_init__(self) -> None:
-        if len(self.labels) != len(self.images) or not len(self.images):
-            raise ValueError(f"{len(self.images)} images with {len(self.labels)} labels")
-        if np.any(np.diff(self.arrivals_ns) < 0):
-            raise ValueError("arrivals must ascend")
 
 
 class HardwareCluster:
@@ -234,7 +170,16 @@ class HardwareCluster:
         self.make_ready(keep_log=run.keep_log)
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         foreign = foreign_watch(self.servers, self.slots)
-        return RouterLoop(self, run, router, routing, ledger, foreign, on_progress, say).carry_out()
+        parts = Parts(
+            self.servers,
+            self.slots,
+            self.arenas,
+            self.served,
+            self.supervision,
+            self.sensor_period_ns,
+            self.transfer_ids,
+        )
+        return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say).carry_out()
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
         image = self.served.input_shape

@@ -15,23 +15,25 @@ import time  # noqa: TID251 - the hardware runs on the real clock
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from hw.arena import Inbox
+from hw.agents import AgentSlot
+from hw.arena import Arena, Inbox
 from hw.clock import RunClock
 from hw.cost_meter import CostMeter
 from hw.faults import FaultPlan
 from hw.late_ledger import LateLedger
 from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
 from hw.run_devices import devices_of
+from hw.run_spec import HardwareRun, Served
 from hw.server import HardwareServer, Labels, RemoteServer, RunContext
 from hw.telemetry import ForeignWatch, usable_cores
 from hw.transfers import Cargo, Images, Transfers
 from hw.watch import Watch
 from policies.errors import WorkError
-from policies.faults import WORKER_DIED, Poison
+from policies.faults import WORKER_DIED, Poison, Supervision
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, ForeignLoad, RunRecord
@@ -50,9 +52,6 @@ from policies.vocabulary import (
     SendBlock,
 )
 
-if TYPE_CHECKING:
-    from hw.cluster import HardwareCluster, HardwareRun
-
 PRELOAD_TIMEOUT_S: Final = 120.0
 FINISH_TIMEOUT_S: Final = 5.0
 _PROGRESS_NS: Final = NS_PER_S // 5
@@ -70,6 +69,24 @@ class Progress:
     arrived: int
     completed: int
     in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A cluster whose agents are up; each sequence by server.
+
+    Attributes:
+        sensor_period_ns: how often each device's sensor is read.
+        transfer_ids: over all runs.
+    """
+
+    servers: Sequence[HardwareServer]
+    slots: Sequence[AgentSlot]
+    arenas: Sequence[Arena]
+    served: Served
+    supervision: Supervision
+    sensor_period_ns: int
+    transfer_ids: Iterator[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +159,7 @@ class RouterLoop:
 
     def __init__(
         self,
-        cluster: HardwareCluster,
+        cluster: Parts,
         run: HardwareRun,
         router: RouterConfig,
         routing: Routing,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hw.cluster import Served
 from hw.datasets import Dataset
 from hw.emulated import EmulatedDevice
+from hw.run_spec import Served
 from hw.transfers import ELEMENT_BYTES
 from policies.chance import derived_seed
 from scenarios.files.spec import ServerSection

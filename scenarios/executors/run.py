@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.meter import Trust
-from hw.cluster import HardwareCluster, HardwareRun
+from hw.cluster import HardwareCluster
 from hw.datasets import Dataset
 from hw.networks import ModelFile
 from hw.router_loop import Progress, Routing
+from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
 from policies.chance import stream
 from policies.interfaces import RoutingPolicy

@@ -28,9 +28,11 @@ import psutil
 from numpy.typing import NDArray
 from scipy import stats
 
-from hw.cluster import HardwareCluster, HardwareRun, Progress
+from hw.cluster import HardwareCluster
 from hw.device import local_devices
 from hw.networks import ModelFile
+from hw.router_loop import Progress
+from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
 from policies.chance import stream
 from policies.faults import Crash, Fault, Hang

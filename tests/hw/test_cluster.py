@@ -15,16 +15,19 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from hw.worker import Worker, WorkerSlot
 from numpy.typing import NDArray
 
-from hw.cluster import HardwareCluster, HardwareRun, Progress, devices_of, own_cores
+from hw.cluster import HardwareCluster
 from hw.device import DeviceSpec
 from hw.messages import Load, ToWorker
 from hw.networks import ModelFile, save_model
+from hw.router_loop import Progress, own_cores
+from hw.run_devices import devices_of
+from hw.run_spec import HardwareRun
 from hw.server import HardwareServer, RunClock
 from hw.slimresnet import SlimResNet
 from hw.telemetry import usable_cores
-from hw.worker import Worker, WorkerSlot
 from policies.errors import InputError
 from policies.faults import Supervision
 from policies.greedy import GreedyScheduler

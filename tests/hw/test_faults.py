@@ -15,13 +15,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hw.worker import Worker, WorkerSpec
 
-from hw.cluster import HardwareCluster, HardwareRun
+from hw.cluster import HardwareCluster
 from hw.messages import Broken, Finished, Move, Moved, Run, Warm
 from hw.networks import ModelFile, Network, save_model
+from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
 from hw.slimresnet import SlimResNet
-from hw.worker import Worker, WorkerSpec
 from policies.faults import (
     NO_LABEL,
     OUT_OF_MEMORY,

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from hw.cluster import HardwareCluster, HardwareRun
+from hw.cluster import HardwareCluster
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.router_loop import Routing
+from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
 from hw.slimmable import SlimmableModel
 from policies.chance import stream
