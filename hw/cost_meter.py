@@ -64,7 +64,9 @@ class CostMeter:
         self._rest_ns += self._lap_ns()
         if self._open:
             share_ns = self._rest_ns // len(self._open)
-            self.costs += [RouterCost("decision", 1, images, cpu_ns + share_ns) for images, cpu_ns in self._open]
+            self.costs += [
+                RouterCost("decision", 1, images, cpu_ns + share_ns, sent_ns=cpu_ns) for images, cpu_ns in self._open
+            ]
             self._open.clear()
         self._rest_ns = 0
 

@@ -175,12 +175,14 @@ class RouterCost(msgspec.Struct, frozen=True):
         kind: decisions with the sending of their blocks, or messages that brought requests back.
         blocks_at_once: how many of them, where several were taken together.
         images: in all of them.
+        sent_ns: of a decision's `cpu_ns`, what had passed when its block was sent; the rest kept the books.
     """
 
     kind: Literal["decision", "returned"]
     blocks_at_once: int
     images: int
     cpu_ns: int
+    sent_ns: int = 0
 
 
 class Handover(msgspec.Struct, frozen=True):

@@ -183,6 +183,8 @@ class Simulation:
         images = min(choice.group, asked.view.candidates)
         sent_ns = self._host.decide(choice.server, asked.decision, images, self.cluster.decision_ns, self.now_ns)
         self._agenda.at(sent_ns, HOST, self._tell_router, Decided(asked.decision, choice))
+        if self._host.free_ns > sent_ns:
+            self._agenda.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision."""

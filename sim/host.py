@@ -22,16 +22,19 @@ class HostTable:
 
     Attributes:
         decision, returned: (block, image) of a decision, and of a message that brings requests back.
+        sent_permille: of a decision's cost, how much has passed when its block is sent; the rest keeps the books.
     """
 
     decision: tuple[int, int]
     returned: tuple[int, int]
     spread: tuple[float, ...] = ()
+    sent_permille: int = 1000
 
     @classmethod
     def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
         """From a profile; without jitter every cost is its mean."""
-        return cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else ())
+        sent_permille = round(1000 * host.sent_share)
+        return cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), sent_permille)
 
     def cost_ns(self, cost: tuple[int, int], images: int, drawn: int) -> int:
         """One cost; `drawn` is a large random number."""
@@ -63,8 +66,9 @@ class SimulatedHost:
         if self.table is None:
             return ended_ns
         drawn = hashed(self._decision_salt, server, decision)
-        self.free_ns = ended_ns + self.table.cost_ns(self.table.decision, images, drawn)
-        return self.free_ns
+        cost_ns = self.table.cost_ns(self.table.decision, images, drawn)
+        self.free_ns = ended_ns + cost_ns
+        return ended_ns + cost_ns * self.table.sent_permille // 1000
 
     def hear(self, server: int, message: int, images: int, now_ns: int) -> int:
         """A message has arrived; returns when its requests are back. `table` is not None."""

@@ -244,14 +244,16 @@ class RouterHost(StrictModel):
     """What the router's process costs, as CPU time: it does one thing at a time, whatever for.
 
     Attributes:
-        decision: a decision, and the sending of its block.
+        decision: a decision, the sending of its block, and the books that are kept after it.
         returned: a message that brings requests back.
+        sent_share: of a decision's cost, what has passed when its block is sent.
         spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty where nothing is known
             but the mean.
     """
 
     decision: WorkCost
     returned: WorkCost
+    sent_share: Share = 1.0
     spread: tuple[NonNegative, ...] = ()
 
     @model_validator(mode="after")

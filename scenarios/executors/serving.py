@@ -128,9 +128,11 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
         means_s = counts @ parts_s
         alone = (counts[:, 0] == 1) & (means_s > 0)  # several together hide how far single ones differ
         ratios.append(costs_s[alone] / means_s[alone])
+    decisions = [sample for sample in samples if sample.kind == "decision"]
     return RouterHost(
         decision=fitted["decision"],
         returned=fitted["returned"],
+        sent_share=min(1.0, sum(each.sent_ns for each in decisions) / max(1, sum(each.cpu_ns for each in decisions))),
         spread=_quantiles(np.concatenate(ratios), SPREAD_PARTS, mean=1.0),
     )
 

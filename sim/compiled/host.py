@@ -32,8 +32,9 @@ def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
     if p.has_host == 0:
         return ended_ns
     mean_ns = p.decision_block_ns + p.decision_image_ns * images
-    c.host_free_ns = ended_ns + _cost_ns(p, mean_ns, c.decision_salt, server, c.decision)
-    return c.host_free_ns
+    cost_ns = _cost_ns(p, mean_ns, c.decision_salt, server, c.decision)
+    c.host_free_ns = ended_ns + cost_ns
+    return ended_ns + cost_ns * p.sent_permille // 1000
 
 
 @kernel

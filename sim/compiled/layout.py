@@ -301,7 +301,7 @@ class Parameters(Record):
 
     servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
     decision_ns = anywhere = max_retries = sheds = INT
-    has_host = decision_block_ns = decision_image_ns = returned_block_ns = returned_image_ns = INT
+    has_host = decision_block_ns = decision_image_ns = returned_block_ns = returned_image_ns = sent_permille = INT
     spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT

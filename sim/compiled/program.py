@@ -136,6 +136,7 @@ class Program:
             p.has_host, p.spread_at, p.spread_count = 1, self._writer.add(host.spread, np.float64), len(host.spread)
             p.decision_block_ns, p.decision_image_ns = host.decision
             p.returned_block_ns, p.returned_image_ns = host.returned
+            p.sent_permille = host.sent_permille
         p.anywhere = config.block_key == "any"
         p.max_retries, p.sheds = config.max_retries, config.shed_expired
         p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta

@@ -78,6 +78,18 @@ def test_images_wait_for_the_host_as_in_an_m_d_1_queue(load: float) -> None:
     assert abs(np.mean(means_ms) - expected_ms) <= half_ms
 
 
+def test_books_that_are_kept_after_a_block_has_gone_delay_the_next_one_alone() -> None:
+    """A quarter of the host's cost stands before the block's departure; who comes next waits for all of it."""
+    arrivals_s = worlds.poisson_s(600.0, 4.0)
+    whole, quarter = (
+        simulate(quick(HostTable(decision=(MS, 0), returned=(0, 0), sent_permille=permille)), arrivals_s, 4.0)
+        for permille in (1000, 250)
+    )
+    assert in_stage(quarter, "router_wait") == in_stage(whole, "router_wait")
+    assert set(in_stage(whole, "decision")) == {MS}
+    assert set(in_stage(quarter, "decision")) == {MS // 4}
+
+
 def test_spread_costs_wait_longer_by_pollaczek_and_khinchine() -> None:
     """The same mean, but costs that differ: the wait grows by (1 + c^2), c^2 = 1 where each is nothing or twice D."""
     means_ms = [

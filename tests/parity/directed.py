@@ -69,11 +69,14 @@ def link(latency: float = 0.0, bandwidth: float = inf, loss: float = 0.0) -> Lin
 
 
 def host(
-    decision: tuple[int, int] = (0, 0), returned: tuple[int, int] = (0, 0), spread: tuple[float, ...] = ()
+    decision: tuple[int, int] = (0, 0),
+    returned: tuple[int, int] = (0, 0),
+    spread: tuple[float, ...] = (),
+    sent_permille: int = 1000,
 ) -> HostTable:
     """A router's process; (a block, an image) in units."""
     in_ns = [(block * UNIT_NS, image * UNIT_NS) for block, image in (decision, returned)]
-    return HostTable(in_ns[0], in_ns[1], spread)
+    return HostTable(in_ns[0], in_ns[1], spread, sent_permille)
 
 
 def device(**changes: object) -> Device:
@@ -900,6 +903,20 @@ def _host_scenes() -> Iterator[Directed]:
             ),
             lambda s, r: "a message waits for the host" in features(s, r),
         )
+    yield Directed(
+        scene(
+            "a block leaves in the middle of its decision's cost, and the next decision waits for all of it",
+            [device()],
+            [3, 3, 3, 20],
+            decision_ns=UNIT_NS,
+            host=host(decision=(4, 0), sent_permille=500),
+            router={"groups": (1,), "outstanding_blocks": 4},
+        ),
+        lambda s, r: (
+            [b.sent_ns - b.snapshot_ns for b in r.blocks] == [3 * u] * 4
+            and [b.snapshot_ns for b in r.blocks[:3]] == [3 * u, 8 * u, 13 * u]
+        ),
+    )
     yield Directed(
         scene(
             "a decision costs what its block has of images, not its group",

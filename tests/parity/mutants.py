@@ -421,6 +421,7 @@ def _host_mutants() -> Iterator[Mutant]:
     yield Mutant("the host hears and is free", _around(SimulatedHost, "hear", _as_free))
     yield Mutant("the host hears while it works", _around(SimulatedHost, "hear", _at_once))
     yield Mutant("the host is free while the policy thinks", _around(SimulatedHost, "decide", _free_early_of_policy))
+    yield Mutant("a block leaves when the books are kept", _around(SimulatedHost, "decide", _sent_with_the_books))
     yield Mutant("a message is heard as it arrives", _set(Simulation, "_hear", lambda self, m, _: self._tell_router(m)))
     yield Mutant("a stale message costs the host nothing", _around(Simulation, "_hear", _current_only))
     yield Mutant(
@@ -457,6 +458,14 @@ def _at_once(hear: Callable[..., int]) -> Callable[..., int]:
         return done_ns
 
     return mutated
+
+
+def _sent_with_the_books(decide: Any) -> Any:
+    def late(self: SimulatedHost, *given: Any) -> int:
+        sent_ns: int = decide(self, *given)
+        return max(sent_ns, self.free_ns)
+
+    return late
 
 
 def _free_early_of_policy(decide: Callable[..., int]) -> Callable[..., int]:

@@ -489,7 +489,9 @@ def _draw_quantiles(draws: Draws, step_ns: int, percent: int) -> tuple[int, ...]
 def _draw_host(draws: Draws, step_ns: int) -> HostTable:
     """A router's process; the last spread puts its costs off the grid."""
     costs = [(step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 1))) for _ in range(2)]
-    return HostTable(costs[0], costs[1], draws.pick(((), (0.0, 1.0, 2.0), (0.5, 1.5), (0.37, 0.81, 1.82))))
+    spread = draws.pick(((), (0.0, 1.0, 2.0), (0.5, 1.5), (0.37, 0.81, 1.82)))
+    sent_permille = (1000, 0, 400, 333)[(costs[0][0] + costs[1][0]) // step_ns % 4]  # drawn with the costs
+    return HostTable(costs[0], costs[1], spread, sent_permille)
 
 
 def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:
