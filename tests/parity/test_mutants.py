@@ -156,7 +156,10 @@ BROKEN = {
         "faults", "server.times.timer = NEVER", "server.times.start = NEVER", "a hung server reads nothing"
     ),
     "the oldest command starts first": Line(
-        "greedy", "if instance.due_ns == now and (due", "if instance.due_ns <= now + 8000 and (due", "dispatches of"
+        "greedy",
+        "instance.due_ns == now and (due == NONE or instance.batch",
+        "instance.due_ns <= now + 8000 and (due == NONE or instance.batch",
+        "dispatches of",
     ),
     "another hash": Line("chance", "+ np.uint64(1)) *", "+ np.uint64(2)) *", "slowdown and jitter"),
 }
