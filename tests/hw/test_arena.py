@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hw.activations import tensor_in
 from hw.arena import ALIGNMENT, Arena, Inbox, Slab
 
 ARENA = Arena(4096)
@@ -65,8 +66,8 @@ def test_no_byte_has_two_holders_and_none_is_lost(steps: list[tuple[str, int]]) 
 def test_tensors_come_out_as_they_went_in(channels_last: bool) -> None:
     """Two views of one place are one memory; the order of channels in memory is as asked, the numbers are the same."""
     values = torch.randn(2, 3, 4, 5)
-    ARENA.tensor(ALIGNMENT, (2, 3, 4, 5), torch.float32, channels_last).copy_(values)
-    seen = ARENA.tensor(ALIGNMENT, (2, 3, 4, 5), torch.float32, channels_last)
+    tensor_in(ARENA, ALIGNMENT, (2, 3, 4, 5), torch.float32, channels_last).copy_(values)
+    seen = tensor_in(ARENA, ALIGNMENT, (2, 3, 4, 5), torch.float32, channels_last)
     assert torch.equal(seen, values)
     assert seen.is_contiguous(memory_format=torch.channels_last) == channels_last
     assert seen.data_ptr() % ALIGNMENT == 0

@@ -1,4 +1,4 @@
-"""Real faults on real workers: nothing is lost, nothing ends twice, what fails has a name, and servers come back."""
+"""Real faults on real agents: nothing is lost, nothing ends twice, what fails has a name, and servers come back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hw.worker import Worker, WorkerSpec
 
-from hw.cluster import HardwareCluster
-from hw.messages import Broken, Finished, Move, Moved, Run, Warm
-from hw.networks import ModelFile, Network, save_model
-from hw.run_spec import HardwareRun
+from hw.cluster import HardwareCluster, HardwareRun
+from hw.messages import Warm
+from hw.networks import ModelFile, save_model
+from hw.router_loop import Routing
 from hw.server import HardwareServer
 from hw.slimresnet import SlimResNet
 from policies.faults import (
@@ -39,7 +38,7 @@ from policies.faults import (
     Supervision,
 )
 from policies.records import RunRecord
-from policies.replay import replay
+from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import (
     NS_PER_S,
@@ -50,7 +49,7 @@ from policies.vocabulary import (
     StragglerEnded,
     StragglerStarted,
 )
-from tests.hw.worlds import POISON, IdleNet, MoodyNet, Wanderer, device, knobs, router, tiny_model
+from tests.hw.worlds import Wanderer, device, knobs, router, tiny_model
 
 pytestmark = pytest.mark.workers
 
@@ -105,35 +104,29 @@ def _run(
     plan = HardwareRun(
         arrivals_ns.astype(np.int64), images, labels, round(seconds * NS_PER_S), keep_log=True, faults=tuple(faults)
     )
-    servers, weights, rng = len(cluster.servers), RewardWeights(), np.random.default_rng(1)
-    record = cluster.run(plan, router(servers), weights, PRIOR, Wanderer(WIDTHS), rng, **heard)
+    servers = len(cluster.servers)
+    routing = Routing(Wanderer(WIDTHS), np.random.default_rng(1), RewardWeights(), PRIOR)
+    record = cluster.run(plan, router(servers), routing, **heard)
     arrived = [step.event.request for step in record.log if isinstance(step.event, RequestArrived)]
     assert sorted(request.request for request in record.requests) == sorted(arrived) == list(range(len(arrivals_ns)))
     assert all(request.reason for request in record.requests if request.status == "failed")
     assert "in_flight" not in {request.status for request in record.requests}
     assert all(request.correct for request in record.requests if request.status == "completed")
-    assert replay(record.log, router(servers), [knobs()] * servers) is None
+    assert replay_run(record.log, record.agent_logs, router(servers), [knobs()] * servers) == []
     return record
 
 
 def _downs(record: RunRecord) -> list[tuple[int, str]]:
-    return [
-        (step.now_ns, step.event.reason)
-        for step in record.log
-        if step.core == "router" and isinstance(step.event, ServerDown)
-    ]
+    return [(step.now_ns, step.event.reason) for step in record.log if isinstance(step.event, ServerDown)]
 
 
 def _require_second_epoch(record: RunRecord, server: int) -> None:
     """It came back in a new epoch, and served."""
-    ups = [step.event for step in record.log if step.core == "router" and isinstance(step.event, ServerUp)]
+    ups = [step.event for step in record.log if isinstance(step.event, ServerUp)]
     assert [up.epoch for up in ups if up.server == server] == [1, 2]
-    epochs = {
-        step.event.epoch
-        for step in record.log
-        if step.core == f"server:{server}" and isinstance(step.event, BatchFinished)
-    }
-    assert 2 in epochs
+    first, second = (life for life in record.agent_logs if life.server == server)
+    assert (first.epoch, bool(first.ended), second.epoch, second.ended) == (1, True, 2, "")
+    assert any(isinstance(step.event, BatchFinished) for step in second.steps)
 
 
 def test_a_killed_worker_comes_back_under_a_new_epoch(single: HardwareCluster, model: SlimResNet) -> None:
@@ -163,7 +156,7 @@ def test_a_worker_that_dies_by_itself_is_not_told_as_planned(single: HardwareClu
     def hear(text: str) -> None:
         said.append(text)
         if len(said) == 2:  # it is back for the first time
-            os.kill(single.slots[0].worker.pid, signal.SIGKILL)
+            os.kill(single.slots[0].agent.pid, signal.SIGKILL)
 
     record = _run(single, model, [Crash(0, NS_PER_S // 10)], 0.5, say=hear)
     assert [(down.reason, down.is_planned) for down in record.downtimes] == [(WORKER_DIED, True), (WORKER_DIED, False)]
@@ -242,8 +235,8 @@ def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, 
     record = _run(cluster, model, [Slowness(0, 0, NS_PER_S, 50.0)], seconds=2, rate=60.0)
     ends_ns = {
         type(step.event): step.now_ns
-        for step in record.log
-        if step.core == "server:0" and isinstance(step.event, StragglerStarted | StragglerEnded)
+        for step in record.agent_logs[0].steps
+        if isinstance(step.event, StragglerStarted | StragglerEnded)
     }
     own = [batch for batch in record.batches if batch.server == 0]
     took = {
@@ -267,8 +260,8 @@ def test_a_driver_that_was_stopped_blames_no_worker(cluster: HardwareCluster, mo
         "send([driver, *workers], signal.SIGCONT)\n"
     )
     for slot in cluster.slots:
-        slot.make_ready()
-    pids = [os.getpid(), *(slot.worker.pid for slot in cluster.slots)]
+        slot.make_ready(0, keep_log=False)
+    pids = [os.getpid(), *(slot.agent.pid for slot in cluster.slots)]
     with subprocess.Popen([sys.executable, "-c", script, *map(str, pids)]) as stopper:
         record = _run(cluster, model, [], seconds=5, rate=40)
         assert stopper.wait(WAIT_S) == 0
@@ -280,15 +273,14 @@ def test_a_run_that_ends_during_a_restart_leaves_nothing_to_the_next(wait: bool,
     """An answer to the first run's questions is not believed in the second: no server comes up twice."""
     with _cluster(path, 1) as running:
         slot = running.slots[0]
-        slot.worker.kill()
+        slot.agent.kill()
         slot.start()  # as a restart does
         if wait:
-            slot.worker.receive(WAIT_S)
-            slot.worker.post(Warm(slot.worker.next_number(), (64,)))
-            slot.worker.flush()
+            slot.agent.receive(WAIT_S)
+            slot.agent.send(Warm(slot.agent.next_number(), (64,)))
         record = _run(running, model, [], seconds=0.5)
     assert not _downs(record)
-    ups = [step for step in record.log if step.core == "router" and isinstance(step.event, ServerUp)]
+    ups = [step for step in record.log if isinstance(step.event, ServerUp)]
     assert len(ups) == 1
 
 
@@ -296,12 +288,12 @@ def test_a_worker_that_still_hangs_when_a_run_ends_is_replaced(
     path: Path, model: SlimResNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not answer between the runs; the next one does not wait for it for long."""
-    monkeypatch.setattr("hw.worker._RESET_S", 1.0)
+    monkeypatch.setattr("hw.agents._RESET_S", 1.0)
     with _cluster(path, 1) as running:
-        pid = running.slots[0].worker.pid
+        pid = running.slots[0].agent.pid
         os.kill(pid, signal.SIGSTOP)
         record = _run(running, model, [], seconds=0.3)
-        assert running.slots[0].worker.pid != pid
+        assert running.slots[0].agent.pid != pid
     assert {request.status for request in record.requests} == {"completed"}
 
 
@@ -325,69 +317,6 @@ def test_the_next_run_starts_with_all_workers(cluster: HardwareCluster, model: S
     assert {server for request in record.requests for server in request.servers} == {0, 1}
 
 
-# ------------------------------------------------------------------------------------------------------ one worker
-
-
-@pytest.fixture(scope="module")
-def moody(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    path = tmp_path_factory.mktemp("moody") / "moody.safetensors"
-    network = Network("tests.hw.worlds:MoodyNet")
-    own = MoodyNet()
-    own.load_state_dict(model.state_dict())
-    save_model(path, own, network.label, {})
-    with Worker(WorkerSpec("moody", device(), ModelFile(path, network))) as worker:
-        worker.load(1, 1, 1.0)
-        yield worker
-
-
-def _ask(worker: Worker, images: torch.Tensor, batch: int = 0) -> Finished | Broken:
-    requests = tuple(range(len(images)))
-    worker.put(requests, images)
-    worker.send(Run(batch, 1, requests, 1, 0.0, 1.0, len(images)))
-    answer = worker.receive(WAIT_S)
-    assert isinstance(answer, Finished | Broken)
-    return answer
-
-
-def test_a_batch_that_memory_cannot_hold_runs_in_parts(moody: Worker) -> None:
-    """Seven images where three fit: 2 + 2 + 3, none failed; what a real out-of-memory error does."""
-    answer = _ask(moody, torch.randn(7, 1, 8, 8))
-    assert isinstance(answer, Finished)
-    assert (answer.passes, answer.failed) == (3, ())
-
-
-def test_who_breaks_a_batch_is_found(moody: Worker) -> None:
-    """The broken image fails, with the reason; the others have passed. Alone it is the whole batch that broke."""
-    images = torch.randn(3, 1, 8, 8)
-    images[1] = POISON
-    answer = _ask(moody, images)
-    assert isinstance(answer, Finished)
-    assert answer.failed == (1,)
-    assert "a broken image" in answer.detail
-    alone = _ask(moody, images[1:2])
-    assert isinstance(alone, Broken)
-    assert alone.reason == answer.reason == "internal_error"
-
-
-def test_a_network_that_gives_back_its_input_keeps_its_activations(tmp_path: Path) -> None:
-    """Its output must not lie where the next arrival is written."""
-    network = Network("tests.hw.worlds:IdleNet")
-    path = tmp_path / "idle.safetensors"
-    save_model(path, IdleNet(), network.label, {})
-    with Worker(WorkerSpec("idle", device(), ModelFile(path, network))) as worker:
-        worker.load(2, 2, 1.0)
-        shape = worker.spec.model.load()[0].activation_shape(1, 1.0)
-        first = torch.randn(2, *shape)
-        worker.put((0, 1), first)
-        worker.send(Run(0, 2, (0, 1), 2, 1.0, 1.0, 2))
-        assert isinstance(worker.receive(WAIT_S), Finished)
-        worker.put((5, 6), torch.zeros(2, *shape))  # over the same place
-        worker.send(Move(0, 0, 1 << 20, (0, 1)))
-        moved = worker.receive(WAIT_S)
-        assert isinstance(moved, Moved)
-        assert torch.equal(worker.arenas[0].tensor(1 << 20, (2, *shape), torch.float32, moved.channels_last), first)
-
-
 # --------------------------------------------------------------------------------------------- nothing is left behind
 
 _SERVE = """
@@ -400,7 +329,7 @@ from tests.hw.worlds import device, knobs
 if __name__ == "__main__":
     servers = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(2)]
     with HardwareCluster(ModelFile(Path(sys.argv[1])), servers) as cluster:
-        print(*[slot.worker.pid for slot in cluster.slots], flush=True)
+        print(*[slot.agent.pid for slot in cluster.slots], flush=True)
         time.sleep(60)
 """
 

@@ -12,11 +12,11 @@ from typing import Any, cast
 import pynvml
 import pytest
 
+from hw.agents import AgentSlot
 from hw.cluster import foreign_watch
 from hw.device import DeviceSpec
 from hw.server import HardwareServer
 from hw.telemetry import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children, process_cpu_s
-from hw.worker import WorkerSlot
 from policies.records import ForeignLoad
 from policies.vocabulary import NS_PER_S
 from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
@@ -72,23 +72,23 @@ def test_the_device_that_has_most_is_told() -> None:
 
 
 def test_who_may_run_anywhere_is_never_called_foreign() -> None:
-    """The driver has half of core 0, or of core 1, nobody knows; what both have beyond it is known."""
+    """The router has half of core 0, or of core 1, nobody knows; what both have beyond it is known."""
     machine = Machine(0.5, 0.0)
-    machine.own = {"driver": (0.5, None)}
+    machine.own = {"router": (0.5, None)}
     assert share_of(machine.over((0,), (1,))) == pytest.approx(0.0)
     busier = Machine(0.6, 0.6)
-    busier.own = {"driver": (0.5, None)}
+    busier.own = {"router": (0.5, None)}
     assert share_of(busier.over((0,), (1,))) == pytest.approx(0.35)  # (1.2 - 0.5) of two cores; of one at least 0.1
 
 
 def test_who_runs_elsewhere_takes_nothing_off() -> None:
-    """A driver with cores of its own is not on the device's."""
+    """A router with cores of its own is not on the device's."""
     machine = Machine(0.5, 0.9)
-    machine.own = {"driver": (0.9, frozenset({1}))}
+    machine.own = {"router": (0.9, frozenset({1}))}
     assert share_of(machine.over((0,))) == pytest.approx(0.5)
 
 
-def test_a_worker_that_died_was_ours() -> None:
+def test_an_agent_that_died_was_ours() -> None:
     """Its time goes over to that of ended children, and a new one begins at nothing."""
     machine = Machine(0.8)
     machine.own = {1: (0.8, frozenset({0})), "ended": (0.0, None)}
@@ -210,10 +210,10 @@ def test_a_gpu_is_looked_at_once_a_second(board: FakeBoard) -> None:
 
 
 class Slot:
-    """A place whose worker is this process."""
+    """A place whose agent is this process."""
 
     def __init__(self, pid: int) -> None:
-        self.worker = self
+        self.agent = self
         self.pid = pid
 
 
@@ -222,7 +222,7 @@ def servers(*devices: DeviceSpec) -> list[HardwareServer]:
 
 
 def watched(*devices: DeviceSpec, pids: Sequence[int]) -> ForeignWatch:
-    return foreign_watch(servers(*devices), cast(list[WorkerSlot], [Slot(pid) for pid in pids]))
+    return foreign_watch(servers(*devices), cast(list[AgentSlot], [Slot(pid) for pid in pids]))
 
 
 def test_a_clusters_watch_is_of_all_its_devices(board: FakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,8 @@ class Joined:
 
     def close(self) -> None:
         """Both ends of both, and the arenas."""
-        for end in (*self.routers, *self.agents):
+        ends: list[Port[Any, Any]] = [*self.routers, *self.agents]
+        for end in ends:
             end.close()
         self.carrier.close()
 

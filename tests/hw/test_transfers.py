@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
+from hw.activations import tensor_in
 from hw.arena import Arena, Inbox
 from hw.link import LinkModel
-from hw.messages import Move, Moved, Release, Take, ToWorker
-from hw.transfers import NO_ROOM, Transfers
+from hw.messages import Input, Keep, Move, Moved, Release, ToAgent
+from hw.transfers import NO_ROOM, Cargo, Images, Transfers
 from policies.vocabulary import (
     IMAGE,
     ROUTER,
@@ -28,6 +28,18 @@ from policies.vocabulary import (
 SHAPES = {0: (1, 2, 8), 1: (1, 4, 8)}  # an image is 64 bytes, an activation 128
 ROOM = 256
 PATIENCE_NS = 1000
+IMAGES = np.stack([np.full(SHAPES[0], number, np.float32) for number in range(10)])
+
+
+class Watched(Arena):
+    """An arena that remembers what is said to stand there."""
+
+    def __init__(self, size_bytes: int, committed: list[tuple[int, int]]) -> None:
+        super().__init__(size_bytes)
+        self._committed = committed
+
+    def commit(self, offset: int, size_bytes: int) -> None:
+        self._committed.append((offset, size_bytes))
 
 
 class FakeServer:
@@ -36,11 +48,12 @@ class FakeServer:
     def __init__(self, index: int) -> None:
         self.index = index
         self.is_up = True
-        self.inbox = Inbox(Arena(ROOM))
+        self.committed: list[tuple[int, int]] = []
+        self.inbox = Inbox(Watched(ROOM, self.committed))
         self.channels_last = False
-        self.sent: list[ToWorker] = []
+        self.sent: list[ToAgent] = []
 
-    def send(self, message: ToWorker, urgent: bool = True) -> None:
+    def send(self, message: ToAgent) -> None:
         self.sent.append(message)
 
     def asked(self, transfer: int) -> None:
@@ -50,19 +63,20 @@ class FakeServer:
 class World:
     """Two servers and what comes of their transfers."""
 
-    def __init__(self, links: LinkModel | None = None) -> None:
+    def __init__(self, links: LinkModel | None = None, poisoned: frozenset[int] = frozenset()) -> None:
         self.now_ns = 0
         self.servers = [FakeServer(0), FakeServer(1)]
         self.events: list[RouterEvent] = []
         self.arrived: list[int] = []
+        self.inputs: dict[int, tuple[Input, ...]] = {}  # by block
         self.transfers = Transfers(
-            self.servers, self._images, lambda segment, _: SHAPES[segment], links, lambda: self.now_ns,
-            self.events.append, lambda block: self.arrived.append(block.block), PATIENCE_NS, itertools.count(),
+            self.servers, Cargo(Images(IMAGES, poisoned), lambda segment, _: SHAPES[segment]), links,
+            lambda: self.now_ns, self.events.append, self._hand_over, PATIENCE_NS, itertools.count(),
         )  # fmt: skip
 
-    @staticmethod
-    def _images(requests: tuple[int, ...]) -> NDArray[np.float32]:
-        return np.stack([np.full(SHAPES[0], request, np.float32) for request in requests])
+    def _hand_over(self, block: Block, inputs: tuple[Input, ...]) -> None:
+        self.arrived.append(block.block)
+        self.inputs[block.block] = inputs
 
     def send(self, number: int, server: int, source: int, *requests: int) -> None:
         segment, previous = (1, IMAGE) if source == ROUTER else (2, 1.0)
@@ -79,16 +93,39 @@ class World:
         return [(event.block, event.reason) for event in self.events if isinstance(event, TransferFailed)]
 
 
-def test_images_stand_where_the_worker_is_told_to_take_them() -> None:
-    """The bytes at the offset of `Take` are the requests' images, in order; nothing moves where nothing must."""
+def test_images_stand_where_the_server_is_told_that_they_do() -> None:
+    """The bytes at the offset that goes with the block are its images, in order; request 17 is image 7 again. Nothing
+    is said before they stand there, and nothing moves where nothing must."""
     world = World()
-    world.send(1, 0, ROUTER, 7, 5)
-    (take,) = world.servers[0].sent
-    assert isinstance(take, Take)
-    seen = world.servers[0].inbox.arena.tensor(take.offset, (2, *SHAPES[0]), torch.float32)
-    assert seen[:, 0, 0, 0].tolist() == [7, 5]
+    world.send(1, 0, ROUTER, 7, 5, 17)
+    ((given,),) = [world.inputs[1]]
+    assert (given.requests, given.shape, given.dtype) == ((7, 5, 17), SHAPES[0], "float32")
+    assert world.servers[0].committed == [(given.offset, 3 * 64)]
+    seen = tensor_in(world.servers[0].inbox.arena, given.offset, (3, *SHAPES[0]), torch.float32)
+    assert seen.mean((1, 2, 3)).tolist() == [7, 5, 7]
     world.send(2, 0, 0, 7, 5)
     assert world.arrived == [1, 2]
+    assert world.inputs[2] == ()
+
+
+def test_a_poisoned_image_holds_no_number() -> None:
+    """It, and no other; the next request for the same image is none."""
+    world = World(poisoned=frozenset({5}))
+    world.send(1, 0, ROUTER, 7, 5, 15)
+    (given,) = world.inputs[1]
+    seen = tensor_in(world.servers[0].inbox.arena, given.offset, (3, *SHAPES[0]), torch.float32)
+    assert [bool(image.isnan().all()) for image in seen] == [False, True, False]
+    assert [bool(image.isnan().any()) for image in seen] == [False, True, False]
+
+
+def test_feature_maps_may_have_their_channels_last() -> None:
+    """As the server's device wants them; the numbers are the same."""
+    images = np.arange(2 * 2 * 3 * 4, dtype=np.float32).reshape(2, 2, 3, 4)
+    target = np.empty(images.size, np.float32)
+    Images(images).write((1, 0), target, channels_last=True)
+    assert np.array_equal(target.reshape(2, 3, 4, 2).transpose(0, 3, 1, 2), images[[1, 0]])
+    Images(images).write((1, 0), target, channels_last=False)
+    assert np.array_equal(target.reshape(images.shape), images[[1, 0]])
 
 
 def test_without_a_place_a_transfer_waits_in_order_and_then_gives_up() -> None:
@@ -119,9 +156,25 @@ def test_the_source_keeps_its_copy_until_the_other_has_taken_it() -> None:
     assert (move.destination, move.requests) == (1, (3,))
     assert not world.arrived
     world.write(move)
-    assert isinstance(world.servers[1].sent[-1], Take)
+    assert world.inputs[1] == (Input((3,), move.offset, SHAPES[1], "float32", False),)
     assert world.servers[0].sent[-1] == Release((3,))
     assert world.arrived == [1]
+
+
+def test_what_has_arrived_of_a_block_that_will_not_is_kept_there() -> None:
+    """Two sources, one of which dies: the other's part has moved, and a later block asks for it where it is."""
+    world = World()
+    world.servers.append(FakeServer(2))
+    world.transfers = world.make_transfers()
+    block = Block(1, 2, 1, WorkKey(2, 1.0, 1.0), (3, 4))
+    world.transfers.send(SendBlock(block, ((0, (3,)), (1, (4,)))))
+    moved = world.asked_to_move(0)
+    world.write(moved)
+    world.servers[1].is_up = False
+    world.transfers.bury(1)
+    assert not world.arrived
+    assert world.servers[2].sent == [Keep((Input((3,), moved.offset, SHAPES[1], "float32", False),))]
+    assert world.servers[2].inbox.free_bytes == ROOM - 128
 
 
 def _before_it_is_written(world: World) -> None:

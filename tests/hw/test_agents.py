@@ -1,0 +1,579 @@
+"""Agents: their processes serve, move, refuse, and always end; they speak with routers of their own version only."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time  # noqa: TID251 - the start of a run is a reading of the real clock
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from msgspec import structs
+
+from hw.activations import tensor_in
+from hw.agent import Service
+from hw.agents import AgentDiedError, AgentHandle, AgentProcess, AgentSpec, OneHost, start_agents, transfer_round
+from hw.device import DeviceSpec, local_devices
+from hw.instances import context_bytes
+from hw.local_port import SocketPort
+from hw.memory_port import Memory
+from hw.messages import (
+    BenchmarkPoint,
+    ComeUp,
+    Deliver,
+    Done,
+    Finish,
+    Finished,
+    FromAgent,
+    Input,
+    Move,
+    MoveBroken,
+    Moved,
+    Ping,
+    Pong,
+    Preloaded,
+    Ready,
+    Rejected,
+    Release,
+    Returned,
+    Start,
+)
+from hw.networks import ModelFile, Network, save_model
+from hw.port import encode
+from hw.slimresnet import SlimResNet
+from hw.torch_outfit import TorchOutfit, torch_agents
+from policies.errors import WorkError
+from policies.faults import Supervision
+from policies.vocabulary import IMAGE, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
+from tests.hw.worlds import TINY, device, knobs, tiny_model
+
+pytestmark = pytest.mark.workers
+
+WAIT_S = 60.0
+ARENA_BYTES = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model() -> SlimResNet:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(file, model, "tiny", {})
+    return file
+
+
+@pytest.fixture(scope="module")
+def specs(path: Path) -> Iterator[list[AgentSpec]]:
+    """Of two that are there to be measured."""
+    with torch_agents([(f"server{i}", device(i)) for i in range(2)], ModelFile(path)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def measured(specs: list[AgentSpec]) -> Iterator[list[AgentProcess]]:
+    with start_agents(specs) as agents:
+        yield agents
+
+
+@pytest.fixture(scope="module")
+def carrier() -> Iterator[OneHost]:
+    made = OneHost()
+    made.arenas(2, ARENA_BYTES)
+    yield made
+    made.close()
+
+
+class Router:
+    """As much of a router as one agent needs.
+
+    Args:
+        own: its index, and its server's.
+    """
+
+    def __init__(self, agent: AgentHandle, carrier: OneHost, own: int) -> None:
+        self.agent = agent
+        self.own = own
+        self._arena = carrier.arenas_of(own)[own]
+        self._blocks = count()
+
+    def begin(self) -> None:
+        """A new run, in epoch 1; what is to be loaded is loaded."""
+        self.agent.prepare(self.own, True, WAIT_S)
+        self.agent.send(ComeUp(1))
+        assert self.agent.expect(Preloaded, WAIT_S) == Preloaded(1)
+        self.agent.send(Start(time.monotonic_ns()))
+
+    def write(self, requests: tuple[int, ...], tensors: torch.Tensor, offset: int = 0) -> Input:
+        """Their inputs, to be handed over with a block."""
+        tensor_in(self._arena, offset, tuple(tensors.shape), torch.float32).copy_(tensors)
+        return Input(requests, offset, tuple(tensors.shape[1:]), "float32", False)
+
+    def deliver(self, segment: int, width: float, previous: float, requests: tuple[int, ...], *inputs: Input) -> None:
+        """A block."""
+        self.agent.send(
+            Deliver(Block(next(self._blocks), self.own, 1, WorkKey(segment, width, previous), requests), inputs)
+        )
+
+    def answer(self, *block: Any) -> FromAgent:
+        """What a block comes to."""
+        self.deliver(*block)
+        return self.agent.receive(WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def agents(path: Path, carrier: OneHost) -> Iterator[list[AgentProcess]]:
+    """Two that serve."""
+    service = Service(knobs(), TINY.segments, Supervision())
+    with start_agents(
+        [
+            AgentSpec(f"server{i}", TorchOutfit(device(i), ModelFile(path), carrier.arenas_of(i), i), service)
+            for i in range(2)
+        ]
+    ) as found:
+        yield found
+
+
+@pytest.fixture
+def routers(agents: list[AgentProcess], carrier: OneHost) -> list[Router]:
+    """At the beginning of a run."""
+    found = [Router(agent, carrier, index) for index, agent in enumerate(agents)]
+    for router in found:
+        router.begin()
+    return found
+
+
+def _images(number: int) -> torch.Tensor:
+    return torch.randn(number, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def _move(source: Router, destination: Router, requests: tuple[int, ...], offset: int) -> Input:
+    """What a router does: the source writes into the other's arena, and says what stands there."""
+    source.agent.send(Move(7, destination.own, offset, requests))
+    moved = source.agent.expect(Moved, WAIT_S)
+    assert moved.transfer == 7
+    return Input(requests, offset, moved.shape, moved.dtype, moved.channels_last)
+
+
+def _right(model: SlimResNet, images: torch.Tensor, widths: tuple[float, ...]) -> tuple[int, ...]:
+    with torch.inference_mode():
+        return tuple(model(images, widths).argmax(1).tolist())
+
+
+# ------------------------------------------------------------------------------------------------------------ it serves
+
+
+def test_a_request_travels_and_is_labelled_as_in_this_process(model: SlimResNet, routers: list[Router]) -> None:
+    """Segments on alternating agents, activations moved between them: the labels are those of `forward`."""
+    first, second = routers
+    requests, images, widths = (5, 9, 2), _images(3), (1.0, 0.5, 1.0)
+    one = first.answer(1, widths[0], IMAGE, requests, first.write(requests, images))
+    assert isinstance(one, Returned), one
+    assert (one.requests, one.segment, one.width, one.labels) == (requests, 1, widths[0], ())
+    two = second.answer(2, widths[1], widths[0], requests, _move(first, second, requests, 4096))
+    assert isinstance(two, Returned), two
+    back = _move(second, first, (9, 5, 2), 8192)
+    three = first.answer(3, widths[2], widths[1], requests, back)
+    assert isinstance(three, Returned), three
+    wanted = _right(model, images, widths)
+    assert len(set(wanted)) == len(wanted)
+    assert three.labels == wanted
+
+
+def test_what_it_tells_of_a_batch_is_in_the_times_of_the_run(routers: list[Router]) -> None:
+    """Counted from `Start`, in order; its log holds as many steps as it says, whatever happens to it next."""
+    router = routers[0]
+    first = router.answer(1, 1.0, IMAGE, (1, 2), router.write((1, 2), _images(2)))
+    assert isinstance(first, Returned)
+    told = first.told
+    assert told.requests == (1, 2)
+    (arrival,) = told.arrivals
+    times = [arrival[1], told.commanded_ns, told.started_ns, told.forward_ended_ns, told.ended_ns]
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert times[-1] < WAIT_S * 1e9
+    steps = router.agent.steps(0)
+    assert len(steps) >= first.steps
+    assert [type(step.event) for step in steps[:1]] == [ServerUp]
+    assert [step.now_ns for step in steps if isinstance(step.event, InstanceLoaded)] == [0] * TINY.segments
+    assert [type(step.event) for step in steps[-3:]] == [BlockArrived, *[type(step.event) for step in steps[-2:]]]
+    assert isinstance(steps[-1].event, BatchFinished)
+
+
+def test_what_cannot_be_run_is_rejected_and_kills_nothing(routers: list[Router]) -> None:
+    """Missing inputs, and inputs of a wrong shape; and it serves on."""
+    router = routers[0]
+    for segment, previous, inputs in ((1, IMAGE, ()), (2, 1.0, (router.write((1,), _images(1)),))):
+        rejected = router.answer(segment, 1.0, previous, (1,), *inputs)
+        assert isinstance(rejected, Rejected), rejected
+        assert (rejected.requests, rejected.reason) == ((1,), "bad_input")
+    assert isinstance(router.answer(1, 1.0, IMAGE, (2,), router.write((2,), _images(1))), Returned)
+
+
+def test_activations_stay_until_released(routers: list[Router], carrier: OneHost) -> None:
+    """Moved away twice; after `Release` they are not there any more. An agent that is not there is a reason, too."""
+    first, second = routers
+    one = first.answer(1, 1.0, IMAGE, (1,), first.write((1,), _images(1)))
+    assert isinstance(one, Returned)
+    arena = carrier.arenas_of(1)[1]
+    size = 4 * TINY.channels(1, 1.0) * 64
+    copies = []
+    for offset in (4096, 65536):
+        _move(first, second, (1,), offset)
+        copies.append(bytes(arena.view(offset, size)))
+    assert copies[0] == copies[1] != bytes(size)
+    for destination, release in ((42, ()), (1, (1,))):
+        first.agent.send(Release(release))
+        first.agent.send(Move(3, destination, 0, (1,)))
+        broken = first.agent.expect(MoveBroken, WAIT_S) if destination == 1 else first.agent.receive(WAIT_S)
+        assert isinstance(broken, MoveBroken)
+        assert (broken.transfer, broken.reason) == (3, "bad_input")
+
+
+def test_a_new_run_knows_nothing_of_the_one_before(routers: list[Router]) -> None:
+    """Its activations are counted and gone, as are its steps; what it still says is not taken for the new one's."""
+    router = routers[0]
+    assert isinstance(router.answer(1, 1.0, IMAGE, (1,), router.write((1,), _images(1))), Returned)
+    router.deliver(1, 1.0, IMAGE, (2, 3), router.write((2, 3), _images(2)))
+    assert router.agent.prepare(0, True, WAIT_S) in (1, 3)  # the second block may not have run yet
+    assert router.agent.steps(0) == ()
+    router.begin()
+    rejected = router.answer(2, 1.0, 1.0, (1,))
+    assert isinstance(rejected, Rejected)
+
+
+def test_it_tells_what_it_did(routers: list[Router]) -> None:
+    """At the end: counts, the most memory that was in use, and how much it worked."""
+    router = routers[0]
+    for requests in ((1, 2, 3), (4,)):
+        router.answer(1, 1.0, IMAGE, requests, router.write(requests, _images(len(requests))))
+    router.agent.send(Finish(9))
+    done = router.agent.expect(Finished, WAIT_S)
+    assert (done.number, done.counts.images, done.counts.batches, done.counts.loads) == (9, 4, 2, TINY.segments)
+    assert done.vram_peak_bytes > 0
+    assert done.cpu_ns > 0
+    assert done.steps == len(router.agent.steps(0))
+
+
+# ------------------------------------------------------------------------------------------------------ it is measured
+
+
+def test_benchmarks_measure_what_they_are_asked_for(measured: list[AgentProcess]) -> None:
+    """As many samples as asked, CPU time within the wall time, every concurrent point served."""
+    agent = measured[0]
+    result = agent.benchmark(BenchmarkPoint(2, 1.0, 0.5, 4), warmup=2, repeats=7, min_s=0.0)
+    assert len(result.samples_s) == 7
+    assert 0 < sum(result.samples_s) <= result.wall_s
+    assert result.cpu_s > 0
+    together = agent.benchmark_together([BenchmarkPoint(1, 0.5, 0.0, 2), BenchmarkPoint(3, 1.0, 1.0, 1)], 0.05)
+    assert all(part.completed > 0 and part.elapsed_s >= 0.05 for part in together.results)
+    dispatches_s = agent.dispatch(BenchmarkPoint(3, 0.5, 1.0, 4), 5)
+    assert len(dispatches_s) == 5
+    assert max(dispatches_s) > 0
+    assert len(transfer_round(measured[0], 1, 4096, 3)) == 3
+    agent.warm((1, 2))
+
+
+def test_a_move_that_is_timed_really_moves(measured: list[AgentProcess], specs: list[AgentSpec]) -> None:
+    """So many bytes stand in the other one's arena."""
+    outfit = specs[0].outfit
+    assert isinstance(outfit, TorchOutfit)
+    outfit.arenas[1].view(0, 8192)[:] = b"x" * 8192
+    transfer_round(measured[0], 1, 4096, 1)
+    assert bytes(outfit.arenas[1].view(0, 8192)) == bytes(4096) + b"x" * 4096
+
+
+def test_a_measurement_that_fails_says_why(measured: list[AgentProcess]) -> None:
+    """And the agent is there for the next one."""
+    agent = measured[0]
+    wrong = BenchmarkPoint(3, 0.1, 1.0, 1)
+    with pytest.raises(WorkError, match="server0: bad_input"):
+        agent.benchmark(BenchmarkPoint(1, 0.3, 0.0, 1), 1, 1, 0.0)
+    with pytest.raises(WorkError, match="bad_input"):
+        agent.benchmark_together([BenchmarkPoint(1, 0.5, 0.0, 2), wrong], 0.05)
+    with pytest.raises(WorkError, match="bad_input"):
+        agent.dispatch(wrong, 1)
+    assert agent.load(0, 1, 1.0).vram_bytes > 0
+    agent.unload(0)
+
+
+def _measured(path: Path, name: str, where: DeviceSpec | None = None) -> Any:
+    """One that is there to be measured, on a device."""
+
+    @contextlib.contextmanager
+    def started() -> Iterator[AgentProcess]:
+        with torch_agents([(name, where or device())], ModelFile(path)) as (spec,), AgentProcess(spec) as agent:
+            yield agent
+
+    return started()
+
+
+def test_memory_is_counted_in_real_bytes(model: SlimResNet, path: Path) -> None:
+    """Loads take the bytes of their weights; one beyond the budget fails, and unloading makes room."""
+    sizes = {width: model.instance_bytes(3, width) for width in TINY.widths}
+    with _measured(path, "small", DeviceSpec(vram_bytes=sizes[1.0] + sizes[0.5] - 1)) as agent:
+        assert agent.load(0, 3, 1.0).vram_bytes == sizes[1.0]
+        with pytest.raises(WorkError, match="small: out_of_memory"):
+            agent.load(1, 3, 0.5)
+        assert agent.unload(0) >= 0
+        assert agent.load(2, 3, 0.5, from_disk=True).vram_bytes == sizes[0.5]
+
+
+def test_loading_takes_real_memory_and_unloading_frees_it(tmp_path: Path) -> None:
+    """Private pages of the process: a large instance's bytes come with its load and go with its unload.
+
+    The allocator may keep some of them for the next load (glibc trims the end of its main arena alone), so once in a
+    while an unload frees less; but never does anything heap up.
+    """
+    network = Network("slimresnet18")
+    model = network.build()
+    file = tmp_path / "large.safetensors"
+    save_model(file, model, network.label, {})
+    needed = model.instance_bytes(4, 1.0)
+    assert needed > 30e6
+    with _measured(file, "large") as agent:
+        process = psutil.Process(agent.pid)
+        agent.load(0, 4, 1.0)
+        agent.unload(0)  # the first one leaves something for good: code, threads
+        for from_disk in (True, False):
+            empty, loaded = [process.memory_full_info().uss], []
+            for _ in range(5):
+                agent.load(1, 4, 1.0, from_disk=from_disk)
+                loaded.append(process.memory_full_info().uss)
+                agent.unload(1)
+                empty.append(process.memory_full_info().uss)
+            assert max(loaded) - min(empty) > 0.9 * needed
+            assert max(full - after for full, after in zip(loaded, empty[1:], strict=True)) > 0.9 * needed
+            assert empty[-1] - empty[0] < needed, "five loads left less than one"
+
+
+# ------------------------------------------------------------------------------------------------------ how it ends
+
+
+def _gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_no_process_is_left_behind(specs: list[AgentSpec]) -> None:
+    """After a normal end, and after an error inside the context."""
+    with AgentProcess(specs[0]) as agent:
+        pid = agent.pid
+        assert agent.alive
+    assert _gone(pid)
+
+    def fail() -> None:
+        with start_agents(specs) as agents:
+            pids.extend(agent.pid for agent in agents)
+            raise KeyboardInterrupt
+
+    pids: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert len(pids) == 2
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_ctrl_c_is_the_routers_business(specs: list[AgentSpec]) -> None:
+    """SIGINT does not end an agent; the end of its port does."""
+    agent = AgentProcess(specs[0])
+    os.kill(agent.pid, signal.SIGINT)
+    assert agent.load(0, 1, 1.0).vram_bytes > 0
+    process = psutil.Process(agent.pid)
+    agent.port.close()
+    process.wait(WAIT_S)
+    agent.close()
+
+
+def test_a_dead_agent_is_noticed(specs: list[AgentSpec]) -> None:
+    """A killed one raises when it is heard and when it is spoken to, and how it ended is told."""
+    with AgentProcess(specs[0]) as agent:
+        agent.send_signal(signal.SIGKILL)
+        with pytest.raises(AgentDiedError, match=r"agent server0 died \(exit code -9\)"):
+            agent.receive(WAIT_S)
+        with pytest.raises(AgentDiedError, match="died"):
+            agent.send(Release(()))
+
+
+def test_silence_is_noticed(specs: list[AgentSpec]) -> None:
+    """A stopped one is not waited for without end; being killed it is gone."""
+    with AgentProcess(specs[0]) as agent:
+        agent.send_signal(signal.SIGSTOP)
+        agent.send(Ping(1))
+        with pytest.raises(WorkError, match=r"agent server0 did not answer within 0\.05 s"):
+            agent.receive(0.05)
+        agent.kill()
+        assert not agent.alive
+
+
+def test_who_does_not_read_holds_up_nobody(specs: list[AgentSpec]) -> None:
+    """A stopped agent is sent thousands of messages without waiting; when it goes on it gets them all, in order."""
+    with AgentProcess(specs[0]) as agent:
+        agent.send_signal(signal.SIGSTOP)
+        pings = 0
+        while agent.port.flush():
+            for _ in range(1000):
+                agent.port.post(Ping(pings))
+                pings += 1
+        agent.send_signal(signal.SIGCONT)
+        for number in range(pings):
+            agent.port.flush()
+            answer = agent.receive(WAIT_S)
+            assert isinstance(answer, Pong)
+            assert answer.number == number
+
+
+JUNK = {"no message": b"\xc1", "of the other direction": encode([Done(1)]), "a number": b"\x01"}
+
+
+def _send_junk(agent: AgentProcess, junk: bytes) -> None:
+    assert isinstance(agent.port, SocketPort)
+    agent.port._socket.sendall(len(junk).to_bytes(4, "little") + junk)
+    with pytest.raises(AgentDiedError, match="exit code 1"):
+        agent.receive(WAIT_S)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_what_is_no_message_ends_it(junk: str, specs: list[AgentSpec]) -> None:
+    """Its router is not what it should be: nothing is guessed, and nothing is executed."""
+    with AgentProcess(specs[0]) as agent:
+        _send_junk(agent, JUNK[junk])
+
+
+def test_so_it_does_in_a_line(
+    specs: list[AgentSpec], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For people, on standard error."""
+    monkeypatch.setattr("hw.agents.multiprocessing", multiprocessing)  # a process whose standard error is this one's
+    with AgentProcess(specs[0]) as agent:
+        _send_junk(agent, b"\xc1")
+    said = capfd.readouterr().err
+    assert said.startswith("agent server0: 1 bytes are no message")
+    assert said.count("\n") == 1
+
+
+# -------------------------------------------------------------------------------------------------------- how it starts
+
+
+def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """No model, no agent: the error names the file."""
+    with pytest.raises(WorkError, match="nowhere"), _measured(tmp_path / "nowhere.safetensors", "lost"):
+        pass
+
+
+@pytest.mark.parametrize(("change", "said"), [({"version": "0.0.1"}, "0\\.0\\.1"), ({"protocol": 0}, "protocol 0")])
+def test_an_agent_of_another_version_is_refused(change: dict[str, Any], said: str, specs: list[AgentSpec]) -> None:
+    """Before anything is asked of it, and with what to do about it."""
+    with AgentProcess(specs[0], wait=False) as agent:
+        ready = agent.expect(Ready, WAIT_S)
+        with pytest.raises(WorkError, match=rf"agent server0 is of version .*{said}.*install the same version on both"):
+            agent.note_ready(structs.replace(ready, **change))
+        agent.note_ready(ready)
+        assert agent.wait_until_ready() == ready
+        assert ready.pid == agent.pid
+
+
+def test_the_clock_of_this_host_is_ones_own(measured: list[AgentProcess]) -> None:
+    """Without a ping, and whatever one seems to say."""
+    agent = measured[0]
+    agent.find_offset()
+    assert (agent.offset.offset_ns, agent.offset.error_ns) == (0, 0)
+    agent.ping(4)
+    assert not agent.note_pong(Pong(4, 10**18))
+    assert (agent.offset.offset_ns, agent.offset.error_ns) == (0, 0)
+
+
+def test_the_clock_of_another_host_is_asked_for(path: Path) -> None:
+    """Before a run; a reading that says more is taken later, and one that says less is not."""
+    ahead_ns = 10**15
+    memory = Memory([lambda: time.monotonic_ns() + ahead_ns])
+    memory.arenas(1, ARENA_BYTES)
+    outfit = TorchOutfit(DeviceSpec(), ModelFile(path), memory.arenas_of(0), 0)
+    with contextlib.closing(memory), memory.start(0, AgentSpec("far", outfit)) as agent:
+        agent.wait_until_ready()
+        agent.find_offset()
+        first = agent.offset
+        assert abs(first.offset_ns - ahead_ns) <= first.error_ns
+        assert 0 < first.error_ns < WAIT_S * 1e9
+        agent.ping(3)
+        assert agent.note_pong(Pong(3, time.monotonic_ns() + ahead_ns))  # nothing is as quick as no way at all
+        assert abs(agent.offset.offset_ns - ahead_ns) <= agent.offset.error_ns < first.error_ns
+        best = agent.offset
+        agent.ping(5)
+        time.sleep(0.1)
+        assert not agent.note_pong(Pong(5, ahead_ns))
+        assert not agent.note_pong(Pong(77, 0))  # nobody asked
+        assert agent.offset == best
+
+
+def test_local_devices_are_unequal_on_a_cpu() -> None:
+    """Without GPUs there are two devices that differ in threads or kernels, on cores of this machine."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+    first, second = local_devices()
+    assert (first.threads, first.onednn) != (second.threads, second.onednn)
+    assert first.modelled_tdp_w > first.modelled_idle_w
+    assert first.execution() != second.execution()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_serves_what_the_cpu_computes(model: SlimResNet, path: Path) -> None:
+    """On a GPU: labels as on the CPU, memory counted, instances concurrent, benchmarks timed."""
+    gpu = local_devices()[0]
+    with _measured(path, "gpu", gpu) as agent:
+        ready = agent.wait_until_ready()
+        assert ready.execution["device"] == "cuda:0"
+        assert ready.context_bytes > 50_000_000  # every driver's
+        assert context_bytes(gpu) == pytest.approx(ready.context_bytes, rel=0.5)
+        for segment in (1, 2, 3):
+            timing = agent.load(segment, segment, 1.0, probe_batch=16)
+            assert timing.vram_bytes >= model.instance_bytes(segment, 1.0)
+        assert len(agent.benchmark(BenchmarkPoint(2, 1.0, 1.0, 64), 5, 20, 0.0).samples_s) == 20
+        assert all(
+            part.completed for part in agent.benchmark_together([BenchmarkPoint(2, 1.0, 1.0, 64)] * 3, 0.1).results
+        )
+    requests, images = tuple(range(8)), _images(8)
+    carrier = OneHost()
+    carrier.arenas(1, ARENA_BYTES)
+    spec = AgentSpec(
+        "gpu",
+        TorchOutfit(gpu, ModelFile(path), carrier.arenas_of(0), 0),
+        Service(knobs(), TINY.segments, Supervision()),
+    )
+    with contextlib.closing(carrier), AgentProcess(spec) as serving:
+        router = Router(serving, carrier, 0)
+        router.begin()
+        answer = router.answer(1, 1.0, IMAGE, requests, router.write(requests, images))
+        for segment in (2, 3):
+            assert isinstance(answer, Returned)
+            answer = router.answer(segment, 1.0, 1.0, requests)
+        assert isinstance(answer, Returned)
+    wanted = _right(model, images, (1.0,) * 3)
+    assert np.mean(np.asarray(answer.labels) == wanted) > 0.8  # TF32 may turn a near-tie
+
+
+def test_the_first_agent_hears_no_interrupt_while_it_opens() -> None:
+    """In a process that has started nothing yet; else Ctrl-C ends in an agent's traceback."""
+    code = """
+import signal
+from multiprocessing import resource_tracker
+from hw.agents import _no_interrupts
+with _no_interrupts():
+    resource_tracker.ensure_running()  # as the start of a process does
+    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

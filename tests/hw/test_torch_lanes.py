@@ -1,0 +1,351 @@
+"""Lanes of a real device, without an agent around them: they load, run, move and fail as they should."""
+
+from __future__ import annotations
+
+import itertools
+import time  # noqa: TID251 - lanes run on a real clock
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+import pytest
+import torch
+
+from hw.activations import Activations, tensor_in
+from hw.arena import Arena
+from hw.device import DeviceSpec
+from hw.instances import Instances
+from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
+from hw.messages import Input, Move
+from hw.networks import save_model
+from hw.slimresnet import SlimResNet
+from hw.torch_lanes import TorchLanes, explain
+from policies.faults import Impairment
+from policies.vocabulary import IMAGE, RunBatch
+from tests.hw.worlds import POISON, TINY, IdleNet, MoodyNet, tiny_model
+
+WAIT_S = 60.0
+AHEAD_NS = 10**15
+WIDTHS = (1.0, 0.5, 1.0)
+
+Event = TypeVar("Event", BatchEnded, BatchBroken, LoadEnded, LoadBroken, UnloadEnded)
+
+
+class Desk:
+    """Lanes, two arenas (the first is theirs), and what was told. Their clock is `AHEAD_NS` ahead, unless given."""
+
+    def __init__(
+        self,
+        model: SlimResNet,
+        path: Path,
+        device: DeviceSpec | None = None,
+        clock_ns: Callable[[], int] = lambda: time.monotonic_ns() + AHEAD_NS,
+    ) -> None:
+        self.device = device or DeviceSpec(channels_last=False)
+        self.model = model
+        self.arenas = (Arena(1 << 22), Arena(1 << 22))
+        self.told: SimpleQueue[LaneEvent] = SimpleQueue()
+        place = torch.device("cpu")
+        store = Activations(self.arenas, 0, self.device, place)
+        self.lanes = TorchLanes(Instances(model, path, self.device, place), store, self.told.put, clock_ns)
+        self._batches = 0
+
+    def wait(self, kind: type[Event]) -> Event:
+        """The next word, which must be of a kind."""
+        event = self.told.get(timeout=WAIT_S)
+        assert isinstance(event, kind), event
+        return event
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool = False) -> LoadEnded:
+        """And wait for it."""
+        self.lanes.load(instance, segment, width, from_disk)
+        return self.wait(LoadEnded)
+
+    def give(self, requests: tuple[int, ...], tensors: torch.Tensor, offset: int = 0) -> None:
+        """Activations that somebody has written to their arena."""
+        tensor_in(self.arenas[0], offset, tuple(tensors.shape), tensors.dtype).copy_(tensors)
+        dtype = str(tensors.dtype).removeprefix("torch.")
+        self.lanes.take([Input(requests, offset, tuple(tensors.shape[1:]), dtype, False)])
+
+    def submit(
+        self, instance: int, requests: tuple[int, ...], segment: int, previous: float, width: float, padded: int = 0
+    ) -> None:
+        """A batch."""
+        self._batches += 1
+        size = max(padded, len(requests))
+        self.lanes.run(RunBatch(1, self._batches, instance, requests, segment, previous, width, size))
+
+    def label(self, requests: tuple[int, ...], images: torch.Tensor) -> tuple[int, ...]:
+        """Through instances 1, 2 and 3, which are of these segments at full width."""
+        self.give(requests, images)
+        previous = IMAGE
+        for segment in (1, 2, 3):
+            self.submit(segment, requests, segment, previous, 1.0)
+            ended, previous = self.wait(BatchEnded), 1.0
+        return ended.labels
+
+
+@pytest.fixture(scope="module")
+def model() -> SlimResNet:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(file, model, "tiny", {})
+    return file
+
+
+@pytest.fixture
+def desk(model: SlimResNet, path: Path) -> Iterator[Desk]:
+    made = Desk(model, path)
+    yield made
+    made.lanes.reset()
+
+
+def _images(count: int) -> torch.Tensor:
+    return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def _labels(model: SlimResNet, images: torch.Tensor, widths: tuple[float, ...]) -> tuple[int, ...]:
+    with torch.inference_mode():
+        return tuple(model(images, widths).argmax(1).tolist())
+
+
+def test_requests_are_labelled_as_by_the_model(desk: Desk, model: SlimResNet) -> None:
+    """In an order of their own, padded, each segment at a width of its own; their activations are used up then."""
+    requests, images = (5, 9, 2), _images(3)
+    for segment in (1, 2, 3):
+        desk.load(segment, segment, 1.0)
+    desk.give(requests, images)
+    previous = IMAGE
+    for segment, width, padded in zip((1, 2, 3), WIDTHS, (4, 3, 8), strict=True):
+        desk.submit(segment, requests, segment, previous, width, padded)
+        ended, previous = desk.wait(BatchEnded), width
+        assert (ended.failed, bool(ended.labels)) == ((), segment == 3)
+    wanted = _labels(model, images, WIDTHS)
+    assert len(set(wanted)) == len(wanted)
+    assert ended.labels == wanted
+    assert desk.lanes.reset() == 0
+
+
+def test_times_are_of_the_clock_that_was_given(desk: Desk) -> None:
+    """Another host's is another one."""
+    desk.load(1, 1, 1.0)
+    desk.give((1,), _images(1))
+    before_ns = time.monotonic_ns() + AHEAD_NS
+    desk.submit(1, (1,), 1, IMAGE, 1.0)
+    ended = desk.wait(BatchEnded)
+    assert before_ns <= ended.began_ns <= ended.ended_ns <= time.monotonic_ns() + AHEAD_NS
+
+
+def test_activations_move_intact_and_stay_until_they_are_forgotten(desk: Desk) -> None:
+    """Moved twice; after that they are not here any more, which a move says."""
+    images = _images(2)
+    desk.give((1, 2), images)
+    for offset in (512, 4096):
+        moved = desk.lanes.move(Move(7, 1, offset, (2, 1)))
+        assert (moved.transfer, moved.shape, moved.dtype) == (7, (1, 8, 8), "float32")
+        assert torch.equal(tensor_in(desk.arenas[1], offset, (2, 1, 8, 8), torch.float32), images.flip(0))
+    desk.lanes.forget((1,))
+    with pytest.raises(KeyError):
+        desk.lanes.move(Move(8, 1, 0, (1, 2)))
+    desk.lanes.move(Move(9, 1, 0, (2,)))
+
+
+def test_wrong_inputs_break_their_batch_alone(desk: Desk) -> None:
+    """Missing ones, some of a wrong shape, some beyond the arena: a reason each, and the lane serves on."""
+    desk.load(1, 1, 1.0)
+    desk.give((1,), _images(1))
+    desk.give((2,), torch.zeros(1, 3, 8, 8), 4096)
+    desk.lanes.take([Input((3,), 1 << 22, (1, 8, 8), "float32", False)])
+    for request in (2, 3, 4):
+        desk.submit(1, (request,), 1, IMAGE, 1.0)
+        assert desk.wait(BatchBroken).reason == "bad_input"
+    desk.submit(1, (1, 2), 1, IMAGE, 1.0)
+    mixed = desk.wait(BatchEnded)
+    assert (mixed.failed, mixed.reason) == ((2,), "bad_input")
+    desk.submit(1, (1,), 2, 0.5, 1.0)  # of another segment than its instance
+    assert isinstance(desk.wait(BatchBroken), BatchBroken)
+
+
+def test_images_without_numbers_have_no_label(desk: Desk, model: SlimResNet) -> None:
+    """They fail by name; who shared the batch with them is labelled."""
+    for segment in (1, 2, 3):
+        desk.load(segment, segment, 1.0)
+    images = _images(3)
+    desk.give((0, 1, 2), torch.stack([images[0], images[1] * torch.nan, images[2]]))
+    previous = IMAGE
+    for segment in (1, 2, 3):
+        desk.submit(segment, (0, 1, 2), segment, previous, 1.0)
+        ended, previous = desk.wait(BatchEnded), 1.0
+    assert (ended.failed, ended.reason) == ((1,), "no_label")
+    right = _labels(model, images, (1.0,) * 3)
+    assert ended.labels == (right[0], right[2])
+
+
+def test_memory_is_counted_in_real_bytes(model: SlimResNet, path: Path) -> None:
+    """Loads take the bytes of their weights; one beyond the budget fails, and unloading makes room."""
+    sizes = {width: model.instance_bytes(3, width) for width in TINY.widths}
+    desk = Desk(model, path, DeviceSpec(vram_bytes=sizes[1.0] + sizes[0.5] - 1))
+    assert desk.load(0, 3, 1.0).vram_bytes == sizes[1.0]
+    desk.lanes.load(1, 3, 0.5, False)
+    broken = desk.wait(LoadBroken)
+    assert (broken.instance, broken.reason) == (1, "out_of_memory")
+    desk.lanes.unload(0)
+    assert desk.wait(UnloadEnded).instance == 0
+    assert desk.load(2, 3, 0.5, from_disk=True).vram_bytes == sizes[0.5]
+    desk.lanes.reset()
+    assert desk.load(3, 3, 1.0).vram_bytes == sizes[1.0]  # all of it is free again
+    desk.lanes.reset()
+
+
+def test_instances_from_disk_and_from_memory_are_the_same(desk: Desk, model: SlimResNet) -> None:
+    """A batch gives the same labels whichever way its instance was loaded."""
+    requests, images = (0, 1, 2, 3), _images(4)
+    found = []
+    for from_disk in (False, True):
+        for segment in (1, 2, 3):
+            desk.load(segment, segment, 1.0, from_disk)
+        found.append(desk.label(requests, images))
+        for segment in (1, 2, 3):
+            desk.lanes.unload(segment)
+            desk.wait(UnloadEnded)
+    assert found[0] == found[1] == _labels(model, images, (1.0,) * 3)
+
+
+def test_instances_work_at_the_same_time(desk: Desk) -> None:
+    """Two instances' batches overlap: each has begun before the other has ended, however long they take."""
+    count, shape = 512, (TINY.channels(1, 1.0), 8, 8)
+    for instance in (1, 2):
+        desk.load(instance, 2, 1.0)
+        requests = tuple(range(instance * count, (instance + 1) * count))
+        desk.give(requests, torch.zeros(count, *shape))  # in one place: all are zeros
+    for instance in (1, 2):
+        desk.submit(instance, tuple(range(instance * count, (instance + 1) * count)), 2, 1.0, 1.0)
+    one, other = desk.wait(BatchEnded), desk.wait(BatchEnded)
+    assert one.began_ns < other.ended_ns
+    assert other.began_ns < one.ended_ns
+
+
+def test_a_slow_device_takes_so_many_times_as_long(
+    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that shows a microsecond more whenever it is looked at: a pass of one, and a rest of 49 more."""
+    rests_s: list[float] = []
+    monkeypatch.setattr("hw.torch_lanes.time.sleep", rests_s.append)
+    desk = Desk(model, path, clock_ns=itertools.count(0, 1000).__next__)
+    desk.load(1, 1, 1.0)
+    for factor in (1.0, 50.0):
+        desk.lanes.impair(Impairment(slow_factor=factor))
+        desk.give((1,), _images(1))
+        desk.submit(1, (1,), 1, IMAGE, 1.0)
+        desk.wait(BatchEnded)
+    assert rests_s == [pytest.approx(49e-6)]
+    desk.lanes.reset()
+
+
+class SeenNet(MoodyNet):
+    """The moody one, which remembers how many images it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def run_segment(self, segment: int, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """As the moody network's."""
+        self.seen.append(len(x))
+        return super().run_segment(segment, weights, x)
+
+
+@pytest.fixture
+def moody(path: Path) -> Iterator[Desk]:
+    made = Desk(SeenNet(), path)
+    made.load(1, 1, 1.0)
+    yield made
+    made.lanes.reset()
+
+
+def _seen(desk: Desk) -> list[int]:
+    assert isinstance(desk.model, SeenNet)
+    return desk.model.seen
+
+
+def test_a_batch_that_memory_cannot_hold_runs_in_parts(moody: Desk) -> None:
+    """Seven images where three fit: 2 + 2 + 3, none failed; what a real out-of-memory error does."""
+    requests = tuple(range(7))
+    moody.give(requests, _images(7))
+    moody.submit(1, requests, 1, IMAGE, 1.0)
+    assert moody.wait(BatchEnded).failed == ()
+    assert _seen(moody) == [7, 4, 2, 2, 3]
+
+
+def test_so_it_does_where_there_is_said_to_be_little(moody: Desk) -> None:
+    """With room for two; with room for none all of it breaks."""
+    moody.lanes.impair(Impairment(room_images=2))
+    moody.give((0, 1, 2), _images(3))
+    moody.submit(1, (0, 1, 2), 1, IMAGE, 1.0)
+    assert moody.wait(BatchEnded).failed == ()
+    assert _seen(moody) == [2, 1]
+    moody.lanes.impair(Impairment(room_images=0))
+    moody.give((0, 1, 2), _images(3))
+    moody.submit(1, (0, 1, 2), 1, IMAGE, 1.0)
+    assert moody.wait(BatchBroken).reason == "out_of_memory"
+
+
+def test_who_breaks_a_batch_is_found(moody: Desk) -> None:
+    """The broken image fails, with the reason; the others have passed. Alone it is the whole batch that broke."""
+    images = _images(3)
+    images[1] = POISON
+    moody.give((0, 1, 2), images)
+    moody.submit(1, (0, 1, 2), 1, IMAGE, 1.0)
+    ended = moody.wait(BatchEnded)
+    assert (ended.failed, ended.reason) == ((1,), "internal_error")
+    moody.submit(1, (1,), 1, IMAGE, 1.0)  # its input is still there
+    broken = moody.wait(BatchBroken)
+    assert broken.reason == "internal_error"
+    assert "a broken image" in broken.detail
+
+
+def test_a_network_that_gives_back_its_input_keeps_its_activations(path: Path) -> None:
+    """Its output must not lie where the next arrival is written."""
+    desk = Desk(IdleNet(), path)
+    desk.load(2, 2, 1.0)
+    shape = desk.model.activation_shape(1, 1.0)
+    first = torch.randn(2, *shape)
+    desk.give((0, 1), first)
+    desk.submit(2, (0, 1), 2, 1.0, 1.0)
+    desk.wait(BatchEnded)
+    desk.give((5, 6), torch.zeros(2, *shape))  # over the same place
+    desk.lanes.move(Move(0, 1, 0, (0, 1)))
+    assert torch.equal(tensor_in(desk.arenas[1], 0, (2, *shape), torch.float32), first)
+    desk.lanes.reset()
+
+
+def test_failures_have_a_word() -> None:
+    """Of the few that the protocol has."""
+    known = {
+        MemoryError(): "out_of_memory",
+        torch.OutOfMemoryError("x"): "out_of_memory",
+        RuntimeError("DefaultCPUAllocator: not enough memory"): "out_of_memory",
+        KeyError(3): "bad_input",
+        ValueError("x"): "bad_input",
+        RuntimeError("x"): "internal_error",
+    }
+    assert {error: explain(error)[0] for error in known} == known
+
+
+def test_reset_forgets_all_and_ends_what_runs(desk: Desk) -> None:
+    """What was submitted before has ended when it returns; the count is of the activations that were kept."""
+    desk.load(1, 1, 1.0)
+    desk.give((1, 2, 3), _images(3))
+    desk.lanes.impair(Impairment(room_images=0))
+    desk.submit(1, (1, 2), 1, IMAGE, 1.0)
+    assert desk.lanes.reset() == 3
+    desk.wait(BatchBroken)
+    desk.load(1, 1, 1.0)
+    desk.give((1, 2), _images(2))
+    desk.submit(1, (1, 2), 1, IMAGE, 1.0)
+    desk.wait(BatchEnded)  # nothing is wrong with it any more
