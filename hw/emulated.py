@@ -31,18 +31,20 @@ class DeviceModel(Protocol):
     """How a device would behave. Times are nanoseconds of one clock and go up from call to call.
 
     Attributes:
-        dispatch_ns: from a batch's command until its pass begins.
         period_ns: how often its sensor is worth reading.
     """
 
     segments: int
     context_bytes: int
     vram_bytes: int
-    dispatch_ns: int
     period_ns: int
 
     def reset(self, now_ns: int) -> None:
         """Nothing runs, nothing is the matter, and the sensor has no past."""
+        ...
+
+    def dispatch_ns(self, batch: int) -> int:
+        """From a batch's command until its pass begins."""
         ...
 
     def start(self, batch: int, key: Key, images: int, padded: int, at_ns: int) -> None:
@@ -208,7 +210,7 @@ class EmulatedLanes:
             return
         self._batches[command.batch] = (command, missing)
         key = (command.segment, command.served_width, command.previous_width)
-        at_ns = now_ns + self.model.dispatch_ns
+        at_ns = now_ns + self.model.dispatch_ns(command.batch)
         self.model.start(command.batch, key, len(command.requests), command.padded, at_ns)
 
     def _problem(self, command: RunBatch) -> BatchBroken | None:

@@ -151,7 +151,7 @@ class EmulatedBench:
         for _ in range(message.repeats):
             time.sleep(message.pause_s)
             commanded_ns = self._clock_ns()
-            self._start(message.point, commanded_ns + self._model.dispatch_ns)
+            self._start(message.point, commanded_ns + self._model.dispatch_ns(self._batch))
             noticed_ns, ((_, began_ns, ended_ns),) = self._next()
             samples_s.append((noticed_ns - commanded_ns - (ended_ns - began_ns)) / 1e9)
         return DispatchResult(tuple(samples_s))

@@ -13,10 +13,12 @@ from heapq import heappop, heappush
 
 import msgspec
 
+from policies.chance import derived_seed
 from policies.faults import Impairment
 from policies.vocabulary import Provenance
-from sim.physics import RunningBatch, SimulatedDevice, drawn_spells, parts_that_fit, solo_ns
+from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, drawn_spells, parts_that_fit, solo_ns
 from sim.profile import InstanceCost, LatencyCurve, Profile
+from sim.server import DISPATCH, JITTER
 from sim.tables import BatchKey, UtilMetric, compile_tables
 
 FACTORY = "sim.emulation:device_model"
@@ -31,8 +33,8 @@ class Emulation(msgspec.Struct, frozen=True):
     Attributes:
         profile: its text, of the device as it is emulated (`emulated`).
         batch_limit, jitter, util_metric: see `sim.tables.compile_tables`.
-        seed, spells_seed: of jitter, and of slow spells.
-        server: the number that jitter is drawn with.
+        seed: of jitter, dispatches and slow spells, as a run's.
+        server: the number that they are drawn with, of the server and of its device.
     """
 
     profile: str
@@ -40,7 +42,6 @@ class Emulation(msgspec.Struct, frozen=True):
     jitter: bool = True
     util_metric: UtilMetric = "nvml"
     seed: int = 0
-    spells_seed: int = 0
     server: int = _ONLY
 
 
@@ -116,12 +117,15 @@ class DeviceModel:
             profile, emulation.batch_limit, jitter=emulation.jitter, util_metric=emulation.util_metric
         )
         self._model = profile.model
-        self._salt, self._spells_salt = emulation.seed, emulation.spells_seed
         self._server = emulation.server
+        self._jitter_salt, self._dispatch_salt = (
+            derived_seed(emulation.seed, JITTER),
+            derived_seed(emulation.seed, DISPATCH),
+        )
+        self._spells_salt = derived_seed(emulation.seed, f"pace:{emulation.server}")
         self.segments = profile.model.segments
         self.context_bytes = profile.memory.context_bytes
         self.vram_bytes = profile.device.vram_bytes
-        self.dispatch_ns = self._tables.dispatch_ns
         self.period_ns = self._tables.period_ns
         self.reset(0)
 
@@ -148,6 +152,10 @@ class DeviceModel:
             padded: the batch size that the device sees, at least `images`; a batch in parts is not padded.
         """
         heappush(self._starts, _Planned(at_ns - self._origin_ns, batch, key, images, padded))
+
+    def dispatch_ns(self, batch: int) -> int:
+        """From a batch's command until its pass begins: the mean, or a quantile drawn by hash."""
+        return dispatch_ns(self._tables, self._dispatch_salt, self._server, batch)
 
     def impair(self, impairment: Impairment, now_ns: int) -> None:
         """From now on this is the matter: what runs becomes slow at once, what begins later runs in parts."""
@@ -204,7 +212,7 @@ class DeviceModel:
             sizes = parts_that_fit(planned.images, room)
         if not sizes:
             return False
-        work_ns = sum(solo_ns(table, size, self._salt, self._server, planned.batch) for size in sizes)
+        work_ns = sum(solo_ns(table, size, self._jitter_salt, self._server, planned.batch) for size in sizes)
         self._began_ns[planned.batch] = planned.at_ns
         running = RunningBatch(_ONLY, planned.batch, table, sizes[0], work_ns, self._impairment.slow_factor)
         self._physics.start(running, planned.at_ns)

@@ -189,6 +189,12 @@ def solo_ns(table: KeyTable, size: int, salt: int, server: int, batch: int) -> i
     return ceil(table.typical_ns[size] * row[hashed(salt, server, batch) % len(row)])
 
 
+def dispatch_ns(tables: DeviceTables, salt: int, server: int, batch: int) -> int:
+    """From this very batch's command until its pass begins: the mean, or a quantile drawn by hash."""
+    quantiles_ns = tables.dispatches_ns
+    return quantiles_ns[hashed(salt, server, batch) % len(quantiles_ns)] if quantiles_ns else tables.dispatch_ns
+
+
 def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
     """The sizes that a batch runs in where `room` images fit at once: halves of halves, as the hardware tries them.
 

@@ -37,7 +37,7 @@ from policies.vocabulary import (
 )
 from sim.agenda import Agenda, Kind, rank
 from sim.network import Attachment
-from sim.physics import RunningBatch, SimulatedDevice, drawn_spells, parts_that_fit, solo_ns
+from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, drawn_spells, parts_that_fit, solo_ns
 from sim.telemetry import WindowedSensor
 
 
@@ -318,19 +318,12 @@ class SimulatedServer:
             self.deliver(event)
 
     def _dispatch(self, command: RunBatch) -> None:
-        dispatch_ns = self._dispatch_ns(command.batch)
-        if dispatch_ns == 0:
+        takes_ns = dispatch_ns(self._tables, self._dispatch_salt, self.index, command.batch)
+        if takes_ns == 0:
             self._begin(command)
             return
-        start_ns = self._agenda.now_ns + dispatch_ns
+        start_ns = self._agenda.now_ns + takes_ns
         self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command)
-
-    def _dispatch_ns(self, batch: int) -> int:
-        """Of this very batch: the mean, or a quantile drawn by hash."""
-        quantiles_ns = self._tables.dispatches_ns
-        if not quantiles_ns:
-            return self._tables.dispatch_ns
-        return quantiles_ns[hashed(self._dispatch_salt, self.index, batch) % len(quantiles_ns)]
 
     def _begin(self, command: RunBatch) -> None:
         if not self._is_working(command.epoch):

@@ -95,16 +95,17 @@ def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
     for index, section in enumerate(servers.values()):
         given = scenario.cluster.greedy_of(section)
         owner = servers[section.shares_device_with or section.name]
+        known = owner.known_profile
         _require_instances(given, everything, scenario.name, f"cluster.servers.{index}")
         cap_gb, key = given.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
-        if cap_gb is None and owner.profile is None and owner.device is not None:
+        if cap_gb is None and known is None and owner.device is not None:
             cap_gb, key = owner.device.vram_gb, f"cluster.servers.{index}.device.vram_gb"
         if cap_gb is None:
             continue
         preload = {"all": everything, "none": ()}[given.preload] if isinstance(given.preload, str) else given.preload
         loaded = [each for each in everything if each in preload]
-        if owner.profile is not None:
-            memory = read_profile(profile_file(owner.profile)).memory
+        if known is not None:
+            memory = read_profile(profile_file(known)).memory
             context = memory.context_bytes
             weights_bytes = sum(each.vram_bytes for each in memory.instances if (each.segment, each.width) in loaded)
         else:
@@ -127,16 +128,18 @@ def _require_instances(given: GreedySection, everything: Sequence[tuple[int, flo
             raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
 
 
-def require_ready(world: World, model: ModelFile, routers: Sequence[str], trained: Path | None) -> None:
+def require_ready(world: World, model: ModelFile | None, routers: Sequence[str], trained: Path | None) -> None:
     """The network to run must be the profiles', servers must fit their devices' memory, routers the cluster.
 
     Args:
+        model: None where emulated servers run none.
         trained: the router that the run trains; None while it is yet to be trained.
 
     Raises:
         InputError: something does not.
     """
-    _require_model(world, model)
+    if model is not None:
+        _require_model(world, model)
     caps = {server.name: server.knobs.vram_cap_bytes for server in world.cluster.servers}
     _require_memory(world.scenario, caps)
     for index, router in enumerate(routers):
@@ -182,8 +185,8 @@ def _require_memory(scenario: Scenario, caps: Mapping[str, int]) -> None:
     on_device: dict[str, dict[str, int]] = {}
     limits: dict[str, int] = {}
     for index, section in enumerate(sections):
-        if section.name not in caps:
-            continue
+        if section.name not in caps or section.emulated is not None:
+            continue  # an emulated device's memory is in its profile, and in no machine
         device = device_of(section, sections)
         _require_grant(section, caps[section.name], device, scenario.name, f"cluster.servers.{index}")
         name = MACHINE if device.kind == "cpu" else f"cuda:{device.index}"

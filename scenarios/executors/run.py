@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from calibrate.meter import Trust
-from hw.accuracy import MEASURED
 from hw.cluster import HardwareCluster, HardwareRun
 from hw.datasets import Dataset
 from hw.networks import ModelFile
@@ -20,6 +21,7 @@ from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
 from scenarios.executors.devices import device_of
+from scenarios.executors.emulation import blank_images, emulated_device, served_of
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
@@ -39,22 +41,28 @@ def hardware_servers(world: World) -> list[HardwareServer]:
     return [
         HardwareServer(
             name=spec.name,
-            device=device_of(section, sections),
+            device=device_of(section, sections) if section.emulated is None else emulated_device(world, index),
             knobs=spec.knobs,
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,
             trusts_counter=Trust.stamped(profile.device.stamps).counter,
         )
-        for section, spec, profile in zip(sections, world.cluster.servers, world.profiles, strict=True)
+        for index, (section, spec, profile) in enumerate(
+            zip(sections, world.cluster.servers, world.profiles, strict=True)
+        )
     ]
 
 
 @contextmanager
-def real_cluster(world: World, model: ModelFile) -> Iterator[HardwareCluster]:
-    """The scenario's servers as executor processes on this machine; gone when the block ends."""
+def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareCluster]:
+    """The scenario's servers as executor processes on this machine; gone when the block ends.
+
+    Args:
+        model: what they serve; emulated ones need none.
+    """
     period_s = min(profile.sensor.period_s for profile in world.profiles)
     with HardwareCluster(
-        model,
+        model if model is not None else served_of(world),
         hardware_servers(world),
         sensor_period_s=period_s,
         warm_batches=WARM_BATCHES,
@@ -110,15 +118,24 @@ class Listener:
 def run_on_hardware(
     world: World,
     cluster: HardwareCluster,
-    dataset: Dataset,
+    dataset: Dataset | None,
     wanted: RealRun,
     listener: Listener | None = None,
 ) -> tuple[Result, RunRecord]:
-    """Carry out one run on executors that are there."""
+    """Carry out one run on executors that are there.
+
+    Args:
+        dataset: whose test images the requests are; emulated servers need none: which of their labels are right is
+            what simulation says.
+    """
     listener = listener or Listener()
     scenario, seed = world.scenario, wanted.seed
     planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
-    images = world.images(seed, len(planned.arrivals_ns))[: wanted.image_limit]
+    is_emulated = dataset is None
+    if dataset is None:
+        dataset, images = blank_images(world), np.zeros(1, dtype=np.int64)
+    else:
+        images = world.images(seed, len(planned.arrivals_ns))[: wanted.image_limit]
     run = HardwareRun(
         arrivals_ns=planned.arrivals_ns,
         images=dataset.test_images[images],
@@ -131,6 +148,7 @@ def run_on_hardware(
         faults=planned.faults,
         links=world.emulated_links(seed) if wanted.emulate_links else None,
         measures_costs=wanted.measures_costs,
+        is_correct=planned.correctness.is_correct if is_emulated else None,
     )
     began_ns = time.monotonic_ns()
     spec = world.cluster
@@ -142,9 +160,10 @@ def run_on_hardware(
         router=wanted.router,
         seed=seed,
         mode="hardware",
-        engine="torch",
+        engine="emulated" if is_emulated else "torch",
         provenance=world.power_provenance,  # times and labels are measured; watts may be weaker
-        accuracy_provenance=MEASURED,
+        accuracy_provenance=world.accuracy.provenance,
+        emulated_slowdowns=world.emulated_slowdowns,
     )
     window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end)
     result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
@@ -153,8 +172,8 @@ def run_on_hardware(
 
 def validate_runs(
     world: World,
-    model: ModelFile,
-    dataset: Dataset,
+    model: ModelFile | None,
+    dataset: Dataset | None,
     plan: Plan,
     routers: Sequence[str],
     *,

@@ -68,8 +68,8 @@ class ServingOverheads:
 
 def measure_serving(
     world: World,
-    model: ModelFile,
-    dataset: Dataset,
+    model: ModelFile | None,
+    dataset: Dataset | None,
     seed: int,
     *,
     allow_busy: bool = False,
@@ -77,6 +77,7 @@ def measure_serving(
 ) -> ServingOverheads:
     """Serve the scenario's workload for a few seconds and look at every stage of every block.
 
+    `model` and `dataset`: see `scenarios.executors.run`.
     `say` hears of servers that go down or are back.
 
     Raises:

@@ -149,6 +149,17 @@ class Job:
             return dataset_label(self.scenario.model.dataset)
 
     @property
+    def model_to_serve(self) -> ModelFile | None:
+        """What executors need; emulated ones need no network."""
+        return None if self.scenario.cluster.is_emulated else self.model
+
+    @property
+    def served_parts(self) -> list[Any]:
+        """What a run on executors reads of the network and its images."""
+        model = self.model_to_serve
+        return [] if model is None else [model.path, *self.network_parts, self.images]
+
+    @property
     def accuracy_path(self) -> Path:
         """The scenario's accuracy table, or where the run's own is, or will be."""
         given = self.scenario.model.accuracy

@@ -131,10 +131,12 @@ def make_serving(job: Job) -> None:
         for source, path in zip(sources, paths, strict=True):
             job.folder.write_text(path, read_text(source))
         world = job.world()
-        with blamed_on(job.scenario):
-            images = load_dataset(job.scenario.model.dataset)
+        images, model = None, job.model_to_serve
+        if model is not None:
+            with blamed_on(job.scenario):
+                images = load_dataset(job.scenario.model.dataset)
         overheads = measure_serving(
-            world, job.model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy, say=job.say
+            world, model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy, say=job.say
         )
         names = [server.name for server in job.scenario.cluster.named_servers]
         for server, path, kept in zip(servers, paths, served, strict=True):
@@ -154,6 +156,4 @@ def _can_be_served(job: Job) -> bool:
 def _serving_hash(job: Job) -> str:
     sources = [calibrated_path(job.folder.path, server.name) for server in job.scenario.cluster.owners]
     rate = (*job.scenario_parts(OF_SERVING), job.scenario.validate_.loads, job.scenario.seed)
-    return job.fingerprint(
-        PROFILE_SCHEMA, *rate, *sources, job.accuracy_path, job.model.path, *job.network_parts, job.images
-    )
+    return job.fingerprint(PROFILE_SCHEMA, *rate, *sources, job.accuracy_path, *job.served_parts)

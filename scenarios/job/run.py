@@ -67,7 +67,7 @@ def _carry_out(job: Job) -> Outcome:
     for warning in foreign_routers(job.routers, world.device_names):
         job.warn(warning)
     if job.can_validate:
-        require_ready(world, job.model, job.scenario.validate_.routers, None)
+        require_ready(world, job.model_to_serve, job.scenario.validate_.routers, None)
         warn_of_another_stack(job, world)
         make_serving(job)
         world = job.world()

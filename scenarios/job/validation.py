@@ -33,22 +33,22 @@ def validate(job: Job, world: World) -> Validation:
     """The same arrivals in simulation and on real executors; goes on from the last finished run.
 
     Raises:
-        InputError: the scenario has no network or a server without a real device; or something of it does not fit
-            this machine or what was made for it.
+        InputError: the scenario has a server without a device, or no network that real ones need; or something of it
+            does not fit this machine or what was made for it.
     """
     if not job.can_validate:
-        problem = "real executors need a network (model.network or model.checkpoint) and a device for each server"
+        problem = "real executors need a network (model.network or model.checkpoint) and a device for each server; "
+        problem += "emulated ones (device: {emulated: PROFILE}) need no network"
         raise InputError(job.scenario.name, "validate", problem)
     given = job.scenario.validate_
     require_distinct_names(given.routers)
     plan = Plan.of(world, [display_name(router) for router in given.routers], given)
     require_devices(job.scenario)
-    require_ready(world, job.model, given.routers, job.trained)
+    require_ready(world, job.model_to_serve, given.routers, job.trained)
     warn_of_another_stack(job, world)
     own = given.model_dump(mode="json", exclude={"routers"})
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
-    served = (job.model.path, *job.network_parts, job.images)
-    fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts(given.routers), shape, *served)
+    fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts)
     target = job.folder / "validation.json"
     partial = job.folder.partial(STAGE, fingerprint)
 
@@ -60,7 +60,7 @@ def validate(job: Job, world: World) -> Validation:
             job.warn(warning)
         folder = job.folder
         validation = validate_world(
-            world, folder, job.model, plan, given.routers, trained=job.trained, partial=partial,
+            world, folder, job.model_to_serve, plan, given.routers, trained=job.trained, partial=partial,
             quiet=job.quiet,
         )  # fmt: skip
         folder.write_json(target, validation)
@@ -83,7 +83,7 @@ def warn_of_another_stack(job: Job, world: World) -> None:
     """A profile that was measured elsewhere may be good enough; the user should know before hardware is run."""
     servers = job.scenario.cluster.named_servers
     for server, profile in zip(servers, world.profiles, strict=True):
-        if server.shares_device_with is None:
+        if server.shares_device_with is None and server.emulated is None:
             for text in stamp_warnings(profile, device_of(server, servers)):
                 job.warn(text)
 
@@ -91,7 +91,8 @@ def warn_of_another_stack(job: Job, world: World) -> None:
 def warn_of_other_programs(job: Job) -> None:
     """Whoever else computes here is in the hardware's latencies and not in the simulator's: better to know before."""
     servers = job.scenario.cluster.named_servers
-    devices = {(device := device_of(server, servers)).physical: device for server in servers}
+    real = [server for server in servers if server.emulated is None]
+    devices = {(device := device_of(server, servers)).physical: device for server in real}
     for device in devices.values():
         for text in other_programs(device):
             job.warn(text)
@@ -100,7 +101,7 @@ def warn_of_other_programs(job: Job) -> None:
 def validate_world(
     world: World,
     folder: RunFolder,
-    model: ModelFile,
+    model: ModelFile | None,
     plan: Plan,
     routers: Sequence[str],
     *,
@@ -112,10 +113,11 @@ def validate_world(
 
     Finished runs are kept in `partial` as well; those that are there already, and whole, are not made again.
     """
-    evaluation = world.accuracy.evaluation
-    if evaluation is None:
-        raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
-    data = load_measured(world.scenario, evaluation)
+    evaluation, data = world.accuracy.evaluation, None
+    if model is not None:
+        if evaluation is None:
+            raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
+        data = load_measured(world.scenario, evaluation)
     runs = whole_runs(folder, folder.read_partial(partial) or [], plan.repeats)
     finished = tuple(runs)
     if not runs:

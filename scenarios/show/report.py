@@ -34,8 +34,8 @@ from scenarios.show.table import Table
 from scenarios.show.validation import (
     WORLDS,
     busy_warnings,
-    late_warnings,
     errors_tables,
+    late_warnings,
     rows_at_middle,
     saturation_tables,
     validation_notes,

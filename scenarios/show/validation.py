@@ -187,7 +187,7 @@ def stages_table(rows: Sequence[Row]) -> Table:
     """Mean milliseconds an image spent in each stage, simulated/hardware; no rows where no run kept them."""
     known = [(_name(row), row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
     body = [
-        [router, *(f"{number(simulated[name], 2, 1000)}/{number(hardware[name], 2, 1000)}" for name in STAGES)]
+        [router, *(f"{number(simulated.get(name), 2, 1000)}/{number(hardware.get(name), 2, 1000)}" for name in STAGES)]
         for router, simulated, hardware in known
         if simulated is not None and hardware is not None
     ]

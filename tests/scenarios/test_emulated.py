@@ -79,7 +79,7 @@ def test_an_emulated_device_of_another_network_is_refused(tmp_path: Path) -> Non
     """Two of them agree with each other, and not with the accuracy."""
     path = scenario(tmp_path)
     path.write_text(path.read_text().replace("fast.yaml", "t4").replace("slow.yaml", "rtx-2080-ti"))
-    with pytest.raises(InputError, match="4 segments at widths .*; the accuracy table has 2 segments") as refused:
+    with pytest.raises(InputError, match="the accuracy table has 2 segments") as refused:
         load_world(path, tmp_path / "run")
     assert refused.value.source == "tiny"
 
@@ -106,12 +106,12 @@ def test_a_run_keeps_what_its_devices_play(tmp_path: Path) -> None:
     with again.folder.opened():
         make_profiles(again)
     assert [line for line in said if "emulate-fast" in line and "skipped" in line]
-    served = make_world(again.scenario, folder).profiles[0].model_copy(update={"decision_s": 0.5, "checksum": None})
+    served = make_world(again.scenario, folder).profiles[0].model_copy(update={"served_extra_s": 0.5, "checksum": None})
     kept.write_text(served.to_yaml())
-    assert make_world(again.scenario, folder).profiles[0].decision_s == 0.5
+    assert make_world(again.scenario, folder).profiles[0].served_extra_s == 0.5
     other = load_scenario(scenario(tmp_path, 20))
     assert make_world(other, folder).profiles[0].origin == "emulated x20"
-    assert make_world(other, folder).profiles[0].decision_s is None
+    assert make_world(other, folder).profiles[0].served_extra_s == 0.0
 
 
 def test_without_a_network_emulated_devices_can_be_validated(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def pair(late_ns: int, **place: Any) -> ValidationRun:
 
 def test_a_result_says_how_late_ends_were_seen() -> None:
     found = emulated_result(20_000)
-    assert found["lateness_s"] == {"p50": 2e-5, "p99": 2e-5, "mean_pass": 1e-3}
+    assert found["lateness_s"] == pytest.approx({"p50": 2e-5, "p99": 2e-5, "mean_pass": 1e-3})
     assert "lateness    ends seen 0.02 ms late (p50)" in format_result(found)
     assert "beware      ends seen" in format_result(emulated_result(150_000))
 
@@ -158,7 +158,7 @@ def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
     found = validate_results(runs, Provenance.EMULATED)
     tables = [*errors_tables(found), *saturation_tables(found)]
     cells = [
-        [line[[column.head for column in table.head].index("ends late")] for line in table.rows] for table in tables
+        [line[[column.head for column in table.columns].index("ends late")] for line in table.rows] for table in tables
     ]
     assert cells == [["9"], ["20 late"], ["11 late"]]
     assert "Late: in rows marked `late`" in format_validation(found)

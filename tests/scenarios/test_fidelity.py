@@ -255,14 +255,14 @@ def test_each_load_has_its_table() -> None:
 
 
 def test_stages_of_both_worlds_stand_in_one_cell() -> None:
-    """Milliseconds, simulated before hardware; without stages there is no row."""
+    """Milliseconds, simulated before hardware; a stage that an older document lacks is none; without any, no row."""
     stages: dict[str, float] = dict.fromkeys(("router_wait", "decision", "transfer"), 0.001)
     stages |= dict.fromkeys(("queue", "load", "dispatch", "run", "lost"), 0.002)
     run = pair("a", 1, 1)
     assert stages_table(validated(run)["rows"]).rows == []
     run["simulated"]["stages_s"], run["hardware"]["stages_s"] = stages, {**stages, "lost": 0.003}
     (row,) = stages_table(validated(run)["rows"]).rows
-    assert row == ["a", *["1.00/1.00"] * 3, *["2.00/2.00"] * 4, "2.00/3.00"]
+    assert row == ["a", *["1.00/1.00"] * 3, "-/-", *["2.00/2.00"] * 4, "-/-", "2.00/3.00"]
 
 
 def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any) -> ValidationRun:
