@@ -67,6 +67,9 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
         update={
             **of_emulation,
             "checksum": None,
+            "errors": (),  # those were of the device that was measured: this one is its own truth
+            "ranges": (),
+            "omitted": (),
             "device": profile.device.model_copy(update={"emulated_slowdown": slowdown}),
             "served_extra_s": profile.served_extra_s * slowdown,
             "latency": tuple(_slower_curve(curve, slowdown) for curve in profile.latency),

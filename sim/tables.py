@@ -198,9 +198,10 @@ def sharing_of(profile: Profile) -> Sharing:
 
 
 def _most(profile: Profile, quantity: str) -> float:
-    """What was measured together; a data sheet measured nothing, and is all assumption."""
+    """What was measured together; a data sheet measured nothing and is all assumption, and an emulated device is one."""
     known = [found.high for found in profile.ranges if found.quantity == quantity]
-    return max(known) if known else inf if profile.provenance == Provenance.DATASHEET else 1
+    is_assumed = profile.provenance in (Provenance.DATASHEET, Provenance.EMULATED)
+    return max(known) if known else inf if is_assumed else 1
 
 
 @lru_cache(maxsize=64)

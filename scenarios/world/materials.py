@@ -133,7 +133,7 @@ def _is_played(server: ServerSection, path: Path) -> bool:
     if not path.is_file():
         return False
     played, wanted = read_profile(path), emulated_profile(server)
-    return (played.name, played.device) == (wanted.name, wanted.device)
+    return (played.name, played.latency) == (wanted.name, wanted.latency)
 
 
 def make_world(scenario: Scenario, folder: Path) -> World:

@@ -94,7 +94,8 @@ def test_passes_and_loads_end_when_the_simulation_says() -> None:
     With jitter, dispatch, slow spells, contention, loads that come and go, a straggler and a lack of memory.
     """
     jitter = np.linspace(0.8, 1.6, JITTER_QUANTILES).tolist()
-    profile = worlds.profile(dispatch_s=1e-4, dispatch_quantiles_s=[5e-5, 1e-4, 1.5e-4], jitter=jitter, alpha=0.3, slowdown=SPELLS, load_s=0.02, host_share=0.6)
+    spread = {"dispatch_s": 1e-4, "dispatch_quantiles_s": [5e-5, 1e-4, 1.5e-4], "jitter": jitter, "slowdown": SPELLS}
+    profile = worlds.profile(alpha=0.3, load_s=0.02, host_share=0.6, **spread)
     greedy = {"idle_unload_ns": 20 * MS, "scale_trigger": 4}
     spec = worlds.cluster([profile, profile], greedy=greedy)
     faults = (
@@ -362,7 +363,8 @@ def test_the_sensor_says_that_it_is_of_a_model() -> None:
 
 def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() -> None:
     jitter = np.linspace(0.8, 1.6, JITTER_QUANTILES).tolist()
-    profile = worlds.profile(jitter=jitter, dispatch_s=1e-4, served_extra_s=2e-4)
+    ranges = [{"metric": "x", "quantity": "batches at once", "low": 1.0, "high": 2.0}]
+    profile = worlds.profile(jitter=jitter, dispatch_s=1e-4, served_extra_s=2e-4, ranges=ranges)
     slow = Profile.from_yaml(emulated(profile, 20.0).to_yaml(), "slow.yaml")
     before, after = compile_tables(profile, 32), compile_tables(slow, 32)
     for key, table in after.keys.items():
@@ -379,7 +381,8 @@ def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() 
         assert cost.vram_bytes == usual_cost.vram_bytes
     assert (after.period_ns, after.lag_ns, after.cap_mw) == (before.period_ns, before.lag_ns, before.cap_mw)
     assert after.dispatch_ns == before.dispatch_ns  # the host's, not the device's
-    assert slow.device.emulated_slowdown == 20.0
+    assert (slow.device.emulated_slowdown, slow.ranges, slow.errors) == (20.0, (), ())
+    assert after.most_at_once == after.most_processes == float("inf")  # nothing of it is extrapolated
     assert {slow.provenance, slow.power.provenance, slow.concurrency.provenance} == {Provenance.EMULATED}
 
 
