@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time  # noqa: TID251 - an emulated device lives in real time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hw.agent import Fitting
@@ -29,19 +29,20 @@ class EmulatedOutfit:
     arenas: tuple[Arena, ...]
     own: int
 
-    def fit(self, tell: Tell) -> Fitting:
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         """See `Outfit`."""
         if self.device.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.device.cores)
-        lanes = EmulatedLanes(self.device.model(), self.arenas, self.own, tell, time.monotonic_ns)
-        waker = Waker()
+        lanes = EmulatedLanes(self.device.model(), self.arenas, self.own, tell, clock_ns)
+        waker = Waker(clock_ns)
         return Fitting(
             lanes=lanes,
-            sensor=lambda _: EmulatedSensor(lanes, time.monotonic_ns),
-            measure=EmulatedBench(lanes, waker).carry_out,
+            sensor=lambda _: EmulatedSensor(lanes, clock_ns),
+            measure=EmulatedBench(lanes, waker, clock_ns).carry_out,
             explain=explain,
             context_bytes=lanes.model.context_bytes,
             execution=self.device.execution(),
+            computes_here=False,
             waker=waker,
         )
 
