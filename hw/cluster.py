@@ -44,7 +44,7 @@ from policies.faults import Fault, Supervision
 from policies.interfaces import GROUPS, RouterConfig
 from policies.ledger import Ledger
 from policies.records import RunRecord
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import IMAGE, NS_PER_S
 
 ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
 
@@ -68,6 +68,16 @@ class Served:
         """Of a network in a file; raises `InputError` where it cannot be read."""
         model, _ = file.load()
         return cls(model.spec.segments, model.spec.widths, model.spec.input_shape, model.activation_shape)
+
+    @classmethod
+    def of_sizes(cls, widths: tuple[float, ...], input_bytes: int, activation_bytes: Sequence[Sequence[int]]) -> Served:
+        """Of a network of which nothing is known but how much travels: of an image, and after (segment, width)."""
+
+        def shape_after(segment: int, width: float) -> tuple[int, ...]:
+            size_bytes = activation_bytes[segment - 1][widths.index(width)] if segment else input_bytes
+            return (-(-size_bytes // ELEMENT_BYTES),)
+
+        return cls(len(activation_bytes), widths, shape_after(0, IMAGE), shape_after)
 
 
 @dataclass(frozen=True)
