@@ -123,7 +123,7 @@ class HardwareCluster:
     def _outfit(self, index: int) -> Outfit:
         device = self.servers[index].device
         if isinstance(device, EmulatedDevice):
-            return EmulatedOutfit(device, tuple(self.arenas), index)
+            return EmulatedOutfit(device, self._carrier.arenas_of(index), index)
         if self.file is None:
             raise InputError("model", "", f"server {self.servers[index].name} serves a network, so its file is needed")
         return TorchOutfit(device, self.file, self._carrier.arenas_of(index), index)

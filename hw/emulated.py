@@ -290,6 +290,7 @@ class EmulatedLanes:
             for place, request in enumerate(message.requests if self._broken else ()):
                 if request in self._broken:
                     _NUMBER.pack_into(target, place * size_bytes, nan)
+        arena.commit(message.offset, total_bytes)
         return Moved(message.transfer, (size_bytes,), "uint8", False)
 
     # ------------------------------------------------------------------------------------------------ what goes wrong

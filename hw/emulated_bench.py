@@ -45,7 +45,7 @@ class EmulatedBench:
         waker: of the agent's loop.
     """
 
-    def __init__(self, lanes: EmulatedLanes, waker: Waker, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, lanes: EmulatedLanes, waker: Waker, clock_ns: Callable[[], int]) -> None:
         self._lanes = lanes
         self._model: DeviceModel = lanes.model
         self._waker = waker

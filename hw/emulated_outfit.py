@@ -38,12 +38,12 @@ class EmulatedOutfit:
         return Fitting(
             lanes=lanes,
             sensor=lambda _: EmulatedSensor(lanes, clock_ns),
-            measure=EmulatedBench(lanes, waker).carry_out,
+            measure=EmulatedBench(lanes, waker, clock_ns).carry_out,
             explain=explain,
             context_bytes=lanes.model.context_bytes,
             execution=self.device.execution(),
-            waker=waker,
             computes_here=False,
+            waker=waker,
         )
 
 

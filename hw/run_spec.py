@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from hw.link import LinkModel
 from hw.networks import ModelFile
+from hw.transfers import ELEMENT_BYTES
 from policies.faults import Fault
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import IMAGE, NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,16 @@ class Served:
         """Of a network in a file; raises `InputError` where it cannot be read."""
         model, _ = file.load()
         return cls(model.spec.segments, model.spec.widths, model.spec.input_shape, model.activation_shape)
+
+    @classmethod
+    def of_sizes(cls, widths: tuple[float, ...], input_bytes: int, activation_bytes: Sequence[Sequence[int]]) -> Served:
+        """Of a network of which nothing is known but how much travels: of an image, and after (segment, width)."""
+
+        def shape_after(segment: int, width: float) -> tuple[int, ...]:
+            size_bytes = activation_bytes[segment - 1][widths.index(width)] if segment else input_bytes
+            return (-(-size_bytes // ELEMENT_BYTES),)
+
+        return cls(len(activation_bytes), widths, shape_after(0, IMAGE), shape_after)
 
 
 @dataclass(frozen=True)

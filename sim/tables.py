@@ -198,7 +198,7 @@ def sharing_of(profile: Profile) -> Sharing:
 
 
 def _most(profile: Profile, quantity: str) -> float:
-    """What was measured together; a data sheet measured nothing and is all assumption, and an emulated device is one."""
+    """What was measured together; a data sheet is all assumption, and an emulated device is what is assumed."""
     known = [found.high for found in profile.ranges if found.quantity == quantity]
     is_assumed = profile.provenance in (Provenance.DATASHEET, Provenance.EMULATED)
     return max(known) if known else inf if is_assumed else 1

@@ -7,7 +7,6 @@ import numpy as np
 from hw.datasets import Dataset
 from hw.emulated import EmulatedDevice
 from hw.run_spec import Served
-from hw.transfers import ELEMENT_BYTES
 from policies.chance import derived_seed
 from scenarios.files.spec import ServerSection
 from scenarios.world.materials import emulated_profile
@@ -36,12 +35,7 @@ def emulated_device(world: World, index: int) -> EmulatedDevice:
 def served_of(world: World) -> Served:
     """A network that nobody has: what its activations take, as the profiles say."""
     model = world.profiles[0].model
-
-    def shape_after(segment: int, width: float) -> tuple[int, ...]:
-        size_bytes = model.activation_bytes[segment - 1][model.widths.index(width)] if segment else model.input_bytes
-        return (-(-size_bytes // ELEMENT_BYTES),)
-
-    return Served(model.segments, model.widths, shape_after(0, 1.0), shape_after)
+    return Served.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
 
 
 def blank_images(world: World) -> Dataset:

@@ -408,7 +408,7 @@ def test_what_is_no_profile_is_refused() -> None:
 def test_a_process_that_emulates_a_device_opens_no_torch() -> None:
     """It would cost each of them seconds, hundreds of megabytes, and threads."""
     code = (
-        "import sys, hw.emulated, hw.telemetry, hw.waiting, sim.emulation\n"
+        "import sys, hw.agents, hw.emulated_outfit, hw.telemetry, sim.emulation\n"
         "from hw.emulated import EmulatedDevice\n"
         "EmulatedDevice(sim.emulation.FACTORY, bytes.fromhex(sys.argv[1]), 'toy').model()\n"
         "print([name for name in ('torch', 'numba') if name in sys.modules])"

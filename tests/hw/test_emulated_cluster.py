@@ -1,0 +1,174 @@
+"""Emulated servers as real processes: what they serve, what goes wrong with them, and what is measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hw.agents import AgentProcess, AgentSpec
+from hw.arena import Arena
+from hw.cluster import HardwareCluster, HardwareRun, Served
+from hw.emulated import EmulatedDevice
+from hw.emulated_outfit import EmulatedOutfit
+from hw.messages import BenchmarkPoint
+from hw.router_loop import Routing
+from hw.server import HardwareServer
+from policies.errors import WorkError
+from policies.faults import NO_LABEL, Crash, Fault, Hang, Poison, Slowness, Squeeze, Supervision
+from policies.records import RunRecord
+from policies.reward import RewardWeights
+from policies.vocabulary import IMAGE, NS_PER_S
+from sim.emulation import FACTORY, Emulation, emulated, to_bytes
+from sim.profile import Profile
+from tests import worlds
+
+pytestmark = pytest.mark.workers
+
+S = NS_PER_S
+RULES = Supervision(hang_ns=S // 2, backoff_ns=S // 20, backoff_limit_ns=S // 2)
+
+
+def profile(slowdown: float = 1.0, **changes: object) -> Profile:
+    return emulated(worlds.profile(base_s=2e-3, per_image_s=1e-4, load_s=0.01, **changes), slowdown)  # type: ignore[arg-type]
+
+
+def device(of: Profile) -> EmulatedDevice:
+    return EmulatedDevice(FACTORY, to_bytes(Emulation(of.to_yaml(), 32)), of.device.name)
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[HardwareCluster]:
+    of, spec = profile(), worlds.cluster([profile(), profile()])
+    model = of.model
+
+    servers = [HardwareServer(s.name, device(of), s.knobs, 10.0, 30.0) for s in spec.servers]
+    served = Served.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
+    with HardwareCluster(served, servers, sensor_period_s=0.05, supervision=RULES) as opened:
+        yield opened
+
+
+def run(cluster: HardwareCluster, *faults: Fault, rate: float = 150, horizon_s: float = 2.0) -> RunRecord:
+    spec = worlds.cluster([profile(), profile()])
+    arrivals_ns = np.ceil(worlds.poisson_s(rate, horizon_s) * S).astype(np.int64)
+    wanted = HardwareRun(
+        arrivals_ns,
+        np.zeros((1, *cluster.served.input_shape), np.float32),
+        np.zeros(1, np.int64),
+        round(horizon_s * S),
+        faults=faults,
+        is_correct=lambda request, widths: request % 3 == 0 and len(widths) == 4,
+    )
+    routing = Routing(worlds.Uniform(), np.random.default_rng(0), RewardWeights(), spec.prior)
+    return cluster.run(wanted, spec.router, routing)
+
+
+def test_labels_are_what_is_known_of_each_request(cluster: HardwareCluster) -> None:
+    """Every image passes all segments, and no agent has said anything of its label."""
+    found = run(cluster)
+    assert {request.status for request in found.requests} == {"completed"}
+    assert all(request.correct == (request.request % 3 == 0) for request in found.requests)
+    assert all(len(request.widths) == 4 for request in found.requests)
+
+
+def test_a_pass_takes_what_the_profile_says(cluster: HardwareCluster) -> None:
+    """By the model's own times; a batch never ends before its model says so, and others only make it longer."""
+    found = run(cluster)
+    keys = {(c.segment, c.width, c.previous_width): c for c in profile().latency}
+    assert len(found.batches) > 100
+    for batch in found.batches:
+        took_s = (batch.forward_ended_ns - batch.started_ns) / S
+        curve = keys[batch.segment, batch.width, batch.previous_width]
+        assert took_s >= curve.mean_s[0] - 1e-6
+        assert batch.late_ns >= 0
+        assert batch.ended_ns >= batch.forward_ended_ns
+
+
+def test_the_devices_joules_are_those_of_their_models(cluster: HardwareCluster) -> None:
+    """Idle power at least, more with work, and never more than the cap."""
+    found = run(cluster)
+    ended_s = found.ended_ns / S
+    for each in found.devices:
+        assert 30.0 * ended_s * 0.9 < each.energy_j < 250.0 * ended_s
+    assert sum(server.busy_s for server in found.servers) > 0.1
+
+
+def test_what_goes_wrong_goes_wrong_here_too(cluster: HardwareCluster) -> None:
+    """Killed, stopped, slowed and short of memory: nothing is lost, nothing comes twice."""
+    faults = (
+        Crash(0, S // 2),
+        Hang(1, S),
+        Slowness(0, 2 * S, 3 * S, 2.0),
+        Squeeze(1, 2 * S, 3 * S, 2),
+        Squeeze(0, 3 * S + S // 2, 3 * S + 3 * S // 4, 0),
+    )
+    found = run(cluster, *faults, horizon_s=4.0)
+    assert {down.reason for down in found.downtimes} == {"worker_died", "worker_hung"}
+    assert all(down.is_planned and down.up_ns is not None for down in found.downtimes)
+    assert len({request.request for request in found.requests}) == len(found.requests)
+    statuses = [request.status for request in found.requests]
+    assert statuses.count("completed") > 0.9 * len(statuses)
+    assert {request.reason for request in found.requests if request.status == "failed"} <= {"out_of_memory"}
+
+
+def test_poisoned_images_get_no_label(cluster: HardwareCluster) -> None:
+    """After as many tries as are allowed; all others are served."""
+    poisoned = frozenset(range(5, 40, 7))
+    found = run(cluster, Poison(poisoned))
+    failed = {request.request: request.reason for request in found.requests if request.status == "failed"}
+    assert failed == dict.fromkeys(poisoned, NO_LABEL)
+
+
+# ------------------------------------------------------------------------------------------------------ measurements
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[AgentProcess]:
+    arenas = (Arena(1 << 20),)
+    with AgentProcess(
+        AgentSpec("measured", EmulatedOutfit(device(profile(alpha=0.2, dispatch_s=1e-3)), arenas, 0))
+    ) as made:
+        yield made
+    arenas[0].close()
+
+
+def test_a_pass_is_timed_by_the_clock(agent: AgentProcess) -> None:
+    """It takes what the profile says, and what the clock adds; a busy machine may add much to some."""
+    result = agent.benchmark(BenchmarkPoint(1, 1.0, IMAGE, 16), warmup=1, repeats=40, min_s=0.1)
+    solo_s = next(c for c in profile().latency if (c.segment, c.width) == (1, 1.0)).mean_s[2]
+    assert min(result.samples_s) >= solo_s
+    assert np.median(result.samples_s) < 1.5 * solo_s
+    assert result.cpu_s == pytest.approx(0.3 * sum(result.samples_s))
+    assert result.sampled
+
+
+def test_passes_that_run_together_slow_each_other_down(agent: AgentProcess) -> None:
+    point = BenchmarkPoint(1, 1.0, IMAGE, 32)
+    alone = agent.benchmark_together([point], 0.3).results[0]
+    found = agent.benchmark_together([point] * 3, 0.3).results
+    assert len(found) == 3
+    alone_s = alone.elapsed_s / alone.completed
+    assert all(each.elapsed_s / each.completed > 2.5 * alone_s for each in found)
+
+
+def test_loads_and_dispatches_take_their_time(agent: AgentProcess) -> None:
+    loaded = agent.load(1, 1, 1.0, from_disk=True)
+    assert (loaded.load_s >= 0.01, loaded.vram_bytes) == (True, 50_000_000)
+    assert agent.load(2, 1, 1.0).load_s >= 0.005
+    assert agent.unload(1) >= 0.001
+    assert min(agent.dispatch(BenchmarkPoint(1, 1.0, IMAGE, 1), 5)) >= 1e-3
+
+
+def test_what_does_not_fit_is_refused_and_the_agent_goes_on(agent: AgentProcess) -> None:
+    agent.load(100, 4, 1.0)
+    for instance in range(101, 139):  # of 200 MB each, in 8 GB
+        agent.load(instance, 4, 1.0)
+    with pytest.raises(WorkError, match="out_of_memory"):
+        agent.load(139, 4, 1.0)
+    with pytest.raises(WorkError, match="bad_input"):
+        agent.benchmark(BenchmarkPoint(9, 1.0, IMAGE, 1), warmup=0, repeats=1, min_s=0.0)
+    assert agent.benchmark(BenchmarkPoint(1, 1.0, IMAGE, 1), warmup=0, repeats=1, min_s=0.0).samples_s
