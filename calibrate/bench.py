@@ -91,7 +91,7 @@ class Bench(Protocol):
         ...
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
-        """Run so many batches: for each the seconds from its command to the notice of its end that were no forward pass."""
+        """Run so many batches: for each the seconds from command to notice of the end, but for its pass."""
         ...
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
