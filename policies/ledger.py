@@ -402,10 +402,10 @@ class Ledger:
             self.note_reading(server, event)
 
     def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
-        """(block, when) of blocks that have come to their server."""
+        """(block, when) of blocks that have come to their server, by whose clock they had not left yet perhaps."""
         for block, arrived_ns in arrivals:
-            if block in self._open:
-                self._open[block].arrived_ns = arrived_ns
+            if (sent := self._open.get(block)) is not None:
+                sent.arrived_ns = max(sent.gathered_ns, arrived_ns)
 
     def note_batch(self, server: int, told: BatchTold) -> None:
         """A batch has ended at a server."""

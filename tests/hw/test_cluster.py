@@ -1,4 +1,4 @@
-"""The real cluster end to end: conservation, true labels, replay, real deaths, repeated runs."""
+"""The real cluster end to end: conservation, true labels, replay, real deaths, repeated runs; on any carrier."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import dataclasses
 import gc
 import os
 import signal
-import sys
+import time  # noqa: TID251 - real runs are on a real clock
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from hw.worker import Worker, WorkerSlot
 from numpy.typing import NDArray
 
+from hw.clock import RunClock
 from hw.cluster import HardwareCluster
 from hw.device import DeviceSpec
-from hw.messages import Load, ToWorker
+from hw.memory_port import Memory
+from hw.messages import Sample
 from hw.networks import ModelFile, save_model
 from hw.router_loop import Progress, own_cores
 from hw.run_devices import devices_of
-from hw.run_spec import HardwareRun
-from hw.server import HardwareServer, RunClock
+from hw.run_spec import HardwareRun, Routing
+from hw.server import HardwareServer, RemoteServer
 from hw.slimresnet import SlimResNet
 from hw.telemetry import usable_cores
+from hw.torch_lanes import TorchLanes
 from policies.errors import InputError
-from policies.faults import Supervision
-from policies.greedy import GreedyScheduler
+from policies.faults import WORKER_DIED, Crash, Supervision
 from policies.records import RunRecord
+from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.router import RouterCore
 from policies.vocabulary import (
     NS_PER_S,
     Choice,
@@ -41,10 +41,10 @@ from policies.vocabulary import (
     InstanceLoaded,
     LoadInstance,
     RequestArrived,
+    ServerDown,
     ServerUp,
     TelemetrySampled,
 )
-from tests.hw.fake_nvml import TURING, FakeBoard, FakeNvml
 from tests.hw.worlds import TINY, Wanderer, device, knobs, router, tiny_model
 
 pytestmark = pytest.mark.workers
@@ -89,8 +89,11 @@ def _run(model: SlimResNet, seconds: float = 1.0, rate: float = 150.0) -> Hardwa
 
 
 def _carry_out(cluster: HardwareCluster, run: HardwareRun) -> RunRecord:
-    policy, rng = Wanderer(WIDTHS), np.random.default_rng(1)
-    return cluster.run(run, router(len(cluster.servers)), RewardWeights(), PRIOR, policy, rng)
+    return cluster.run(run, router(len(cluster.servers)), _routing())
+
+
+def _routing(policy: Wanderer | None = None) -> Routing:
+    return Routing(policy or Wanderer(WIDTHS), np.random.default_rng(1), RewardWeights(), PRIOR)
 
 
 def _require_conservation(record: RunRecord) -> None:
@@ -122,16 +125,18 @@ def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
         assert block.snapshot_ns <= block.sent_ns <= block.arrived_ns <= block.ended_ns
     for batch in record.batches:
         assert batch.commanded_ns <= batch.started_ns <= batch.ended_ns
-    times = [step.now_ns for step in record.log]
-    assert times == sorted(times)
+    for steps in (record.log, *(life.steps for life in record.agent_logs)):
+        times = [step.now_ns for step in steps]
+        assert times == sorted(times)
 
 
 def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
     """As `docs/scenario-keys.md` says: in real runs no image waits for them."""
-    loaded_ns = {(s.core, s.event.instance): s.now_ns for s in record.log if isinstance(s.event, InstanceLoaded)}
+    steps = [step for life in record.agent_logs for step in life.steps]
+    loaded_ns = {(s.core, s.event.instance): s.now_ns for s in steps if isinstance(s.event, InstanceLoaded)}
     preloads = [
         (step.core, command.instance)
-        for step in record.log
+        for step in steps
         if isinstance(step.event, ServerUp)
         for command in step.commands
         if isinstance(command, LoadInstance)
@@ -156,21 +161,22 @@ def test_a_cpu_server_reads_its_cores_slowdown(record: RunRecord) -> None:
         assert all(1e-6 < read_s < 1e-2 for read_s in reads_s)
 
 
-def test_the_log_replays_through_fresh_cores(record: RunRecord) -> None:
-    """Same events and times, same decisions: fresh cores answer every event of the log with the same commands."""
-    cores = [GreedyScheduler(knobs(), index) for index in range(2)]
-    fresh_router = RouterCore(router(2))
-    for step in record.log:
-        core = fresh_router if step.core == "router" else cores[int(step.core.partition(":")[2])]
-        assert tuple(core.handle(step.event, step.now_ns)) == step.commands  # type: ignore[arg-type]
+def test_the_logs_replay_through_fresh_cores(record: RunRecord) -> None:
+    """Same events and times, same commands, each log by itself; and together they account for every block."""
+    assert [(life.server, life.epoch, life.ended) for life in record.agent_logs] == [(0, 1, ""), (1, 1, "")]
+    assert all(life.heard == len(life.steps) for life in record.agent_logs)
+    assert replay_run(record.log, record.agent_logs, router(2), [knobs()] * 2) == []
 
 
 def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
     """Each server is sampled about every period, energy and busy time are integrals within physical bounds."""
-    samples = [step.event for step in record.log if isinstance(step.event, TelemetrySampled)]
-    assert len(record.telemetry) == len(samples) >= 2 * 5
-    assert all(0 <= point.utilization <= 1 and point.power_w > 0 for point in record.telemetry)
-    assert [point.queue_length for point in record.telemetry] == [sample.queue_length for sample in samples]
+    for server, life in enumerate(record.agent_logs):
+        samples = [step.event for step in life.steps if isinstance(step.event, TelemetrySampled)]
+        points = [point for point in record.telemetry if point.server == server]
+        assert 5 <= len(points) <= len(samples) <= len(points) + 1  # the last one is read when the run is over
+        told = [(sample.sampled_ns, sample.queue_length) for sample in samples]
+        assert [(point.sampled_ns, point.queue_length) for point in points] == told[: len(points)]
+        assert all(0 <= point.utilization <= 1 and point.power_w > 0 for point in points)
     seconds = record.ended_ns / NS_PER_S
     for server, totals in zip(record.servers, record.devices, strict=True):
         assert 0 < server.busy_s <= seconds
@@ -181,8 +187,7 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
     """A run cut off with work in flight leaves nothing to the next one, and both conserve requests."""
     overload = dataclasses.replace(_run(model, 0.3, 20_000.0), end="cut")
     progress: list[Progress] = []
-    policy, rng = Wanderer(WIDTHS), np.random.default_rng(1)
-    cut = cluster.run(overload, router(2), RewardWeights(), PRIOR, policy, rng, on_progress=progress.append)
+    cut = cluster.run(overload, router(2), _routing(), on_progress=progress.append)
     _require_conservation(cut)
     assert "in_flight" in {request.status for request in cut.requests}
     assert progress[-1].in_flight > 0
@@ -193,9 +198,9 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
 
 
 def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """Every copy is released when it has moved on or is labelled: the workers' stores are empty at the end."""
+    """Every copy is released when it has moved on or is labelled: the agents' stores are empty at the end."""
     _carry_out(cluster, _run(model, 0.3))
-    assert [slot.worker.reset() for slot in cluster.slots] == [0, 0]
+    assert [slot.agent.prepare(index, keep_log=False) for index, slot in enumerate(cluster.slots)] == [0, 0]
 
 
 class Killer(Wanderer):
@@ -233,12 +238,14 @@ def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> N
     never_ns = 3600 * NS_PER_S
     only_death = Supervision(hang_ns=never_ns, stuck_ns=never_ns, backoff_ns=never_ns, backoff_limit_ns=never_ns)
     with HardwareCluster(ModelFile(path), _servers(), sensor_period_s=0.05, supervision=only_death) as running:
-        killer = Killer(1, running.slots[1].worker.pid)
-        found = running.run(run, router(2), RewardWeights(), PRIOR, killer, np.random.default_rng(1))
+        killer = Killer(1, running.slots[1].agent.pid)
+        found = running.run(run, router(2), _routing(killer))
     assert killer.has_killed
     _require_conservation(found)
-    downs = [step for step in found.log if type(step.event).__name__ == "ServerDown"]
-    assert {step.core for step in downs} == {"router", "server:1"}
+    downs = [step for step in found.log if isinstance(step.event, ServerDown)]
+    assert len(downs) == 1
+    assert [(life.server, bool(life.ended)) for life in found.agent_logs] == [(0, False), (1, True)]
+    assert replay_run(found.log, found.agent_logs, router(2), [knobs()] * 2) == []
     assert {request.status for request in found.requests} == {"completed"}
     assert all(request.correct for request in found.requests)
     assert any(request.retries for request in found.requests)  # what was there, or on its way there
@@ -252,15 +259,14 @@ def test_a_first_load_comes_from_disk_and_a_reload_from_memory(
     restless = dataclasses.replace(knobs(preload=False), idle_unload_ns=1)
     servers = [dataclasses.replace(_servers(1)[0], knobs=restless)]
     loads: list[tuple[tuple[int, float], bool]] = []
-    post = Worker.post
+    load = TorchLanes.load
 
-    def watched(worker: Worker, message: ToWorker, urgent: bool = True) -> None:
-        if isinstance(message, Load):
-            loads.append(((message.segment, message.width), message.from_disk))
-        post(worker, message, urgent)
+    def watched(lanes: TorchLanes, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        loads.append(((segment, width), from_disk))
+        load(lanes, instance, segment, width, from_disk)
 
-    monkeypatch.setattr(Worker, "post", watched)
-    with HardwareCluster(ModelFile(path), servers) as running:
+    monkeypatch.setattr(TorchLanes, "load", watched)
+    with HardwareCluster(ModelFile(path), servers, carrier=Memory()) as running:
         record = _carry_out(running, _run(model, 0.5, 20.0))
     assert all(request.correct for request in record.requests)
     first = {spec: position for position, (spec, _) in reversed(list(enumerate(loads)))}
@@ -297,7 +303,7 @@ def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, mode
     with pytest.raises(InputError, match="shape"):
         _carry_out(cluster, dataclasses.replace(run, images=np.zeros((50, 3, 8, 8), np.float32)))
     with pytest.raises(InputError, match="servers"):
-        cluster.run(run, router(3), RewardWeights(), PRIOR, Wanderer(), np.random.default_rng(0))
+        cluster.run(run, router(3), _routing())
     with pytest.raises(ValueError, match="ascend"):
         dataclasses.replace(run, arrivals_ns=np.array([2, 1]))
     assert TINY.segments == router(1).segments
@@ -305,40 +311,153 @@ def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, mode
 
 def test_a_late_arrival_keeps_its_time() -> None:
     """What was due while the driver was busy is stamped with its own time, unless something later was handled."""
-    clock = RunClock()
+    clock = RunClock(time.monotonic_ns)
     assert clock.now_ns() == 0
     assert clock.due_ns(500) == 500
     assert clock.due_ns(400) == 500
-    clock.start()
+    clock.start(time.monotonic_ns())
     assert clock.now_ns() >= 500
 
 
 def test_no_garbage_collection_stops_the_router_during_a_run(cluster: HardwareCluster, model: SlimResNet) -> None:
     """A collection over a heap with torch in it takes up to 0.25 s: none in a run, and they go on after it."""
     enabled: list[bool] = []
-    policy, rng = Wanderer(WIDTHS), np.random.default_rng(1)
 
     def tell(_: Progress) -> None:
         enabled.append(gc.isenabled())
 
-    cluster.run(_run(model, seconds=0.5), router(2), RewardWeights(), PRIOR, policy, rng, tell)
+    cluster.run(_run(model, seconds=0.5), router(2), _routing(), tell)
     assert enabled
     assert not any(enabled)
     assert gc.isenabled()
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_a_counter_that_calibration_distrusts_is_not_integrated(monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
-    """A board whose counter runs half as fast again: its joules where it is trusted, else polled power over time."""
-    board = FakeBoard(TURING, counter_factor=1.5)
-    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(board)))
+def test_a_counter_that_calibration_distrusts_is_not_integrated(trusted: bool) -> None:
+    """One that runs half as fast again: its joules where it is trusted, else the power that was read, over time."""
     server = HardwareServer("gpu", DeviceSpec(kind="cuda"), knobs(), 1.0, 2.0, trusts_counter=trusted)
-    (gpu,) = devices_of([server], [cast(WorkerSlot, None)])  # a GPU's sensor asks for no process
-    board.load = 1.0
-    board.advance(2.0)
-    gpu.start()
-    for tick in range(1, 21):
-        board.advance(0.1)
-        gpu.read(tick * NS_PER_S // 10)
-    assert gpu.energy_j == pytest.approx(2.0 * board.busy_w * (1.5 if trusted else 1.0), rel=0.01)
-    assert ("not trusted" in gpu.describe()["energy"]) != trusted
+    (gpu,) = devices_of([server])
+    reader = Reader()
+    gpu.settle([cast(RemoteServer, reader)], NS_PER_S, 0)
+    assert reader.asked == [(NS_PER_S, (7,))]
+    for tick in range(21):
+        gpu.heard(Sample(tick * NS_PER_S, 100.0, 0.5, 4711.0 + 150.0 * tick))
+    assert gpu.energy_j == pytest.approx(20 * (150.0 if trusted else 100.0))
+    assert gpu.busy_s == pytest.approx(10.0)
+
+
+class Reader:
+    """A server of which only the sensor counts."""
+
+    index, is_up = 0, True
+
+    def __init__(self) -> None:
+        self.slot = self.agent = self
+        self.pid = 7
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
+        self.asked.append((period_ns, pids))
+
+
+def test_when_a_reader_dies_another_takes_its_place() -> None:
+    """Two servers on one device: its energy is counted on, by the new one's own counter; it idles while nobody is up."""
+    spec = HardwareServer("s", DeviceSpec(), knobs(), 3.0, 5.0)
+    (shared,) = devices_of([spec, dataclasses.replace(spec, name="t")])
+    first, second = Reader(), Reader()
+    second.index, second.pid = 1, 8
+    both = cast(list[RemoteServer], [first, second])
+
+    def settle(now_ns: int) -> None:
+        shared.settle(both, NS_PER_S, now_ns)
+
+    settle(0)
+    assert (first.asked, second.asked) == ([(NS_PER_S, (7, 8))], [(0, (7, 8))])
+    shared.heard(Sample(0, None, 1.0, 100.0))
+    shared.heard(Sample(NS_PER_S, None, 1.0, 120.0))
+    first.is_up = False
+    settle(NS_PER_S)
+    assert second.asked[-1] == (NS_PER_S, (8,))
+    shared.heard(Sample(2 * NS_PER_S, 7.0, 0.0, 9000.0))  # its counter has another origin
+    shared.heard(Sample(3 * NS_PER_S, 7.0, 0.0, 9011.0))
+    assert shared.energy_j == pytest.approx(20.0 + 7.0 + 11.0)
+    second.is_up = False
+    settle(3 * NS_PER_S)
+    shared.close(5 * NS_PER_S)
+    assert shared.energy_j == pytest.approx(38.0 + 2 * 3.0)
+    assert shared.busy_s == pytest.approx(1.0)
+
+
+# ------------------------------------------------------------------------------------------------------ any carrier
+
+DRIFT = 5e-5
+AHEAD_NS = 10**15
+
+
+def _far() -> Memory:
+    """Agents of other hosts: one clock is far ahead, one is behind and goes faster; no memory is shared."""
+    return Memory(
+        [
+            lambda: time.monotonic_ns() + AHEAD_NS,
+            lambda: round(time.monotonic_ns() * (1 + DRIFT)) - AHEAD_NS // 1000,
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def far(path: Path) -> Iterator[HardwareCluster]:
+    servers = [
+        dataclasses.replace(server, device=DeviceSpec(channels_last=False)) for server in _servers()
+    ]  # the agents' threads stay where this process is
+    with HardwareCluster(ModelFile(path), servers, sensor_period_s=0.05, warm_batches=(1, 4), carrier=_far()) as found:
+        yield found
+
+
+def test_on_another_carrier_a_run_comes_to_the_same(far: HardwareCluster, record: RunRecord, model: SlimResNet) -> None:
+    """The same requests with the same labels, each once; activations that really moved; logs that agree."""
+    found = _carry_out(far, _run(model))
+    _require_conservation(found)
+    assert [_fates(found), _fates(record)] == [_fates(record)] * 2
+    assert {fate[1:] for fate in _fates(found)} == {("completed", True, WIDTHS)}
+    assert sum(request.moved for request in found.requests) > len(found.requests) / 2
+    assert replay_run(found.log, found.agent_logs, router(2), [knobs()] * 2) == []
+
+
+def _fates(record: RunRecord) -> list[tuple[int, str, bool, tuple[float, ...]]]:
+    return sorted((each.request, each.status, each.correct, each.widths) for each in record.requests)
+
+
+def test_times_of_another_clock_are_brought_into_the_runs(far: HardwareCluster, model: SlimResNet) -> None:
+    """Whatever an agent's clock shows: its stamps lie between the router's own, but for an error of the offset."""
+    run = _run(model)
+    found = _carry_out(far, run)
+    wrong_ns = [slot.agent.offset.error_ns for slot in far.slots]
+    assert 0 < max(wrong_ns) < NS_PER_S / 10
+    offsets_ns = [slot.agent.offset.offset_ns for slot in far.slots]
+    assert abs(offsets_ns[0] - AHEAD_NS) <= wrong_ns[0]
+    allowed_ns = 2 * max(wrong_ns) + round(DRIFT * found.ended_ns) + NS_PER_S // 100
+    for batch in found.batches:
+        assert batch.commanded_ns <= batch.started_ns + allowed_ns
+        assert batch.started_ns <= batch.forward_ended_ns <= batch.ended_ns + allowed_ns
+        assert -allowed_ns <= batch.commanded_ns < batch.ended_ns <= found.ended_ns + allowed_ns
+    for block in found.blocks:
+        assert block.snapshot_ns <= block.sent_ns <= block.arrived_ns <= block.ended_ns + allowed_ns
+    for life in found.agent_logs:
+        times = [step.now_ns for step in life.steps]
+        assert times == sorted(times)
+        assert times[-1] <= found.ended_ns + allowed_ns
+
+
+def test_an_agent_of_another_carrier_that_dies_is_replaced(far: HardwareCluster, model: SlimResNet) -> None:
+    """Its requests are tried elsewhere, and the next one's clock is asked for before it serves."""
+    run = dataclasses.replace(_run(model, 1.5), faults=(Crash(0, NS_PER_S // 2),))
+    found = _carry_out(far, run)
+    _require_conservation(found)
+    assert {request.status for request in found.requests} == {"completed"}
+    assert all(request.correct for request in found.requests)
+    assert [(down.server, down.reason) for down in found.downtimes] == [(0, WORKER_DIED)]
+    assert found.downtimes[0].up_ns is not None
+    lives = [(life.server, life.epoch, life.ended) for life in found.agent_logs]
+    assert lives == [(0, 1, WORKER_DIED), (0, 2, ""), (1, 1, "")]
+    assert abs(far.slots[0].agent.offset.offset_ns - AHEAD_NS) <= far.slots[0].agent.offset.error_ns
+    assert replay_run(found.log, found.agent_logs, router(2), [knobs()] * 2) == []

@@ -61,11 +61,13 @@ class FakeServer:
 
 
 class World:
-    """Two servers and what comes of their transfers."""
+    """Servers and what comes of their transfers."""
 
-    def __init__(self, links: LinkModel | None = None, poisoned: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, links: LinkModel | None = None, poisoned: frozenset[int] = frozenset(), servers: int = 2
+    ) -> None:
         self.now_ns = 0
-        self.servers = [FakeServer(0), FakeServer(1)]
+        self.servers = [FakeServer(index) for index in range(servers)]
         self.events: list[RouterEvent] = []
         self.arrived: list[int] = []
         self.inputs: dict[int, tuple[Input, ...]] = {}  # by block
@@ -98,7 +100,7 @@ def test_images_stand_where_the_server_is_told_that_they_do() -> None:
     is said before they stand there, and nothing moves where nothing must."""
     world = World()
     world.send(1, 0, ROUTER, 7, 5, 17)
-    ((given,),) = [world.inputs[1]]
+    (given,) = world.inputs[1]
     assert (given.requests, given.shape, given.dtype) == ((7, 5, 17), SHAPES[0], "float32")
     assert world.servers[0].committed == [(given.offset, 3 * 64)]
     seen = tensor_in(world.servers[0].inbox.arena, given.offset, (3, *SHAPES[0]), torch.float32)
@@ -163,9 +165,7 @@ def test_the_source_keeps_its_copy_until_the_other_has_taken_it() -> None:
 
 def test_what_has_arrived_of_a_block_that_will_not_is_kept_there() -> None:
     """Two sources, one of which dies: the other's part has moved, and a later block asks for it where it is."""
-    world = World()
-    world.servers.append(FakeServer(2))
-    world.transfers = world.make_transfers()
+    world = World(servers=3)
     block = Block(1, 2, 1, WorkKey(2, 1.0, 1.0), (3, 4))
     world.transfers.send(SendBlock(block, ((0, (3,)), (1, (4,)))))
     moved = world.asked_to_move(0)

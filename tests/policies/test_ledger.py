@@ -23,6 +23,7 @@ from policies.vocabulary import (
     SendBlock,
     ServerDown,
     ServerReport,
+    TransferFinished,
     WorkKey,
 )
 
@@ -79,6 +80,23 @@ def test_a_dead_server_reports_nothing() -> None:
     assert decision == 1
     assert terms.energy == pytest.approx(-50.0)
     assert terms.imbalance == 0.0
+
+
+@pytest.mark.parametrize("arrived_ns", [3 * S, S])
+def test_no_block_arrives_before_its_inputs_are_gathered(arrived_ns: int) -> None:
+    """A server's own clock is known to within an error."""
+    kept = ledger()
+    view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
+    kept.observe_router(RequestArrived(5), (), S)
+    kept.observe_router(RouterTimer(), (Decide(1, view),), S)
+    sent = SendBlock(Block(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
+    kept.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
+    kept.observe_router(TransferFinished(1, -1, 1, (5,)), (), 2 * S)
+    kept.note_arrivals([(1, arrived_ns), (77, S)])
+    ended = BlockFinished(1, 1, 1, (5,), (S,), (4 * S,), ((1.0,),), (False,), (False,))
+    kept.observe_router(RouterTimer(), (ended,), 4 * S)
+    (block,) = kept.blocks
+    assert block.arrived_ns == max(arrived_ns, 2 * S)
 
 
 def test_a_failed_batch_passes_no_image() -> None:
