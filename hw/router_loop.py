@@ -23,6 +23,7 @@ from hw.agents import AgentSlot
 from hw.arena import Arena, Inbox
 from hw.clock import RunClock
 from hw.cost_meter import CostMeter
+from hw.cpu_use import Taker, cpu_use
 from hw.faults import FaultPlan
 from hw.late_ledger import LateLedger
 from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
@@ -62,13 +63,14 @@ AWAY_PERIODS: Final = 3  # a look that comes later than this tells of the looker
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages."""
 
     now_ns: int
     horizon_ns: int
     arrived: int
     completed: int
     in_flight: int
+    busy_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ class RouterLoop:
         self._arrived = 0
         self._own_cores = own_cores(cluster.servers)
         self._busy_ns = self._idle_ns = 0
+        self._busy_from_ns = 0
         self._arrival_lags_ns: list[int] = []
         self._period_ns = cluster.sensor_period_ns
         self._next_tick_ns = self._period_ns
@@ -222,10 +225,10 @@ class RouterLoop:
             self._clock.start(time.monotonic_ns())
             for server in self._servers:
                 server.start_clock()
-            busy_ns = time.thread_time_ns()
+            self._busy_from_ns = time.thread_time_ns() - self._idle_ns
             while not self._is_over():
                 self._turn()
-            self._busy_ns = time.thread_time_ns() - busy_ns - self._idle_ns
+            self._busy_ns = self._busy_so_far_ns()
             ended_ns = self._clock.now_ns()
             self._finish()
             self._ledger.catch_up()
@@ -235,6 +238,10 @@ class RouterLoop:
         for device in self._devices:
             device.close(ended_ns)
         return self._record(ended_ns, foreign)
+
+    def _busy_so_far_ns(self) -> int:
+        """CPU time since the run's start, without looking out for messages."""
+        return time.thread_time_ns() - self._idle_ns - self._busy_from_ns
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
@@ -505,8 +512,8 @@ class RouterLoop:
         self._next_tick_ns += self._period_ns * (1 + (now_ns - self._next_tick_ns) // self._period_ns)
         if self._on_progress is not None and now_ns >= self._next_progress_ns:
             self._next_progress_ns = now_ns + _PROGRESS_NS
-            done, left = self._router.completed, self._router.in_flight
-            self._on_progress(Progress(now_ns, self._spec.horizon_ns, self._arrived, done, left))
+            done, left, busy_ns = self._router.completed, self._router.in_flight, self._busy_so_far_ns()
+            self._on_progress(Progress(now_ns, self._spec.horizon_ns, self._arrived, done, left, busy_ns))
 
     def _record(self, ended_ns: int, foreign: ForeignLoad | None) -> RunRecord:
         ledger = self._ledger.ledger
@@ -530,6 +537,12 @@ class RouterLoop:
             downtimes=tuple(sorted((d for s in self._servers for d in s.downtimes), key=lambda down: down.down_ns)),
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
             foreign_load=foreign,
+            cpu=cpu_use(
+                Taker(self._busy_ns, frozenset(self._own_cores)),
+                [(server.spec.device, server.agent_cpu_ns) for server in self._servers],
+                usable_cores(),
+                ended_ns,
+            ),
             router_costs=tuple(self._meter.costs) if self._meter is not None else (),
             handovers=tuple(self._meter.handovers) if self._meter is not None else (),
         )

@@ -235,6 +235,29 @@ class ForeignLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuUse:
+    """How much of the host's CPU a run on executors took, as shares of its time.
+
+    Without looking out for messages, without agents of CPU devices, whose passes are computed there, and without agents
+    that did not live to the run's end: so it is the least that was needed.
+
+    Attributes:
+        router: of one core.
+        agent: of one core, of that emulated device's agent that took most; 0 where there is none.
+        cores: of those that the router and agents share, where they are fullest.
+    """
+
+    router: float
+    agent: float
+    cores: float
+
+    @property
+    def share(self) -> float:
+        """Of what is short."""
+        return max(self.router, self.agent, self.cores)
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything a run leaves behind.
 
@@ -249,6 +272,7 @@ class RunRecord:
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
             tells how fast its core ran; empty in simulation.
         foreign_load: of the device that had most of it; None in simulation, and where nothing tells.
+        cpu: what the router and agents took of the host; None in simulation.
         agent_logs: on hardware, where `log` is kept, of every life that came up, by server and epoch.
         router_costs, handovers: samples from hardware of what simulation takes from profiles.
     """
@@ -269,6 +293,7 @@ class RunRecord:
     agents_busy_ns: tuple[int, ...] = ()
     references: tuple[tuple[int, int, float], ...] = ()
     foreign_load: ForeignLoad | None = None
+    cpu: CpuUse | None = None
     agent_logs: tuple[AgentLog, ...] = ()
     router_costs: tuple[RouterCost, ...] = ()
     handovers: tuple[Handover, ...] = ()

@@ -14,7 +14,7 @@ import numpy as np
 
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
-from scenarios.metrics.result import Lateness, Result, lateness_share
+from scenarios.metrics.result import Cpu, Lateness, Result, cpu_share, lateness_share
 from scenarios.metrics.served import Served, leaves_many, served
 from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
 
@@ -104,7 +104,7 @@ class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
-    `foreign_load` and `lateness_s` are those of the run that had most of it.
+    `foreign_load`, `lateness_s` and `cpu` are those of the run that had most of it.
     Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
     """
 
@@ -123,6 +123,7 @@ class Row(TypedDict):
     slowdown: NotRequired[Estimate]
     foreign_load: NotRequired[Foreign | None]
     lateness_s: NotRequired[Lateness | None]
+    cpu: NotRequired[Cpu | None]
     served: NotRequired[ServedWorlds]
 
 
@@ -143,6 +144,7 @@ class SaturatedRow(TypedDict):
     saturated: dict[str, bool]
     foreign_load: NotRequired[Foreign | None]
     lateness_s: NotRequired[Lateness | None]
+    cpu: NotRequired[Cpu | None]
     served: NotRequired[ServedWorlds]
 
 
@@ -159,6 +161,7 @@ class LoadAxisRow(TypedDict):
     met: bool | None
     foreign_load: NotRequired[Foreign | None]
     lateness_s: NotRequired[Lateness | None]
+    cpu: NotRequired[Cpu | None]
     served: NotRequired[ServedWorlds]
 
 
@@ -299,6 +302,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         slowdown=estimate([run.get("slowdown") for run in runs]),
         foreign_load=_most_foreign(runs),
         lateness_s=_most_late(runs),
+        cpu=_fullest(runs),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),
@@ -311,6 +315,12 @@ def _most_late(runs: Sequence[ValidationRun]) -> Lateness | None:
     """Of the hardware run on emulated devices that had most of it."""
     known = [late for run in runs if (late := run["hardware"].get("lateness_s")) is not None]
     return max(known, key=lateness_share, default=None)
+
+
+def _fullest(runs: Sequence[ValidationRun]) -> Cpu | None:
+    """Of the hardware run whose own processes came nearest to what the host has."""
+    known = [cpu for run in runs if (cpu := run["hardware"].get("cpu")) is not None]
+    return max(known, key=cpu_share, default=None)
 
 
 def _most_foreign(runs: Sequence[ValidationRun]) -> Foreign | None:
@@ -391,6 +401,7 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         saturated=saturated,
         foreign_load=run.get("foreign_load"),
         lateness_s=_most_late([run]),
+        cpu=_fullest([run]),
         served=found,
     )
 
@@ -412,6 +423,7 @@ def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
         met=None if is_marked(found) else _is_met(error["mean"], target),
         foreign_load=_most_foreign(runs),
         lateness_s=_most_late(runs),
+        cpu=_fullest(runs),
         served=found,
     )
 

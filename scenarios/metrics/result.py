@@ -130,6 +130,22 @@ class Lateness(TypedDict):
     mean_pass: float
 
 
+class Cpu(TypedDict):
+    """What a run's own processes took of the host's cores, as shares of its time; see `policies.records.CpuUse`."""
+
+    router: float
+    agent: float
+    cores: float
+
+
+MOST_CPU = 0.9  # beyond, who has work waits for a core: at 0.9 of a single one, nine times as long as the work takes
+
+
+def cpu_share(of: Cpu) -> float:
+    """Of what was fullest."""
+    return max(of["router"], of["agent"], of["cores"])
+
+
 MOST_LATE = 0.1  # of a mean pass: a run whose p99 lateness is more tells of this machine, not of the device
 
 
@@ -139,7 +155,7 @@ def lateness_share(of: Lateness) -> float:
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may lack the last ten keys, `accuracy_provenance`, `end` and `shares`.
+    """`slimsched.result/1`; a stored one may lack the last eleven keys, `accuracy_provenance`, `end` and `shares`.
 
     Attributes:
         end: what became of that which was under way at the horizon: worked off, or cut off there.
@@ -148,6 +164,7 @@ class Result(TypedDict):
         signatures: failures that the run shows; null where nobody looked.
         emulated_slowdowns: of the devices that are emulated, in either world; empty where all are real.
         lateness_s: of a run on emulated devices; null elsewhere.
+        cpu: of a run on executors; null in simulation.
     """
 
     schema: str
@@ -184,6 +201,7 @@ class Result(TypedDict):
     signatures: list[Signature] | None
     emulated_slowdowns: list[float]
     lateness_s: Lateness | None
+    cpu: Cpu | None
 
 
 class Score(TypedDict):
@@ -273,8 +291,9 @@ def summarise(
 
     Nobody has looked for failures yet: `scenarios.metrics.signatures.diagnosed` does.
     """
-    lateness_s = None
+    lateness_s, cpu = None, None
     if isinstance(run, RunRecord):
+        cpu = _cpu(run)
         lateness_s = _lateness_s(run.batches) if label.engine == "emulated" else None
         run = RunColumns.of(run)
     window_ns, requests = window.ns, run.requests
@@ -319,6 +338,7 @@ def summarise(
         signatures=None,
         emulated_slowdowns=list(label.emulated_slowdowns),
         lateness_s=lateness_s,
+        cpu=cpu,
     )
 
 
@@ -358,6 +378,11 @@ def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
         return None
     ascending = sorted(lag_ns / NS_PER_S for lag_ns in lags_ns)
     return ArrivalLag(mean=float(np.mean(ascending)), p99=percentile(ascending, 0.99), max=ascending[-1])
+
+
+def _cpu(run: RunRecord) -> Cpu | None:
+    found = run.cpu
+    return None if found is None else Cpu(router=found.router, agent=found.agent, cores=found.cores)
 
 
 def _lateness_s(batches: Sequence[BatchRecord]) -> Lateness | None:

@@ -34,8 +34,8 @@ from scenarios.show.table import Table
 from scenarios.show.validation import (
     WORLDS,
     busy_warnings,
+    disturbance_warnings,
     errors_tables,
-    late_warnings,
     rows_at_middle,
     saturation_tables,
     validation_notes,
@@ -223,7 +223,7 @@ def _validation(material: Material) -> Iterator[Block]:
         return
     yield from errors_tables(found)
     yield Note(" ".join(validation_notes(found)))
-    yield from (Note(text, "warning") for text in (*busy_warnings(found), *late_warnings(found)))
+    yield from (Note(text, "warning") for text in disturbance_warnings(found))
     yield from saturation_tables(found)
     rows = rows_at_middle(found.get("rows", []))
     bars = [

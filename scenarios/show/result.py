@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scenarios.metrics.catalogue import OF_SERVERS
-from scenarios.metrics.result import MOST_LATE, Result, Score, lateness_share
+from scenarios.metrics.result import MOST_CPU, MOST_LATE, Result, Score, cpu_share, lateness_share
 from scenarios.metrics.served import leaves_many, served
 from scenarios.show.numbers import duration, number, share, shown
 from scenarios.show.table import Column, Table, column, to_text
-from scenarios.show.words import downtime_table, extrapolated, late_text, provenance, signature_texts, unserved_lines
+from scenarios.show.words import (
+    cpu_text,
+    downtime_table,
+    extrapolated,
+    late_text,
+    provenance,
+    signature_texts,
+    unserved_lines,
+)
 from scenarios.terminal.screen import screen_width
 
 
@@ -41,6 +49,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "provenance", provenance(result)
     if (late := result.get("lateness_s")) is not None:
         yield ("beware" if lateness_share(late) > MOST_LATE else "lateness"), late_text(late)
+    if (cpu := result.get("cpu")) is not None:
+        yield ("beware" if cpu_share(cpu) > MOST_CPU else "CPU"), cpu_text(cpu)
     if (of_time := result.get("extrapolated_share", 0.0)) > 0:
         yield "beware", extrapolated(of_time)
     yield from (("signature", text) for text in signature_texts(result.get("signatures")))

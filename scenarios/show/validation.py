@@ -20,7 +20,7 @@ from scenarios.metrics.fidelity import (
     is_marked,
     middle_load,
 )
-from scenarios.metrics.result import MOST_LATE, Lateness, lateness_share
+from scenarios.metrics.result import MOST_CPU, MOST_LATE, Cpu, Lateness, cpu_share, lateness_share
 from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.words import downtime_table, marked, served_measures, unserved_lines
@@ -40,6 +40,10 @@ _LATE = (
     "how much later than their model says passes on emulated devices were seen to end (p99), as a share of a mean "
     "pass, in the run that had most."
 )
+_CPU = (
+    "what the router or an agent (but of a CPU device) took of a core, or all of them of the cores that they share, "
+    "whichever was fuller, in the run that had most."
+)
 _LATENCY, _THROUGHPUT = MEASURES["latency_mean_s"], MEASURES["throughput_img_s"]
 
 
@@ -48,7 +52,7 @@ def format_validation(validation: Validation) -> str:
     at_middle = stages_table(rows_at_middle(validation["rows"]))
     tables = [*errors_tables(validation), *([at_middle] if at_middle.rows else []), *saturation_tables(validation)]
     tables += [found] if (found := _downtimes(validation)) else []
-    words = ["\n".join(validation_notes(validation)), *busy_warnings(validation), *late_warnings(validation)]
+    words = ["\n".join(validation_notes(validation)), *disturbance_warnings(validation)]
     return to_text([validation["scenario"], *tables, *words], screen_width())
 
 
@@ -70,9 +74,12 @@ def _is_slowed(row: Row) -> bool:
     return slowdown is not None and slowdown["mean"] is not None
 
 
+def _all_rows(validation: Validation) -> list[AnyRow]:
+    return [*validation.get("rows", []), *validation.get("saturated", []), *validation.get("load_axis", [])]
+
+
 def _foreign_loads(validation: Validation) -> list[Foreign]:
-    rows = [*validation.get("rows", []), *validation.get("saturated", []), *validation.get("load_axis", [])]
-    return [load for row in rows if (load := row.get("foreign_load")) is not None]
+    return [load for row in _all_rows(validation) if (load := row.get("foreign_load")) is not None]
 
 
 def _is_busy(load: Foreign) -> bool:
@@ -81,7 +88,7 @@ def _is_busy(load: Foreign) -> bool:
 
 def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """What is in the hardware's numbers and in no simulation: columns, and each row's cells of them."""
-    parts = [_foreign_column(rows), _late_column(rows)]
+    parts = [_foreign_column(rows), _late_column(rows), _cpu_column(rows)]
     return [head for heads, _ in parts for head in heads], [
         [cell for _, cells in parts for cell in cells[place]] for place in range(len(rows))
     ]
@@ -109,6 +116,22 @@ def _late_text(late: Lateness | None) -> str:
         return NONE
     text = number(lateness_share(late), 0, 100)
     return f"{text} late" if lateness_share(late) > MOST_LATE else text
+
+
+def _cpu_column(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
+    """Likewise, of the run's own processes."""
+    found = [row.get("cpu") for row in rows]
+    if not any(found):
+        return [], [[] for _ in rows]
+    return [Column("CPU", "%", meaning=_CPU)], [[_cpu_text(cpu)] for cpu in found]
+
+
+def _cpu_text(cpu: Cpu | None) -> str:
+    """`40`, `97 starved`."""
+    if cpu is None:
+        return NONE
+    text = number(cpu_share(cpu), 0, 100)
+    return f"{text} starved" if cpu_share(cpu) > MOST_CPU else text
 
 
 def _foreign_text(load: Foreign | None) -> str:
@@ -292,9 +315,16 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append(f"Foreign load: {_FOREIGN}")
     if any(row.get("lateness_s") for row in rows):
         notes.append(f"Ends late: {_LATE}")
+    if any(row.get("cpu") for row in rows):
+        notes.append(f"CPU: {_CPU}")
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]
+
+
+def disturbance_warnings(validation: Validation) -> list[str]:
+    """All that is in the hardware's numbers and in no simulation."""
+    return [*busy_warnings(validation), *late_warnings(validation), *cpu_warnings(validation)]
 
 
 def busy_warnings(validation: Validation) -> list[str]:
@@ -307,18 +337,25 @@ def busy_warnings(validation: Validation) -> list[str]:
 
 def late_warnings(validation: Validation) -> list[str]:
     """What nobody should miss: that this machine was too slow to play the devices."""
-    rows: list[AnyRow] = [
-        *validation.get("rows", []),
-        *validation.get("saturated", []),
-        *validation.get("load_axis", []),
-    ]
-    found = [late for row in rows if (late := row.get("lateness_s")) is not None]
+    found = [late for row in _all_rows(validation) if (late := row.get("lateness_s")) is not None]
     if not any(lateness_share(late) > MOST_LATE for late in found):
         return []
     text = (
         f"Late: in rows marked `late` ends were seen later than {100 * MOST_LATE:.0f} % of a pass, so errors there are"
     )
     return [f"{text} of this machine, too. Give it more cores or less to do, or its devices a larger slowdown."]
+
+
+def cpu_warnings(validation: Validation) -> list[str]:
+    """What nobody should miss: that this machine was too small for the run's own processes."""
+    found = [cpu for row in _all_rows(validation) if (cpu := row.get("cpu")) is not None]
+    if not any(cpu_share(cpu) > MOST_CPU for cpu in found):
+        return []
+    text = (
+        f"Starved: in rows marked `starved` the router or an agent took more than {100 * MOST_CPU:.0f} % of a core, or"
+    )
+    text += " all of them of the cores that they share, so errors there are of this machine, too."
+    return [f"{text} Give it more cores or less load, or emulated devices a larger slowdown."]
 
 
 def _ranking_text(ranking: Ranking) -> str:

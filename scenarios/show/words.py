@@ -9,7 +9,7 @@ from hw.accuracy import MEASURED
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
 from scenarios.metrics.catalogue import SERVED, Measure
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.result import Lateness, Restart, Result, Signature, lateness_share
+from scenarios.metrics.result import Cpu, Lateness, Restart, Result, Signature, lateness_share
 from scenarios.metrics.served import MARK, WHY, Served, leaves_many
 from scenarios.metrics.signatures import tally_text
 from scenarios.show.numbers import NONE, duration, number, share
@@ -30,6 +30,12 @@ def late_text(of: Lateness) -> str:
     """How late ends were seen, and whether that is too much to tell anything."""
     found = f"ends seen {duration(of['p50'])} late (p50), {duration(of['p99'])} (p99: {share(lateness_share(of))} of"
     return f"{found} a mean pass of {duration(of['mean_pass'])})"
+
+
+def cpu_text(of: Cpu) -> str:
+    """What a run's own processes took of the host."""
+    agent = f", an agent {share(of['agent'])}" if of["agent"] else ""
+    return f"the router took {share(of['router'])} of a core{agent}; the fullest of their cores {share(of['cores'])}"
 
 
 def extrapolated(of_time: float) -> str:

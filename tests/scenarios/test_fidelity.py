@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from policies.records import CpuUse
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import VALIDATED
 from scenarios.metrics.fidelity import (
@@ -19,6 +20,7 @@ from scenarios.metrics.fidelity import (
     validate_results,
 )
 from scenarios.metrics.result import Result
+from scenarios.show.result import format_result
 from scenarios.show.validation import (
     errors_tables,
     format_validation,
@@ -321,6 +323,46 @@ def test_a_validation_that_knows_no_foreign_load_is_shown() -> None:
     text = format_validation(found)
     assert "oreign load" not in text
     assert "Busy" not in text
+
+
+def taken(router: float, agent: float, cores: float, **place: Any) -> ValidationRun:
+    """A pair during whose hardware run its own processes took so much."""
+    found = record(request(0, 3, 1.0), ended_s=20, cpu=CpuUse(router, agent, cores))
+    return validation_run(result("a", 1), summary(found, router="a", **WINDOW, **HARDWARE), **place)
+
+
+def test_a_run_that_needs_more_cpu_than_there_is_is_marked_in_every_table() -> None:
+    """Whichever is short: the router's core, an agent's, or those that they share; of the run that had most."""
+    full = taken(0.1, 0.91, 0.5, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
+    runs = [taken(0.3, 0.2, 0.4), taken(0.95, 0.1, 0.6, repeat=1), full, taken(0.2, 0.5, 0.9, kind="near", scale=1.0)]
+    found = validated(*runs)
+    assert found["rows"][0]["cpu"] == {"router": 0.95, "agent": 0.1, "cores": 0.6}
+    tables = [*errors_tables(found), *saturation_tables(found)]
+    cells = [[row[[each.title for each in table.columns].index("CPU %")] for row in table.rows] for table in tables]
+    assert cells == [["95 starved"], ["91 starved"], ["90"]]
+    assert "Starved: in rows marked `starved`" in format_validation(found)
+    assert any(note.startswith("CPU: ") for note in validation_notes(found))
+    assert "Starved" not in format_validation(validated(taken(0.9, 0.9, 0.9)))
+
+
+def test_a_result_says_what_its_processes_took() -> None:
+    starved, calm = taken(0.2, 0.0, 0.95)["hardware"], taken(0.2, 0.0, 0.3)["hardware"]
+    assert "beware      the router took 20.00 % of a core; the fullest of their cores 95.00 %" in format_result(starved)
+    assert "CPU         the router took" in format_result(calm)
+    assert result("a", 1)["cpu"] is None
+    assert "of a core" not in format_result(result("a", 1))
+
+
+def test_a_validation_that_knows_no_cpu_is_shown() -> None:
+    """One of a former version: without the column and its sentences."""
+    runs = [taken(0.95, 0.1, 0.6)]
+    del runs[0]["hardware"]["cpu"]  # type: ignore[misc]
+    found = validated(*runs)
+    for row in found["rows"]:
+        del row["cpu"]
+    text = format_validation(found)
+    assert "CPU" not in text
+    assert "tarved" not in text
 
 
 @given(st.lists(st.sampled_from([0.3, 0.6, 0.8, 0.9]), max_size=6))

@@ -1,0 +1,91 @@
+"""What a run's own processes take of the host: which cores they compete for, and which of them count."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from hw.cluster import HardwareCluster
+from hw.cpu_use import Taker, cpu_use
+from hw.device import DeviceSpec
+from hw.emulated import EmulatedDevice
+from hw.router_loop import Progress
+from policies.records import CpuUse, RunRecord
+from tests.bench import hollow
+
+SECOND = 10**9
+Agent = tuple[DeviceSpec | EmulatedDevice, int]
+
+
+def emulated(busy_s: float, *cores: int) -> Agent:
+    return EmulatedDevice("", b"", "toy", cores=cores), round(busy_s * SECOND)
+
+
+def real(kind: Literal["cpu", "cuda"], busy_s: float, *cores: int) -> Agent:
+    return DeviceSpec(kind, cores=cores), round(busy_s * SECOND)
+
+
+def use(router_s: float, *agents: Agent, router_cores: tuple[int, ...] = (), cores: int = 2) -> CpuUse:
+    """Of a run of ten seconds."""
+    return cpu_use(Taker(round(router_s * SECOND), frozenset(router_cores)), agents, range(cores), 10 * SECOND)
+
+
+def test_a_thread_has_one_core_however_many_there_are() -> None:
+    """A router that is always busy is the bottleneck on a host of any size, and so is an agent."""
+    found = use(9.5, emulated(1.0), emulated(2.0), cores=64)
+    assert (found.router, found.agent, found.share) == (0.95, 0.2, 0.95)
+    assert found.cores == pytest.approx(12.5 / 640)
+    assert use(1.0, emulated(9.9), emulated(2.0), cores=64).share == 0.99
+
+
+def test_who_shares_cores_is_added_up() -> None:
+    """None of them is a bottleneck by itself."""
+    found = use(6.0, emulated(6.0), real("cuda", 7.0))
+    assert found.share == found.cores == pytest.approx(0.95)
+
+
+def test_the_fullest_cores_count_and_not_the_mean() -> None:
+    """Three agents on the last core, the router on the first: half of the host is idle, and they starve."""
+    found = use(1.0, *[emulated(3.2, 1) for _ in range(3)], router_cores=(0,))
+    assert found.cores == pytest.approx(0.96)
+
+
+def test_who_may_run_anywhere_is_not_added_to_who_may_not() -> None:
+    """But both take from all cores."""
+    assert use(6.0, emulated(9.0, 1)).cores == pytest.approx(0.9)
+    assert use(6.0, emulated(3.0, 1)).cores == pytest.approx(0.45)
+
+
+def test_threads_that_spin_are_no_bottleneck_by_themselves() -> None:
+    """An agent of a GPU waits for it with a busy thread; together with others it does take their cores."""
+    found = use(1.0, real("cuda", 11.0))
+    assert found.agent == 0.0
+    assert found.cores == pytest.approx(0.6)
+
+
+def test_what_a_cpu_device_computes_is_no_need() -> None:
+    """Its cores are not there for the others either, unless there are none but its own."""
+    found = use(3.0, real("cpu", 20.0, 0, 1), real("cuda", 3.0), cores=3)
+    assert (found.agent, found.cores) == (0.0, pytest.approx(0.6))
+    assert use(3.0, real("cpu", 20.0, 0, 1)).cores == pytest.approx(0.15)
+    assert use(3.0, real("cpu", 20.0)).cores == pytest.approx(0.15)
+
+
+def run(cluster: HardwareCluster, told: list[Progress]) -> tuple[CpuUse, RunRecord]:
+    config, routing = hollow.routing(2, 1)
+    record = cluster.run(hollow.Load(1, 400.0, 1.0).run((3, 32, 32)), config, routing, told.append)
+    assert record.cpu is not None
+    return record.cpu, record
+
+
+@pytest.mark.workers
+def test_a_run_tells_what_its_processes_took() -> None:
+    """The router's thread and the agents' processes; and how much it is so far."""
+    servers, told = hollow.servers(hollow.devices(2)), list[Progress]()
+    with hollow.HollowCluster(hollow.served((3, 32, 32)), servers, 0.05) as cluster:
+        found, record = run(cluster, told)
+    assert found.router == pytest.approx(record.driver_busy_ns / record.ended_ns)
+    assert found.agent == pytest.approx(max(record.agents_busy_ns) / record.ended_ns)
+    assert [each.busy_ns for each in told] == sorted(each.busy_ns for each in told)
+    assert 0 < told[-1].busy_ns <= record.driver_busy_ns
