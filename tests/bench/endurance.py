@@ -3,12 +3,12 @@
     python -m tests.bench.endurance chaos --minutes 10
     python -m tests.bench.endurance soak --minutes 60
 
-`chaos`: one run in which random workers are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
+`chaos`: one run in which random agents are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
 request must have one record, completed or failed with a named reason, and the logs must replay through fresh cores and
 agree with each other.
-`soak`: one run (or several of `--run-s`, one after another) on one set of workers; the memory of each process is read
-about every 30 seconds, and a straight line laid through it. The driver keeps a record of every request until its run
-has ended, by design: what it grows by an image is told as `driver_bytes_per_image`.
+`soak`: one run (or several of `--run-s`, one after another) on one set of agents; the memory of each process is read
+about every 30 seconds, and a straight line laid through it. The router keeps a record of every request until its run
+has ended, by design: what it grows by an image is told as `router_bytes_per_image`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scipy import stats
 from hw.cluster import HardwareCluster
 from hw.device import local_devices
 from hw.networks import ModelFile
-from hw.router_loop import Progress
+from hw.router_loop import Progress, Routing
 from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
 from policies.chance import stream
@@ -90,8 +90,8 @@ class Bench:
             drain_limit_ns=MOST_DRAIN_S * NS_PER_S,
         )  # fmt: skip
         policy = make_router("random", RouterContext(self.config, _NoCosts(), self.prior, (1.0,) * len(self.servers)))
-        rng = stream(seed, "router:random")
-        return cluster.run(plan, self.config, RewardWeights(), self.prior, policy, rng, on_progress or _tell)
+        routing = Routing(policy, stream(seed, "router:random"), RewardWeights(), self.prior)
+        return cluster.run(plan, self.config, routing, on_progress or _tell)
 
 
 def _tell(progress: Progress) -> None:
@@ -101,7 +101,7 @@ def _tell(progress: Progress) -> None:
 
 
 def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: int) -> dict[str, Any]:
-    """Kill and stop workers at random; raises `AssertionError` if a request is lost or ends twice."""
+    """Kill and stop agents at random; raises `AssertionError` if a request is lost or ends twice."""
     bench = Bench(servers)
     seconds, rng = minutes * 60, stream(seed, "chaos")
     faults: list[Fault] = []
@@ -139,10 +139,10 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
 
 @dataclass(slots=True)
 class Memory:
-    """Private memory of the driver and of every worker over time; fed by a run's progress.
+    """Private memory of this process, which routes, and of every agent over time; fed by a run's progress.
 
     Attributes:
-        pids: says whose memory is read, at the time of asking: a restarted worker is another process.
+        pids: says whose memory is read, at the time of asking: a restarted agent is another process.
         sample_s: between two readings, or a little more.
     """
 
@@ -182,11 +182,11 @@ class Memory:
             }  # fmt: skip
         return found
 
-    def driver_bytes_per_image(self) -> float:
-        """By how much the driver grows with each completed image."""
+    def router_bytes_per_image(self) -> float:
+        """By how much the router's process grows with each completed image."""
         settled = len(self.rows) // 6
         images = np.asarray(self.images[settled:], dtype=np.float64)
-        return _line(images, np.asarray([row["driver"] for row in self.rows[settled:]]))[0]
+        return _line(images, np.asarray([row["router"] for row in self.rows[settled:]]))[0]
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
@@ -208,7 +208,7 @@ def soak(minutes: float, rate: float, servers: int, run_s: float | None = None) 
 
         def pids() -> dict[str, int]:
             slots = zip(bench.servers, cluster.slots, strict=True)
-            return {"driver": os.getpid()} | {server.name: slot.worker.pid for server, slot in slots}
+            return {"router": os.getpid()} | {server.name: slot.agent.pid for server, slot in slots}
 
         memory = Memory(pids, min(SAMPLE_S, total_s / 10))
         for number in range(max(1, round(total_s / each_s))):
@@ -225,7 +225,7 @@ def soak(minutes: float, rate: float, servers: int, run_s: float | None = None) 
         "images": images,
         "readings": len(memory.rows),
         "memory": memory.slopes(),
-        "driver_bytes_per_image": memory.driver_bytes_per_image(),  # records, kept until a run's end by design
+        "router_bytes_per_image": memory.router_bytes_per_image(),  # records, kept until a run's end by design
     }
 
 

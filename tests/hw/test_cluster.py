@@ -22,9 +22,9 @@ from hw.device import DeviceSpec
 from hw.memory_port import Memory
 from hw.messages import Sample
 from hw.networks import ModelFile, save_model
-from hw.router_loop import Progress, own_cores
+from hw.router_loop import Progress, Routing, own_cores
 from hw.run_devices import devices_of
-from hw.run_spec import HardwareRun, Routing
+from hw.run_spec import HardwareRun
 from hw.server import HardwareServer, RemoteServer
 from hw.slimresnet import SlimResNet
 from hw.telemetry import usable_cores
@@ -178,8 +178,8 @@ def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
         assert [(point.sampled_ns, point.queue_length) for point in points] == told[: len(points)]
         assert all(0 <= point.utilization <= 1 and point.power_w > 0 for point in points)
     seconds = record.ended_ns / NS_PER_S
-    for server, totals in zip(record.servers, record.devices, strict=True):
-        assert 0 < server.busy_s <= seconds
+    for each, totals in zip(record.servers, record.devices, strict=True):
+        assert 0 < each.busy_s <= seconds
         assert 2.0 * seconds * 0.9 <= totals.energy_j <= 15.0 * seconds * 1.1
 
 
@@ -361,7 +361,7 @@ class Reader:
 
 
 def test_when_a_reader_dies_another_takes_its_place() -> None:
-    """Two servers on one device: its energy is counted on, by the new one's own counter; it idles while nobody is up."""
+    """Two servers on one device: its energy is counted on, by the new one's counter; it idles while nobody is up."""
     spec = HardwareServer("s", DeviceSpec(), knobs(), 3.0, 5.0)
     (shared,) = devices_of([spec, dataclasses.replace(spec, name="t")])
     first, second = Reader(), Reader()
@@ -427,7 +427,7 @@ def _fates(record: RunRecord) -> list[tuple[int, str, bool, tuple[float, ...]]]:
     return sorted((each.request, each.status, each.correct, each.widths) for each in record.requests)
 
 
-def test_times_of_another_clock_are_brought_into_the_runs(far: HardwareCluster, model: SlimResNet) -> None:
+def test_times_of_another_clock_are_brought_into_those_of_the_run(far: HardwareCluster, model: SlimResNet) -> None:
     """Whatever an agent's clock shows: its stamps lie between the router's own, but for an error of the offset."""
     run = _run(model)
     found = _carry_out(far, run)

@@ -9,11 +9,12 @@ import pytest
 
 from hw.agents import AgentProcess, AgentSpec
 from hw.arena import Arena
-from hw.cluster import HardwareCluster, HardwareRun, Served
+from hw.cluster import HardwareCluster
 from hw.emulated import EmulatedDevice
 from hw.emulated_outfit import EmulatedOutfit
 from hw.messages import BenchmarkPoint
 from hw.router_loop import Routing
+from hw.run_spec import HardwareRun, Served
 from hw.server import HardwareServer
 from policies.errors import WorkError
 from policies.faults import NO_LABEL, Crash, Fault, Hang, Poison, Slowness, Squeeze, Supervision

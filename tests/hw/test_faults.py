@@ -16,10 +16,11 @@ import psutil
 import pytest
 import torch
 
-from hw.cluster import HardwareCluster, HardwareRun
+from hw.cluster import HardwareCluster
 from hw.messages import Warm
 from hw.networks import ModelFile, save_model
 from hw.router_loop import Routing
+from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
 from hw.slimresnet import SlimResNet
 from policies.faults import (

@@ -142,7 +142,7 @@ def test_what_serving_costs_is_not_measured_beside_others(
     result, record = run_simulation(world, world.router("random"), "random", 0)
     monkeypatch.setattr(serving, "real_cluster", lambda *_: nullcontext())
     monkeypatch.setattr(serving, "run_on_hardware", lambda *_: (result, replace(record, foreign_load=load)))
-    measure = partial(serving.measure_serving, world, ModelFile(tmp_path), None, 0, allow_busy=allowed)  # type: ignore[arg-type]
+    measure = partial(serving.measure_serving, world, ModelFile(tmp_path), None, 0, allow_busy=allowed)
     if words is None:
         with pytest.raises(InputError, match=r"what serving costs: .* more than 30 %.*calibration\.allow_busy"):
             measure()

@@ -115,7 +115,7 @@ class Chain:
         ]
         if pin != "none" or core:
             gc.collect()
-            gc.freeze()  # as our workers do
+            gc.freeze()  # as our agents do
 
     def labels(self, images: Sequence[bytes]) -> list[int]:
         """One batch, whole."""
