@@ -13,7 +13,8 @@ from calibrate import Calibration, model_costs
 from hw.networks import ModelFile, Network
 from policies.errors import InputError
 from policies.files import set_aside
-from scenarios.executors.checking import SERVING_S
+from scenarios.executors.calibrate import calibrate_device
+from scenarios.executors.checking import SERVING_S, with_serving
 from scenarios.executors.devices import EMULATED, chosen_devices, emulated_section
 from scenarios.executors.emulation import played
 from scenarios.files.documents import write_text
@@ -63,8 +64,6 @@ class _Subject:
 
     def with_serving(self, profile: Profile, arguments: Namespace) -> Profile:
         """With what serving costs."""
-        from scenarios.executors.checking import with_serving
-
         file, seed = self.wanted.file, arguments.seed
         return with_serving(profile, file, self.section, seed, allow_busy=arguments.allow_busy)
 
@@ -113,8 +112,6 @@ def _subject(
 
 def _calibrated(subject: _Subject, output: Output, reserved_s: float) -> Profile:
     """Measured; a file in its place that is no profile of ours is kept."""
-    from scenarios.executors.calibrate import calibrate_device
-
     path, is_ours = subject.path, _was_calibrated(subject.path)
     with _naming(subject.asked):
         profile = calibrate_device(subject.wanted, quiet=output.quiet, say=output.remark, reserved_s=reserved_s)
