@@ -52,7 +52,7 @@ class AgentBench:
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
-        result = self.agent.benchmark(_to_agent(point), warmup, repeats, min_s, PAUSE_S if paused else 0.0)
+        result = self.agent.benchmark(to_agent(point), warmup, repeats, min_s, PAUSE_S if paused else 0.0)
         return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s)
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
@@ -63,7 +63,7 @@ class AgentBench:
             agents.append(self.sibling)
         before = _CoreUse.of(self.cores, agents)
         for index, agent in enumerate(agents):
-            agent.start_together([_to_agent(point) for point in points[index :: len(agents)]], duration_s)
+            agent.start_together([to_agent(point) for point in points[index :: len(agents)]], duration_s)
         found = [agent.finish_together() for agent in agents]
         foreign_share = _CoreUse.of(self.cores, agents).foreign_share(before)
         results = [found[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
@@ -72,7 +72,7 @@ class AgentBench:
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
         """See `Bench`."""
-        return self.agent.dispatch(_to_agent(point), number, PAUSE_S)
+        return self.agent.dispatch(to_agent(point), number, PAUSE_S)
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
         """See `Bench`."""
@@ -82,7 +82,7 @@ class AgentBench:
     def steady(self, point: Point, duration_s: float) -> SteadyLoad:
         """See `Bench`."""
         with sampled(self.meter.sensor) as take:
-            result = self.agent.benchmark(_to_agent(point), warmup=5, repeats=2, min_s=duration_s)
+            result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s)
             watched = take()
         power = self.meter.mean(watched, rise_dropped_s(duration_s, self.meter.rise_s))
         return SteadyLoad(
@@ -118,5 +118,6 @@ class _CoreUse:
         return max(0.0, foreign_s) / (self.cores * (self.at_s - before.at_s)) if self.cores else 0.0
 
 
-def _to_agent(point: Point) -> BenchmarkPoint:
+def to_agent(point: Point) -> BenchmarkPoint:
+    """The point as agents are told of it."""
     return BenchmarkPoint(point.segment, point.width, point.previous_width, point.batch)

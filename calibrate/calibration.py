@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibrate.costs import ModelCosts
 from hw.device import DeviceSpec
+from hw.emulated import EmulatedDevice
 from hw.networks import ModelFile
 from policies.errors import InputError
+from sim.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What an emulated device plays, and what the network costs that its profile is of."""
+
+    profile: Profile
+    costs: ModelCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +26,7 @@ class Calibration:
     """A device to measure while it runs a model.
 
     Attributes:
-        file: the slimmable network.
+        file: the slimmable network; None for an emulated device, which runs none.
         budget_s: wall time; a small one leaves things out and says so (`Profile.omitted`), never a key.
         batch_limit: the largest batch measured; the simulator refuses larger ones.
         log_path: finished measurements; an interrupted calibration goes on from there.
@@ -24,13 +35,14 @@ class Calibration:
         sensor_period_s: how often serving reads the device's sensor.
         name: of the profile; made from the device and the model by default.
         allow_busy: measure although other programs use the device.
+        played: of an emulated device, and of no other.
 
     Raises:
         InputError: the budget or the limit makes no sense.
     """
 
-    file: ModelFile
-    device: DeviceSpec
+    file: ModelFile | None
+    device: DeviceSpec | EmulatedDevice
     budget_s: float
     batch_limit: int
     log_path: Path
@@ -39,6 +51,12 @@ class Calibration:
     sensor_period_s: float = 0.1
     name: str = ""
     allow_busy: bool = False
+    played: Played | None = None
+
+    @property
+    def kind(self) -> str:
+        """Of the device: `cpu`, `cuda` or `emulated`."""
+        return "emulated" if isinstance(self.device, EmulatedDevice) else self.device.kind
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:

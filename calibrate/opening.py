@@ -69,7 +69,9 @@ def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
         InputError: no such device, or others use it.
         WorkError: the device or a process failed.
     """
-    device = wanted.device
+    device, file = wanted.device, wanted.file
+    assert isinstance(device, DeviceSpec), "an emulated one is opened by `calibrate.emulated`"
+    assert file is not None, "a real device runs a network"
     sensor = open_sensor(device, ())
     found = probe(device, sensor)
     meter = meter_of(device, found, sensor)
@@ -78,7 +80,7 @@ def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
     bare = _idle_looks(meter, found, idle_s)
     with (
         bandwidth_beside(device) as bandwidth,
-        bench_of(wanted.file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench,
+        bench_of(file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench,
     ):
         bandwidth_bytes_s = bandwidth()
         context = _idle_looks(bench.meter, found, idle_s, settle_s=bench.meter.rise_s)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from calibrate.calibration import Calibration
 from calibrate.check import CheckedMetric, check, has_across
 from calibrate.costs import ModelCosts, costs_of
+from calibrate.emulated import of_an_emulated_device, opened_emulated, stamp_of
 from calibrate.fit import fit
 from calibrate.log import Log
 from calibrate.measure import Progress, measure, scout
@@ -17,13 +18,15 @@ from calibrate.plan import Extras, Plan, Point, make_plan
 from calibrate.probe import Probe
 from calibrate.stamps import OF_A_GPU, require_model
 from hw.device import DeviceSpec
+from hw.emulated import EmulatedDevice
 from hw.networks import ModelFile
 from policies.chance import stream
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
 
 # What comes before the first measurement is guessed, not timed, so that a resumed plan is the same plan.
-START_S = {"cpu": 8.0, "cuda": 15.0}  # processes that open torch, contexts, bandwidth, a look at who else is there
+# Processes that open torch, contexts, bandwidth, a look at who else is there; an emulated device has none of these.
+START_S = {"cpu": 8.0, "cuda": 15.0, "emulated": 2.0}
 SELF_TEST_S = 4.0  # of a sensor
 IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
 IDLE_S = (0.5, 30.0)  # at least and at most
@@ -53,20 +56,21 @@ def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
     """
     told = listener or Listener()
     begin_ns = time.monotonic_ns()
-    budget_s, batch_limit, device = wanted.budget_s, wanted.batch_limit, wanted.device
-    costs = model_costs(wanted.file)
+    budget_s, batch_limit, played = wanted.budget_s, wanted.batch_limit, wanted.played
+    costs = _costs(wanted)
     keys = sorted(costs.keys)
+    load = Point(*keys[-1], batch_limit)
     with (
-        opened(wanted, idle_look_s(budget_s), Point(*keys[-1], batch_limit)) as ready,
+        opened_emulated(wanted) if played else opened(wanted, idle_look_s(budget_s), load) as ready,
         Log(wanted.log_path, log_stamp(ready.found, costs, wanted)) as log,
     ):
         for warning in ready.warnings:
             told.on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-        planned_s = max(0.0, budget_s - start_s(device.kind, budget_s, metered=ready.found.metered))
+        planned_s = max(0.0, budget_s - start_s(wanted.kind, budget_s, metered=ready.found.metered))
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
-        has_peer, rise_s = wanted.peer is not None, ready.bench.meter.rise_s
-        extras = Extras(power=ready.found.metered, peer=has_peer, sibling=True, rise_s=rise_s)
+        has_peer, rise_s = wanted.peer is not None or played is not None, ready.bench.meter.rise_s
+        extras = Extras(power=ready.found.metered, peer=has_peer, sibling=not played, rise_s=rise_s)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         told.on_plan(plan)
@@ -75,8 +79,16 @@ def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
         )
         facts = ready.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
-    name = wanted.name or f"{device.kind}-{costs.info.name}"
-    return fit(measured.measurements, costs, facts, name, omitted, seen.slowdown)
+    name = wanted.name or f"{wanted.kind}-{costs.info.name}"
+    profile = fit(measured.measurements, costs, facts, name, omitted, seen.slowdown)
+    return of_an_emulated_device(profile) if played else profile
+
+
+def _costs(wanted: Calibration) -> ModelCosts:
+    if wanted.played is not None:
+        return wanted.played.costs
+    assert wanted.file is not None, "a real device runs a network"
+    return model_costs(wanted.file)
 
 
 def check_profile(
@@ -104,9 +116,11 @@ def start_s(kind: str, budget_s: float, *, metered: bool) -> float:
 
     Args:
         kind: of the device.
-        metered: whether a sensor tells its power: then it is tested, and idle power is looked at twice.
+        metered: whether a sensor tells its power: then it is tested, and idle power is looked at twice; both are known
+            of an emulated device.
     """
-    return START_S[kind] + (SELF_TEST_S + 2 * idle_look_s(budget_s) if metered else 0.0)
+    has_sensor = metered and kind != "emulated"
+    return START_S[kind] + (SELF_TEST_S + 2 * idle_look_s(budget_s) if has_sensor else 0.0)
 
 
 def idle_look_s(budget_s: float) -> float:
@@ -132,4 +146,5 @@ def log_stamp(found: Probe, costs: ModelCosts, wanted: Calibration) -> dict[str,
             wanted.seed
         ),  # another one holds out and draws other points: what one fit saw, another would be judged by
         **{f"execution.{key}": value for key, value in wanted.device.execution().items()},
+        **(stamp_of(wanted.device) if isinstance(wanted.device, EmulatedDevice) else {}),
     }

@@ -7,7 +7,6 @@ import itertools
 import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
 from queue import SimpleQueue
 
 import torch
@@ -35,6 +34,7 @@ from hw.messages import (
     Warm,
 )
 from hw.slimmable import SegmentInstance
+from hw.waiting import waited_ns
 
 _WARM_PASSES_TOGETHER = 3
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
@@ -192,16 +192,7 @@ def _reference(instances: Instances) -> Reference | None:
 
 def _clocks() -> tuple[int, int, int]:
     """Wall time, this process's CPU time, and how long its threads have waited for a core."""
-    return time.monotonic_ns(), time.process_time_ns(), _waited_ns()
-
-
-def _waited_ns() -> int:
-    """From Linux's scheduler statistics: (time on a core, time ready without one, times that it got one) a thread."""
-    waited_ns = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError):  # a thread that has just ended; a kernel without statistics
-            waited_ns += int(path.read_text().split()[1])
-    return waited_ns
+    return time.monotonic_ns(), time.process_time_ns(), waited_ns()
 
 
 def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult:

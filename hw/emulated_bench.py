@@ -27,7 +27,7 @@ from hw.messages import (
     UnloadTimed,
     Warm,
 )
-from hw.waiting import Waker
+from hw.waiting import Waker, waited_ns
 
 
 def _nothing_comes(timeout_s: float) -> bool:
@@ -115,6 +115,7 @@ class EmulatedBench:
         for _ in range(message.warmup):
             self._pass(point)
         began_ns = next_ns = self._clock_ns()
+        waited_before_ns = waited_ns()
         while len(samples_s) < message.repeats or (self._clock_ns() - began_ns) / 1e9 < message.min_s:
             if message.pause_s:
                 time.sleep(message.pause_s)
@@ -124,7 +125,8 @@ class EmulatedBench:
                 sampled.append(Sample(now_ns, *self._model.sample(now_ns), self._model.energy_j(now_ns)))
         share = self._model.host_share((point.segment, point.width, point.previous_width), point.batch)
         wall_s = (self._clock_ns() - began_ns) / 1e9
-        return BenchmarkResult(tuple(samples_s), wall_s, share * sum(samples_s), sampled=tuple(sampled))
+        waited_s = (waited_ns() - waited_before_ns) / 1e9
+        return BenchmarkResult(tuple(samples_s), wall_s, share * sum(samples_s), waited_s, sampled=tuple(sampled))
 
     def _together(self, message: BenchmarkTogether) -> TogetherResult:
         """Each point's next pass begins when the end of the one before was noticed, as in a thread of its own."""

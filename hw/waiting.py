@@ -7,11 +7,13 @@ for what is left.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import time  # noqa: TID251 - it waits for real time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 _PR_SET_TIMERSLACK: Final = 29
@@ -41,6 +43,18 @@ def overruns_ns(sleeps: int = _SLEEPS, limit_ns: int = _MEASURING_NS) -> list[in
         now_ns = time.monotonic_ns()
         found.append(max(0, now_ns - due_ns))
     return sorted(found)
+
+
+def waited_ns() -> int:
+    """How long this process's threads have waited for a core so far.
+
+    From Linux's scheduler statistics: (time on a core, time ready without one, times that it got one) a thread.
+    """
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # a thread that has just ended; a kernel without statistics
+            waited_ns += int(path.read_text().split()[1])
+    return waited_ns
 
 
 class Waker:

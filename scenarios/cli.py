@@ -142,9 +142,8 @@ def _model_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", type=file_here, required=True, metavar="FILE", help="a trained network (safetensors)"
-    )
+    text = "a trained network (safetensors); an emulated device runs none"
+    parser.add_argument("--model", type=file_here, metavar="FILE", help=text)
     _network(parser, None)
     text = (
         "cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are two "
@@ -152,7 +151,8 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     text += (
         "unequal devices: with four cores and more, two thirds of them and the rest; with fewer, the first core, and "
     )
-    parser.add_argument("--device", metavar="NAME", help=text + "the last core without oneDNN")
+    emulated = "Or emulated:PROFILE[:SLOWDOWN]: a device that plays a profile (docs/emulated.md)"
+    parser.add_argument("--device", metavar="NAME", help=f"{text}the last core without oneDNN. {emulated}")
     text = "for each device, 5m by default: the start and all measuring, those of an interrupted calibration counted; "
     text += "12 s of it (at most a quarter) are for what serving costs. What is required is measured in any case"
     parser.add_argument("--budget", type=duration_s, default=300.0, metavar="TIME", help=text)
@@ -239,7 +239,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario,)
     ),
     "devices": Command("profile", "the devices here, and which telemetry really works", ()),
-    "calibrate": Command("profile", "measure the local devices for a model; writes profiles", (_calibrate,)),
+    "calibrate": Command("calibrate", "measure the local devices for a model; writes profiles", (_calibrate,)),
     "profile show": Command("profile", "print, check and plot a profile", (_profile_show,)),
     "profile synth": Command("profile", "a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
     "profile check": Command("profile", "does a profile still hold? fresh points against it", (_profile_check,)),

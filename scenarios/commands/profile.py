@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 from calibrate.check import holds, meaningful
 from calibrate.stamps import require_model
 from hw.networks import ModelFile, Network
 from policies.errors import InputError
-from policies.files import set_aside
 from policies.vocabulary import Provenance
 from scenarios.executors.checking import (
     announced_check,
@@ -27,7 +24,7 @@ from scenarios.executors.checking import (
 from scenarios.executors.devices import chosen_devices
 from scenarios.executors.preflight import other_programs, stamp_warnings
 from scenarios.files.documents import json_text, write_text
-from scenarios.files.reading import read_profile
+from scenarios.files.reading import as_made, read_profile
 from scenarios.show.check import check_document, format_check
 from scenarios.show.profile import described
 from scenarios.terminal.output import Output
@@ -125,80 +122,8 @@ def devices(arguments: Namespace) -> int:
     return output.result("\n".join(parts), {"schema": "slimsched.devices/1", "devices": documents})
 
 
-def calibrate(arguments: Namespace) -> int:
-    """Measure local devices; each gets a profile."""
-    from calibrate import Calibration, model_costs
-    from scenarios.executors.calibrate import calibrate_device
-    from scenarios.executors.checking import SERVING_S, with_serving
-    from scenarios.show.profile import spoilt
-
-    output = Output(arguments)
-    named = arguments.network
-    network = Network(named, arguments.options, "--network", "") if named is not None else None
-    file = ModelFile(arguments.model, network)
-    chosen = [(asked, asked.replace(":", ""), device) for asked, device in chosen_devices(arguments.device)]
-    model_costs(file)  # what is no model, or an --out that can't be written, shows before anything is measured
-    written = [writable_file(arguments.out / f"{name}.yaml") for _, name, _ in chosen]
-    measuring_s = max(arguments.budget - SERVING_S, 0.75 * arguments.budget)
-    warnings = []
-    for (asked, name, device), path in zip(chosen, written, strict=True):
-        with _naming(asked):
-            wanted = Calibration(
-                file,
-                device,
-                budget_s=measuring_s,
-                batch_limit=arguments.batch_limit,
-                log_path=arguments.out / f"{name}.jsonl",
-                seed=arguments.seed,
-                peer=device,
-                name=name,
-                allow_busy=arguments.allow_busy,
-            )
-            reserved_s, is_ours = arguments.budget - measuring_s, _was_calibrated(path)
-            profile = calibrate_device(wanted, quiet=output.quiet, say=output.remark, reserved_s=reserved_s)
-        if path.exists() and not is_ours:
-            aside = set_aside(path, ".kept")
-            output.remark(f"{path} was not made by this calibration, or was edited since: it is kept as {aside.name}")
-        write_text(path, profile.to_yaml())
-        output.remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
-        with _naming(asked):
-            served = with_serving(profile, file, device, arguments.seed, allow_busy=arguments.allow_busy)
-        write_text(path, served.to_yaml())
-        if problem := spoilt(profile):
-            warnings.append(f"{name}: {problem}")
-    for warning in warnings:
-        output.remark(f"warning: {warning}")
-    lines = "\n".join(f"profile: {path}" for path in written)
-    return output.result(lines, {"profiles": [str(path) for path in written], "warnings": warnings})
-
-
-def _was_calibrated(path: Path) -> bool:
-    """Whether a profile is one that a calibration made in this place, with its log beside, and nobody edited since."""
-    return path.with_suffix(".jsonl").is_file() and _as_made(path) is not None
-
-
-def _as_made(path: Path) -> Profile | None:
-    """A profile that a command made and nobody edited since; None for any other."""
-    try:
-        profile = read_profile(path)
-    except InputError:
-        return None
-    return profile if "\nchecksum:" in path.read_text(encoding="utf-8") else None
-
-
 def _require_synthesized(path: Path) -> None:
     """Raises `InputError` where a file would be replaced that `profile synth` did not make, or that was edited."""
-    if path.is_file() and ((found := _as_made(path)) is None or found.provenance is not Provenance.DATASHEET):
+    if path.is_file() and ((found := as_made(path)) is None or found.provenance is not Provenance.DATASHEET):
         problem = "was not made by `slimsched profile synth`, or was edited since; move it elsewhere"
         raise InputError(str(path), "", f"{problem}, or name another place with --out")
-
-
-@contextlib.contextmanager
-def _naming(device: str) -> Iterator[None]:
-    """What is wrong with a device is told of the one that was asked for, by that name."""
-    try:
-        yield
-    except InputError as error:
-        if error.source != "calibrate":
-            raise
-        raise InputError(f"calibrate {device}", error.key, error.problem) from None

@@ -9,6 +9,7 @@ from calibrate.calibration import Calibration
 from calibrate.plan import Plan
 from calibrate.probe import device_name
 from calibrate.session import Listener, calibrate
+from hw.emulated import EmulatedDevice
 from policies.chance import derived_seed
 from scenarios.executors.announce import announcement, require_budget
 from scenarios.terminal.output import Say
@@ -32,12 +33,15 @@ def calibrate_device(
         budget_key: who gave the budget, for the message that it is too small.
         reserved_s: what was taken off the budget that the user gave, to be told with it.
     """
-    name, device, log_path = wanted.name, wanted.device, wanted.log_path
+    name, log_path, kind = wanted.name, wanted.log_path, wanted.kind
+    device = (
+        f"emulated {wanted.device.label}" if isinstance(wanted.device, EmulatedDevice) else device_name(wanted.device)
+    )
     progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
 
     def announce(plan: Plan) -> None:
-        require_budget(plan, wanted.budget_s, log_path, *budget_key, device.kind)
-        told = {"name": name, "device": device_name(device), "kind": device.kind}
+        require_budget(plan, wanted.budget_s, log_path, *budget_key, kind)
+        told = {"name": name, "device": device, "kind": kind}
         say(announcement(plan, **told, budget_s=wanted.budget_s, log_path=log_path, reserved_s=reserved_s))
         progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
         begun.enter_context(progress)

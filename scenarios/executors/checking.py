@@ -38,6 +38,7 @@ from scenarios.executors.run import SATURATED_IMAGES, RealRun, real_cluster, run
 from scenarios.executors.serving import is_served, measure_serving, with_overheads
 from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from scenarios.files.spec import (
+    GB,
     ClusterSection,
     DeviceSection,
     GreedySection,
@@ -98,7 +99,10 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
 
 
 def require_measured(profile: Profile, source: str) -> None:
-    """Raises `InputError` for a profile of published figures."""
+    """Raises `InputError` for a profile of published figures, or of no device at all."""
+    if profile.provenance == Provenance.EMULATED:
+        problem = "is of an emulated device; `slimsched calibrate --device emulated:PROFILE` measures one again"
+        raise InputError(source, "provenance", problem)
     if profile.provenance == Provenance.DATASHEET:
         problem = "was derived from a datasheet and promises nothing that could be checked; calibrate the device"
         raise InputError(source, "provenance", problem)
@@ -174,7 +178,7 @@ def open_loop(
 
 def open_loop_world(profile: Profile, device: DeviceSpec, seed: int) -> World:
     """One server on the device, all its instances loaded where they fit, and arrivals that it can carry well."""
-    world, stable_img_s = _lone_world(profile, device, seed)
+    world, stable_img_s = _lone_world(profile, device_section(device), seed)
     return _at_rate(world, SHARE * stable_img_s)
 
 
@@ -183,17 +187,18 @@ def _at_rate(world: World, rate_img_s: float) -> World:
     return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
 
 
-def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World, float]:
+def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[World, float]:
     """The device's world, and the largest rate that is stable in it."""
+    vram_bytes = profile.device.vram_bytes if device.vram_gb is None else device.vram_gb * GB
     needed = profile.memory.context_bytes + sum(instance.vram_bytes for instance in profile.memory.instances)
     server = ServerSection(
         name=SERVER,
-        device=device_section(device),
+        device=device,
         link="measured" if profile.link is not None else "loopback",
     )
     greedy = GreedySection(
         batch_limit=profile.batch_limit,
-        preload="all" if needed <= min(profile.device.vram_bytes, device.vram_bytes) else "none",
+        preload="all" if needed <= min(profile.device.vram_bytes, vram_bytes) else "none",
         idle_unload_s=None,
     )
     scenario = Scenario(
@@ -211,18 +216,22 @@ def _lone_world(profile: Profile, device: DeviceSpec, seed: int) -> tuple[World,
 
 
 def with_serving(
-    profile: Profile, file: ModelFile, device: DeviceSpec, seed: int, *, allow_busy: bool = False
+    profile: Profile, file: ModelFile | None, device: DeviceSection, seed: int, *, allow_busy: bool = False
 ) -> Profile:
     """The profile with what serving costs on this host, from a few seconds of it on the device alone.
 
     What it costs is not known yet, so the rate is low: a router with more to do than it can would tell its queue.
+
+    Args:
+        file: None for an emulated device.
 
     Raises:
         InputError: others used much of the device meanwhile, and that is not allowed.
     """
     world, stable_img_s = _lone_world(profile, device, seed)
     world = _at_rate(world, min(SHARE * stable_img_s, max(LIGHT_SHARE * stable_img_s, LIGHT_IMG_S)))
-    return with_overheads(profile, measure_serving(world, file, _any_images(file), seed, allow_busy=allow_busy), 0)
+    images = None if file is None else _any_images(file)
+    return with_overheads(profile, measure_serving(world, file, images, seed, allow_busy=allow_busy), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,30 @@ import torch
 
 from hw.device import DeviceSpec, local_devices
 from policies.errors import InputError
-from scenarios.files.spec import GB, DeviceSection, ServerSection
+from scenarios.files.shipped import profile_file
+from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
+
+EMULATED = "emulated:"
+
+
+def emulated_section(wanted: str) -> DeviceSection:
+    """What `emulated:PROFILE` or `emulated:PROFILE:SLOWDOWN` asks for, as a scenario would.
+
+    Raises:
+        InputError: no such profile, or the slowdown is none.
+    """
+    name, _, last = (text := wanted.removeprefix(EMULATED)).rpartition(":")
+    try:
+        slowdown = float(last)
+    except ValueError:
+        name, slowdown = text, 1.0
+    if not name:
+        raise InputError("--device", "", f"{wanted!r} names no profile; give emulated:rtx-2080-ti, or a profile's file")
+    if not 1 <= slowdown <= MOST_SLOWDOWN:
+        problem = f"{wanted!r}: a slowdown of {slowdown:g}; allowed are 1 to {MOST_SLOWDOWN:g}"
+        raise InputError("--device", "", problem)
+    profile_file(name, "--device", "")
+    return DeviceSection(emulated=name, slowdown=slowdown)
 
 
 def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
@@ -22,7 +45,9 @@ def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
         return [(name, device) for name, device in named.items() if device in found]
     chosen = [(name, device) for name, device in named.items() if wanted in (name, name.partition(":")[0])]
     if not chosen:
-        raise InputError("--device", "", f"no device {wanted!r} here; allowed are {', '.join(named)}")
+        raise InputError(
+            "--device", "", f"no device {wanted!r} here; allowed are {', '.join(named)}, or {EMULATED}PROFILE"
+        )
     return chosen
 
 

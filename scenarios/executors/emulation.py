@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from calibrate.calibration import Played
+from calibrate.costs import costs_of
 from hw.datasets import Dataset
 from hw.emulated import EmulatedDevice
+from hw.networks import Network
 from hw.run_spec import Served
 from policies.chance import derived_seed
-from scenarios.files.spec import ServerSection
+from policies.errors import InputError
+from scenarios.executors.devices import EMULATED
+from scenarios.files.spec import DeviceSection
 from scenarios.world.materials import emulated_profile
 from scenarios.world.world import World
 from sim.emulation import FACTORY, Emulation, to_bytes
@@ -16,20 +21,48 @@ from sim.emulation import FACTORY, Emulation, to_bytes
 
 def emulated_device(world: World, index: int) -> EmulatedDevice:
     """What a server's device plays: its profile as it was given, without what serving costs, which is real here."""
-    server: ServerSection = world.scenario.cluster.named_servers[index]
+    server = world.scenario.cluster.named_servers[index]
     assert server.device is not None, "emulated"
-    profile = emulated_profile(server)
     knobs = world.scenario.cluster.greedy_of(server)
     emulation = Emulation(
-        profile=profile.to_yaml(),
+        profile=emulated_profile(server.device).to_yaml(),
         batch_limit=knobs.batch_limit,
         jitter=world.scenario.jitter,
         util_metric=knobs.util_metric,
         seed=derived_seed(world.scenario.seed, "emulation"),
         server=index,
     )
-    slowdown, cores = server.device.slowdown, server.device.cores
-    return EmulatedDevice(FACTORY, to_bytes(emulation), f"{profile.device.name} x{slowdown:g}", slowdown, cores)
+    return playing(emulation, world.device_names[index], server.device)
+
+
+def playing(emulation: Emulation, name: str, section: DeviceSection) -> EmulatedDevice:
+    """As an agent takes it; `name` is of the device."""
+    return EmulatedDevice(FACTORY, to_bytes(emulation), name, section.slowdown, section.cores)
+
+
+def played(
+    section: DeviceSection, batch_limit: int, seed: int, network: Network | None
+) -> tuple[EmulatedDevice, Played]:
+    """An emulated device to be calibrated, and what is known of it.
+
+    Args:
+        network: that its profile is of; the one that the profile names by default.
+
+    Raises:
+        InputError: the profile is of another network, of an unknown one, or does not cover such batches.
+    """
+    profile, source = emulated_profile(section), f"--device {EMULATED}{section.emulated}"
+    if batch_limit > profile.batch_limit:
+        problem = f"{batch_limit} is beyond what the profile covers; allowed are 1 to {profile.batch_limit}"
+        raise InputError("--batch-limit", "", problem)
+    model = profile.model
+    network = network or Network(model.name, {}, source, "model.name")
+    costs = costs_of(network.build(), model.name, model.hash)
+    if costs.info != model:
+        problem = f"the profile is of {model.name}, which is not {network.label}; name its network with --network"
+        raise InputError(source, "model", problem)
+    emulation = Emulation(profile.to_yaml(), batch_limit, seed=derived_seed(seed, "emulation"))
+    return playing(emulation, profile.device.name, section), Played(profile, costs)
 
 
 def served_of(world: World) -> Served:

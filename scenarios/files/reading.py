@@ -69,6 +69,15 @@ def read_profile(path: Path, source: str | None = None, key: str = "", *, to_sho
     return Profile.from_yaml(text, str(path), to_show=to_show)
 
 
+def as_made(path: Path) -> Profile | None:
+    """A profile that a command made and nobody edited since; None for any other."""
+    try:
+        profile = read_profile(path)
+    except InputError:
+        return None
+    return profile if "\nchecksum:" in path.read_text(encoding="utf-8") else None
+
+
 def relative_paths(scenario: Scenario, folder: Path) -> Scenario:
     """The scenario with every path named from `folder`: it reads back from there, and tells nothing of this machine."""
     start = folder.absolute()

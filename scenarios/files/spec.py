@@ -145,6 +145,9 @@ class ModelSection(StrictModel):
 # ------------------------------------------------------------------------------------------------------------ cluster
 
 
+MOST_SLOWDOWN = 1e6
+
+
 class DeviceSection(StrictModel):
     """A device of this machine, for calibration and for runs on real executors; or one that is emulated.
 
@@ -155,7 +158,7 @@ class DeviceSection(StrictModel):
     emulated: ProfileName | None = Field(
         None, description="the profile to play: a file, or a shipped profile's name; null for a real device"
     )
-    slowdown: Annotated[float, Field(ge=1, le=1e6)] = Field(
+    slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN)] = Field(
         1.0, description="of an emulated device: every pass and load takes so many times as long"
     )
     kind: Literal["cpu", "cuda"] = Field("cpu", description="a share of this machine's cores, or an NVIDIA GPU")

@@ -15,7 +15,7 @@ from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import read_text
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
-from scenarios.files.spec import ServerSection
+from scenarios.files.spec import DeviceSection, ServerSection
 from scenarios.job.job import OF_SERVING, Job, blamed_on
 from scenarios.world.materials import calibrated_path, emulated_profile, profile_path, served_path
 from sim.profile import SCHEMA as PROFILE_SCHEMA
@@ -30,8 +30,8 @@ def make_profiles(job: Job) -> None:
     owners = job.scenario.cluster.owners
     for server in owners:
         job.folder.require_free(profile_path(job.folder.path, server.name))
-        if server.emulated is not None:
-            _emulate(job, server)
+        if server.device is not None and server.emulated is not None:
+            _emulate(job, server.name, server.device)
         elif server.profile is None:
             _calibrate(job, server)
     is_served = _can_be_served(job) and job.folder.stage("serving", _serving_hash(job)).is_done
@@ -59,20 +59,19 @@ def _is_edited(job: Job, target: Path) -> bool:
     return True
 
 
-def _emulate(job: Job, server: ServerSection) -> None:
+def _emulate(job: Job, name: str, device: DeviceSection) -> None:
     """What an emulated device plays is known: nothing is measured."""
-    assert server.device is not None, "asked before"
-    assert server.device.emulated is not None, "asked before"
-    fingerprint = job.fingerprint(profile_file(server.device.emulated), server.device.slowdown)
-    made = calibrated_path(job.folder.path, server.name)
+    assert device.emulated is not None, "asked before"
+    fingerprint = job.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown)
+    made = calibrated_path(job.folder.path, name)
 
     def work() -> Sequence[Path]:
-        text = emulated_profile(server).to_yaml()
-        for place in (made, profile_path(job.folder.path, server.name)):
+        text = emulated_profile(device).to_yaml()
+        for place in (made, profile_path(job.folder.path, name)):
             job.folder.write_text(place, text)
         return [made]
 
-    job.stage(f"emulate-{server.name}", fingerprint, work)
+    job.stage(f"emulate-{name}", fingerprint, work)
 
 
 def _calibrate(job: Job, server: ServerSection) -> None:

@@ -95,8 +95,8 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts) -> float
 
 def device_section(device: DeviceSpec) -> DeviceSection:
     """A device as a scenario would name it."""
-    of_emulated = ("emulated", "slowdown")
-    known = {n: getattr(device, n) for n in DeviceSection.model_fields if n not in (*of_emulated, "vram_gb")}
+    others = ("emulated", "slowdown", "vram_gb")
+    known = {name: getattr(device, name) for name in DeviceSection.model_fields if name not in others}
     return DeviceSection(**known, vram_gb=device.vram_bytes / GB)
 
 

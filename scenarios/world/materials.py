@@ -17,7 +17,7 @@ from policies.vocabulary import Provenance
 from scenarios.files.documents import with_remedy
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
-from scenarios.files.spec import Scenario, ServerSection
+from scenarios.files.spec import DeviceSection, Scenario
 from scenarios.world.build import build_world, with_local_servers
 from scenarios.world.world import Accuracy, World
 from sim.emulation import emulated
@@ -108,8 +108,8 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
         if server.shares_device_with is not None:
             continue
         path = profile_file(server.profile) if server.profile else profile_path(folder, server.name)
-        if server.emulated is not None and not _is_played(server, path):
-            profiles[server.name] = emulated_profile(server)
+        if server.emulated is not None and server.device is not None and not _is_played(server.device, path):
+            profiles[server.name] = emulated_profile(server.device)
             continue
         if not path.is_file():
             problem = (
@@ -121,18 +121,17 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
     return profiles
 
 
-def emulated_profile(server: ServerSection) -> Profile:
-    """What a server's emulated device plays; raises `InputError` where there is no such profile."""
-    assert server.device is not None, "asked of an emulated one"
-    assert server.device.emulated is not None, "asked of an emulated one"
-    return emulated(read_profile(Path(server.device.emulated)), server.device.slowdown)
+def emulated_profile(device: DeviceSection) -> Profile:
+    """What an emulated device plays; raises `InputError` where there is no such profile."""
+    assert device.emulated is not None, "asked of an emulated one"
+    return emulated(read_profile(Path(device.emulated)), device.slowdown)
 
 
-def _is_played(server: ServerSection, path: Path) -> bool:
+def _is_played(device: DeviceSection, path: Path) -> bool:
     """Whether a run has kept there what this very device plays, with what serving costs."""
     if not path.is_file():
         return False
-    played, wanted = read_profile(path), emulated_profile(server)
+    played, wanted = read_profile(path), emulated_profile(device)
     return (played.name, played.latency) == (wanted.name, wanted.latency)
 
 

@@ -8,10 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import calibrate
-import scenarios.executors.calibrate
-import scenarios.executors.checking
 from scenarios.cli import main
+from scenarios.commands import calibrate
 from scenarios.files.reading import load_scenario
 from scenarios.job import profiles
 from scenarios.job.job import Job
@@ -82,8 +80,8 @@ def test_calibrate_replaces_only_what_it_made(
 ) -> None:
     """A profile from elsewhere, or one that was edited, is kept beside; its own is not."""
     monkeypatch.setattr(calibrate, "model_costs", lambda *_: None)
-    monkeypatch.setattr(scenarios.executors.calibrate, "calibrate_device", lambda *_, **__: CALIBRATED)
-    monkeypatch.setattr(scenarios.executors.checking, "with_serving", lambda *_, **__: SERVED)
+    monkeypatch.setattr(calibrate, "calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr(calibrate, "with_serving", lambda *_, **__: SERVED)
     (tmp_path / "model.safetensors").touch()
     place = tmp_path / "profiles" / "cpu0.yaml"
     place.parent.mkdir()

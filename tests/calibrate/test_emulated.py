@@ -1,0 +1,114 @@
+"""The end-to-end test of calibration: a device whose truth is known is measured by the clock, and found again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from calibrate.calibration import Calibration, Played
+from calibrate.costs import costs_of
+from calibrate.emulated import bandwidth_of
+from calibrate.session import calibrate
+from hw.emulated import EmulatedDevice
+from hw.slimresnet import SlimResNet
+from policies.vocabulary import Provenance
+from sim.emulation import FACTORY, Emulation, emulated, to_bytes
+from sim.profile import Profile
+from sim.tables import compile_tables
+from tests import worlds
+from tests.hw.worlds import TINY
+
+pytestmark = [pytest.mark.workers, pytest.mark.slow]
+
+BATCH_LIMIT = 8
+SENSOR = {"period_s": 0.02, "lag_s": 0.01, "power_window_s": 0.02, "utilization_window_s": 0.1}
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    """A GPU of three segments and two widths, ten times as slow as its profile says: passes of 4 ms and more.
+
+    What an image takes of energy goes with its arithmetic, 100 W in the most costly batch.
+    """
+    costs = costs_of(SlimResNet(TINY), "tiny", "0")
+    toy = worlds.profile(
+        segments=TINY.segments,
+        widths=TINY.widths,
+        batches=(1, 2, 4, 8),
+        base_s=6e-4,
+        load_s=0.002,
+        dispatch_s=1e-3,
+        beta=1.1,
+        model=costs.info.model_dump(),
+        device={"kind": "cuda", "name": "toy", "vram_bytes": 8_000_000_000},
+        sensor=SENSOR,
+    )
+    keys = {(c.segment, c.width, c.previous_width): c for c in toy.latency}
+    joules = 100 / max(8 * cost.macs / keys[key].mean_s[-1] for key, cost in costs.keys.items())
+    curves = [
+        curve.model_copy(update={"energy_j_per_image": (joules * costs.keys[key].macs,) * len(curve.batches)})
+        for key, curve in keys.items()
+    ]
+    return Played(emulated(toy.model_copy(update={"latency": tuple(curves)}), 10.0), costs)
+
+
+@pytest.fixture(scope="module")
+def found(played: Played, tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    device = EmulatedDevice(FACTORY, to_bytes(Emulation(played.profile.to_yaml(), BATCH_LIMIT)), "toy x10", 10.0)
+    log = tmp_path_factory.mktemp("calibration") / "toy.jsonl"
+    return calibrate(Calibration(None, device, 25.0, BATCH_LIMIT, log, name="toy", played=played))
+
+
+def test_solo_latencies_are_found(played: Played, found: Profile) -> None:
+    """The medians of its points; what other programs of this machine add to single passes is in the means."""
+    truth = compile_tables(played.profile, BATCH_LIMIT)
+    errors = [
+        p50_s * 1e9 / truth.keys[curve.segment, curve.width, curve.previous_width].latency_ns[batch] - 1
+        for curve in found.latency
+        for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True)
+    ]
+    assert len(found.latency) == len(played.profile.latency)
+    assert np.median(np.abs(errors)) < 0.05
+    assert min(errors) > -0.001  # nothing ends before its time
+
+
+def test_what_it_costs_to_share_it_is_found(played: Played, found: Profile) -> None:
+    assert found.concurrency.beta == pytest.approx(played.profile.concurrency.beta, abs=0.35)
+    assert found.concurrency.across_beta is None  # one process has it for itself
+
+
+def test_loads_and_dispatches_are_found(played: Played, found: Profile) -> None:
+    by_instance = {(cost.segment, cost.width): cost for cost in played.profile.memory.instances}
+    for cost in found.memory.instances:
+        truth = by_instance[cost.segment, cost.width]
+        assert cost.vram_bytes == truth.vram_bytes
+        assert cost.load_s == pytest.approx(truth.load_s, rel=0.5)
+        assert cost.load_s >= truth.load_s
+    assert found.memory.context_bytes == played.profile.memory.context_bytes
+    assert played.profile.dispatch_s <= found.dispatch_s < 3 * played.profile.dispatch_s
+    assert found.link is not None
+
+
+def test_watts_are_found(played: Played, found: Profile) -> None:
+    """Of the batches that draw most of all."""
+    truth, other = compile_tables(played.profile, BATCH_LIMIT), compile_tables(found, BATCH_LIMIT)
+    most = sorted(truth.keys, key=lambda key: truth.keys[key].power_mw[8])[-4:]
+    errors = [other.keys[key].power_mw[8] / truth.keys[key].power_mw[8] - 1 for key in most]
+    assert np.median(np.abs(errors)) < 0.25
+    assert (found.power.context_idle_w, found.power.cap_w) == (30.0, 250.0)
+
+
+def test_nobody_takes_it_for_a_measured_device(found: Profile) -> None:
+    assert {found.provenance, found.power.provenance, found.concurrency.provenance} == {Provenance.EMULATED}
+    assert found.origin == "emulated x10"
+    assert found.device.stamps["source"].startswith("emulated after")
+    assert Profile.from_yaml(found.to_yaml(), "found.yaml") == found.model_copy(update={"checksum": None})
+    assert found.errors
+
+
+def test_shares_of_bandwidth_say_what_they_are_shares_of(played: Played) -> None:
+    """Whatever the slowdown: a device that is slowed down moves fewer bytes, and has fewer to share."""
+    tenth = Played(emulated(played.profile, 1.0), played.costs)
+    assert bandwidth_of(tenth) == pytest.approx(bandwidth_of(played))
+    slower = Played(emulated(played.profile, 2.0), played.costs)
+    assert bandwidth_of(slower) == pytest.approx(bandwidth_of(played) / 2)
