@@ -146,7 +146,7 @@ class EvenCosts:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What arrives: `block` images at a time, so that a block has as many, and so many blocks a second over all hops."""
+    """What arrives: `block` images at a time, so that a block has as many; `blocks_s` are of all hops together."""
 
     block: int
     blocks_s: float
