@@ -42,6 +42,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--out", "taken"], ["taken/cpu0.yaml", "this is a folder"]),
         (["--device", "cuda:99"], ["--device", "'cuda:99'", "allowed are"]),
         (["--model", "in_the_way"], ["in_the_way", "cannot be read as safetensors"]),
+        (["--device", "emulated:rtx-2080ti"], ["--device", "rtx-2080ti", "did you mean 'rtx-2080-ti'"]),
+        (["--device", "emulated:rtx-2080-ti:0.5"], ["--device", "a slowdown of 0.5", "allowed are 1 to"]),
+        (["--device", "emulated:"], ["--device", "'emulated:' names no profile", "emulated:rtx-2080-ti"]),
+        (
+            ["--device", "emulated:rtx-2080-ti", "--batch-limit", "200"],
+            ["--batch-limit", "200 is beyond what the profile covers", "1 to 128"],
+        ),
+        (
+            ["--device", "emulated:rtx-2080-ti", "--network", "slimresnet-tiny"],
+            ["--device emulated:rtx-2080-ti", "the profile is of slimresnet18, which is not slimresnet-tiny"],
+        ),
         (["--budget", "0"], ["--budget", "'0'", "must be from 0.001 "]),
     ],
 )
@@ -111,3 +122,10 @@ def test_a_budget_for_nothing_names_a_sensible_one(model: Path, tmp_path: Path) 
     assert refused.returncode == 2
     assert "--budget: 0.1 s is too little" in said
     assert "s or more" in said
+
+
+def test_only_an_emulated_device_runs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--device", "cpu:0", "--out", str(tmp_path / "profiles")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--model" in line
+    assert "emulated:PROFILE" in line
