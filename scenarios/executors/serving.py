@@ -106,7 +106,7 @@ def overheads_of(record: RunRecord, devices: Sequence[DeviceTables], owners: Seq
     servers = range(len(owners))
     return ServingOverheads(
         router_host=_router_host(record.router_costs),
-        handover=tuple(_handover(record, server) for server in servers),
+        handover=tuple(_handover(record, server, run.in_passes_s(server)) for server in servers),
         dispatch_s=tuple(run.dispatch_s(server) for server in servers),
         transfer_s=tuple(run.transfer_s(server) for server in servers),
         extra_s=tuple(run.extra_s(server) for server in servers),
@@ -137,14 +137,20 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
     )
 
 
-def _handover(record: RunRecord, server: int) -> Handover | None:
+def _handover(record: RunRecord, server: int, less_s: float = 0.0) -> Handover | None:
+    """Quantiles of the ways there and back; `less_s` of both together is counted elsewhere."""
     there_s, back_s = (
         [each.took_ns / NS_PER_S for each in record.handovers if each.server == server and each.there == there]
         for there in (True, False)
     )
     if not there_s or not back_s:
         return None
-    return Handover(there_s=_quantiles(there_s, PARTS), back_s=_quantiles(back_s, PARTS))
+    means_s = [float(np.mean(way_s)) for way_s in (there_s, back_s)]
+    kept = max(0.0, 1 - less_s / sum(means_s)) if sum(means_s) > 0 else 1.0
+    there, back = (
+        _quantiles(way_s, PARTS, kept * mean_s) for way_s, mean_s in zip((there_s, back_s), means_s, strict=True)
+    )
+    return Handover(there_s=there, back_s=back)
 
 
 def _quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple[float, ...]:
@@ -186,15 +192,28 @@ class _ServedRun:
     def dispatch_s(self, server: int) -> tuple[float, ...] | None:
         """Quantiles. On a CPU their mean is what is left of a batch's time without its pass and all that its core does
         for it."""
-        batches = [batch for batch in self._batches if batch.server == server]
-        extra_s = self._on_device_s[self._owners[server]]
-        mean_s = _mean_s([_dispatch_ns(b) for b in batches])
-        if extra_s is not None:
-            extra_ns = extra_s * self._slowdown(server) * NS_PER_S
-            mean_s = _mean_s([_dispatch_ns(b) + self._longer_ns(b) - extra_ns for b in batches])
-        if mean_s is None:
+        dispatch_ns = [_dispatch_ns(b) for b in self._batches if b.server == server]
+        if not dispatch_ns:
             return None
-        return _quantiles([_dispatch_ns(b) for b in batches], PARTS, mean_s)
+        rest_s = self._rest_s(server)
+        return _quantiles(
+            np.array(dispatch_ns) / NS_PER_S, PARTS, _mean_s(dispatch_ns) if rest_s is None else max(0.0, rest_s)
+        )
+
+    def in_passes_s(self, server: int) -> float:
+        """What a CPU's core does for a batch and is in no time of the batch: the agent's part of the ways there and
+        back, which is in `extra_s` and must not count twice."""
+        return max(0.0, -(self._rest_s(server) or 0.0))
+
+    def _rest_s(self, server: int) -> float | None:
+        """A batch's time less its pass and all that a CPU's core does for it, which may be more; None on a GPU."""
+        extra_s = self._on_device_s[self._owners[server]]
+        batches = [batch for batch in self._batches if batch.server == server]
+        if extra_s is None or not batches:
+            return None
+        beside_ns = np.sort([_dispatch_ns(b) + self._longer_ns(b) for b in batches])
+        kept_ns = beside_ns[: max(1, round(KEPT_SHARE * len(beside_ns)))]
+        return float(kept_ns.mean()) / NS_PER_S - extra_s * self._slowdown(server)
 
     def transfer_s(self, server: int) -> float | None:
         """What a block's way takes beyond its bytes, and beyond the handover that comes after."""
