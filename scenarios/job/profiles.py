@@ -1,4 +1,4 @@
-"""The stages `calibrate-SERVER` or `emulate-SERVER`, and `serving`: what the devices are, and what serving on this host costs."""
+"""The stages `calibrate-SERVER` or `emulate-SERVER`, and `serving`: what devices are, and what serving here costs."""
 
 from __future__ import annotations
 

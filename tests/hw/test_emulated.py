@@ -321,7 +321,11 @@ def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
     assert isinstance(broken := second.told[-1][1], BatchBroken)
     assert broken.reason == "no_label"
     second.lanes.forget((6,))
-    second.give((6,))  # another image, once the place is free
+    second.give((6,))  # it comes again, whole
+    second.lanes.run(command(3, (6,), segment=4, previous=1.0))
+    second.until(second.clock.now_ns + 100 * MS)
+    assert second.ended[-1].failed == ()
+    second.give((6,))
     assert second.lanes.reset() == 2  # 6 and 7
 
 
