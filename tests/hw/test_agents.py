@@ -43,6 +43,7 @@ from hw.messages import (
     Ping,
     Pong,
     Preloaded,
+    Prepare,
     Ready,
     Rejected,
     Release,
@@ -55,7 +56,7 @@ from hw.slimresnet import SlimResNet
 from hw.torch_outfit import TorchOutfit, torch_agents
 from policies.errors import WorkError
 from policies.faults import Supervision
-from policies.vocabulary import IMAGE, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
+from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
 from tests.hw.worlds import TINY, device, knobs, tiny_model
 
 pytestmark = pytest.mark.workers
@@ -253,6 +254,25 @@ def test_a_new_run_knows_nothing_of_the_one_before(routers: list[Router]) -> Non
     router.begin()
     rejected = router.answer(2, 1.0, 1.0, (1,))
     assert isinstance(rejected, Rejected)
+
+
+def test_an_answer_to_an_earlier_question_is_not_taken_for_this_ones(routers: list[Router]) -> None:
+    """Whoever asked before may not have waited for it."""
+    agent = routers[0].agent
+    agent.send(Prepare(agent.next_number(), 0, keep_log=False))
+    agent.prepare(0, True, WAIT_S)
+    agent.send(Ping(3))
+    assert agent.expect(Pong, WAIT_S).number == 3
+
+
+def test_a_start_that_is_known_better_moves_its_times(routers: list[Router]) -> None:
+    """The run began 100 s earlier than was thought: what follows is told so, and nothing goes back in time."""
+    router = routers[0]
+    for earlier_s in (100, 50):
+        router.agent.send(Start(time.monotonic_ns() - earlier_s * NS_PER_S))
+        first = router.answer(1, 1.0, IMAGE, (earlier_s,), router.write((earlier_s,), _images(1)))
+        assert isinstance(first, Returned)
+        assert 100 * NS_PER_S <= first.told.commanded_ns < (100 + WAIT_S) * NS_PER_S
 
 
 def test_it_tells_what_it_did(routers: list[Router]) -> None:
