@@ -22,7 +22,16 @@ from msgspec import structs
 
 from hw.activations import tensor_in
 from hw.agent import Service
-from hw.agents import AgentDiedError, AgentHandle, AgentProcess, AgentSpec, OneHost, start_agents, transfer_round
+from hw.agents import (
+    AgentDiedError,
+    AgentHandle,
+    AgentProcess,
+    AgentSlot,
+    AgentSpec,
+    OneHost,
+    start_agents,
+    transfer_round,
+)
 from hw.device import DeviceSpec, local_devices
 from hw.instances import context_bytes
 from hw.life_log import steps_of
@@ -53,6 +62,7 @@ from hw.messages import (
 from hw.networks import ModelFile, Network, save_model
 from hw.port import encode
 from hw.slimresnet import SlimResNet
+from hw.telemetry import process_cpu_s
 from hw.torch_outfit import TorchOutfit, torch_agents
 from policies.errors import WorkError
 from policies.faults import Supervision
@@ -275,6 +285,19 @@ def test_a_start_that_is_known_better_moves_its_times(routers: list[Router]) -> 
         assert 100 * NS_PER_S <= first.told.commanded_ns < (100 + WAIT_S) * NS_PER_S
 
 
+def test_what_it_worked_counts_from_the_first_start(routers: list[Router]) -> None:
+    """However often it is said again."""
+    router = routers[0]
+    before_s = used_s = process_cpu_s(router.agent.pid)
+    for number in count():
+        router.answer(1, 1.0, IMAGE, (number,), router.write((number,), _images(1)))
+        if (used_s := process_cpu_s(router.agent.pid)) > before_s + 0.1:
+            break
+    router.agent.send(Start(time.monotonic_ns()))
+    router.agent.send(Finish(1))
+    assert router.agent.expect(Finished, WAIT_S).cpu_ns >= 0.5e9 * (used_s - before_s)
+
+
 def test_it_tells_what_it_did(routers: list[Router]) -> None:
     """At the end: counts, the most memory that was in use, and how much it worked."""
     router = routers[0]
@@ -387,6 +410,20 @@ def _gone(pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     return True
+
+
+def test_nothing_is_kept_of_those_who_were_replaced(specs: list[AgentSpec]) -> None:
+    """Neither processes nor files: a long run may see many die."""
+    slot = AgentSlot(lambda: AgentProcess(specs[0], wait=False), ())
+    files = len(os.listdir("/proc/self/fd"))
+    pids = []
+    for _ in range(3):
+        pids.append(slot.agent.pid)
+        slot.agent.kill()
+        slot.start()
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    slot.close()
+    assert all(_gone(pid) for pid in pids)
 
 
 def test_no_process_is_left_behind(specs: list[AgentSpec]) -> None:
