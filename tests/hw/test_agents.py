@@ -415,13 +415,13 @@ def _gone(pid: int) -> bool:
 def test_nothing_is_kept_of_those_who_were_replaced(specs: list[AgentSpec]) -> None:
     """Neither processes nor files: a long run may see many die."""
     slot = AgentSlot(lambda: AgentProcess(specs[0], wait=False), ())
-    files = len(os.listdir("/proc/self/fd"))
+    files = len(list(Path("/proc/self/fd").iterdir()))
     pids = []
     for _ in range(3):
         pids.append(slot.agent.pid)
         slot.agent.kill()
         slot.start()
-    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files + 1
     slot.close()
     assert all(_gone(pid) for pid in pids)
 
