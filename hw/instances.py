@@ -1,4 +1,4 @@
-"""Instances on a device, and how they serve: what runs in a worker, and what calibration times, is the same."""
+"""Instances on a device, and how they serve: what serves in an agent, and what calibration times, is the same."""
 
 from __future__ import annotations
 

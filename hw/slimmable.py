@@ -106,7 +106,7 @@ class SlimmableModel(nn.Module, ABC):
     """A segmented slimmable network; see the module's docstring.
 
     A constructor's arguments are JSON values (a scenario's `model.options`), and building it twice with the same ones
-    gives the same structure: worker processes build it anew and fill it from a file.
+    gives the same structure: agents' processes build it anew and fill it from a file.
     """
 
     def __init__(self) -> None:

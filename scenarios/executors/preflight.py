@@ -29,7 +29,7 @@ from scenarios.world.world import World
 from sim.profile import Profile
 
 MACHINE = "this machine"
-PROCESS_BYTES = 400_000_000  # a worker's own: Python, torch and its libraries (420 MB of private pages were measured)
+PROCESS_BYTES = 400_000_000  # an agent's own: Python, torch and its libraries (420 MB of private pages were measured)
 
 
 def require_devices(scenario: Scenario) -> None:
@@ -82,7 +82,7 @@ def require_possible(scenario: Scenario) -> None:
 
 
 def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
-    """A cap must hold at least a worker's context and the weights to preload: known before anything is calibrated.
+    """A cap must hold at least an agent's context and the weights to preload: known before anything is calibrated.
 
     Of a device whose profile is named the profile's own numbers count. What is to be preloaded must be of the network.
 

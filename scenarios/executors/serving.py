@@ -15,7 +15,7 @@ No waiting is booked as a cost, for simulation adds its own: the router's costs 
 waits; handovers are those that met nobody (`policies.records`); dispatches are of batches that had their device to
 themselves, and an emulated pass's lateness is not in them.
 
-A calibrated pass is one at the device's full speed, so all is brought to full speed: by what the workers read of it in
+A calibrated pass is one at the device's full speed, so all is brought to full speed: by what the agents read of it in
 the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.slowdown`) where they read nothing.
 """
 

@@ -198,7 +198,7 @@ class World:
 
     @property
     def supervision(self) -> Supervision:
-        """How workers are watched and brought back, in both worlds."""
+        """How servers are watched and brought back, in both worlds."""
         return self.cluster.supervision
 
     def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:

@@ -22,7 +22,16 @@ from msgspec import structs
 
 from hw.activations import tensor_in
 from hw.agent import Service
-from hw.agents import AgentDiedError, AgentHandle, AgentProcess, AgentSpec, OneHost, start_agents, transfer_round
+from hw.agents import (
+    AgentDiedError,
+    AgentHandle,
+    AgentProcess,
+    AgentSlot,
+    AgentSpec,
+    OneHost,
+    start_agents,
+    transfer_round,
+)
 from hw.device import DeviceSpec, local_devices
 from hw.instances import context_bytes
 from hw.life_log import steps_of
@@ -43,6 +52,7 @@ from hw.messages import (
     Ping,
     Pong,
     Preloaded,
+    Prepare,
     Ready,
     Rejected,
     Release,
@@ -52,10 +62,11 @@ from hw.messages import (
 from hw.networks import ModelFile, Network, save_model
 from hw.port import encode
 from hw.slimresnet import SlimResNet
+from hw.telemetry import process_cpu_s
 from hw.torch_outfit import TorchOutfit, torch_agents
 from policies.errors import WorkError
 from policies.faults import Supervision
-from policies.vocabulary import IMAGE, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
+from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
 from tests.hw.worlds import TINY, device, knobs, tiny_model
 
 pytestmark = pytest.mark.workers
@@ -255,6 +266,38 @@ def test_a_new_run_knows_nothing_of_the_one_before(routers: list[Router]) -> Non
     assert isinstance(rejected, Rejected)
 
 
+def test_an_answer_to_an_earlier_question_is_not_taken_for_this_ones(routers: list[Router]) -> None:
+    """Whoever asked before may not have waited for it."""
+    agent = routers[0].agent
+    agent.send(Prepare(agent.next_number(), 0, keep_log=False))
+    agent.prepare(0, True, WAIT_S)
+    agent.send(Ping(3))
+    assert agent.expect(Pong, WAIT_S).number == 3
+
+
+def test_a_start_that_is_known_better_moves_its_times(routers: list[Router]) -> None:
+    """The run began 100 s earlier than was thought: what follows is told so, and nothing goes back in time."""
+    router = routers[0]
+    for earlier_s in (100, 50):
+        router.agent.send(Start(time.monotonic_ns() - earlier_s * NS_PER_S))
+        first = router.answer(1, 1.0, IMAGE, (earlier_s,), router.write((earlier_s,), _images(1)))
+        assert isinstance(first, Returned)
+        assert 100 * NS_PER_S <= first.told.commanded_ns < (100 + WAIT_S) * NS_PER_S
+
+
+def test_what_it_worked_counts_from_the_first_start(routers: list[Router]) -> None:
+    """However often it is said again."""
+    router = routers[0]
+    before_s = used_s = process_cpu_s(router.agent.pid)
+    for number in count():
+        router.answer(1, 1.0, IMAGE, (number,), router.write((number,), _images(1)))
+        if (used_s := process_cpu_s(router.agent.pid)) > before_s + 0.1:
+            break
+    router.agent.send(Start(time.monotonic_ns()))
+    router.agent.send(Finish(1))
+    assert router.agent.expect(Finished, WAIT_S).cpu_ns >= 0.5e9 * (used_s - before_s)
+
+
 def test_it_tells_what_it_did(routers: list[Router]) -> None:
     """At the end: counts, the most memory that was in use, and how much it worked."""
     router = routers[0]
@@ -367,6 +410,20 @@ def _gone(pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     return True
+
+
+def test_nothing_is_kept_of_those_who_were_replaced(specs: list[AgentSpec]) -> None:
+    """Neither processes nor files: a long run may see many die."""
+    slot = AgentSlot(lambda: AgentProcess(specs[0], wait=False), ())
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    pids = []
+    for _ in range(3):
+        pids.append(slot.agent.pid)
+        slot.agent.kill()
+        slot.start()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files + 1
+    slot.close()
+    assert all(_gone(pid) for pid in pids)
 
 
 def test_no_process_is_left_behind(specs: list[AgentSpec]) -> None:

@@ -1,0 +1,153 @@
+"""A server behind its port, without a process: what its agent's words come to, and what it is told."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from hw.agents import AgentSlot
+from hw.arena import Arena, Inbox
+from hw.clock import RunClock
+from hw.device import DeviceSpec
+from hw.late_ledger import LateLedger
+from hw.messages import ComeUp, Done, Ping, Pong, Prepare, Prepared, Ready, Report, Sample, Start, ToAgent, Warm
+from hw.port import ClockOffset
+from hw.server import HardwareServer, RemoteServer, RunContext
+from policies.errors import WorkError
+from policies.faults import WORKER_DIED, Supervision
+from policies.ledger import Ledger
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.server_book import ServerCounts
+from policies.vocabulary import NS_PER_S, RouterEvent, ServerDown, ServerReport, ServerUp
+from tests.hw.worlds import knobs
+
+ORIGIN_NS = 50 * NS_PER_S
+READY = Ready(1, "0", 7, 0, {}, {})
+
+
+class FakeAgent:
+    """A handle of which every word is kept; its clock is what the test says."""
+
+    def __init__(self) -> None:
+        self.port = self
+        self.sent: list[ToAgent] = []
+        self.offset = ClockOffset(1000, 10)
+        self.is_known_better = False
+        self.is_of_this_version = True
+        self.is_warm = False
+        self.is_killed = False
+        self._number = 0
+
+    def post(self, message: ToAgent) -> None:
+        self.sent.append(message)
+
+    def ping(self, number: int) -> Ping:
+        return Ping(number)
+
+    def note_pong(self, pong: Pong) -> bool:
+        return self.is_known_better
+
+    def note_ready(self, ready: Ready) -> None:
+        if not self.is_of_this_version:
+            raise WorkError("of another version")
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def log(self) -> bytes:
+        return b""
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+class World:
+    """A server, its places, and the router's events."""
+
+    def __init__(self) -> None:
+        self.now_ns = ORIGIN_NS
+        self.agent = FakeAgent()
+        self.warm_batches = (1, 4)
+        self.clock = RunClock(lambda: self.now_ns)
+        self.ledger = LateLedger(Ledger(1, 3, RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.5})))
+        self.events: list[RouterEvent] = []
+        context = RunContext(
+            self.clock, self.ledger, Supervision(), lambda *_: (), 3, self.events.append, lambda _: None, True
+        )
+        spec = HardwareServer("s", DeviceSpec(), knobs(), 1.0, 2.0)
+        self.server = RemoteServer(0, spec, cast(AgentSlot, self), Inbox(Arena(4096)), context)
+
+    def start(self) -> None:
+        """The next agent in the slot."""
+        self.agent = FakeAgent()
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.server.come_up()
+    made.clock.start(ORIGIN_NS)
+    made.server.start_clock()
+    return made
+
+
+def test_the_run_begins_by_the_agents_own_clock(world: World) -> None:
+    """Once it has begun; before that its clock stands."""
+    assert world.agent.sent == [ComeUp(1), Start(ORIGIN_NS + 1000)]
+    assert world.events == [ServerUp(0, 1)]
+
+
+@pytest.mark.parametrize("is_known_better", [True, False])
+def test_a_better_known_offset_is_told(is_known_better: bool, world: World) -> None:
+    """With the answer to any ping of the run."""
+    world.agent.sent.clear()
+    world.agent.is_known_better = is_known_better
+    world.agent.offset = ClockOffset(900, 5)
+    world.server.hear(Pong(1, 4711))
+    assert world.agent.sent == ([Start(ORIGIN_NS + 900)] if is_known_better else [])
+
+
+def test_a_new_agents_clock_is_asked_for_before_it_serves(world: World) -> None:
+    """Its first word brings a ping; then it is warmed and emptied; only then it is told when the run began."""
+    world.server.go_down(WORKER_DIED)
+    assert world.agent.is_killed
+    world.now_ns += NS_PER_S
+    world.server.restart_if_due()
+    world.server.hear(READY)
+    ping, warm = world.agent.sent
+    assert isinstance(ping, Ping)
+    assert ping.number < 0  # not one of the pings that tell who is hung
+    assert isinstance(warm, Warm)
+    assert warm.batches == world.warm_batches
+    world.server.hear(Pong(ping.number, 5))
+    world.server.hear(Done(warm.number))
+    (prepare,) = world.agent.sent[2:]
+    assert isinstance(prepare, Prepare)
+    world.server.hear(Prepared(prepare.number, 0))
+    assert world.agent.sent[3:] == [Start(ORIGIN_NS + 1000), ComeUp(2)]
+    assert [type(event) for event in world.events] == [ServerUp, ServerDown, ServerUp]
+    assert world.server.is_up
+
+
+def test_a_new_agent_of_another_version_is_not_taken(world: World) -> None:
+    world.server.go_down(WORKER_DIED)
+    world.now_ns += NS_PER_S
+    world.server.restart_if_due()
+    world.agent.is_of_this_version = False
+    world.server.hear(READY)
+    assert world.server.died
+    assert world.agent.sent == []
+
+
+def test_no_sample_is_from_the_future(world: World) -> None:
+    """An agent's clock is known to within an error: what is heard was read by now."""
+    sampled = Sample(5_000_000_000, 10.0, 0.5, None)
+    world.now_ns += 4_999_000_000
+    world.server.hear(Report(1, sampled, True, 3, 100, ServerCounts(), 1))
+    (event,) = world.events[1:]
+    assert isinstance(event, ServerReport)
+    assert event.sampled_ns == event.received_ns == 4_999_000_000
+    world.ledger.catch_up()
+    assert [point.sampled_ns for point in world.ledger.ledger.telemetry] == [4_999_000_000]
