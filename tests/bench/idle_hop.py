@@ -4,8 +4,8 @@
     python -m tests.bench.idle_hop --rounds 5 --seconds 6 --json hops.json
 
 One server of `slimresnet-tiny` on one core, a request every 20 ms: each makes four hops. A hop's overhead is from the
-router's snapshot until the pass begins, and from its end until the router's core has the block back. Once the router has
-a core to itself, once it shares all cores with the agent; in turns. Throughput is beside a loop of the same forwards at
+router's snapshot until the pass begins, and from its end until the router's core has the block back. The router has a
+core to itself, or shares all cores with the agent; in turns. Throughput is beside a loop of the same forwards at
 batch 16 on the same core, in turns too; ratios are taken within a round. Intervals (95 %) are over rounds.
 """
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     core = usable_cores()[:1]
-    found = {"hops_us": hops(core, asked.rounds, asked.seconds), "saturated": []}
+    found: dict[str, Any] = {"hops_us": hops(core, asked.rounds, asked.seconds)}
     found["saturated"] = saturation(core, asked.rounds, asked.seconds)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1))

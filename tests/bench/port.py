@@ -4,8 +4,8 @@
 
 A message there and one back between two processes on a core each: at once after the last, and after a pause in which
 both sleep. Both carry the same messages in the same codec. The ring has room for one of them and no notion of full: it
-is the least that any ring could cost. The end of a socket also tells of the other side's death, however that came; a ring
-needs another way for it.
+is the least that any ring could cost. The end of a socket also tells of the other side's death, however that came; a
+ring needs another way for it.
 """
 
 from __future__ import annotations
