@@ -10,7 +10,7 @@ from hw.messages import FromAgent, ToAgent
 from hw.port import AgentEnd, Codec, PortBrokenError, PortClosedError, RouterEnd, encode
 
 _LENGTH: Final = 4
-_READ: Final = 1 << 18
+_READ: Final = 1 << 16  # a larger buffer may be mapped and unmapped at every read: malloc does so from 128 KiB on
 _BUFFER: Final = 1 << 20  # what the kernel is asked to keep for either direction
 MOST_BYTES: Final = 1 << 28  # of a frame: more is no frame of ours
 
