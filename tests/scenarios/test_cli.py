@@ -60,7 +60,7 @@ def test_every_command_has_its_function(command: str) -> None:
         (["simulate", "x.yaml", "--router", "jqs"], ["--router", "'jqs'", "did you mean 'jsq'"]),
         (["simulate", "x.yaml", "--router", "a.safetensors"], ["--router", "a.safetensors", "no such router file"]),
         (["simulate", "x.yaml", "--json", "/no/such/folder/x.json"], ["--json", "/no/such/folder/x.json"]),
-        (["calibrate"], ["--model", "required"]),
+        (["calibrate"], ["--model", "give the network's file"]),
         (["calibrate", "--model", "x", "--budget", "1 fortnight"], ["--budget", "1 fortnight", "45s"]),
         (["report", "no-such-run"], ["no-such-run", "no such run folder"]),
         (["replay", "no-such-run"], ["no-such-run", "no event log"]),
