@@ -121,19 +121,23 @@ class DeviceModel:
         )
         self._model = profile.model
         self._server = emulation.server
-        self._jitter_salt, self._dispatch_salt = (
-            derived_seed(emulation.seed, JITTER),
-            derived_seed(emulation.seed, DISPATCH),
-        )
-        self._spells_salt = derived_seed(emulation.seed, f"pace:{emulation.server}")
+        self._seed = emulation.seed
+        self._runs = 0
         self.segments = profile.model.segments
         self.context_bytes = profile.memory.context_bytes
         self.vram_bytes = profile.device.vram_bytes
         self.period_ns = self._tables.period_ns
-        self.reset(0)
+        self._set_off(0, self._seed)
 
     def reset(self, now_ns: int) -> None:
-        """Nothing runs, nothing is the matter, and the sensor has no past."""
+        """Nothing runs, nothing is the matter, and the sensor has no past; the first run draws as a simulation does,
+        each later one anew: repeats of one trace differ by more than the host's noise."""
+        self._runs += 1
+        self._set_off(now_ns, self._seed if self._runs == 1 else derived_seed(self._seed, f"run:{self._runs}"))
+
+    def _set_off(self, now_ns: int, seed: int) -> None:
+        self._jitter_salt, self._dispatch_salt = derived_seed(seed, JITTER), derived_seed(seed, DISPATCH)
+        spells_salt = derived_seed(seed, f"pace:{self._server}")
         self._physics = SimulatedDevice(self._tables)
         self._origin_ns = now_ns
         self._starts: list[_Planned] = []
@@ -141,7 +145,7 @@ class DeviceModel:
         self._impairment = Impairment()
         self._spells: Iterator[tuple[int, float]] = iter(())
         if self._tables.slowdown is not None:
-            self._spells = drawn_spells(self._tables.slowdown, self._spells_salt)
+            self._spells = drawn_spells(self._tables.slowdown, spells_salt)
         self._spell = next(self._spells, None)
         self._past = [_Integrals(0, 0.0, 0.0)]
 

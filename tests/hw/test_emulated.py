@@ -151,6 +151,26 @@ def _number(event: LaneEvent) -> int:
     return event.batch if isinstance(event, BatchEnded | BatchBroken) else event.instance
 
 
+def test_repeats_draw_anew_and_the_first_run_draws_as_a_simulation_does() -> None:
+    """The same batches in three runs of one device, and in the first run of another."""
+    profile = worlds.profile(jitter=np.linspace(0.5, 1.5, 33).tolist())
+    once, again = (device_model(to_bytes(Emulation(profile.to_yaml(), 32, seed=5))) for _ in range(2))
+    ends: list[list[int]] = []
+    for model in (once, once, once, again):
+        model.reset(0)
+        now_ns, found = 0, []
+        for batch in range(8):
+            model.start(batch, (1, 1.0, 0.0), 4, 4, now_ns)
+            while not (ended := model.advance(now_ns)):
+                assert (next_ns := model.next_ns) is not None
+                now_ns = next_ns
+            found.append(ended[0][2])
+        ends.append(found)
+    first, second, third, other = ends
+    assert first == other
+    assert len({tuple(run) for run in (first, second, third)}) == 3
+
+
 SENSOR = {"period_s": 0.05, "lag_s": 0.02, "power_window_s": 0.1, "utilization_window_s": 0.15}
 
 
