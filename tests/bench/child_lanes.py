@@ -1,8 +1,8 @@
 """A prototype beside the product: an agent whose passes run in a child process of it. For `tests.bench.lanes` only.
 
-The agent keeps its loop, its scheduler and its port. The child has the model, the activations and the arenas; between
-them is a pair of sockets as between router and agent. The child runs everything in its main thread, as it comes: nothing
-there has to wake up twice. A thread of the agent reads what has ended and takes the scheduler's next step itself.
+The agent keeps its loop, its scheduler and its port. The child has the model, the activations and the arenas. Between
+them is a pair of sockets as between router and agent. The child runs all in its main thread, as it comes: nothing there
+has to wake up twice. A thread of the agent reads what has ended and takes the scheduler's next step itself.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from hw.torch_lanes import explain
 from hw.torch_outfit import TorchOutfit, sensor_of
 from policies.faults import Impairment
 from policies.vocabulary import RunBatch
+from tests.bench.tiny import AGENT_NICENESS
 
 
 class Load(Message, frozen=True):
@@ -199,6 +200,7 @@ class ChildOutfit:
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         if self.device.cores:
             os.sched_setaffinity(0, self.device.cores)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.device.threads)}
         end, remote = socket_pair()
         fds = [arena._fd for arena in self.arenas]
         given = {
@@ -206,7 +208,8 @@ class ChildOutfit:
             "arenas": [[fd, arena.size_bytes] for fd, arena in zip(fds, self.arenas, strict=True)],
         }  # fmt: skip
         command = [sys.executable, "-m", "tests.bench.child_lanes", json.dumps(given)]
-        subprocess.Popen(command, pass_fds=(remote.fileno(), *fds))
+        subprocess.Popen(command, pass_fds=(remote.fileno(), *fds), env=environment)
+        os.nice(AGENT_NICENESS)  # only now: the child does so itself
         remote.close()
         lanes = ChildLanes(_Line(end, FromChild), tell)
         return Fitting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from tests.bench.peers.forwards import BATCH_LIMIT, MODEL, SATURATION, Job, imag
 
 IDLE_PER_S: Final = 50.0
 OVERLOAD: Final = 1.5  # times the bare loop
+AGENT_NICENESS: Final = 5  # as `hw.instances` has it: whoever else runs here disturbs both alike
 _WARM_UP: Final = 0.2  # of a run, which is not looked at
 STAGES: Final = ("decide", "handover", "start", "end", "back")
 """Of a hop: snapshot to the block sent; sent until its server has it; there until its pass begins; the pass's end until
@@ -118,6 +120,7 @@ def bare(core: Sequence[int], seconds: float) -> float:
 
 
 def _bare(job: Job) -> float:
+    os.nice(AGENT_NICENESS)
     try:
         return measure_bare(job)["images_per_s"]
     finally:
