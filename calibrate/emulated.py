@@ -77,7 +77,7 @@ def opened_emulated(wanted: Calibration) -> Iterator[Opened]:
             kind=profile.device.kind,
             name=profile.device.name,
             vram_bytes=profile.device.vram_bytes,
-            emulated_slowdown=device.slowdown,
+            emulated_slowdown=profile.device.emulated_slowdown,
             stamps={"source": f"emulated after {profile.name}", "date": datetime.now(UTC).date().isoformat()},
         )
         facts = DeviceFacts(

@@ -223,11 +223,10 @@ class Agent:
         """
         if self._serving is None or self._serving.is_busy:
             return False
-        began_ns, fds = time.thread_time_ns(), (self._port.fileno(), self._woken)
+        began_ns = time.thread_time_ns()
         until_ns, has_come = min(until_ns, self._clock_ns() + _LOOK_NS), False
         while not has_come and self._clock_ns() < until_ns:
-            ready, _, _ = select.select(fds, (), (), 0)
-            has_come = bool(ready)
+            has_come = self._select(0.0)
         self._idle_ns += time.thread_time_ns() - began_ns
         return has_come
 

@@ -47,6 +47,7 @@ class TorchLanes:
         self._clock_ns = clock_ns
         self._device: DeviceSpec = maker.device
         self._lanes: dict[int, Lane] = {}
+        self._leaving: dict[int, Lane] = {}  # whose instance is being freed
         self._instances: dict[int, SegmentInstance] = {}
         self._impairment = Impairment()
         self._speed_meter = SpeedMeter(clock_ns) if self._device.kind == "cpu" else None
@@ -73,7 +74,7 @@ class TorchLanes:
 
     def unload(self, instance: int) -> None:
         """See `Lanes`."""
-        lane = self._lanes.pop(instance)
+        lane = self._leaving[instance] = self._lanes.pop(instance)
         lane.submit(lambda: self._unload(instance))
         lane.end()
 
@@ -83,10 +84,11 @@ class TorchLanes:
         del instance
         give_back(self._maker.place)
         self._tell(UnloadEnded(number))
+        self._leaving.pop(number, None)
 
     def reset(self) -> int:
         """See `Lanes`."""
-        for lane in list(self._lanes.values()):  # a load that fails takes its own away
+        for lane in [*self._lanes.values(), *self._leaving.values()]:  # a load that fails takes its own away
             lane.stop()
         for number in list(self._instances):
             if (instance := self._instances.pop(number, None)) is not None:  # an unload may be under way

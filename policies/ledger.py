@@ -122,9 +122,9 @@ class _Journey(msgspec.Struct):
         snapshot_ns = max(entered_ns, block.snapshot_ns)
         sent_ns = max(snapshot_ns, block.sent_ns)
         gathered_ns = max(sent_ns, block.gathered_ns)
-        arrived_ns = max(gathered_ns, block.arrived_ns)
-        commanded_ns = max(arrived_ns, batch.commanded_ns)
-        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)  # real ones are reported by another process
+        arrived_ns = min(max(gathered_ns, block.arrived_ns), now_ns)  # by another clock perhaps
+        commanded_ns = min(max(arrived_ns, batch.commanded_ns), now_ns)
+        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)
         forward_ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
         seen_ns = min(forward_ended_ns + batch.late_ns, now_ns)
         ended_ns = min(max(seen_ns, batch.ended_ns), now_ns)

@@ -58,8 +58,9 @@ def device_model(data: bytes) -> DeviceModel:
 def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
     """The profile of a device that is emulated after this one, `slowdown` times as slow.
 
-    Every pass, load and unload takes so many times as long. What a device draws, how busy it is and what its sensor
-    averages over stay, so that an image takes so many times the joules.
+    Every pass, load and unload takes so many times as long; one that was emulated itself is named by how slow it is in
+    all. What a device draws, how busy it is and what its sensor averages over stay, so that an image takes so many
+    times the joules.
     """
     of_emulation = {"provenance": Provenance.EMULATED}
     slow = profile.slowdown
@@ -70,7 +71,9 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
             "errors": (),  # those were of the device that was measured: this one is its own truth
             "ranges": (),
             "omitted": (),
-            "device": profile.device.model_copy(update={"emulated_slowdown": slowdown}),
+            "device": profile.device.model_copy(
+                update={"emulated_slowdown": (profile.device.emulated_slowdown or 1.0) * slowdown}
+            ),
             "served_extra_s": profile.served_extra_s * slowdown,
             "latency": tuple(_slower_curve(curve, slowdown) for curve in profile.latency),
             "memory": profile.memory.model_copy(

@@ -35,6 +35,7 @@ from scenarios.show.validation import (
     WORLDS,
     busy_warnings,
     disturbance_warnings,
+    emulated_devices,
     errors_tables,
     rows_at_middle,
     saturation_tables,
@@ -184,6 +185,7 @@ def _headlines(material: Material) -> Iterator[Markup]:
         off = f"{sum(off_pct) / len(off_pct):.1f} %"
         beside = "" if len(pairs) == len(both) else ", where no more than 1 % was left unserved"
         beside += ", on a host that others kept busy" if busy_warnings(material.validation) else ""
+        beside = f" ({devices}){beside}" if (devices := emulated_devices(material.validation)) else beside
         yield Markup("Simulated mean latency is off by {} on average against real executors{}.").format(off, beside)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from hw.telemetry.foreign import NOTABLE, STRONG
@@ -25,6 +26,7 @@ from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.words import downtime_table, marked, served_measures, unserved_lines
 from scenarios.terminal.screen import screen_width
+from sim.profile import origin_of
 
 AnyRow = Row | SaturatedRow | LoadAxisRow
 WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
@@ -50,10 +52,23 @@ _LATENCY, _THROUGHPUT = MEASURES["latency_mean_s"], MEASURES["throughput_img_s"]
 def format_validation(validation: Validation) -> str:
     """The sim-to-real table of each load, where an image's time goes, saturation; then what there is to say."""
     at_middle = stages_table(rows_at_middle(validation["rows"]))
-    tables = [*errors_tables(validation), *([at_middle] if at_middle.rows else []), *saturation_tables(validation)]
+    stages = _of_devices([at_middle] if at_middle.rows else [], validation)
+    tables = [*errors_tables(validation), *stages, *saturation_tables(validation)]
     tables += [found] if (found := _downtimes(validation)) else []
     words = ["\n".join(validation_notes(validation)), *disturbance_warnings(validation)]
     return to_text([validation["scenario"], *tables, *words], screen_width())
+
+
+def emulated_devices(validation: Validation) -> str:
+    """What the executors' devices were where they were emulated, `emulated x20`; empty where they were real."""
+    found = {k for pair in validation["pairs"] for k in pair["hardware"].get("emulated_slowdowns", [])}
+    return origin_of("emulated", sorted(found)) if found else ""
+
+
+def _of_devices(tables: Sequence[Table], validation: Validation) -> list[Table]:
+    """With the devices in their titles where those were emulated: nobody takes such a table for one of real devices."""
+    devices = emulated_devices(validation)
+    return [replace(table, title=f"{table.title} ({devices})") if devices else table for table in tables]
 
 
 def rows_at_middle(rows: Sequence[Row]) -> list[Row]:
@@ -148,7 +163,7 @@ def errors_tables(validation: Validation) -> list[Table]:
     by_load: dict[float | None, list[Row]] = {}
     for row in validation.get("rows", []):
         by_load.setdefault(row["load"], []).append(row)
-    return [_errors_table(rows) for rows in by_load.values()]
+    return _of_devices([_errors_table(rows) for rows in by_load.values()], validation)
 
 
 def _errors_table(rows: Sequence[Row]) -> Table:
@@ -235,7 +250,7 @@ def saturation_tables(validation: Validation) -> list[Table]:
     """Throughput of saturated runs, and the error along the load axis near saturation; what was run of the two."""
     saturated, near = validation.get("saturated", []), validation.get("load_axis", [])
     found = [_saturated_table(saturated)] if saturated else []
-    return [*found, *([_load_axis_table(near)] if near else [])]
+    return _of_devices([*found, *([_load_axis_table(near)] if near else [])], validation)
 
 
 def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:

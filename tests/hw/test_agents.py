@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import torch
 from msgspec import structs
 
 from hw.activations import tensor_in
-from hw.agent import Service
+from hw.agent import Agent, Service
 from hw.agents import (
     AgentDiedError,
     AgentHandle,
@@ -34,9 +35,9 @@ from hw.agents import (
 )
 from hw.device import DeviceSpec, local_devices
 from hw.instances import context_bytes
-from hw.life_log import steps_of
+from hw.life_log import LifeLog, steps_of
 from hw.local_port import SocketPort
-from hw.memory_port import Memory
+from hw.memory_port import Memory, MemoryPort, Wire
 from hw.messages import (
     BenchmarkPoint,
     ComeUp,
@@ -58,6 +59,7 @@ from hw.messages import (
     Release,
     Returned,
     Start,
+    ToAgent,
 )
 from hw.networks import ModelFile, Network, save_model
 from hw.port import encode
@@ -67,6 +69,7 @@ from hw.torch_outfit import TorchOutfit, torch_agents
 from policies.errors import WorkError
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
+from tests.bench.hollow import HollowOutfit
 from tests.hw.worlds import TINY, device, knobs, tiny_model
 
 pytestmark = pytest.mark.workers
@@ -635,3 +638,15 @@ with _no_interrupts():
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_who_looks_on_is_woken_once() -> None:
+    """A nudge that stays would keep an idle agent from ever sleeping again."""
+    there, back = Wire(), Wire()
+    port = MemoryPort(back, there, ToAgent)
+    agent = Agent(port, HollowOutfit(()), Service(knobs(), TINY.segments, Supervision(), has_core=True), LifeLog())
+    agent._obey(Prepare(1, 0, False))
+    os.write(agent._nudge, b"!")
+    agent._sleep(time.monotonic_ns() + 10**9)
+    assert not select.select([agent._woken], (), (), 0)[0]
+    port.close()

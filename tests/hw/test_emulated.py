@@ -406,6 +406,8 @@ def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() 
     assert (after.period_ns, after.lag_ns, after.cap_mw) == (before.period_ns, before.lag_ns, before.cap_mw)
     assert after.dispatch_ns == before.dispatch_ns  # the host's, not the device's
     assert (slow.device.emulated_slowdown, slow.ranges, slow.errors) == (20.0, (), ())
+    assert emulated(slow, 1.0).device.emulated_slowdown == 20.0  # of who was emulated itself: as slow as it is in all
+    assert emulated(slow, 2.0).device.emulated_slowdown == 40.0
     assert after.most_at_once == after.most_processes == float("inf")  # nothing of it is extrapolated
     assert {slow.provenance, slow.power.provenance, slow.concurrency.provenance} == {Provenance.EMULATED}
 

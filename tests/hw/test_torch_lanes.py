@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time  # noqa: TID251 - lanes run on a real clock
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -349,3 +350,15 @@ def test_reset_forgets_all_and_ends_what_runs(desk: Desk) -> None:
     desk.give((1, 2), _images(2))
     desk.submit(1, (1, 2), 1, IMAGE, 1.0)
     desk.wait(BatchEnded)  # nothing is wrong with it any more
+
+
+def test_reset_waits_for_an_instance_that_is_leaving(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end must not be told to the next run, in which the same number may be another instance's."""
+    is_reset, came_after = threading.Event(), list[bool]()
+    monkeypatch.setattr("hw.torch_lanes.give_back", lambda place: came_after.append(is_reset.wait(0.5)))
+    desk.load(1, 1, 1.0)
+    desk.lanes.unload(1)
+    desk.lanes.reset()
+    is_reset.set()
+    desk.wait(UnloadEnded)
+    assert came_after == [False]

@@ -6,6 +6,7 @@ import pytest
 
 from policies.ledger import Ledger, ReportedPower
 from policies.reward import AccuracyPrior, RewardWeights
+from policies.server_book import BatchTold
 from policies.vocabulary import (
     BatchFailed,
     Block,
@@ -23,6 +24,7 @@ from policies.vocabulary import (
     SendBlock,
     ServerDown,
     ServerReport,
+    ServerUp,
     TransferFinished,
     WorkKey,
 )
@@ -105,3 +107,21 @@ def test_a_failed_batch_passes_no_image() -> None:
     kept.observe_server(0, RouterTimer(), (RunBatch(1, 7, 0, (1, 2), 1, 0.0, 1.0, 2),), 0)  # type: ignore[arg-type]
     kept.observe_server(0, BatchFailed(1, 7, "bad_input"), (), 5)
     assert (kept.counts(0).images, kept.counts(0).batches, kept.batches) == (0, 0, [])
+
+
+def test_no_stage_is_negative_where_a_servers_clock_is_ahead() -> None:
+    """Its times may be later than the message that tells of them; stages add up all the same."""
+    kept = ledger()
+    view = ClusterView(S, HeadKey(1, 0.0, -1), 1, S, 1, 0, ())
+    kept.observe_router(ServerUp(1, 1), (), 0)
+    kept.observe_router(RequestArrived(5), (), S)
+    kept.observe_router(RouterTimer(), (Decide(1, view),), S)
+    sent = SendBlock(Block(1, 1, 1, WorkKey(1, 1.0, 0.0), (5,)), ())
+    kept.observe_router(Decided(1, Choice(1, 1.0, 1)), (sent,), S)
+    ahead = 9 * S
+    kept.note_batch(1, BatchTold(1, 1, 1, 1.0, 0.0, (5,), (), ahead, ahead, ahead, 0, ahead, (0, 0), ((1, ahead),)))
+    kept.observe_router(RequestsReturned(1, 1, (5,), 1, 1.0, ()), (), 2 * S)
+    kept.close(2 * S)
+    (request,) = kept.requests
+    assert min(request.stages_ns) >= 0
+    assert sum(request.stages_ns) == S

@@ -19,11 +19,12 @@ from scenarios.metrics.result import Result
 from scenarios.runs.simulate import simulate_world
 from scenarios.show.comparison import format_comparison
 from scenarios.show.profile import described
+from scenarios.show.report import gather, report
 from scenarios.show.result import format_result
 from scenarios.show.validation import errors_tables, format_validation, saturation_tables
 from scenarios.world.materials import calibrated_path, load_world, make_world, profile_path
 from tests.scenarios.files import write_scenario
-from tests.scenarios.folders import summary, validation_run
+from tests.scenarios.folders import run_folder, summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
 SERVERS = """\
@@ -163,6 +164,28 @@ def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
     assert cells == [["9"], ["20 late"], ["11 late"]]
     assert "Late: in rows marked `late`" in format_validation(found)
     assert "Late: " not in format_validation(validate_results([pair(90_000)], Provenance.EMULATED))
+
+
+def test_no_validation_on_emulated_devices_can_be_taken_for_one_on_real_ones(tmp_path: Path) -> None:
+    """Every table says so, and so does the report's first sentence."""
+    saturated = pair(0, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
+    found = validate_results([pair(0), saturated, pair(0, kind="near", scale=1.0)], Provenance.EMULATED)
+    tables = [*errors_tables(found), *saturation_tables(found)]
+    assert len(tables) == 3
+    assert all(table.title.endswith("(emulated x10)") for table in tables)
+    folder = run_folder(tmp_path / "run")
+    folder.write_json(folder / "validation.json", found)
+    assert "against real executors (emulated x10)" in report(gather(folder)).leads[-1]
+    real = validate_results(
+        [
+            validation_run(
+                summary(record(request(0, 3, 1.0), ended_s=20), **WINDOW),
+                summary(record(request(0, 3, 1.0), ended_s=20), **WINDOW, mode="hardware", engine="torch"),
+            )
+        ],
+        Provenance.MEASURED,
+    )
+    assert not any("emulated" in table.title for table in errors_tables(real))
 
 
 def test_joules_of_emulated_devices_are_compared() -> None:
