@@ -217,6 +217,8 @@ def lies_there(path: Path) -> bool:
 
 def possible_path(text: str) -> str:
     """A text that can be a path on any system; raises `ValueError` where none could be named so."""
+    if not text:
+        raise ValueError("is empty; name a file")
     parts = [os.fsencode(part) for part in (text, *Path(text).parts)] if text.isprintable() else [b""]
     if not text.isprintable() or max(map(len, parts[1:]), default=0) > LONGEST_NAME or len(parts[0]) > LONGEST_PATH:
         problem = f"allowed are printable characters, {LONGEST_NAME} bytes in a name and {LONGEST_PATH} in all"

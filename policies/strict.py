@@ -45,6 +45,7 @@ def form(value: Any) -> str:
 
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
     from yaml import SafeLoader
 else:
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it: some six times as fast
@@ -218,7 +219,7 @@ def validate(model: type[Document], raw: dict[str, Any], source: str) -> Documen
 
 def _explain(model: type[BaseModel], error: ValidationError, source: str) -> InputError:
     """The first thing that is wrong, unknown keys before all else (they often cause the rest)."""
-    details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
+    details = sorted(_causes(error), key=lambda detail: detail["type"] != "extra_forbidden")
     first = details[0]
     is_unknown = first["type"] == "extra_forbidden"
     location = first["loc"][:-1] if is_unknown else first["loc"]
@@ -243,6 +244,17 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
     return InputError(source, key, message[0].lower() + message[1:] + found + more)
+
+
+def _causes(error: ValidationError) -> list[ErrorDetails]:
+    """What is wrong, without what follows from it: pydantic also calls a list too short whose only items are wrong."""
+    found = error.errors()
+    return [
+        detail
+        for detail in found
+        if detail["type"] != "too_short"
+        or not any(other["loc"][: len(detail["loc"])] == detail["loc"] for other in found if other is not detail)
+    ]
 
 
 def _follow(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:

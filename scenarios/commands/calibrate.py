@@ -86,6 +86,8 @@ def _local(arguments: Namespace, network: Network | None, budget_s: float) -> It
 
 def _emulated(arguments: Namespace, network: Network | None, budget_s: float) -> Iterator[_Subject]:
     """The one that is asked for."""
+    if arguments.model is not None:
+        raise InputError("--model", "", "an emulated device runs no network; leave it out")
     section = emulated_section(arguments.device)
     device, known = played(section, arguments.batch_limit, arguments.seed, network)
     assert section.emulated is not None, "it names one"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from hw.device import DeviceSpec, local_devices
 from policies.errors import InputError
-from scenarios.files.shipped import profile_file
+from scenarios.files.reading import read_profile
 from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
 
 EMULATED = "emulated:"
@@ -19,7 +20,7 @@ def emulated_section(wanted: str) -> DeviceSection:
     """What `emulated:PROFILE` or `emulated:PROFILE:SLOWDOWN` asks for, as a scenario would.
 
     Raises:
-        InputError: no such profile, or the slowdown is none.
+        InputError: no such profile, a broken one, or the slowdown is none.
     """
     name, _, last = (text := wanted.removeprefix(EMULATED)).rpartition(":")
     try:
@@ -31,7 +32,7 @@ def emulated_section(wanted: str) -> DeviceSection:
     if not 1 <= slowdown <= MOST_SLOWDOWN:
         problem = f"{wanted!r}: a slowdown of {slowdown:g}; allowed are 1 to {MOST_SLOWDOWN:g}"
         raise InputError("--device", "", problem)
-    profile_file(name, "--device", "")
+    read_profile(Path(name), "--device")
     return DeviceSection(emulated=name, slowdown=slowdown)
 
 

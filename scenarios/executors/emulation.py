@@ -13,7 +13,7 @@ from hw.run_spec import Served
 from policies.chance import derived_seed
 from policies.errors import InputError
 from scenarios.executors.devices import EMULATED
-from scenarios.files.spec import DeviceSection
+from scenarios.files.spec import NETWORKS, DeviceSection
 from scenarios.world.materials import emulated_profile
 from scenarios.world.world import World
 from sim.emulation import FACTORY, Emulation, to_bytes
@@ -56,6 +56,8 @@ def played(
         problem = f"{batch_limit} is beyond what the profile covers; allowed are 1 to {profile.batch_limit}"
         raise InputError("--batch-limit", "", problem)
     model = profile.model
+    if network is None and model.name not in NETWORKS:  # a class that a profile names is not run unasked
+        raise InputError(source, "model", f"the profile is of {model.name!r}; name its network with --network")
     network = network or Network(model.name, {}, source, "model.name")
     costs = costs_of(network.build(), model.name, model.hash)
     if costs.info != model:

@@ -37,8 +37,11 @@ def validate(job: Job, world: World) -> Validation:
             does not fit this machine or what was made for it.
     """
     if not job.can_validate:
-        problem = "real executors need a network (model.network or model.checkpoint) and a device for each server; "
-        problem += "emulated ones (device: {emulated: PROFILE}) need no network"
+        simulated = [server.name for server in job.scenario.cluster.owners if server.device is None]
+        problem = "real executors need a network (model.network or model.checkpoint)"
+        if simulated:
+            problem = f"executors need a device for each server; give one to {', '.join(map(repr, simulated))}"
+        problem += "; emulated ones (device: {emulated: PROFILE}) need no network"
         raise InputError(job.scenario.name, "validate", problem)
     given = job.scenario.validate_
     require_distinct_names(given.routers)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from policies import strict
 from policies.errors import InputError
@@ -129,6 +130,33 @@ def test_any_text_is_an_answer_or_one_message(text: str) -> None:
         return
     if all(value == value for value in found.values()):  # not-a-number is never itself
         assert strict.mapping(strict.dump(found), "f.yaml") == found
+
+
+class Group(StrictModel):
+    """A document with a list that must not be empty."""
+
+    members: tuple[Member, ...] = Field(min_length=1)
+
+
+class Member(StrictModel):
+    """One of them."""
+
+    age: int
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("members: [{age: x}]", "members.0.age: input should be a valid integer (found 'x')"),
+        ("members: [{age: x}, {age: y}]", "members.0.age: input should be a valid integer (found 'x') (and 1 more)"),
+        ("members: []", "members: tuple should have at least 1 item after validation, not 0 (found [])"),
+    ],
+)
+def test_what_follows_from_a_mistake_is_no_other(text: str, problem: str) -> None:
+    """A list whose only item is wrong is not too short as well."""
+    with pytest.raises(InputError) as caught:
+        strict.parse(Group, text, "f.yaml")
+    assert str(caught.value) == f"f.yaml: {problem}"
 
 
 class Free(StrictModel):

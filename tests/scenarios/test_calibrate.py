@@ -17,6 +17,7 @@ from hw.networks import save_model
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from scenarios.cli import main
 from scenarios.executors.announce import finished_steps
+from scenarios.files.reading import read_profile
 
 pytestmark = pytest.mark.workers
 
@@ -44,6 +45,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--model", "in_the_way"], ["in_the_way", "cannot be read as safetensors"]),
         (["--device", "emulated:rtx-2080ti"], ["--device", "rtx-2080ti", "did you mean 'rtx-2080-ti'"]),
         (["--device", "emulated:rtx-2080-ti:0.5"], ["--device", "a slowdown of 0.5", "allowed are 1 to"]),
+        (["--device", "emulated:taken"], ["--device", "taken: this is a folder"]),
+        (
+            ["--device", "emulated:t4", "--model", "x"],
+            ["--model", "an emulated device runs no network", "leave it out"],
+        ),
+        (
+            ["--device", "emulated:of_own.yaml"],
+            ["--device emulated:of_own.yaml: model", "'mine:Net'", "with --network"],
+        ),
         (["--device", "emulated:"], ["--device", "'emulated:' names no profile", "emulated:rtx-2080-ti"]),
         (
             ["--device", "emulated:rtx-2080-ti", "--batch-limit", "200"],
@@ -68,7 +78,12 @@ def test_what_is_wrong_shows_before_anything_is_measured(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in_the_way").write_text("a file")
     (tmp_path / "taken" / "cpu0.yaml").mkdir(parents=True)
-    assert main(["calibrate", "--model", str(model), "--device", "cpu:0", *flags]) == 2
+    of_t4 = read_profile(Path("t4"))
+    of_own = of_t4.model_copy(update={"model": of_t4.model.model_copy(update={"name": "mine:Net"})})
+    (tmp_path / "of_own.yaml").write_text(of_own.to_yaml())
+    real = ["--model", str(model), "--device", "cpu:0"]
+    is_emulated = any(flag.startswith("emulated:") for flag in flags)
+    assert main(["calibrate", *([] if is_emulated else real), *flags]) == 2
     streams = capsys.readouterr()
     assert streams.out == ""
     assert len(streams.err.strip().splitlines()) == 1

@@ -13,6 +13,7 @@ from policies.vocabulary import Provenance
 from scenarios.files.reading import load_scenario
 from scenarios.job.job import Job
 from scenarios.job.profiles import make_profiles
+from scenarios.job.validation import validate
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result
@@ -118,7 +119,10 @@ def test_a_run_keeps_what_its_devices_play(tmp_path: Path) -> None:
 def test_without_a_network_emulated_devices_can_be_validated(tmp_path: Path) -> None:
     """Labels come from the accuracy table; servers that are only simulated can't be run at all."""
     assert job(scenario(tmp_path), tmp_path / "run", []).can_validate
-    assert not job(write_scenario(tmp_path), tmp_path / "run", []).can_validate
+    simulated = job(write_scenario(tmp_path), tmp_path / "run", [])
+    assert not simulated.can_validate
+    with pytest.raises(InputError, match=r"validate: executors need a device for each server; give one to 'fast', 's"):
+        validate(simulated, simulated.world())
 
 
 # ---------------------------------------------------------------------------------------------------- late ends

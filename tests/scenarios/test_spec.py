@@ -112,6 +112,11 @@ MISTAKES = {
         "device: {emulated: rtx-2080ti}",
         ["cluster.servers.0.device.emulated", "rtx-2080ti", "did you mean 'rtx-2080-ti'"],
     ),
+    "nothing to emulate": (
+        "profile: fast.yaml",
+        'device: {emulated: ""}',
+        ["cluster.servers.0.device.emulated", "is empty; name a file"],
+    ),
     "an emulated device quicker than its profile": (
         "profile: fast.yaml",
         "device: {emulated: fast.yaml, slowdown: 0.5}",
