@@ -162,7 +162,8 @@ def test_repeats_draw_anew_and_the_first_run_draws_as_a_simulation_does() -> Non
         for batch in range(8):
             model.start(batch, (1, 1.0, 0.0), 4, 4, now_ns)
             while not (ended := model.advance(now_ns)):
-                assert (next_ns := model.next_ns) is not None
+                next_ns = model.next_ns
+                assert next_ns is not None
                 now_ns = next_ns
             found.append(ended[0][2])
         ends.append(found)
