@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -101,8 +102,7 @@ class HardwareCluster:
             self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
             stack.callback(self._carrier.close)
             for index, server in enumerate(self.servers):
-                service = Service(server.knobs, self.served.segments, self.supervision, self._has_core(index))
-                spec = AgentSpec(server.name, self._outfit(index), service)
+                spec = AgentSpec(server.name, self._outfit(index), self._service(index))
                 slot = AgentSlot(partial(self._carrier.start, index, spec), self._warm_batches)
                 stack.callback(slot.close)
                 self.slots.append(slot)
@@ -113,6 +113,13 @@ class HardwareCluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         self.arenas, self.slots = (), []
+
+    def _service(self, index: int) -> Service:
+        """A device that is slowed down on purpose may take so many times as long before it counts as stuck."""
+        server, rules = self.servers[index], self.supervision
+        if isinstance(server.device, EmulatedDevice):
+            rules = replace(rules, stuck_ns=round(rules.stuck_ns * server.device.slowdown))
+        return Service(server.knobs, self.served.segments, rules, self._has_core(index))
 
     def _has_core(self, index: int) -> bool:
         """Whether nobody else of this cluster runs where an agent does."""

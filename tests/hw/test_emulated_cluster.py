@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,17 @@ def test_poisoned_images_get_no_label(cluster: HardwareCluster) -> None:
     found = run(cluster, Poison(poisoned))
     failed = {request.request: request.reason for request in found.requests if request.status == "failed"}
     assert failed == dict.fromkeys(poisoned, NO_LABEL)
+
+
+def test_a_device_that_is_slow_on_purpose_is_not_stuck() -> None:
+    """Its passes and loads take so many times as long, and so much more patience is due."""
+    of, spec = profile(), worlds.cluster([profile(), profile()])
+    devices = [replace(device(of), slowdown=slowdown) for slowdown in (1.0, 20.0)]
+    served = Served.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
+    servers = [HardwareServer(s.name, d, s.knobs, 10.0, 30.0) for s, d in zip(spec.servers, devices, strict=True)]
+    opened = HardwareCluster(served, servers, supervision=RULES)
+    patience_ns = [opened._service(index).supervision.stuck_ns for index in range(2)]
+    assert patience_ns == [RULES.stuck_ns, 20 * RULES.stuck_ns]
 
 
 # ------------------------------------------------------------------------------------------------------ measurements
