@@ -39,6 +39,7 @@ from hw.messages import (
     Prepare,
     Prepared,
     Ready,
+    Reason,
     Refused,
     Rejected,
     Release,
@@ -51,7 +52,7 @@ from hw.messages import (
     Stuck,
     ToAgent,
 )
-from hw.port import AgentEnd, PortClosedError
+from hw.port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.telemetry.port import Sensor
 from hw.waiting import Waker
 from hw.watch import Watch
@@ -79,9 +80,7 @@ from policies.vocabulary import (
     UnloadInstance,
 )
 
-_FLUSH_NS: Final = 500_000
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
-_AWAY_PERIODS: Final = 3  # a look that comes later than this tells of the looker
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class Fitting:
     lanes: Lanes
     sensor: Callable[[Sequence[int]], Sensor]
     measure: Callable[[Measurement], FromAgent]
-    explain: Callable[[Exception], tuple[str, str]]
+    explain: Callable[[Exception], tuple[Reason, str]]
     context_bytes: int
     execution: Mapping[str, str]
     computes_here: bool = True
@@ -198,7 +197,7 @@ class Agent:
 
     def _next_ns(self, is_sent: bool) -> int:
         next_ns = NEVER_NS if self._serving is None else self._serving.next_ns
-        return next_ns if is_sent else min(next_ns, self._clock_ns() + _FLUSH_NS)
+        return next_ns if is_sent else min(next_ns, self._clock_ns() + FLUSH_NS)
 
     def _sleep(self, until_ns: int) -> None:
         if self._looks_on and self._look_on(until_ns):
@@ -278,13 +277,13 @@ class Agent:
             return self._fitting.lanes.move(message)
         except Exception as error:
             reason, detail = self._fitting.explain(error)
-            return MoveBroken(message.transfer, reason, detail)  # type: ignore[arg-type]
+            return MoveBroken(message.transfer, reason, detail)
 
     def _measure(self, message: Measurement) -> None:
         try:
             answer = self._fitting.measure(message)
         except Exception as error:  # the agent outlives any request
-            answer = Refused(*self._fitting.explain(error))  # type: ignore[arg-type]
+            answer = Refused(*self._fitting.explain(error))
         self._post(answer)
 
     def _prepare(self, message: Prepare) -> None:
@@ -416,8 +415,8 @@ class _Serving:
                 self._begin_sensing()
             case Sampled(sample):
                 self._report(sample, is_read=False)
-            case Impair(slow_factor, room_images):
-                self._impair(Impairment(slow_factor, room_images))
+            case Impair(impairment):
+                self._impair(impairment)
 
     def _begin_sensing(self) -> None:
         """Forget what was before; ticks begin a period from now, but not before the run."""
@@ -460,7 +459,7 @@ class _Serving:
                     self._give_back(command, told)
                 case RejectRequests(epoch, requests, reason):
                     arrivals = self._book.take_arrivals()
-                    self._post(Rejected(epoch, requests, reason, now_ns, arrivals, self._steps))
+                    self._post(Rejected(epoch, requests, reason, arrivals, self._steps))
                 case LoadInstance(_, instance, segment, width):
                     self._loading[instance] = (segment, width)
                     self._watch.asked(("instance", instance), self._clock_ns())
@@ -546,7 +545,7 @@ class _Serving:
 
     def _look(self, clock_ns: int) -> None:
         """Whether some work takes too long; not when this process was away itself."""
-        if clock_ns - self._next_look_ns > _AWAY_PERIODS * self._watch.period_ns:
+        if self._watch.was_away(self._next_look_ns, clock_ns):
             self._watch.excuse(clock_ns)
         self._next_look_ns = clock_ns + self._watch.period_ns
         if self._watch.is_hung(clock_ns) and not self._is_stuck:

@@ -61,7 +61,7 @@ WORKERS = "workers"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What starts real workers goes first, one after another; the rest file by file, so that fixtures are made once.
+    """What starts real agents goes first, one after another; the rest file by file, so that fixtures are made once.
 
     A scheduler of our own, for that of xdist 3.8 (`--dist loadgroup`) finds no group with pytest 9.2.
     """
