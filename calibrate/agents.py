@@ -14,7 +14,8 @@ import psutil
 from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, Watched, sampled
 from calibrate.plan import Point, rise_dropped_s
-from hw.agents import AgentProcess, transfer_round
+from hw.agents import transfer_round
+from hw.local_agents import AgentProcess
 from hw.messages import BenchmarkPoint, BenchmarkResult
 from hw.telemetry import process_cpu_s
 from policies.vocabulary import NS_PER_S

@@ -22,10 +22,11 @@ from calibrate.meter import Meter, Watched
 from calibrate.opening import Opened
 from calibrate.plan import Point
 from calibrate.probe import Probe
-from hw.agents import AgentSpec, start_agents
+from hw.agents import AgentSpec
 from hw.arena import Arena
 from hw.emulated import EmulatedDevice
 from hw.emulated_outfit import EmulatedOutfit
+from hw.local_agents import start_agents
 from hw.telemetry import AbsentSensor, Details, Reading
 from policies.vocabulary import NS_PER_S, Provenance
 from sim.profile import DeviceInfo, Power, Profile

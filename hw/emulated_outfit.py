@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hw.agent import Fitting
 from hw.arena import Arena
 from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
 from hw.emulated_bench import EmulatedBench
 from hw.lanes import Tell, explain
+from hw.outfit import Fitting
 from hw.waiting import Waker
 
 
