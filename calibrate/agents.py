@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import psutil
 
 from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
-from calibrate.meter import Meter, sampled
+from calibrate.meter import Meter, Watched, sampled
 from calibrate.plan import Point, rise_dropped_s
-from hw.agents import AgentProcess, transfer_round
-from hw.messages import BenchmarkPoint
+from hw.agents import transfer_round
+from hw.local_agents import AgentProcess
+from hw.messages import BenchmarkPoint, BenchmarkResult
 from hw.telemetry import process_cpu_s
 from policies.vocabulary import NS_PER_S
 
@@ -84,6 +85,12 @@ class AgentBench:
         with sampled(self.meter.sensor) as take:
             result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s)
             watched = take()
+        return self.mean_load(point, duration_s, result, watched)
+
+    def mean_load(
+        self, point: Point, duration_s: float, result: BenchmarkResult, watched: Sequence[Watched]
+    ) -> SteadyLoad:
+        """Of a loop of passes, and of what a sensor showed meanwhile."""
         power = self.meter.mean(watched, rise_dropped_s(duration_s, self.meter.rise_s))
         return SteadyLoad(
             images=len(result.samples_s) * point.batch,

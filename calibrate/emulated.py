@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 
@@ -20,12 +20,13 @@ from calibrate.calibration import Calibration, Played
 from calibrate.fit import DeviceFacts
 from calibrate.meter import Meter, Watched
 from calibrate.opening import Opened
-from calibrate.plan import Point, rise_dropped_s
+from calibrate.plan import Point
 from calibrate.probe import Probe
-from hw.agents import AgentSpec, start_agents
+from hw.agents import AgentSpec
 from hw.arena import Arena
 from hw.emulated import EmulatedDevice
 from hw.emulated_outfit import EmulatedOutfit
+from hw.local_agents import start_agents
 from hw.telemetry import AbsentSensor, Details, Reading
 from policies.vocabulary import NS_PER_S, Provenance
 from sim.profile import DeviceInfo, Power, Profile
@@ -47,14 +48,7 @@ class EmulatedBench(AgentBench):
             )
             for s in result.sampled
         ]
-        power = self.meter.mean(watched, rise_dropped_s(duration_s, self.meter.rise_s))
-        return SteadyLoad(
-            images=len(result.samples_s) * point.batch,
-            elapsed_s=result.wall_s,
-            power_w=power.power_w,
-            utilization=power.utilization,
-            provenance=Provenance.EMULATED,
-        )
+        return replace(self.mean_load(point, duration_s, result, watched), provenance=Provenance.EMULATED)
 
 
 @contextmanager

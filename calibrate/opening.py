@@ -31,8 +31,8 @@ from calibrate.probe import (
     probe,
     sensor_model,
 )
-from hw.agents import start_agents
 from hw.device import DeviceSpec
+from hw.local_agents import start_agents
 from hw.networks import ModelFile
 from hw.telemetry import Sensor
 from hw.telemetry.nvml import other_processes

@@ -51,7 +51,7 @@ class RunClock:
     def due_ns(self, planned_ns: int) -> int:
         """The time of something that was due before now: its own, unless later events have been handled already.
 
-        So a driver that was busy does not hide the wait of those that came meanwhile.
+        So a router that was busy does not hide the wait of those that came meanwhile.
         """
         self._last_ns = max(self._last_ns, planned_ns)
         return self._last_ns

@@ -13,12 +13,13 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from hw.agent import Outfit, Service
-from hw.agents import AgentSlot, AgentSpec, Carrier, OneHost
+from hw.agents import AgentSlot, AgentSpec, Carrier
 from hw.arena import ALIGNMENT, Arena
 from hw.emulated import EmulatedDevice
 from hw.emulated_outfit import EmulatedOutfit
+from hw.local_agents import OneHost
 from hw.networks import ModelFile
+from hw.outfit import Outfit, Service
 from hw.router_loop import Parts, Progress, RouterLoop, Routing, own_cores
 from hw.run_devices import devices_of
 from hw.run_spec import HardwareRun, Served

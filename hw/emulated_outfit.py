@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hw.agent import Fitting
 from hw.arena import Arena
 from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
 from hw.emulated_bench import EmulatedBench
-from hw.lanes import Tell
-from hw.messages import Reason
+from hw.lanes import Tell, explain
+from hw.outfit import Fitting
 from hw.waiting import Waker
 
 
@@ -45,11 +44,3 @@ class EmulatedOutfit:
             computes_here=False,
             waker=waker,
         )
-
-
-def explain(error: Exception) -> tuple[Reason, str]:
-    """A failure in the protocol's words."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError):
-        return "out_of_memory", text
-    return ("bad_input" if isinstance(error, LookupError | ValueError | TypeError) else "internal_error"), text

@@ -69,6 +69,14 @@ class UnloadEnded(msgspec.Struct, frozen=True):
     instance: int
 
 
+def explain(error: Exception) -> tuple[Reason, str]:
+    """A failure in the protocol's words."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError):
+        return "out_of_memory", text
+    return ("bad_input" if isinstance(error, LookupError | ValueError | TypeError) else "internal_error"), text
+
+
 LaneEvent = BatchEnded | BatchBroken | LoadEnded | LoadBroken | UnloadEnded
 Tell = Callable[[LaneEvent], None]
 

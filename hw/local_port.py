@@ -30,7 +30,6 @@ class SocketPort:
         self._outbox: list[Any] = []
         self._unsent = bytearray()
         self._unread = bytearray()
-        self._is_closed = False
 
     def post(self, message: Any) -> None:
         """See `Port`."""

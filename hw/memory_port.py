@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from hw.agent import Agent, Fitting, Outfit
+from hw.agent import Agent
 from hw.agents import AgentHandle, AgentSpec
 from hw.arena import Arena
 from hw.lanes import Tell
 from hw.life_log import LifeLog
 from hw.messages import FromAgent, Refused, ToAgent
+from hw.outfit import Fitting, Outfit
 from hw.port import Codec, PortClosedError, encode
 
 ROOM_BYTES: Final = 1 << 20

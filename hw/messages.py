@@ -14,20 +14,13 @@ from typing import Final, Literal
 
 import msgspec
 
+from policies.faults import Impairment
 from policies.server_book import BatchTold, ServerCounts
 from policies.vocabulary import Block
 
 PROTOCOL: Final = 1  # of these words: an agent of another one is refused
 
-Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_down", "internal_error"]
-REASONS: Final[tuple[Reason, ...]] = (
-    "out_of_memory",
-    "bad_input",
-    "no_label",
-    "unknown_instance",
-    "link_down",
-    "internal_error",
-)
+Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "internal_error"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -144,10 +137,9 @@ class Sampled(Message, frozen=True):
 
 
 class Impair(Message, frozen=True):
-    """All that is wrong with it from now on; see `policies.faults.Impairment`."""
+    """All that is wrong with it from now on."""
 
-    slow_factor: float
-    room_images: int | None
+    impairment: Impairment
 
 
 class Ping(Message, frozen=True):
@@ -289,7 +281,6 @@ class Rejected(Message, frozen=True):
     epoch: int
     requests: tuple[int, ...]
     reason: str
-    rejected_ns: int
     arrivals: tuple[tuple[int, int], ...]
     steps: int
 

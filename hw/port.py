@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from hw.messages import FromAgent, ToAgent
 from policies.errors import WorkError
+
+FLUSH_NS: Final = 500_000  # after so long an end that had no room is tried again
 
 Sent = TypeVar("Sent", contravariant=True)
 Heard = TypeVar("Heard", covariant=True)

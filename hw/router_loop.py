@@ -27,6 +27,7 @@ from hw.cpu_use import Taker, cpu_use
 from hw.faults import FaultPlan
 from hw.late_ledger import LateLedger
 from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
+from hw.port import FLUSH_NS
 from hw.run_devices import devices_of
 from hw.run_spec import HardwareRun, Served
 from hw.server import HardwareServer, Labels, RemoteServer, RunContext
@@ -56,9 +57,7 @@ from policies.vocabulary import (
 PRELOAD_TIMEOUT_S: Final = 120.0
 FINISH_TIMEOUT_S: Final = 5.0
 _PROGRESS_NS: Final = NS_PER_S // 5
-_FLUSH_NS: Final = 500_000
 SPIN_S: Final = 5e-3
-AWAY_PERIODS: Final = 3  # a look that comes later than this tells of the looker
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class RouterLoop:
         self._next_tick_ns = self._period_ns
         self._next_look_ns = 0
         self._next_progress_ns = 0
-        self._look_period_ns = Watch(cluster.supervision, 0).period_ns
+        self._watch = Watch(cluster.supervision, 0)  # over this process itself
         self._devices = devices_of(cluster.servers)
         self._device_of = {index: device for device in self._devices for index in device.servers}
         context = RunContext(
@@ -325,7 +324,7 @@ class RouterLoop:
                 until_ns = min(until_ns, wake_ns)
         now_ns = self._clock.now_ns()
         if self._has_unsent:
-            until_ns = min(until_ns, now_ns + _FLUSH_NS)
+            until_ns = min(until_ns, now_ns + FLUSH_NS)
         return max(0, until_ns - now_ns) / NS_PER_S
 
     def _limit_ns(self) -> int:
@@ -437,8 +436,8 @@ class RouterLoop:
 
     def _look_after(self, now_ns: int) -> None:
         """Ping, and notice who hangs; not when this process was away itself."""
-        was_away = now_ns - self._next_look_ns > AWAY_PERIODS * self._look_period_ns
-        self._next_look_ns = now_ns + self._look_period_ns
+        was_away = self._watch.was_away(self._next_look_ns, now_ns)
+        self._next_look_ns = now_ns + self._watch.period_ns
         if was_away:
             self._listen(0.0)  # what they said meanwhile
         for server in self._servers:
@@ -532,7 +531,7 @@ class RouterLoop:
             log=tuple(ledger.log),
             agent_logs=tuple(log for server in self._servers for log in server.agent_logs()),
             arrival_lags_ns=tuple(self._arrival_lags_ns),
-            driver_busy_ns=self._busy_ns,
+            router_busy_ns=self._busy_ns,
             agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
             downtimes=tuple(sorted((d for s in self._servers for d in s.downtimes), key=lambda down: down.down_ns)),
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),

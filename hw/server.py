@@ -200,15 +200,15 @@ class RemoteServer:
 
     def totals(self, device: int, busy_s: float) -> ServerTotals:
         """This server's row of the record."""
-        before, now = self._totals, self._counts
+        counts = self._totals + self._counts
         return ServerTotals(
             name=self.spec.name,
             device=device,
             busy_s=busy_s,
-            images=before.images + now.images,
-            batches=before.batches + now.batches,
-            loads=before.loads + now.loads,
-            unloads=before.unloads + now.unloads,
+            images=counts.images,
+            batches=counts.batches,
+            loads=counts.loads,
+            unloads=counts.unloads,
             vram_peak_bytes=self._vram_peak_bytes,
         )
 
@@ -263,13 +263,7 @@ class RemoteServer:
     def _bury(self, reason: str) -> None:
         """A life is over: its log, and the counts that it told of last."""
         self._keep_log(reason)
-        before, now = self._totals, self._counts
-        self._totals = ServerCounts(
-            before.images + now.images,
-            before.batches + now.batches,
-            before.loads + now.loads,
-            before.unloads + now.unloads,
-        )
+        self._totals += self._counts
         self._counts = ServerCounts()
 
     def _keep_log(self, ended: str) -> None:
@@ -415,7 +409,7 @@ class RemoteServer:
         """From now on this is the matter with it; the agent that is there takes it on, and so does the next one."""
         self.impairment = impairment
         if self.is_up:
-            self.send(Impair(impairment.slow_factor, impairment.room_images))
+            self.send(Impair(impairment))
 
     def _tell_impairment(self) -> None:
         if self.impairment != Impairment():
@@ -436,7 +430,7 @@ class RemoteServer:
         match message:
             case Returned():
                 self._take_back(message)
-            case Rejected(epoch, requests, reason, _, arrivals, steps):
+            case Rejected(epoch, requests, reason, arrivals, steps):
                 self._heard_steps = steps
                 self.in_flight -= len(requests)
                 if arrivals:

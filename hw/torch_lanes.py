@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hw import lanes
 from hw.activations import Activations, Row, gather, rows_of
 from hw.core_speed import SpeedMeter
 from hw.device import DeviceSpec
@@ -18,6 +19,8 @@ from hw.messages import Input, Move, Moved, Reason
 from hw.slimmable import SegmentInstance
 from policies.faults import Impairment
 from policies.vocabulary import NS_PER_S, RunBatch
+
+_NO_MEMORY = "not enough memory"  # on a CPU torch raises a RuntimeError that says so
 
 
 @dataclass(slots=True)
@@ -205,10 +208,6 @@ class TorchLanes:
 
 
 def explain(error: Exception) -> tuple[Reason, str]:
-    """A failure in the protocol's words."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in text:
-        return "out_of_memory", text
-    if isinstance(error, LookupError | ValueError | TypeError):
-        return "bad_input", text
-    return "internal_error", text
+    """A failure in the protocol's words; torch has its own for a lack of memory."""
+    reason, text = lanes.explain(error)
+    return ("out_of_memory" if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY in text else reason), text

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from hw.activations import Activations
-from hw.agent import Fitting
 from hw.agents import AgentSpec
 from hw.arena import Arena
 from hw.benchmarks import Bench
@@ -16,6 +15,7 @@ from hw.device import DeviceSpec
 from hw.instances import Instances, open_measured
 from hw.lanes import Tell
 from hw.networks import ModelFile
+from hw.outfit import Fitting
 from hw.telemetry import AbsentSensor, NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
 from hw.torch_lanes import TorchLanes, explain
 

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from policies.faults import Supervision
 
 PINGS_IN_A_HANG = 6  # so many pings fit into the time after which silence means a hang
+_AWAY_PERIODS = 3  # a look that comes later than this tells of the looker
 
 
 class Watch:
@@ -29,6 +30,10 @@ class Watch:
     def period_ns(self) -> int:
         """How often somebody should look."""
         return self._rules.hang_ns // PINGS_IN_A_HANG
+
+    def was_away(self, due_ns: int, now_ns: int) -> bool:
+        """Whether whoever looks was away itself (a stopped process, a machine asleep): then nobody is to blame."""
+        return now_ns - due_ns > _AWAY_PERIODS * self.period_ns
 
     def asked(self, what: Hashable, now_ns: int) -> None:
         """Some work was sent."""
@@ -53,7 +58,7 @@ class Watch:
             self._pinged_ns = None
 
     def excuse(self, now_ns: int) -> None:
-        """Whoever looks was away itself (a stopped process, a machine asleep): every wait begins anew."""
+        """Whoever looks was away: every wait begins anew."""
         if self._pinged_ns is not None:
             self._pinged_ns = now_ns
         self._asked_ns = dict.fromkeys(self._asked_ns, now_ns)

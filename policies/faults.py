@@ -71,7 +71,7 @@ Fault = Outage | Slowness | Crash | Hang | Squeeze | Poison
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """All that is wrong with a worker that goes on.
+    """All that is wrong with a server that goes on.
 
     Attributes:
         slow_factor: it takes so many times as long for every batch.
@@ -91,7 +91,7 @@ OUT_OF_MEMORY = "out_of_memory"
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How a worker is watched and brought back.
+    """How a server's process is watched and brought back.
 
     Attributes:
         hang_ns: without a sign of life for so long it is hung.
@@ -111,7 +111,7 @@ class Supervision:
 
 
 class RestartPlan:
-    """When one server's worker may start again: exponential back-off over deaths in a row."""
+    """When one server's process may start again: exponential back-off over deaths in a row."""
 
     def __init__(self, supervision: Supervision) -> None:
         self._supervision = supervision

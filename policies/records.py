@@ -266,7 +266,7 @@ class RunRecord:
         arrival_lags_ns: for each arrival on real hardware, how late the load generator was (its latency counts from
             the time at which it was due); empty in simulation, where nothing is late.
         downtimes: in the order in which servers went down.
-        driver_busy_ns: CPU time of the router's process, without looking out for messages; 0 in simulation.
+        router_busy_ns: CPU time of the router's process, without looking out for messages; 0 in simulation.
         agents_busy_ns: CPU time of each server's agents (of those that lived to the run's end), without looking out for
             messages; on a CPU device its passes are part of it. Empty in simulation.
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
@@ -289,7 +289,7 @@ class RunRecord:
     log: tuple[LoggedStep, ...] = ()
     arrival_lags_ns: tuple[int, ...] = ()
     downtimes: tuple[Downtime, ...] = ()
-    driver_busy_ns: int = 0
+    router_busy_ns: int = 0
     agents_busy_ns: tuple[int, ...] = ()
     references: tuple[tuple[int, int, float], ...] = ()
     foreign_load: ForeignLoad | None = None

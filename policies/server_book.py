@@ -64,6 +64,14 @@ class ServerCounts(msgspec.Struct, array_like=True):
     loads: int = 0
     unloads: int = 0
 
+    def __add__(self, other: ServerCounts) -> ServerCounts:
+        return ServerCounts(
+            self.images + other.images,
+            self.batches + other.batches,
+            self.loads + other.loads,
+            self.unloads + other.unloads,
+        )
+
 
 class _Running(msgspec.Struct):
     """A batch under way; its instance was being loaded from `load_ns[0]` to `load_ns[1]`."""

@@ -314,7 +314,7 @@ def handler_of(command: str) -> Callable[[argparse.Namespace], int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    for name, value in ENVIRONMENT.items():  # before torch is opened: a worker's process has the same
+    for name, value in ENVIRONMENT.items():  # before torch is opened: an agent's process has the same
         os.environ.setdefault(name, value)
     command = ""
 

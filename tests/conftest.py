@@ -43,12 +43,12 @@ def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
     if all(map(_measures_nothing, request.session.items)):
         yield
         return
-    import hw.agents
+    import hw.local_agents
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hw.torch_outfit", "hw.agents"])
+    context.set_forkserver_preload(["hw.torch_outfit", "hw.local_agents"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hw.agents, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        patch.setattr(hw.local_agents, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
         yield
 
 
@@ -61,7 +61,7 @@ WORKERS = "workers"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What starts real workers goes first, one after another; the rest file by file, so that fixtures are made once.
+    """What starts real agents goes first, one after another; the rest file by file, so that fixtures are made once.
 
     A scheduler of our own, for that of xdist 3.8 (`--dist loadgroup`) finds no group with pytest 9.2.
     """

@@ -56,7 +56,7 @@ def hardware_servers(world: World) -> list[HardwareServer]:
 
 @contextmanager
 def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareCluster]:
-    """The scenario's servers as executor processes on this machine; gone when the block ends.
+    """The scenario's servers as agents on this machine; gone when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
@@ -86,9 +86,8 @@ class RealRun:
         router: its name in the result, and of its random stream.
         scale: multiplies the workload's rate.
         end: the scenario's unless it is given.
-        measures_costs: whether to measure what the router's process and the port cost.
         image_limit: beyond so many requests the same images come again (a saturated run's would not fit into memory).
-        measures_costs: what the router's process and the way to the servers' cost goes into the record.
+        measures_costs: whether to measure what the router's process and the port cost.
     """
 
     router: str
@@ -190,7 +189,7 @@ def validate_runs(
         return calm if planned.is_calm else world
 
     def simulate(planned: PlannedRun) -> Ran:
-        """With the jobs' slowdowns, where they are known: see `scenarios.executors.slowdown`."""
+        """With the slowdowns of its hardware run, where they are known: see `scenarios.executors.slowdown`."""
         return run_simulation(
             world_of(planned),
             world.router(files[planned.router], trained),

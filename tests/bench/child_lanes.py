@@ -26,14 +26,15 @@ from typing import Any, cast
 import torch
 
 import hw.torch_lanes
-from hw.agent import Fitting
-from hw.agents import AgentHandle, AgentSpec, OneHost
+from hw.agents import AgentHandle, AgentSpec
 from hw.arena import Arena
 from hw.device import DeviceSpec
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, Tell, UnloadEnded
+from hw.local_agents import OneHost
 from hw.local_port import SocketPort, socket_pair
 from hw.messages import FromAgent, Input, Measurement, Message, Move, Moved
 from hw.networks import ModelFile
+from hw.outfit import Fitting
 from hw.port import PortClosedError
 from hw.torch_lanes import explain
 from hw.torch_outfit import TorchOutfit, sensor_of

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.agent import Fitting, Outfit
 from hw.cluster import HardwareCluster
 from hw.emulated import EmulatedDevice
 from hw.lanes import BatchEnded, LaneEvent, LoadEnded, Tell, UnloadEnded
 from hw.messages import Input, Measurement, Move, Moved, Refused
+from hw.outfit import Fitting, Outfit
 from hw.router_loop import Routing
 from hw.run_spec import HardwareRun, Served
 from hw.server import HardwareServer

@@ -146,7 +146,7 @@ def _found(record: RunRecord, load: Load, size_bytes: int, windows: _Windows) ->
         asked_s=len(record.requests) / load.block * SEGMENTS / load.seconds,
         blocks_s=len(served) / load.seconds,
         router_us=windows.us_a_block(sent_ns),
-        router_share=record.driver_busy_ns / record.ended_ns,
+        router_share=record.router_busy_ns / record.ended_ns,
         agents_us=sum(record.agents_busy_ns) / max(1, len(record.blocks)) / 1e3,
         wait_ms=(float(np.mean(waits_ms[quarter : 2 * quarter])), float(np.mean(waits_ms[-quarter:]))),
         lag_ms=float(np.percentile(record.arrival_lags_ns, 99)) / 1e6,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hw.agents import OneHost
+from hw.local_agents import OneHost
 from hw.telemetry import usable_cores
 from scenarios.metrics.statistics import estimate
 from tests.bench import tiny

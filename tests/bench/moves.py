@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from hw.activations import tensor_in
-from hw.agents import AgentProcess, start_agents, transfer_round
+from hw.agents import transfer_round
 from hw.arena import Arena
 from hw.device import DeviceSpec
+from hw.local_agents import AgentProcess, start_agents
 from hw.messages import Pong
 from hw.networks import ModelFile
 from hw.telemetry import usable_cores

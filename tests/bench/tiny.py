@@ -107,7 +107,7 @@ def saturated(cluster: HardwareCluster, per_s: float, seconds: float) -> dict[st
     return {
         "images_per_s": len(done) / lasted_s,
         "mean_batch": float(np.mean([batch.size for batch in record.batches])),
-        "router_us_image": record.driver_busy_ns / len(done) / 1e3,
+        "router_us_image": record.router_busy_ns / len(done) / 1e3,
         "agent_us_image": record.agents_busy_ns[0] / len(done) / 1e3,
     }
 

@@ -22,20 +22,12 @@ import torch
 from msgspec import structs
 
 from hw.activations import tensor_in
-from hw.agent import Agent, Service
-from hw.agents import (
-    AgentDiedError,
-    AgentHandle,
-    AgentProcess,
-    AgentSlot,
-    AgentSpec,
-    OneHost,
-    start_agents,
-    transfer_round,
-)
+from hw.agent import Agent
+from hw.agents import AgentDiedError, AgentHandle, AgentSlot, AgentSpec, transfer_round
 from hw.device import DeviceSpec, local_devices
 from hw.instances import context_bytes
 from hw.life_log import LifeLog, steps_of
+from hw.local_agents import AgentProcess, OneHost, start_agents
 from hw.local_port import SocketPort
 from hw.memory_port import Memory, MemoryPort, Wire
 from hw.messages import (
@@ -62,6 +54,7 @@ from hw.messages import (
     ToAgent,
 )
 from hw.networks import ModelFile, Network, save_model
+from hw.outfit import Service
 from hw.port import encode
 from hw.slimresnet import SlimResNet
 from hw.telemetry import process_cpu_s
@@ -518,7 +511,7 @@ def test_so_it_does_in_a_line(
     specs: list[AgentSpec], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For people, on standard error."""
-    monkeypatch.setattr("hw.agents.multiprocessing", multiprocessing)  # a process whose standard error is this one's
+    monkeypatch.setattr("hw.local_agents.multiprocessing", multiprocessing)  # its standard error is this one's
     with AgentProcess(specs[0]) as agent:
         _send_junk(agent, b"\xc1")
     said = capfd.readouterr().err
@@ -632,7 +625,7 @@ def test_the_first_agent_hears_no_interrupt_while_it_opens() -> None:
     code = """
 import signal
 from multiprocessing import resource_tracker
-from hw.agents import _no_interrupts
+from hw.local_agents import _no_interrupts
 with _no_interrupts():
     resource_tracker.ensure_running()  # as the start of a process does
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -206,7 +206,7 @@ def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: Sl
 class Killer(Wanderer):
     """Stops a server's process in mid-run, and kills it as soon as it has all the blocks that it may have.
 
-    It decides in the driver's own thread: what happens when does not depend on how busy the machine is.
+    It decides in the router's own thread: what happens when does not depend on how busy the machine is.
     """
 
     STOPPED_AT = 60  # decisions
@@ -231,7 +231,7 @@ def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> N
     """A server killed in mid-run: the router hears of it, the others finish everything, the record says so.
 
     It is stopped first, so that transfers from it and to it are certainly under way when it dies; and it is not
-    started again before the run ends. On a busy machine a worker may say nothing for seconds, the stopped one as well
+    started again before the run ends. On a busy machine an agent may say nothing for seconds, the stopped one as well
     as the other: here nobody is taken for hung, so that only its end ends it.
     """
     run = dataclasses.replace(_run(model, 0.7, 1000.0), drain_limit_ns=600 * NS_PER_S)
@@ -275,7 +275,7 @@ def test_a_first_load_comes_from_disk_and_a_reload_from_memory(
 
 
 def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
-    """None are its own where a worker may run anywhere, or where all are taken."""
+    """None are its own where an agent may run anywhere, or where all are taken."""
     cores = usable_cores()
     pinned, free = HardwareServer("pinned", device(0), knobs(), 0.0, 0.0), DeviceSpec()
     assert own_cores([pinned]) == cores[1:]
@@ -284,14 +284,14 @@ def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
 
 
 def test_looking_out_for_answers_is_no_work(path: Path, model: SlimResNet) -> None:
-    """With a core to itself the driver looks on while batches run, and is back on all cores after the run."""
+    """With a core to itself the router looks on while batches run, and is back on all cores after the run."""
     if len(usable_cores()) < 2:
-        pytest.skip("needs a core for the driver beside the worker's")
+        pytest.skip("needs a core for the router beside the agent's")
     before = os.sched_getaffinity(0)
     with HardwareCluster(ModelFile(path), _servers(1)) as running:
         record = _carry_out(running, _run(model, 0.5, 100.0))
     assert os.sched_getaffinity(0) == before
-    assert 0 < record.driver_busy_ns < record.ended_ns
+    assert 0 < record.router_busy_ns < record.ended_ns
 
 
 def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:
@@ -310,7 +310,7 @@ def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, mode
 
 
 def test_a_late_arrival_keeps_its_time() -> None:
-    """What was due while the driver was busy is stamped with its own time, unless something later was handled."""
+    """What was due while the router was busy is stamped with its own time, unless something later was handled."""
     clock = RunClock(time.monotonic_ns)
     assert clock.now_ns() == 0
     assert clock.due_ns(500) == 500

@@ -86,7 +86,7 @@ def test_a_run_tells_what_its_processes_took() -> None:
     servers, told = hollow.servers(hollow.devices(2)), list[Progress]()
     with hollow.HollowCluster(hollow.served((3, 32, 32)), servers, 0.05) as cluster:
         found, record = run(cluster, told)
-    assert found.router == pytest.approx(record.driver_busy_ns / record.ended_ns)
+    assert found.router == pytest.approx(record.router_busy_ns / record.ended_ns)
     assert found.agent == pytest.approx(max(record.agents_busy_ns) / record.ended_ns)
     assert [each.busy_ns for each in told] == sorted(each.busy_ns for each in told)
-    assert 0 < told[-1].busy_ns <= record.driver_busy_ns
+    assert 0 < told[-1].busy_ns <= record.router_busy_ns

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hw.agents import AgentProcess, AgentSpec
+from hw.agents import AgentSpec
 from hw.arena import Arena
 from hw.cluster import HardwareCluster
 from hw.emulated import EmulatedDevice
 from hw.emulated_outfit import EmulatedOutfit
+from hw.local_agents import AgentProcess
 from hw.messages import BenchmarkPoint
 from hw.router_loop import Routing
 from hw.run_spec import HardwareRun, Served

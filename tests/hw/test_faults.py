@@ -247,18 +247,18 @@ def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, 
     assert np.median(took[True]) > 5 * np.median(took[False])
 
 
-def test_a_driver_that_was_stopped_blames_no_worker(cluster: HardwareCluster, model: SlimResNet) -> None:
+def test_a_router_that_was_stopped_blames_no_agent(cluster: HardwareCluster, model: SlimResNet) -> None:
     """Ctrl-Z on the whole family for longer than a hang, then on again: nobody is killed for it."""
     script = (
         "import os, signal, sys, time\n"
-        "driver, *workers = map(int, sys.argv[1:])\n"
+        "router, *agents = map(int, sys.argv[1:])\n"
         "send = lambda pids, number: [os.kill(pid, number) for pid in pids]\n"
         "time.sleep(0.7)\n"
-        "send(workers, signal.SIGSTOP)\n"
+        "send(agents, signal.SIGSTOP)\n"
         "time.sleep(0.4)\n"  # a ping is on its way
-        "send([driver], signal.SIGSTOP)\n"
+        "send([router], signal.SIGSTOP)\n"
         "time.sleep(2.5)\n"
-        "send([driver, *workers], signal.SIGCONT)\n"
+        "send([router, *agents], signal.SIGCONT)\n"
     )
     for slot in cluster.slots:
         slot.make_ready(0, keep_log=False)
@@ -299,7 +299,7 @@ def test_a_worker_that_still_hangs_when_a_run_ends_is_replaced(
 
 
 def test_chaos_loses_nothing(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """Workers killed and stopped at random under load: `_run` checks every promise. (`tests.bench.endurance` goes on
+    """Agents killed and stopped at random under load: `_run` checks every promise. (`tests.bench.endurance` goes on
     for as long as one likes.)"""
     rng = np.random.default_rng(5)
     times_ns = np.cumsum(rng.exponential(1.5 * NS_PER_S, 6)).astype(np.int64)
@@ -311,7 +311,7 @@ def test_chaos_loses_nothing(cluster: HardwareCluster, model: SlimResNet) -> Non
 
 
 def test_the_next_run_starts_with_all_workers(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """A worker that is still dead when a run ends is replaced before the next one; its faults are not inherited."""
+    """An agent that is still dead when a run ends is replaced before the next one; its faults are not inherited."""
     _run(cluster, model, [Crash(0, NS_PER_S // 4), Squeeze(1, 0, 30 * NS_PER_S, 1)], seconds=0.5)
     record = _run(cluster, model, [], seconds=0.5)
     assert not _downs(record)
@@ -340,34 +340,34 @@ def _segments() -> set[Path]:
 
 
 @pytest.mark.usefixtures("usual_interrupts")
-@pytest.mark.parametrize("victim", ["driver", "stopped", "helpers", "interrupt"])
+@pytest.mark.parametrize("victim", ["router", "stopped", "helpers", "interrupt"])
 def test_nothing_survives_a_kill(victim: str, path: Path, tmp_path: Path) -> None:
-    """kill -9 of the driver, a worker or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
+    """kill -9 of the router, an agent or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
     segments = _segments()
     script = tmp_path / "serve.py"
     script.write_text(_SERVE, encoding="utf-8")
-    driver = subprocess.Popen(
+    parent = subprocess.Popen(
         [sys.executable, str(script), str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
-    assert driver.stdout is not None
-    pids = [int(pid) for pid in driver.stdout.readline().split()]
-    family = psutil.Process(driver.pid).children(recursive=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    family = psutil.Process(parent.pid).children(recursive=True)
     assert len(pids) == 2
     assert set(pids) < {process.pid for process in family}
-    helpers = [process.pid for process in family if process.pid not in pids[1:]]  # a worker, and what Python started
-    kills = {"driver": [driver.pid], "stopped": [driver.pid], "helpers": helpers, "interrupt": []}
+    helpers = [process.pid for process in family if process.pid not in pids[1:]]  # an agent, and what Python started
+    kills = {"router": [parent.pid], "stopped": [parent.pid], "helpers": helpers, "interrupt": []}
     if victim == "stopped":
         os.kill(pids[0], signal.SIGSTOP)  # it will not see the end of its pipe
     for pid in kills[victim]:
         os.kill(pid, signal.SIGKILL)
-    if driver.pid not in kills[victim]:
-        os.kill(driver.pid, signal.SIGINT)
-    driver.wait(WAIT_S)
-    driver.stdout.close()
+    if parent.pid not in kills[victim]:
+        os.kill(parent.pid, signal.SIGINT)
+    parent.wait(WAIT_S)
+    parent.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=WAIT_S)
     assert not alive
     assert not _segments() - segments

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from hw.agents import Carrier, OneHost
+from hw.agents import Carrier
 from hw.arena import Arena
+from hw.local_agents import OneHost
 from hw.local_port import agent_end, router_end, socket_pair
 from hw.memory_port import Memory
 from hw.messages import FromAgent, Message, Moved, Ping, Pong, Ready, ToAgent, Warm

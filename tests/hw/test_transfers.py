@@ -188,7 +188,7 @@ def _after_the_data_are_there(world: World) -> None:
 @pytest.mark.parametrize("then", [_before_it_is_written, _after_the_data_are_there])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_in_mid_transfer_loses_no_place(victim: int, then: Callable[[World], None]) -> None:
-    """Source or destination dies: the block never arrives, only a source's death is the driver's to report, and in
+    """Source or destination dies: the block never arrives, only a source's death is theirs to report, and in
     the end every byte of the arena is free."""
     world = World(SlowLink())
     world.send(1, 1, 0, 3)

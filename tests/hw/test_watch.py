@@ -36,6 +36,14 @@ def test_who_was_away_blames_nobody() -> None:
     assert watch.is_hung(15_000)
 
 
+def test_a_look_that_comes_much_too_late_tells_of_the_looker() -> None:
+    """A look is due every 100 ns here; one that is late by three of them may be slow, one that is later was away."""
+    watch = Watch(RULES, 0)
+    assert watch.period_ns == 100
+    assert not watch.was_away(1000, 1300)
+    assert watch.was_away(1000, 1301)
+
+
 def test_work_may_take_longer_than_a_ping() -> None:
     """The oldest unanswered work counts, whatever was answered meanwhile."""
     watch = Watch(RULES, 0)

@@ -1,4 +1,4 @@
-"""When a dead worker may start again."""
+"""When a dead server's process may start again."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,0 +1,57 @@
+"""What an agent works with: lanes, a sensor, and what measures them; and what its scheduler is to be. Nouns only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hw.lanes import Lanes, Tell
+from hw.messages import FromAgent, Measurement, Reason
+from hw.telemetry.port import Sensor
+from hw.waiting import Waker
+from policies.faults import Supervision
+from policies.greedy import GreedyKnobs
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What an agent works with.
+
+    Attributes:
+        sensor: for these processes, of the device.
+        measure: carries out a measurement while nothing else is under way; raises what went wrong.
+        explain: a failure in the protocol's words.
+        computes_here: whether lanes take the cores that the agent runs on.
+        waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
+    """
+
+    lanes: Lanes
+    sensor: Callable[[Sequence[int]], Sensor]
+    measure: Callable[[Measurement], FromAgent]
+    explain: Callable[[Exception], tuple[Reason, str]]
+    context_bytes: int
+    execution: Mapping[str, str]
+    computes_here: bool = True
+    waker: Waker | None = None
+
+
+class Outfit(Protocol):
+    """What an agent's process is started with; it opens the device there."""
+
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        """Lanes that tell of every end, in times of this clock; raises what went wrong."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What an agent's scheduler is to be; none, where it is there to be measured only.
+
+    `has_core`: whether a core is its own, so that it may look out for messages for a while before it sleeps.
+    """
+
+    knobs: GreedyKnobs
+    segments: int
+    supervision: Supervision
+    has_core: bool = False
