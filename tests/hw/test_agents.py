@@ -63,24 +63,12 @@ from policies.errors import WorkError
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
 from tests.bench.hollow import HollowOutfit
-from tests.hw.worlds import TINY, device, knobs, tiny_model
+from tests.hw.worlds import TINY, device, knobs
 
 pytestmark = pytest.mark.workers
 
 WAIT_S = 60.0
 ARENA_BYTES = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def model() -> SlimResNet:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(file, model, "tiny", {})
-    return file
 
 
 @pytest.fixture(scope="module")

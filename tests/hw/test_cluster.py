@@ -21,7 +21,7 @@ from hw.cluster import HardwareCluster
 from hw.device import DeviceSpec
 from hw.memory_port import Memory
 from hw.messages import Sample
-from hw.networks import ModelFile, save_model
+from hw.networks import ModelFile
 from hw.router_loop import Progress, Routing, own_cores
 from hw.run_devices import devices_of
 from hw.run_spec import HardwareRun
@@ -45,24 +45,12 @@ from policies.vocabulary import (
     ServerUp,
     TelemetrySampled,
 )
-from tests.hw.worlds import TINY, Wanderer, device, knobs, router, tiny_model
+from tests.hw.worlds import TINY, Wanderer, device, knobs, router
 
 pytestmark = pytest.mark.workers
 
 WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
-
-
-@pytest.fixture(scope="module")
-def model() -> SlimResNet:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(file, model, "tiny", {})
-    return file
 
 
 def _servers(count: int = 2) -> list[HardwareServer]:

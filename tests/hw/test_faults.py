@@ -18,7 +18,7 @@ import torch
 
 from hw.cluster import HardwareCluster
 from hw.messages import Warm
-from hw.networks import ModelFile, save_model
+from hw.networks import ModelFile
 from hw.router_loop import Routing
 from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
@@ -50,7 +50,7 @@ from policies.vocabulary import (
     StragglerEnded,
     StragglerStarted,
 )
-from tests.hw.worlds import Wanderer, device, knobs, router, tiny_model
+from tests.hw.worlds import Wanderer, device, knobs, router
 
 pytestmark = pytest.mark.workers
 
@@ -58,18 +58,6 @@ WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
 WAIT_S = 60.0
 QUICK = Supervision(hang_ns=NS_PER_S, backoff_ns=NS_PER_S // 20)
-
-
-@pytest.fixture(scope="module")
-def model() -> SlimResNet:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(file, model, "tiny", {})
-    return file
 
 
 def _cluster(path: Path, servers: int) -> HardwareCluster:

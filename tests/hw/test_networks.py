@@ -16,12 +16,7 @@ from hw.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from hw.slimresnet import PRESETS, SlimResNet
 from policies.errors import InputError, WorkError
 from scenarios.files.spec import NETWORKS
-from tests.hw.worlds import TINY, TINY_NETWORK, tiny_model
-
-
-@pytest.fixture(scope="module")
-def model() -> SlimResNet:
-    return tiny_model()
+from tests.hw.worlds import TINY, TINY_NETWORK
 
 
 def test_unknown_names_are_refused() -> None:

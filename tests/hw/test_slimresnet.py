@@ -10,12 +10,7 @@ import torch
 from hw.conformance import RULES, broken_rules
 from hw.networks import Network
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
-from tests.hw.worlds import TINY, TINY_NETWORK, TINY_SPEC, tiny_model
-
-
-@pytest.fixture(scope="module")
-def model() -> SlimResNet:
-    return tiny_model()
+from tests.hw.worlds import TINY, TINY_NETWORK, TINY_SPEC
 
 
 def test_an_instance_gives_exactly_what_the_model_gives(model: SlimResNet) -> None:

@@ -19,12 +19,11 @@ from hw.device import DeviceSpec
 from hw.instances import Instances
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
 from hw.messages import Input, Move
-from hw.networks import save_model
 from hw.slimresnet import SlimResNet
 from hw.torch_lanes import TorchLanes, explain
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
-from tests.hw.worlds import POISON, TINY, IdleNet, MoodyNet, tiny_model
+from tests.hw.worlds import POISON, TINY, IdleNet, MoodyNet
 
 WAIT_S = 60.0
 AHEAD_NS = 10**15
@@ -85,18 +84,6 @@ class Desk:
             self.submit(segment, requests, segment, previous, 1.0)
             ended, previous = self.wait(BatchEnded), 1.0
         return ended.labels
-
-
-@pytest.fixture(scope="module")
-def model() -> SlimResNet:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(file, model, "tiny", {})
-    return file
 
 
 @pytest.fixture

@@ -1,0 +1,23 @@
+"""What the hardware's tests serve: the tiny network, and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hw.networks import save_model
+from hw.slimresnet import SlimResNet
+from tests.hw.worlds import tiny_model
+
+
+@pytest.fixture(scope="module")
+def model() -> SlimResNet:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def path(model: SlimResNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(file, model, "tiny", {})
+    return file
