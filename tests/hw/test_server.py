@@ -151,3 +151,15 @@ def test_no_sample_is_from_the_future(world: World) -> None:
     assert event.sampled_ns == event.received_ns == 4_999_000_000
     world.ledger.catch_up()
     assert [point.sampled_ns for point in world.ledger.ledger.telemetry] == [4_999_000_000]
+
+
+def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:
+    """What a dead agent told of last counts on."""
+    sample = Sample(1, 10.0, 0.5, None)
+    world.server.hear(Report(1, sample, True, 0, 100, ServerCounts(images=9, batches=4, loads=3, unloads=1), 1))
+    world.server.go_down(WORKER_DIED)
+    world.server.come_up()
+    world.server.hear(Report(2, sample, True, 0, 70, ServerCounts(images=5, batches=2, loads=20, unloads=10), 1))
+    found = world.server.totals(device=0, busy_s=0.0)
+    assert (found.images, found.batches, found.loads, found.unloads) == (14, 6, 23, 11)
+    assert found.vram_peak_bytes == 100
