@@ -209,7 +209,7 @@ class RouterLoop:
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
-        self._read_by: list[int] = []  # the epochs of those who were up when readers were named
+        self._read_by = [0] * len(self._servers)  # the epochs of those who were up when readers were named
         self._transfers = Transfers(
             self._servers, Cargo(_images_of(run), cluster.served.shape_after), run.links, self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
@@ -460,9 +460,12 @@ class RouterLoop:
     def _settle_readers(self) -> None:
         """Somebody came up or went down: each device has one reader."""
         up = [server.epoch if server.is_up else 0 for server in self._servers]
-        if up != self._read_by:
-            self._read_by = up
-            for device in self._devices:
+        if up == self._read_by:
+            return
+        changed = {index for index, epoch in enumerate(up) if epoch != self._read_by[index]}
+        self._read_by = up
+        for device in self._devices:
+            if changed.intersection(device.servers):  # whoever reads another one reads on
                 device.settle(self._servers, self._period_ns, self._clock.now_ns())
 
     # ------------------------------------------------------------------------------------------------------ the router

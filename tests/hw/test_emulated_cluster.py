@@ -17,7 +17,7 @@ from hw.local_agents import AgentProcess
 from hw.messages import BenchmarkPoint
 from hw.router_loop import Routing
 from hw.run_spec import HardwareRun, Served
-from hw.server import HardwareServer
+from hw.server import HardwareServer, RemoteServer
 from policies.errors import WorkError
 from policies.faults import NO_LABEL, Crash, Fault, Hang, Poison, Slowness, Squeeze, Supervision
 from policies.records import RunRecord
@@ -116,6 +116,23 @@ def test_what_goes_wrong_goes_wrong_here_too(cluster: HardwareCluster) -> None:
     statuses = [request.status for request in found.requests]
     assert statuses.count("completed") > 0.9 * len(statuses)
     assert {request.reason for request in found.requests if request.status == "failed"} <= {"out_of_memory"}
+
+
+def test_who_reads_a_device_reads_on_when_another_dies(
+    cluster: HardwareCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that begins anew loses what it has seen of its period."""
+    told: list[int] = []
+    sense = RemoteServer.sense
+
+    def count(self: RemoteServer, period_ns: int, pids: tuple[int, ...]) -> None:
+        told.append(self.index)
+        sense(self, period_ns, pids)
+
+    monkeypatch.setattr(RemoteServer, "sense", count)
+    found = run(cluster, Crash(0, S // 2))
+    assert [down.server for down in found.downtimes] == [0]
+    assert told.count(1) == 1
 
 
 def test_poisoned_images_get_no_label(cluster: HardwareCluster) -> None:
