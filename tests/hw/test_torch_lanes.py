@@ -8,7 +8,7 @@ import time  # noqa: TID251 - lanes run on a real clock
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ import torch
 from hw.activations import Activations, tensor_in
 from hw.arena import Arena
 from hw.device import DeviceSpec
-from hw.instances import Instances
+from hw.instances import Instances, serve
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
 from hw.messages import Input, Move
 from hw.slimresnet import SlimResNet
@@ -204,15 +204,20 @@ def test_instances_from_disk_and_from_memory_are_the_same(desk: Desk, model: Sli
     assert found[0] == found[1] == _labels(model, images, (1.0,) * 3)
 
 
-def test_instances_work_at_the_same_time(desk: Desk) -> None:
-    """Two instances' batches overlap: each has begun before the other has ended, however long they take."""
-    count, shape = 512, (TINY.channels(1, 1.0), 8, 8)
+def test_instances_work_at_the_same_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two instances' batches overlap: neither ends before the other has begun."""
+    both = threading.Barrier(2, timeout=10.0)
+
+    def meet(*given: Any) -> torch.Tensor:
+        both.wait()
+        return serve(*given)
+
+    monkeypatch.setattr("hw.torch_lanes.serve", meet)
     for instance in (1, 2):
-        desk.load(instance, 2, 1.0)
-        requests = tuple(range(instance * count, (instance + 1) * count))
-        desk.give(requests, torch.zeros(count, *shape))  # in one place: all are zeros
+        desk.load(instance, 1, 1.0)
+        desk.give((instance,), _images(1), offset=4096 * instance)
     for instance in (1, 2):
-        desk.submit(instance, tuple(range(instance * count, (instance + 1) * count)), 2, 1.0, 1.0)
+        desk.submit(instance, (instance,), 1, IMAGE, 1.0)
     one, other = desk.wait(BatchEnded), desk.wait(BatchEnded)
     assert one.began_ns < other.ended_ns
     assert other.began_ns < one.ended_ns
