@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - CPU time is what is measured
 
+from msgspec.structs import replace
+
 from policies.records import Handover, RouterCost
 
 
@@ -15,34 +17,34 @@ class CostMeter:
     """Takes samples while a router's loop goes round.
 
     What belongs to no decision and no message (arrivals, the ledger, the loop itself) goes to the decisions of the same
-    turn; a turn without any (a look at the clock, a ping) is charged to nobody.
+    turn; in a turn without any, to the messages that began it. A turn with neither (a look at the clock, a ping) is
+    charged to nobody.
     """
 
     def __init__(self) -> None:
         self.costs: list[RouterCost] = []
         self.handovers: list[Handover] = []
         self._at_ns = time.thread_time_ns()
-        self._open: list[tuple[int, int]] = []  # (images, CPU time) of the decisions of this turn
+        self._open: list[tuple[int, int, int]] = []  # (images, CPU time, until it was made) of this turn's decisions
+        self._made_ns = 0
         self._rest_ns = 0
+        self._has_heard = False
         self._handed_ns: dict[int, int] = {}
-
-    def pause(self) -> None:
-        """What comes now (until `resume`) is no work."""
-        self._rest_ns += self._lap_ns()
-
-    def resume(self) -> None:
-        """Work goes on."""
-        self._lap_ns()
 
     def _lap_ns(self) -> int:
         now_ns = time.thread_time_ns()
         lap_ns, self._at_ns = now_ns - self._at_ns, now_ns
         return lap_ns
 
+    def skip(self, looked_ns: int) -> None:
+        """So much of what has passed was looking out, which is no work."""
+        self._at_ns += looked_ns
+
     def heard(self, messages: int, images: int) -> None:
         """So many messages with requests were taken; with none it was something else."""
-        lap_ns = self._lap_ns()
+        lap_ns = max(0, self._lap_ns())
         if messages:
+            self._has_heard = True
             self.costs.append(RouterCost("returned", messages, images, lap_ns))
         else:
             self._rest_ns += lap_ns
@@ -50,28 +52,38 @@ class CostMeter:
     def begin_decision(self) -> None:
         """Until `decided`."""
         self._rest_ns += self._lap_ns()
+        self._made_ns = 0
+
+    def made(self) -> None:
+        """The policy has answered: the block is as good as sent."""
+        self._made_ns = self._lap_ns()
 
     def decided(self, images: int) -> None:
         """A block of so many was sent; of none, the decision came to nothing."""
-        lap_ns = self._lap_ns()
+        cpu_ns = self._made_ns + self._lap_ns()
         if images:
-            self._open.append((images, lap_ns))
+            self._open.append((images, cpu_ns, self._made_ns))
         else:
-            self._rest_ns += lap_ns
+            self._rest_ns += cpu_ns
 
     def end_turn(self) -> None:
-        """The decisions of this turn bear what else there was."""
+        """Who bears what else there was."""
         self._rest_ns += self._lap_ns()
         if self._open:
             share_ns = self._rest_ns // len(self._open)
             self.costs += [
-                RouterCost("decision", 1, images, cpu_ns + share_ns, sent_ns=cpu_ns) for images, cpu_ns in self._open
+                RouterCost("decision", 1, images, cpu_ns + share_ns, sent_ns=made_ns)
+                for images, cpu_ns, made_ns in self._open
             ]
             self._open.clear()
+        elif self._has_heard:
+            last = self.costs[-1]
+            self.costs[-1] = replace(last, cpu_ns=last.cpu_ns + self._rest_ns)
         self._rest_ns = 0
+        self._has_heard = False
 
     def handed(self, block: int, now_ns: int) -> None:
-        """A block was sent to an agent that had nothing else."""
+        """A block was handed over to an agent that had nothing else."""
         self._handed_ns[block] = now_ns
 
     def arrived(self, server: int, block: int, arrived_ns: int) -> None:

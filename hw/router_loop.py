@@ -356,10 +356,10 @@ class RouterLoop:
 
     def _listen_measured(self, wait_s: float, meter: CostMeter) -> bool:
         """The same, with an eye on what it costs."""
-        meter.pause()
+        looked_ns = self._idle_ns
         ready = self._await(wait_s) if not (is_late := bool(self._ready(0))) else self._ready(0)
         heard_ns = self._clock.now_ns()
-        meter.resume()
+        meter.skip(self._idle_ns - looked_ns)
         for server in ready:
             messages = server.receive()
             returned = [message for message in messages if isinstance(message, Returned)]
@@ -397,12 +397,8 @@ class RouterLoop:
         """Send what the agents were asked; what a full port does not take stays for later."""
         self._has_unsent = False
         for server in self._servers:
-            if server.has_posted:
-                if not server.flush():
-                    self._has_unsent = True
-                elif self._meter is not None:
-                    for block in server.take_handed():
-                        self._meter.handed(block, self._clock.now_ns())
+            if server.has_posted and not server.flush():
+                self._has_unsent = True
 
     def _hear(self, server: RemoteServer, message: FromAgent) -> None:
         server.hear(message)
@@ -491,6 +487,8 @@ class RouterLoop:
         match command:
             case Decide(decision, view):
                 self._events.append(Decided(decision, self._routing.policy.choose(view, self._routing.rng)))
+                if self._meter is not None:
+                    self._meter.made()
             case SendBlock():
                 self._sent_images = len(command.block.requests)
                 self._transfers.send(command)
@@ -503,8 +501,11 @@ class RouterLoop:
 
     def _hand_over(self, block: Block, inputs: tuple[Input, ...]) -> None:
         server = self._servers[block.server]
-        if server.is_up:
-            server.deliver(block, inputs)
+        if not server.is_up:
+            return
+        if self._meter is not None and not server.in_flight:
+            self._meter.handed(block.block, self._clock.now_ns())
+        server.deliver(block, inputs)
 
     # ------------------------------------------------------------------------------------------- telemetry and record
 

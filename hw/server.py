@@ -144,7 +144,6 @@ class RemoteServer:
         self.references: list[tuple[int, float]] = []  # (when, seconds)
         self._lives: list[tuple[int, bytes, int, str]] = []  # (epoch, log, steps that were heard of, how it ended)
         self._samples: list[Sample] = []
-        self._handed: list[int] = []
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a word is due soon
         self.agent_cpu_ns = 0
@@ -382,15 +381,8 @@ class RemoteServer:
 
     def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
         """Hand a block over."""
-        if not self.in_flight:
-            self._handed.append(block.block)
         self.in_flight += len(block.requests)
         self.send(Deliver(block, inputs))
-
-    def take_handed(self) -> list[int]:
-        """The blocks that were handed over since this was asked last, to an agent that had no other."""
-        handed, self._handed = self._handed, []
-        return handed
 
     def asked(self, transfer: int) -> None:
         """The agent was asked to move something."""
@@ -507,7 +499,7 @@ class RemoteServer:
 
     def _finish(self, message: Finished) -> None:
         self._heard_steps = message.steps
-        self._counts = message.counts
+        self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was heard
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
         self.agent_cpu_ns += message.cpu_ns
         self._is_finished = True
