@@ -184,7 +184,7 @@ class _ServedRun:
 
     def extra_s(self, server: int) -> float | None:
         """What a served batch takes of the device beyond its calibrated pass, at full speed."""
-        extra_s = self._on_device_s[self._owners[server]]
+        extra_s = self._on_core_s(server)
         if extra_s is not None:
             return extra_s
         return _mean_s([self._longer_ns(b) / self._slowdown(server) for b in self._batches if b.server == server])
@@ -207,13 +207,29 @@ class _ServedRun:
 
     def _rest_s(self, server: int) -> float | None:
         """A batch's time less its pass and all that a CPU's core does for it, which may be more; None on a GPU."""
-        extra_s = self._on_device_s[self._owners[server]]
+        extra_s, beside_s = self._on_core_s(server), self._beside_s(server)
+        return None if extra_s is None or beside_s is None else beside_s - extra_s * self._slowdown(server)
+
+    def _on_core_s(self, server: int) -> float | None:
+        """What a CPU's core does for a batch beyond its calibrated pass, at full speed; None on a GPU.
+
+        No more than the batch and its ways took in all: what else an agent does (its sensor, its signs of life) keeps
+        the core busy, but no batch waits for it at a light load.
+        """
+        extra_s, beside_s = self._on_device_s[self._owners[server]], self._beside_s(server)
+        if extra_s is None or beside_s is None:
+            return extra_s
+        ways = _handover(self._record, server)
+        took_s = beside_s + (ways.mean_s if ways is not None else 0.0)
+        return min(extra_s, max(0.0, took_s) / self._slowdown(server))
+
+    def _beside_s(self, server: int) -> float | None:
+        """From a batch's command until its end is known, less its calibrated pass; None where nothing ran."""
         batches = [batch for batch in self._batches if batch.server == server]
-        if extra_s is None or not batches:
+        if not batches:
             return None
         beside_ns = np.sort([_dispatch_ns(b) + self._longer_ns(b) for b in batches])
-        kept_ns = beside_ns[: max(1, round(KEPT_SHARE * len(beside_ns)))]
-        return float(kept_ns.mean()) / NS_PER_S - extra_s * self._slowdown(server)
+        return float(beside_ns[: max(1, round(KEPT_SHARE * len(beside_ns)))].mean()) / NS_PER_S
 
     def transfer_s(self, server: int) -> float | None:
         """What a block's way takes beyond its bytes, and beyond the handover that comes after."""

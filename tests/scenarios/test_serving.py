@@ -55,6 +55,14 @@ def test_what_a_cpus_core_does_for_a_batch_counts_once(own_us: int) -> None:
     assert together_us(found) == pytest.approx(150, rel=1e-3)
 
 
+def test_no_batch_waits_for_what_an_agent_does_beside() -> None:
+    """A core that was busy for 400 us a batch, where batches and their ways took 150 us: its sensor was read, too."""
+    tables = device()
+    found = overheads_of(served(tables, 30 * US, 20 * US, 400 * US), [tables], [0])
+    assert found.extra_s[0] == pytest.approx(150e-6, rel=1e-3)
+    assert together_us(found) == pytest.approx(150, rel=1e-3)
+
+
 def test_a_gpu_computes_beside_its_agent() -> None:
     """Its passes are as calibrated; dispatches and ways are as they were seen."""
     tables = device("cuda")

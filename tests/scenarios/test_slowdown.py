@@ -67,7 +67,17 @@ def test_what_serving_costs_is_told_at_full_speed() -> None:
         busy_s = slower * 3 * (latency_ns + extra_ns) / 1e9
         batches = tuple(
             BatchRecord(
-                0, i, 0, 1, 1.0, 0.0, 2, at, at, at + round(slower * latency_ns), at + round(slower * latency_ns)
+                0,
+                i,
+                0,
+                1,
+                1.0,
+                0.0,
+                2,
+                at,
+                at,
+                at + round(slower * latency_ns),
+                at + round(slower * (latency_ns + extra_ns)),
             )
             for i, at in enumerate((begin, 2 * begin, 3 * begin))
         )
