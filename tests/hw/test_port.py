@@ -365,6 +365,8 @@ def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
     joined.routers[1].close()
     for arena in (joined.arenas[1], joined.carrier.arenas_of(0)[1]):
         _write(arena, 0)
+    said(joined.agents[0], [Pong(1, 2)])
+    assert heard(joined.routers[0], 1) == [Pong(1, 2)]
 
 
 # ------------------------------------------------------------------------------------------------------------- clocks
