@@ -164,6 +164,7 @@ class SimulatedServer:
         self._sensor = WindowedSensor(device.physics)
         self._in_host_memory: set[tuple[int, float]] = set()
         self._instances: dict[int, tuple[int, float]] = {}
+        self._is_prepared = False  # what is ordered now was loaded before the run's clock started
         self._armed_ns: int | None = None
         self._messages = 0
         self._last_there_ns = self._last_back_ns = 0  # when the last block, or message, on its way arrives
@@ -209,12 +210,14 @@ class SimulatedServer:
             self.deliver(BlockArrived(block))
 
     def come_up(self) -> None:
-        """(Re)start, in a new epoch; nothing happens if it is up."""
+        """(Re)start, in a new epoch; nothing happens if it is up. A run begins with what it preloads in place."""
         if self.is_up:
             return
         self.epoch += 1
         self.is_up = True
+        self._is_prepared = self.epoch == 1
         self.deliver(ServerUp(self.index, self.epoch))
+        self._is_prepared = False
         self._to_router(ServerUp(self.index, self.epoch))
 
     def go_down(self, reason: str) -> None:
@@ -300,6 +303,8 @@ class SimulatedServer:
         spec = (command.segment, command.width)
         cost = self._tables.instances[spec]
         load_ns = cost.reload_ns if spec in self._in_host_memory else cost.load_ns
+        if self._is_prepared:
+            load_ns = 0
         self._instances[command.instance] = spec
         self._later(load_ns, Kind.LOAD_END, InstanceLoaded(command.epoch, command.instance))
 

@@ -28,7 +28,7 @@ from scenarios.world.world import World
 OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
 _MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
 _ATTEMPTS = 6
-NEAR_SHARE = 0.9  # of the router's own saturated throughput
+NEAR_SHARE = 0.95  # of the router's own saturated throughput
 _STEPS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # up or down from that rate, to one at which the simulation is as slow
 _PRECISION = 0.005  # of that search; a straight line within
 

@@ -44,6 +44,7 @@ from sim.tables import DeviceTables
 
 RUN_S, WARMUP_S = 6.0, 1.0
 PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
+LIGHT_LOAD = 0.3  # of the estimated capacity
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 
 
@@ -86,7 +87,8 @@ def measure_serving(
     world = without_faults(world)
     scale = 1.0
     if (loads := world.scenario.validate_.loads) and world.rate_img_s:
-        scale = min(loads) * world.capacity_img_s / world.rate_img_s  # caches are colder the longer a core sleeps
+        # Caches are colder the longer a core sleeps; but where all passes meet others, none tells what it costs alone.
+        scale = min(*loads, LIGHT_LOAD) * world.capacity_img_s / world.rate_img_s
     with real_cluster(world, model) as cluster:
         wanted = RealRun(
             "random", world.router("random"), derived_seed(seed, "serving"), RUN_S, WARMUP_S, scale,
@@ -97,6 +99,9 @@ def measure_serving(
     others = Interference(None) if load is None else Interference(load.share, stolen=load.stolen)
     require_quiet("what serving costs", others, allow_busy)
     overheads = overheads_of(record, spec.devices, [server.device for server in spec.servers])
+    for server, dispatch_s in zip(spec.servers, overheads.dispatch_s, strict=True):
+        if dispatch_s is None:
+            say(f"{server.name}: no pass had its device to itself; what serving it costs there was not measured")
     return replace(overheads, others=str(others))
 
 
@@ -292,8 +297,8 @@ def _usual_slowdown(device: DeviceTables) -> float:
 
 
 def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchRecord]:
-    """Those that no other batch of their device overlapped (all, where each was overlapped): the simulator adds what
-    sharing the device costs, so it must not be in here."""
+    """Those that no other batch of their device overlapped: the simulator adds what sharing the device costs, so it must
+    not be in here."""
     found: list[BatchRecord] = []
     for device in set(owners):
         own = sorted((b for b in batches if owners[b.server] == device), key=lambda b: b.commanded_ns)
@@ -304,7 +309,7 @@ def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchR
             if (i == 0 or ends[i - 1] <= b.commanded_ns)
             and (i + 1 == len(own) or own[i + 1].commanded_ns >= b.ended_ns)
         ]
-        found += alone or own
+        found += alone
     return found
 
 

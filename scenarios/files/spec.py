@@ -233,8 +233,7 @@ class GreedySection(StrictModel):
     ] = Field(
         "none",
         description="instances to load as soon as the server comes up: `all`, `none`, or pairs of segment and width; "
-        "in simulation they are ready after their load times, at the start counted from t = 0; the clock of a real run "
-        "starts when the first ones are loaded",
+        "a run's clock starts when those of its beginning are there; after a death they take their load times",
     )
 
 

@@ -299,7 +299,7 @@ def _load_axis_table(rows: Sequence[LoadAxisRow]) -> Table:
         ]
         for row, found, foreign in zip(rows, served_cells, foreign_cells, strict=True)
     ]
-    title = "near saturation, at 90 % of what the router carries on the hardware: at how much more load the simulation"
+    title = "near saturation, at 95 % of what the router carries on the hardware: at how much more load the simulation"
     return Table([*head, *foreign_head], body, f"{title} is as slow", *_unserved_lines(rows))
 
 

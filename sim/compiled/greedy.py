@@ -323,10 +323,9 @@ def _release_batch(c: Cluster, p: Parameters, server: Server, slot: int, now: in
 
 
 @kernel
-def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> None:
-    """The first load comes from disk, a later one from host memory."""
+def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int, load_ns: int) -> None:
     slot = c.free_instance
-    instance, instances, costs = instance_at(c, p, slot), spec_at(p, server, spec), _costs_of(p, server, spec)
+    instance, instances = instance_at(c, p, slot), spec_at(p, server, spec)
     c.free_instance = instance.next
     c.free_instances -= 1
     instance.id, instance.spec, instance.state, instance.server = server.next_instance, spec, LOADING, server.index
@@ -339,7 +338,7 @@ def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int) -> Non
     server.peak_bytes = max(server.peak_bytes, server.used_bytes)
     server.loads += 1
     instance.load_began_ns, instance.loaded_ns = now, now
-    instance.due_ns = now + (costs.reload_ns if instances.is_hosted else costs.load_ns)
+    instance.due_ns = now + load_ns
     instance.link = server.loading.head
     server.loading.head = slot
     server.times.load = min(server.times.load, instance.due_ns)
@@ -646,8 +645,11 @@ def _is_loading_for(p: Parameters, server: Server, key: int) -> bool:
 
 @kernel
 def _load_for_key(c: Cluster, p: Parameters, server: Server, key: int, now: int) -> None:
+    """The first load comes from disk, a later one from host memory."""
     key_at(p, server, key).loads += 1
-    _load(c, p, server, _spec_of(p, key), now)
+    spec = _spec_of(p, key)
+    costs = _costs_of(p, server, spec)
+    _load(c, p, server, spec, now, costs.reload_ns if spec_at(p, server, spec).is_hosted else costs.load_ns)
 
 
 @kernel
@@ -762,12 +764,13 @@ def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int)
 
 @kernel
 def come_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """(Re)start, in a new epoch; it is down."""
+    """(Re)start, in a new epoch; it is down. A run begins with what it preloads in place."""
     knobs = knobs_of(p, server)
     server.epoch += 1
     server.is_up = 1
     for n in range(knobs.preload_count):
-        _load(c, p, server, ints(p)[knobs.preload_at + n], now)
+        spec = ints(p)[knobs.preload_at + n]
+        _load(c, p, server, spec, now, 0 if server.epoch == 1 else _costs_of(p, server, spec).load_ns)
     gain_server(c, p, server)
 
 

@@ -52,17 +52,17 @@ def test_each_stage_by_hand() -> None:
     assert found["transfer"] == sum(block.arrived_ns - block.sent_ns for block in record.blocks)
 
 
-def test_preloads_are_ready_a_load_time_after_the_start() -> None:
-    """They load beside each other from t = 0 on; who arrives before the end waits, as `docs/scenario-keys.md` says."""
+def test_a_run_begins_with_its_preloads_in_place_and_a_restart_loads_them() -> None:
+    """As on executors, where the clock starts when they are there, as `docs/scenario-keys.md` says."""
     spec = worlds.cluster([worlds.profile(load_s=0.05)], link="loopback")
     knobs = replace(spec.servers[0].knobs, preload=worlds.preload_all(spec.devices[0]))
     spec = replace(spec, servers=(replace(spec.servers[0], knobs=knobs),))
-    run = worlds.run(spec, [0.01, 0.2], 0.3)
+    run = worlds.run(spec, [0.0, 0.2, 0.4], 0.5, faults=(Outage(0, 100 * MS, 190 * MS),))
     _, record = worlds.simulate(spec, run)
-    early, late = sorted(record.requests, key=lambda request: request.request)
-    assert min(batch.commanded_ns for batch in record.batches) == 50 * MS
-    assert stages(early)["load"] > 0 == stages(late)["load"]
-    assert record.servers[0].loads == len(knobs.preload)
+    at_once, restarting, later = sorted(record.requests, key=lambda request: request.request)
+    assert min(batch.commanded_ns for batch in record.batches) < 1 * MS
+    assert stages(at_once)["load"] == stages(later)["load"] == 0 < stages(restarting)["load"]
+    assert record.servers[0].loads == 2 * len(knobs.preload)
 
 
 def test_waiting_at_the_server_is_queue_and_at_the_router_router_wait() -> None:

@@ -339,7 +339,7 @@ def _router_scenes() -> Iterator[Directed]:
         yield Directed(
             scene(
                 f"a deadline at the head, {after} units after the arrival",
-                [device(base_ns=5 * UNIT_NS)],
+                [device(base_ns=8 * UNIT_NS)],
                 [0, 0, 1, 1, 1],
                 router={"groups": (1,), "outstanding_blocks": 1, "shed_expired": True},
                 run={"deadline_ns": after * UNIT_NS},
@@ -361,7 +361,7 @@ def _router_scenes() -> Iterator[Directed]:
         scene(
             "a batch's end frees the server at the head's deadline",
             [device(base_ns=5 * UNIT_NS)],
-            [0, 3],
+            [3, 3],
             router={"groups": (1,), "outstanding_blocks": 1, "shed_expired": True},
             run={"deadline_ns": 6 * UNIT_NS},
             knobs=[{"preload": ((1, 1.0),)}],
@@ -931,7 +931,7 @@ def _host_scenes() -> Iterator[Directed]:
         scene(
             "a host without costs hears in the order of arrival, after the servers' events",
             [device(segments=2)] * 2,
-            [0, 0, 6, 6, 9, 12],
+            [3, 3, 6, 6, 9, 12],
             policy="round-robin",
             host=host(),
             knobs=[loaded],

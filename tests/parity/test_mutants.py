@@ -142,7 +142,7 @@ BROKEN = {
         "host", "max(now, c.host_free_ns) + cost_ns", "now + cost_ns", "messages wait"
     ),
     "the host decides and is free": Line(
-        "host", "c.host_free_ns = ended_ns + _cost_ns(", "ended_ns += _cost_ns(", "messages wait"
+        "host", "c.host_free_ns = ended_ns + cost_ns", "c.host_free_ns = ended_ns", "messages wait"
     ),
     "what the host costs rounded down": Line("host", "return ceil(", "return int(", "messages wait"),
     "messages overtake": Line("host", "max(server.last_back_ns, now + back_ns)", "now + back_ns", "ways of different"),

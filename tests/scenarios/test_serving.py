@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,14 @@ def device(kind: str = "cpu") -> DeviceTables:
     return compile_tables(profile.model_copy(update={"device": profile.device.model_copy(update={"kind": kind})}), 32)
 
 
-def served(tables: DeviceTables, start_ns: int, end_ns: int, own_ns: int, **changes: Any) -> RunRecord:
+def served(
+    tables: DeviceTables,
+    start_ns: int,
+    end_ns: int,
+    own_ns: int,
+    commanded_ns: Sequence[int] = (AT_NS, 2 * AT_NS, 3 * AT_NS),
+    **changes: Any,
+) -> RunRecord:
     """Three batches, each `start_ns` from command to pass and `end_ns` from its end to the notice; the process uses
     `own_ns` for each beside its pass. Ways of 60 us there and 40 us back."""
     latency_ns = tables.keys[1, 1.0, 0.0].latency_ns[2]
@@ -29,7 +37,7 @@ def served(tables: DeviceTables, start_ns: int, end_ns: int, own_ns: int, **chan
         BatchRecord(
             0, i, 0, 1, 1.0, 0.0, 2, at, at + start_ns, at + start_ns + latency_ns, at + start_ns + latency_ns + end_ns
         )
-        for i, at in enumerate((AT_NS, 2 * AT_NS, 3 * AT_NS))
+        for i, at in enumerate(commanded_ns)
     )
     totals = ServerTotals("s", 0, 3 * (latency_ns + own_ns) / 1e9, 6, 3, 0, 0, 0)
     ways = tuple(Handover(0, there, 60 * US if there else 40 * US) for there in (True, False) for _ in range(4))
@@ -69,6 +77,14 @@ def test_a_gpu_computes_beside_its_agent() -> None:
     found = overheads_of(served(tables, 30 * US, 20 * US, 70 * US), [tables], [0])
     assert found.extra_s[0] == pytest.approx(0.0, abs=1e-9)
     assert together_us(found) == pytest.approx(150, rel=1e-3)
+
+
+def test_passes_that_met_others_tell_no_cost() -> None:
+    """Each took longer for the others' sake, which the simulator knows by itself: nothing is better than that."""
+    tables = device("cuda")
+    met = served(tables, 30 * US, 20 * US, 0, commanded_ns=(AT_NS, AT_NS + 1, AT_NS + 2))
+    found = overheads_of(met, [tables], [0])
+    assert (found.extra_s, found.dispatch_s) == ((None,), (None,))
 
 
 def test_the_routers_costs_are_a_part_a_block_and_a_part_an_image() -> None:
