@@ -216,24 +216,35 @@ def _solo_w(curve: LatencyCurve, batch: int) -> float:
 def fit_power_cap(
     sets: Sequence[ObservedSet], curves: Curves, concurrency: Concurrency, power: Power, *, hosted: bool
 ) -> Power:
-    """How clocks fall above the cap, from sets that would draw more: phi = S0 / S; as it was where too few would."""
+    """How clocks fall above the cap, from sets that would draw more: phi = S0 / S, as a share of what it is below.
+
+    As it was where too few would draw more, and where they do not tell it from 0: a set just above the cap slows down
+    by less than its measurement is off.
+    """
     sharing = sharing_from(concurrency, hosted=hosted)
-    excess, ratios = [], []
+    excess: list[float] = []
+    ratios: list[float] = []  # of the sets that would draw more than the cap
+    below: list[float] = []  # of the others
     for observed in sets:
         over = uncapped_w(observed, curves, sharing, power.context_idle_w) / power.cap_w - 1
-        if over > 0 and observed.seen:
-            excess.append(over)
-            ratios.append(min(1.0, float(np.median([p / s for p, s in predicted_and_seen(observed, curves, sharing)]))))
+        if observed.seen:
+            ratio = float(np.median([p / s for p, s in predicted_and_seen(observed, curves, sharing)]))
+            (ratios if over > 0 else below).append(ratio)
+            excess += [over] if over > 0 else []
     if len(excess) < FEWEST_CAPPED:
         return power
-    phi_min = min(ratios)
+    clocks = np.asarray(ratios) / (np.median(below) if below else 1.0)
+    phi_min = min(1.0, float(clocks.min()))
 
     def residuals(throttle: Floats) -> Floats:
         found = [clock_ratio(1 + over, 1.0, float(throttle[0]), phi_min) for over in excess]
-        return np.subtract(found, ratios)
+        return np.subtract(found, clocks)
 
-    throttle = float(least_squares(residuals, [0.5], bounds=(0.0, np.inf), x_scale=1.0).x[0])
-    return power.model_copy(update={"throttle": throttle, "phi_min": phi_min})
+    throttle = least_squares(residuals, [0.5], bounds=(0.0, np.inf), x_scale=1.0).x
+    unexplained, without = float(np.sum(residuals(throttle) ** 2)), float(np.sum((1.0 - clocks) ** 2))
+    if without - unexplained <= 2 * CONFIDENT**2 * unexplained / max(1, len(excess) - 2):
+        return power
+    return power.model_copy(update={"throttle": float(throttle[0]), "phi_min": phi_min})
 
 
 def below_cap(sets: Sequence[ObservedSet], curves: Curves, power: Power, *, hosted: bool) -> list[ObservedSet]:

@@ -25,6 +25,7 @@ from policies.compiled.rules import (
     INFAAS,
     LADDER,
     LEAST_WORK,
+    LEAST_WORK_COMING,
     POWER_OF_TWO,
     POWER_OF_TWO_BY_SPEED,
     RANDOM_GROUP,
@@ -35,8 +36,10 @@ from policies.compiled.rules import (
     SHORTEST_QUEUE_BY_SPEED,
     SLACKFIT,
     WEIGHTED_RANDOM,
+    ToCome,
     Variant,
     VariantSteps,
+    WorkToCome,
 )
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
@@ -111,6 +114,7 @@ _PLACEMENTS: Final[dict[type, tuple[int, int]]] = {
     placements.PowerOfTwoBySpeed: (POWER_OF_TWO_BY_SPEED, 2),
     placements.IdleQueue: (IDLE_QUEUE, 1),
     placements.LeastWork: (LEAST_WORK, 0),
+    placements.LeastWorkComing: (LEAST_WORK_COMING, 0),
     placements.ShortestDelay: (SHORTEST_DELAY, 0),
 }
 
@@ -193,6 +197,9 @@ class _Writer:
                 self._take_turns(placement)
             case placements.LeastWork():
                 self._ask_for(placement.costs, "image")
+            case placements.LeastWorkComing():
+                self._ask_for(placement.costs, "image")
+                self._remember_coming(placement)
             case placements.ShortestDelay():
                 self._ask_for(placement.costs, "image", "batch", "transfer")
                 self._expect(placement.width, width)
@@ -202,6 +209,24 @@ class _Writer:
 
         def keep(row: Ints) -> None:
             placement.last = Plan(row).turn
+
+        self._keep.append(keep)
+
+    def _remember_coming(self, placement: placements.LeastWorkComing) -> None:
+        servers = self._config.servers
+        self._require(len(placement.way_ns) == len(placement.coming) == servers)
+        self._require(placement.segments == self._config.segments and not self._head.stays)  # it stays by itself
+        memory, each = WorkToCome.blank(), np.zeros(servers, ToCome.dtype)
+        memory.forget_ns, memory.seen_ns = self._whole(placement.forget_ns), self._whole(placement.seen_ns)
+        memory.most = self._whole(placement.most)
+        each["images"], each["way_ns"] = placement.coming, [self._whole(way_ns) for way_ns in placement.way_ns]
+        self._head.stays = int(placement.stays)
+        self._head.coming_at = at = self._plan.add(np.concatenate([memory.numbers, each.view(np.int64)]))
+        first = at + WorkToCome.size
+
+        def keep(row: Ints) -> None:
+            placement.seen_ns = WorkToCome(row, at).seen_ns
+            placement.coming[:] = row[first : first + servers * ToCome.size].view(ToCome.dtype)["images"].tolist()
 
         self._keep.append(keep)
 

@@ -92,6 +92,13 @@ KINDS: Final[Mapping[str, RouterKind]] = {
             spec="policies.tide.spec:TideSpec",
             is_rule=False,
         ),
+        RouterKind(
+            name="tide-untuned",
+            help="the same with the numbers that its search begins with",
+            spec="policies.tide.spec:TideSpec",
+            is_rule=False,
+            is_tuned=False,
+        ),
     )
 }
 TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)

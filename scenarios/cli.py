@@ -254,7 +254,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "does slimming pay on a device? times every segment and width",
         (_named_network, _model_bench),
     ),
-    "train": Command("job", "train the PPO router in simulation", (_scenario, _train)),
+    "train": Command("job", "train the scenario's own routers in simulation: PPO, Tide", (_scenario, _train)),
     "tune": Command("job", "tune a rule, or Tide, to be quick at an accuracy, by direct search", (_tune,)),
     "simulate": Command("simulate", "one simulated run with one router", (_scenario, _router, _engine)),
     "compare": Command(

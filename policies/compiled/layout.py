@@ -41,5 +41,5 @@ class Plan(Record):
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT
     transfer_ns_at = INT
     share_ns = scratch_at = shares_at = placed_at = knobs_at = memory_at = server = width = group = INT
-    wake_ns = delay_at = INT
+    wake_ns = delay_at = coming_at = INT
     width_rule = WidthRule.blank()

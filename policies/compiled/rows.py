@@ -17,6 +17,13 @@ def seen_at(sheet: Sheet, index: int) -> SeenServer:
 
 
 @kernel
+def is_up(sheet: Sheet, index: int) -> bool:
+    """`context.is_up`."""
+    seen = seen_at(sheet, index)
+    return seen.code != 0 or seen.blocks > 0
+
+
+@kernel
 def largest_group(plan: Plan) -> int:
     """The largest of the groups to choose from."""
     return ints(plan)[plan.groups_at + plan.group_count - 1]

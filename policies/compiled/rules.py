@@ -7,8 +7,8 @@ do, and draw the same numbers in the same order.
 from __future__ import annotations
 
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
-from policies.compiled.record import INT, Record
-from policies.compiled.rows import batch_ns, key_of, largest_group, seen_at, transfer_ns
+from policies.compiled.record import INT, REAL, Record
+from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
 from policies.compiled.tide import choose_by_tide
 from policies.jit import ints, kernel, reals, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
@@ -26,7 +26,8 @@ from policies.rules.slackfit import SLACK_BUCKETS
     LEAST_WORK,
     SHORTEST_DELAY,
     DEFICIT,
-) = range(11)
+    LEAST_WORK_COMING,
+) = range(12)
 
 # Rules of widths.
 RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE = range(OUTSIDE + 1, OUTSIDE + 8)
@@ -47,6 +48,19 @@ class Variant(Record):
     count = level = since_ns = tuples_at = INT
 
 
+class WorkToCome(Record):
+    """What `LeastWorkComing` remembers; of each server follow what is to come and what a whole way costs there."""
+
+    forget_ns = seen_ns = most = INT
+
+
+class ToCome(Record):
+    """Of a server: whole ways of images, and what one costs."""
+
+    images = REAL
+    way_ns = INT
+
+
 class Latest(Record):
     """SlackFit: the latest time that is known of each bucket: of the first one."""
 
@@ -54,6 +68,7 @@ class Latest(Record):
 
 
 _STEPS = VariantSteps.size
+_TO_COME = WorkToCome.size
 
 
 @kernel
@@ -126,10 +141,11 @@ def random_width(plan: Plan, holds: int) -> int:
 @kernel
 def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     """`widths.Ladder`: how many thresholds the load per server exceeds."""
-    waiting = sheet.fifo_length
+    waiting, up = sheet.fifo_length, 0
     for index in range(plan.servers):
         waiting += seen_at(sheet, index).requests
-    load, rung = waiting / plan.servers, 0
+        up += is_up(sheet, index)
+    load, rung = waiting / max(1, up), 0
     for n in range(rule.rung_count - 1):
         rung += load > reals(plan)[rule.thresholds_at + n]
     return rung
@@ -180,6 +196,9 @@ def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
         return seen.requests / reals(plan)[plan.speeds_at + index]
     if rule == LEAST_WORK:
         return seen.work_ns * 1.0
+    if rule == LEAST_WORK_COMING:
+        to_come = to_come_at(plan, index)
+        return seen.work_ns + to_come.images * to_come.way_ns
     key = key_of(plan, sheet, width_for(plan, sheet, WidthRule(plan, plan.delay_at), index))
     return (seen.work_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
 
@@ -257,9 +276,35 @@ def furthest_behind(plan: Plan, sheet: Sheet) -> int:
 
 
 @kernel
+def to_come_at(plan: Plan, index: int) -> ToCome:
+    """What `LeastWorkComing` remembers of a server."""
+    return ToCome(plan, plan.coming_at + _TO_COME, index)
+
+
+@kernel
+def least_with_coming(plan: Plan, sheet: Sheet) -> int:
+    """`LeastWorkComing`."""
+    memory, location = WorkToCome(plan, plan.coming_at), sheet.location
+    keep = memory.forget_ns / (memory.forget_ns + (sheet.now_ns - memory.seen_ns))
+    memory.seen_ns = sheet.now_ns
+    for index in range(plan.servers):
+        to_come_at(plan, index).images *= keep if is_up(sheet, index) else 0.0
+    stays = plan.stays and location >= 0 and can_take(sheet, location)
+    found = location if stays else least(plan, sheet, LEAST_WORK_COMING)
+    images, left = min(memory.most, sheet.candidates), (plan.segments - 1 - sheet.segment) / plan.segments
+    if location >= 0:
+        before = to_come_at(plan, location)
+        before.images = max(0.0, before.images - images * (left + 1 / plan.segments))
+    to_come_at(plan, found).images += images * left
+    return found
+
+
+@kernel
 def place(plan: Plan, sheet: Sheet) -> int:
     """The server for the candidate block."""
     location, rule, servers = sheet.location, plan.placement, plan.servers
+    if rule == LEAST_WORK_COMING:
+        return least_with_coming(plan, sheet)
     if plan.stays and location >= 0 and can_take(sheet, location):  # `Sticky`
         return location
     if rule == AT_RANDOM:

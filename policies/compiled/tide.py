@@ -10,7 +10,7 @@ from math import exp, log
 
 from policies.compiled.layout import ANYWHERE, NONE, Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
-from policies.compiled.rows import batch_ns, key_of, largest_group, seen_at, transfer_ns
+from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
 from policies.jit import ints, kernel, reals
 
 
@@ -76,13 +76,6 @@ def remember(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs) -> None:
 def remembered_of(memory: Memory, index: int) -> Remembered:
     """What is remembered of a server."""
     return Remembered(memory, _MEMORY, index)
-
-
-@kernel
-def is_up(sheet: Sheet, index: int) -> bool:
-    """As far as a router can see: a server that can't take a block and has none is out."""
-    seen = seen_at(sheet, index)
-    return seen.code != 0 or seen.blocks > 0
 
 
 @kernel

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.interfaces import CostModel, RouterConfig
 from policies.reward import AccuracyPrior
-from policies.vocabulary import Choice, ClusterView
+from policies.vocabulary import Choice, ClusterView, ServerView
 
 Placement = Callable[[ClusterView, np.random.Generator], int]
 WidthRule = Callable[[ClusterView, int, np.random.Generator], float]
@@ -53,3 +53,8 @@ class ComposedRouter:
 def drawn(count: int, rng: np.random.Generator) -> int:
     """A number from 0 to count - 1, each as likely: one uniform draw."""
     return int(rng.random() * count)
+
+
+def is_up(server: ServerView) -> bool:
+    """As far as a router can see: a server that can't take a block and has none is out."""
+    return server.valid or server.outstanding_blocks > 0

@@ -56,6 +56,12 @@ def speeds_img_s(context: RouterContext) -> tuple[float, ...]:
     return tuple(NS_PER_S / path_ns(context.costs, server, full) for server in range(context.config.servers))
 
 
+def middle_widths(config: RouterConfig) -> tuple[float, ...]:
+    """A tuple of middling cost: narrow first segments, which lose little, and wide last ones."""
+    widths = config.widths
+    return tuple(widths[min(len(widths) - 1, s + s // 3) * (len(widths) > 1)] for s in range(config.segments))
+
+
 def tuple_cost_s(context: RouterContext, widths: Sequence[float]) -> float:
     """Expected device time of one image through all segments at these widths, averaged over the servers."""
     servers = range(context.config.servers)
@@ -93,8 +99,12 @@ def default_target_s(context: RouterContext) -> float:
     """The scenario's deadline, or twice the slowest server's time for full groups at full width, all segments."""
     if context.deadline_s is not None:
         return context.deadline_s
+    return TARGET_FACTOR * slowest_path_ns(context) / NS_PER_S
+
+
+def slowest_path_ns(context: RouterContext) -> int:
+    """The slowest server's time for full groups at full width, all segments."""
     config = context.config
     keys, largest = path(full_widths(config)), config.groups[-1]
     servers = range(config.servers)
-    slowest_ns = max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server in servers)
-    return TARGET_FACTOR * slowest_ns / NS_PER_S
+    return max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server in servers)

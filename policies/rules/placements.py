@@ -8,9 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.interfaces import CostModel
-from policies.rules.context import Placement, RouterContext, WidthRule, drawn
-from policies.rules.costs import batch_ns, outstanding_ns, speeds_img_s, transfer_ns
+from policies.rules.context import Placement, RouterContext, WidthRule, drawn, is_up
+from policies.rules.costs import (
+    batch_ns,
+    middle_widths,
+    outstanding_ns,
+    path_ns,
+    slowest_path_ns,
+    speeds_img_s,
+    transfer_ns,
+)
 from policies.vocabulary import ClusterView, WorkKey
+
+REMEMBERED = 20  # work to come is remembered for so many times the slowest image's way
 
 
 def valid_servers(view: ClusterView) -> list[int]:
@@ -140,6 +150,64 @@ class LeastWork:
         return min(valid_servers(view), key=lambda server: outstanding_ns(self.costs, view, server))
 
 
+@dataclass(slots=True)
+class LeastWorkComing:
+    """The least work, with the work that will come back: images that wait at the router between two segments are at no
+    server, but their place is one, and there they will leave what is to do.
+
+    That is counted in whole ways of an image, of which `way_ns` says what one costs. Of images that are lost on their
+    way nothing is heard, so what is to come is forgotten by and by, and at once of a server that is out.
+
+    Attributes:
+        way_ns: for each server, expected time of one image through all segments.
+        most: the most images of a block, as many as are expected to be sent.
+        forget_ns: how long something is remembered, about.
+        stays: keep images where their activations are, as `Sticky` does.
+        coming: for each server, what is remembered; `seen_ns`: when it was looked at last.
+    """
+
+    costs: CostModel
+    way_ns: tuple[int, ...]
+    segments: int
+    most: int
+    forget_ns: int
+    stays: bool
+    coming: list[float]
+    seen_ns: int = 0
+
+    def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
+        """The server for the view's candidate block."""
+        keep = self.forget_ns / (self.forget_ns + (view.now_ns - self.seen_ns))
+        self.seen_ns = view.now_ns
+        for server, seen in enumerate(view.servers):
+            self.coming[server] *= keep if is_up(seen) else 0.0
+        location = view.head.location
+        if not (self.stays and location >= 0 and view.servers[location].valid):
+            chosen = min(valid_servers(view), key=lambda server: self._work_ns(view, server))
+        else:
+            chosen = location
+        self._note(view, chosen)
+        return chosen
+
+    def _work_ns(self, view: ClusterView, server: int) -> float:
+        return outstanding_ns(self.costs, view, server) + self.coming[server] * self.way_ns[server]
+
+    def _note(self, view: ClusterView, chosen: int) -> None:
+        """Whose place was elsewhere leaves nothing there."""
+        images, location = min(self.most, view.candidates), view.head.location
+        to_come = (self.segments - view.head.segment) / self.segments
+        if location >= 0:
+            self.coming[location] = max(0.0, self.coming[location] - images * (to_come + 1 / self.segments))
+        self.coming[chosen] += images * to_come
+
+
+def _least_work_coming(context: RouterContext, stays: bool) -> LeastWorkComing:
+    config, costs = context.config, context.costs
+    way_ns = tuple(path_ns(costs, server, middle_widths(config)) for server in range(config.servers))
+    forget_ns, most = REMEMBERED * slowest_path_ns(context), config.groups[-1]
+    return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, [0.0] * config.servers)
+
+
 @dataclass(frozen=True, slots=True)
 class ShortestDelay:
     """The earliest expected end of the block: outstanding work + transfer + its own batch at the width it would get."""
@@ -180,8 +248,10 @@ _PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule], Placement]] = {
     "power-of-two-speed": lambda context, width: PowerOfTwoBySpeed(speeds_img_s(context)),
     "jiq": lambda context, width: IdleQueue(),
     "least-work": lambda context, width: LeastWork(context.costs),
+    "least-work-coming": lambda context, width: _least_work_coming(context, stays=False),
     "shortest-delay": lambda context, width: ShortestDelay(context.costs, width),
     "sticky": lambda context, width: Sticky(LeastWork(context.costs)),
+    "sticky-coming": lambda context, width: _least_work_coming(context, stays=True),
 }
 PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)
 

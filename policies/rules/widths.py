@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.rules.context import drawn
+from policies.rules.context import drawn, is_up
 from policies.vocabulary import ClusterView
 
 
@@ -45,8 +45,8 @@ class FixedWidths:
 class Ladder:
     """Width tuples by load: each threshold that the load exceeds is one rung down.
 
-    The load is (FIFO length + outstanding requests) per server; a request takes its segment's width from the rung of
-    the moment, so it may pass segments on different rungs.
+    The load is (FIFO length + outstanding requests) per server that is up; a request takes its segment's width from the
+    rung of the moment, so it may pass segments on different rungs.
 
     Attributes:
         rungs: width tuples, the most accurate first.
@@ -60,6 +60,6 @@ class Ladder:
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
         outstanding = sum(each.outstanding_requests for each in view.servers)
-        load = (view.fifo_length + outstanding) / len(view.servers)
+        load = (view.fifo_length + outstanding) / max(1, sum(is_up(each) for each in view.servers))
         rung = self.rungs[sum(load > threshold for threshold in self.thresholds)]
         return held_width(self.widths, view.servers[server].widths, rung[view.head.segment - 1])

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from policies.errors import nearest
 
 KIND: Final = "tide"  # what a file of it says of itself
+UNTUNED: Final = "tide-untuned"  # by name: with the numbers that its search begins with
 
 Reals = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from policies.compiled.tide import Knobs, Memory, Remembered
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
-from policies.rules.costs import tuple_cost_s
+from policies.rules.costs import middle_widths, tuple_cost_s
 from policies.tide.knobs import KIND, OTHERS, PRICES, Reals, knobs
 from policies.vocabulary import Choice, ClusterView
 
@@ -108,8 +108,8 @@ class TideRouter:
         cost = (own * image + (1 - own) * mean + ahead[None, :, :, None]) / unit_s
         steps = worth_of_steps(self.context) * np.exp(stretch.reshape(segments, widths - 1))
         worth = np.hstack([np.zeros((segments, 1)), np.cumsum(steps, axis=1)])
-        middle = tuple(min(widths - 1, s + s // 3) * (widths > 1) for s in range(segments))  # cheap ones, then full
-        middle_s = _path_s(image, middle)
+        middle = middle_widths(config)
+        middle_s = _path_s(image, tuple(config.widths.index(width) for width in middle))
         return worth, cost, 1.0 / middle_s, float(unit_s), float(middle_s.mean()) / segments
 
     # ------------------------------------------------------------------------------------------------------- files

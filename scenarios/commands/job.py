@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 
 from policies.errors import InputError, WorkError
 from scenarios.commands.shared import (
@@ -10,14 +11,15 @@ from scenarios.commands.shared import (
     begin_job,
     make_job,
     read_scenario,
-    require_trained,
+    require_made,
     scenario_and_folder,
     tell_effort,
     tell_overload,
     with_routers,
 )
 from scenarios.files.documents import told_of
-from scenarios.files.router_names import TRAINED_ROUTER
+from scenarios.files.router_names import PPO, made_kinds
+from scenarios.files.spec import Scenario
 from scenarios.metrics.fidelity import results_in
 from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
@@ -52,31 +54,40 @@ def run(arguments: Namespace) -> int:
 
 
 def train(arguments: Namespace) -> int:
-    """Train the PPO router."""
-    from scenarios.job.router import make_router
+    """Train the routers that the scenario's own run makes; PPO where it names none."""
+    from scenarios.job.router import make_routers
 
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
+    kinds = made_kinds((*scenario.compare.routers, *scenario.validate_.routers)) or (PPO,)
     if arguments.decisions is not None:
-        if arguments.decisions < scenario.training.batch:
-            problem = f"{arguments.decisions} is less than training.batch ({scenario.training.batch}): not one update"
-            raise InputError("--decisions", "", problem)
-        training = scenario.training.model_copy(update={"decisions": arguments.decisions})
-        scenario = scenario.model_copy(update={"training": training})
+        scenario = _with_decisions(scenario, arguments.decisions, kinds)
     if arguments.seed is not None:
         scenario = scenario.model_copy(update={"seed": arguments.seed})
     job = make_job(scenario, folder, output)
-    with job.folder.opened(arguments.scenario), announcing_compilation(output, (TRAINED_ROUTER,), arguments.engine):
+    with job.folder.opened(arguments.scenario), announcing_compilation(output, (PPO,), arguments.engine):
         world = begin_job(job)
-        tell_effort(output, world, 1, arguments.engine)  # of the run that scores it
+        tell_effort(output, world, len(kinds), arguments.engine)  # of the runs that score them
         tell_overload(output, world)
-        score = make_router(job, world, arguments.engine)
-    text = f"{format_score(score)}\nrouter: {job.trained}"
-    output.result(text, {"router": str(job.trained), "engine": arguments.engine, "score": score})
-    if "shares" in score and not score["shares"]["completed"]:
-        problem = "the trained router completed nothing on the run that it was scored on"
-        raise WorkError(f"{problem}; train it for longer (--decisions), or lower the rate")
+        scores = make_routers(job, world, arguments.engine, kinds)
+    texts = [f"{kind}: {format_score(score)}\nrouter: {job.made(kind)}" for kind, score in scores.items()]
+    made = [{"router": str(job.made(kind)), "score": score} for kind, score in scores.items()]
+    output.result("\n".join(texts), {"engine": arguments.engine, "routers": made})
+    for kind, score in scores.items():
+        if "shares" in score and not score["shares"]["completed"]:
+            problem = f"the trained {kind} completed nothing on the run that it was scored on"
+            raise WorkError(f"{problem}; train it for longer (--decisions), or lower the rate")
     return 0
+
+
+def _with_decisions(scenario: Scenario, decisions: int, kinds: Sequence[str]) -> Scenario:
+    """For gradients and for direct search."""
+    if PPO in kinds and decisions < scenario.training.batch:
+        problem = f"{decisions} is less than training.batch ({scenario.training.batch}): not one update"
+        raise InputError("--decisions", "", problem)
+    longer = {"decisions": decisions}
+    update = {name: getattr(scenario, name).model_copy(update=longer) for name in ("training", "tuning")}
+    return scenario.model_copy(update=update)
 
 
 def tune(arguments: Namespace) -> int:
@@ -108,7 +119,7 @@ def validate(arguments: Namespace) -> int:
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "validate_", arguments)
-    require_trained(scenario.validate_.routers, folder)
+    require_made(scenario.validate_.routers, folder)
     job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, scenario.validate_.routers):
         validation = stage.validate(job, begin_job(job))

@@ -13,7 +13,7 @@ from policies.errors import InputError
 from scenarios.commands.outputs import require_apart, require_beside
 from scenarios.files.named_files import named_files
 from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import TRAINED_ROUTER, check_router, is_learned, is_router_file, needs_training
+from scenarios.files.router_names import check_router, is_compiled, is_router_file, made_file, made_kinds
 from scenarios.files.spec import Scenario, unique
 from scenarios.runs.folder import RunFolder
 from scenarios.terminal.output import Output
@@ -113,7 +113,7 @@ def announcing_compilation(
     output: Output, routers: Sequence[str], engine: str = "simpy"
 ) -> AbstractContextManager[None]:
     """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
-    if engine == "simpy" and not any(map(is_learned, routers)):
+    if engine == "simpy" and not any(map(is_compiled, routers)):
         return contextlib.nullcontext()
     from scenarios.terminal.compiling import telling
 
@@ -141,16 +141,8 @@ def require_unique(flag: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         raise InputError(flag, "", str(error)) from None
 
 
-def trained_path(folder: Path) -> Path:
-    """Where a run folder keeps the router that it trained."""
-    from scenarios.world.materials import ROUTER_FILE
-
-    return folder / ROUTER_FILE
-
-
-def require_trained(routers: Sequence[str], folder: Path) -> None:
-    """Raises `InputError` where a trained router is asked for and none is there."""
-    if needs_training(routers) and not trained_path(folder).is_file():
-        raise InputError(
-            str(folder), "", f"no router is trained yet for {TRAINED_ROUTER!r}; run `slimsched train` first"
-        )
+def require_made(routers: Sequence[str], folder: Path) -> None:
+    """Raises `InputError` where one is named that the scenario's run makes, and it is not there."""
+    for kind in made_kinds(routers):
+        if not (folder / made_file(kind)).is_file():
+            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; run `slimsched train` first")

@@ -11,13 +11,12 @@ from scenarios.commands.shared import (
     begin_job,
     load_world_of,
     make_job,
-    require_trained,
+    require_made,
     require_unique,
     scenario_and_folder,
     tell_effort,
     tell_foreign,
     tell_overload,
-    trained_path,
     with_routers,
 )
 from scenarios.files.router_names import check_router
@@ -48,7 +47,7 @@ def simulate(arguments: Namespace) -> int:
     tell_foreign(output, world, (arguments.router,))
     tell_overload(output, world)
     seed = scenario.seed if arguments.seed is None else arguments.seed
-    router = world.router(arguments.router, trained_path(folder))
+    router = world.router(arguments.router, folder)
     name = display_name(arguments.router)
     with announcing_compilation(output, (arguments.router,), arguments.engine):
         if arguments.out is None:
@@ -74,7 +73,7 @@ def compare(arguments: Namespace) -> int:
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
     scenario = with_routers(scenario, "compare", arguments)
-    require_trained(scenario.compare.routers, folder)
+    require_made(scenario.compare.routers, folder)
     given = scenario.compare
     runs = len(given.routers) * len(given.seeds)
     world = load_world_of(scenario, folder)
@@ -137,7 +136,7 @@ def capacity(arguments: Namespace) -> int:
     with announcing_compilation(output, (arguments.router,), arguments.engine):
         found = find_capacity(
             world,
-            lambda: world.router(arguments.router, trained_path(folder)),
+            lambda: world.router(arguments.router, folder),
             Search(
                 display_name(arguments.router),
                 require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),

@@ -21,7 +21,7 @@ from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
 from scenarios.executors.devices import device_of, gpu_bytes
 from scenarios.files.reading import read_profile
-from scenarios.files.router_names import TRAINED_ROUTER, require_distinct_names
+from scenarios.files.router_names import made_kind, require_distinct_names
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import GB, DeviceSection, GreedySection, Scenario, ServerSection
 from scenarios.runs.parallel import machine_bytes
@@ -128,12 +128,12 @@ def _require_instances(given: GreedySection, everything: Sequence[tuple[int, flo
             raise InputError(source, f"{server}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
 
 
-def require_ready(world: World, model: ModelFile | None, routers: Sequence[str], trained: Path | None) -> None:
+def require_ready(world: World, model: ModelFile | None, routers: Sequence[str], made_in: Path | None) -> None:
     """The network to run must be the profiles', servers must fit their devices' memory, routers the cluster.
 
     Args:
         model: None where emulated servers run none.
-        trained: the router that the run trains; None while it is yet to be trained.
+        made_in: the folder of the run that makes the scenario's own routers; None while it has not yet.
 
     Raises:
         InputError: something does not.
@@ -143,8 +143,8 @@ def require_ready(world: World, model: ModelFile | None, routers: Sequence[str],
     caps = {server.name: server.knobs.vram_cap_bytes for server in world.cluster.servers}
     _require_memory(world.scenario, caps)
     for index, router in enumerate(routers):
-        if router != TRAINED_ROUTER or trained is not None:
-            world.router(router, trained, f"validate.routers.{index}")
+        if made_kind(router) is None or made_in is not None:
+            world.router(router, made_in, f"validate.routers.{index}")
 
 
 def _require_model(world: World, model: ModelFile) -> None:

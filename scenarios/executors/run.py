@@ -177,11 +177,14 @@ def validate_runs(
     plan: Plan,
     routers: Sequence[str],
     *,
-    trained: Path | None = None,
+    made_in: Path | None = None,
     finished: Sequence[ValidationRun] = (),
     listener: Listener | None = None,
 ) -> Iterator[Finished]:
-    """Every run of the plan that is not among `finished`, on one set of executors and in simulation."""
+    """Every run of the plan that is not among `finished`, on one set of executors and in simulation.
+
+    `made_in` is the folder of the run that makes the scenario's own routers.
+    """
     calm = without_faults(world)
     files = {display_name(router): router for router in routers}
 
@@ -192,7 +195,7 @@ def validate_runs(
         """With the slowdowns of its hardware run, where they are known: see `scenarios.executors.slowdown`."""
         return run_simulation(
             world_of(planned),
-            world.router(files[planned.router], trained),
+            world.router(files[planned.router], made_in),
             planned.router,
             planned.seed,
             duration_s=plan.duration_s,
@@ -212,7 +215,7 @@ def validate_runs(
         def serve(planned: PlannedRun) -> Ran:
             wanted = RealRun(
                 planned.router,
-                world.router(files[planned.router], trained),
+                world.router(files[planned.router], made_in),
                 planned.seed,
                 plan.duration_s,
                 plan.warmup_s,

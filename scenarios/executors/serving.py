@@ -297,8 +297,8 @@ def _usual_slowdown(device: DeviceTables) -> float:
 
 
 def _alone(batches: Sequence[BatchRecord], owners: Sequence[int]) -> list[BatchRecord]:
-    """Those that no other batch of their device overlapped: the simulator adds what sharing the device costs, so it must
-    not be in here."""
+    """Those that no other batch of their device overlapped: what sharing the device costs must not be in here, for the
+    simulator adds it."""
     found: list[BatchRecord] = []
     for device in set(owners):
         own = sorted((b for b in batches if owners[b.server] == device), key=lambda b: b.commanded_ns)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from policies import strict
-from policies.errors import InputError
+from policies.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
-from policies.registry import KINDS
+from policies.registry import KINDS, TUNED
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.documents import read_text, write_text
@@ -23,7 +23,10 @@ from scenarios.files.documents import read_text, write_text
 if TYPE_CHECKING:
     from policies.ppo.router import PPORouter
 
-TRAINED_ROUTER: Final = "ppo"  # in a scenario: the router that this run trains; in a file of numbers: what PPO learned
+PPO: Final = "ppo"  # in a file of numbers: what PPO learned
+LEARNED: Final = (PPO, "tide")  # in a scenario: the routers that its run trains
+TUNED_HERE: Final = "tuned:"  # before the kind of a rule: the one that the run tunes
+MADE_KINDS: Final = (PPO, *TUNED)  # of all that a run can make
 ROUTER_SUFFIX: Final = ".safetensors"
 RULE_SUFFIX: Final = ".rule.yaml"
 _SUFFIXES: Final = (ROUTER_SUFFIX, RULE_SUFFIX)
@@ -40,6 +43,38 @@ def is_router_file(name: str) -> bool:
 def router_file(name: str) -> Path | None:
     """The file that a router's name stands for; None for a rule by name, or a class."""
     return Path(name) if is_router_file(name) else None
+
+
+def made_kind(name: str) -> str | None:
+    """Of a router that a scenario's own run makes: `ppo`, `tide`, or the kind of rule that it tunes; else None."""
+    if name in LEARNED:
+        return name
+    return name.removeprefix(TUNED_HERE) if name.startswith(TUNED_HERE) else None
+
+
+def made_name(kind: str) -> str:
+    """What a scenario calls the router of that kind which its run makes."""
+    return kind if kind in LEARNED else f"{TUNED_HERE}{kind}"
+
+
+def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:
+    """The kinds among them that the run makes, each once."""
+    return tuple(dict.fromkeys(kind for name in routers if (kind := made_kind(name)) is not None))
+
+
+def made_file(kind: str) -> str:
+    """What a run folder calls the router of that kind which it made."""
+    return f"router{ROUTER_SUFFIX}" if kind == PPO else f"{kind}{ending_of(kind)}"
+
+
+def score_file(kind: str) -> str:
+    """What a run folder calls that router's score."""
+    return "score.json" if kind == PPO else f"score-{kind}.json"
+
+
+def training_file(kind: str) -> str:
+    """What a run folder calls how it was trained, step by step."""
+    return "training.json" if kind == PPO else f"training-{kind}.json"
 
 
 def ending_of(kind: str) -> str:
@@ -63,20 +98,13 @@ def code_of(name: str, source: str) -> str:
     Raises:
         InputError: it is not there, or own code is refused.
     """
-    spec = None if name == TRAINED_ROUTER or is_router_file(name) else parse_router_name(name, source)
+    spec = None if made_kind(name) or is_router_file(name) else parse_router_name(name, source)
     return spec.code_hash(source, "routers") if isinstance(spec, OwnRouter) else ""
 
 
-def needs_training(routers: Sequence[str]) -> bool:
-    """Whether one of them is the router that the run trains."""
-    return TRAINED_ROUTER in routers
-
-
-def is_learned(name: str) -> bool:
-    """Whether it decides by learned numbers, in compiled code: PPO or Tide, by name or from a file."""
-    kind = KINDS.get(name)
-    stored = kind is not None and kind.is_tuned and not kind.is_rule
-    return stored or name == TRAINED_ROUTER or name.endswith(ROUTER_SUFFIX)
+def is_compiled(name: str) -> bool:
+    """Whether compiled code finds it, or decides by its learned numbers: what a run makes, and files of numbers."""
+    return made_kind(name) is not None or name.endswith(ROUTER_SUFFIX)
 
 
 def require_distinct_names(routers: Sequence[str]) -> None:
@@ -91,7 +119,10 @@ def require_distinct_names(routers: Sequence[str]) -> None:
 
 def check_router(name: str, source: str, key: str = "") -> None:
     """Whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
-    if name == TRAINED_ROUTER:
+    if (kind := made_kind(name)) is not None:
+        if kind not in LEARNED and not (kind in TUNED and KINDS[kind].is_rule):
+            known = [each for each in TUNED if KINDS[each].is_rule]
+            raise InputError(source, key, f"{name!r}: no such rule is tuned; {nearest(kind, known)}")
         return
     if name.endswith(ROUTER_SUFFIX):
         if not Path(name).is_file():
@@ -103,7 +134,8 @@ def check_router(name: str, source: str, key: str = "") -> None:
     try:
         parse_router_name(name, source, key)
     except InputError as error:
-        raise InputError(source, key, f"{error.problem}, or `ppo`: the router that the run trains") from None
+        problem = f"{error.problem}, or one that the run makes: `ppo`, `tide`, `tuned:KIND` for a rule"
+        raise InputError(source, key, problem) from None
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -147,7 +179,7 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
     from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
 
     kind = checkpoint.kind_of(path)
-    if kind == TRAINED_ROUTER:
+    if kind == PPO:
         return TrainedSpec(path, deterministic, devices)
     if kind not in KINDS or KINDS[kind].is_rule:
         raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router")

@@ -684,7 +684,7 @@ class TrainingSection(StrictModel):
 
 
 class TuningSection(StrictModel):
-    """How `slimsched tune` tunes a rule, or Tide, on this scenario."""
+    """How a rule, or Tide, is tuned on this scenario, by its run or by `slimsched tune`."""
 
     floor: Share | None = Field(
         None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"
@@ -705,7 +705,7 @@ class CompareSection(StrictModel):
     routers: Routers = Field(
         ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "ppo"),
         description="by name ([all of them](routers.md)), a rule file (`*.rule.yaml`), a trained router's file, "
-        "`module:Class`, or `ppo`: the one this run trains",
+        "`module:Class`, or one that this run makes: `ppo`, `tide`, `tuned:KIND` for a rule",
     )
     seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
 

@@ -75,7 +75,7 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
                 progress.update(1)
 
             results = simulate_all(
-                world, given.routers, given.seeds, trained=job.trained, finished=known, on_result=keep,
+                world, given.routers, given.seeds, made_in=job.folder.path, finished=known, on_result=keep,
                 engine=engine, jobs=jobs,
             )  # fmt: skip
         job.folder.write_json(target, results)
@@ -108,7 +108,7 @@ def _keep_records(job: Job, world: World, engine: Simulator, fingerprint: str) -
             return []
         written = []
         for router in routers:
-            policy = world.router(router, job.trained)
+            policy = world.router(router, job.folder.path)
             written += write_run(job.folder, *run_simulation(world, policy, display_name(router), seed, engine=engine))
         return written
 

@@ -22,7 +22,7 @@ from policies.errors import InputError
 from scenarios.files.documents import inputs_hash
 from scenarios.files.named_files import named_files, with_paths
 from scenarios.files.reading import check_faults
-from scenarios.files.router_names import TRAINED_ROUTER, code_of, display_name, needs_training, router_file
+from scenarios.files.router_names import code_of, display_name, made_file, made_kind, made_kinds, router_file
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario
 from scenarios.runs import layout
@@ -31,7 +31,6 @@ from scenarios.runs.provenance import PRODUCT, code_here, environment, environme
 from scenarios.terminal.output import Say
 from scenarios.world.materials import (
     ACCURACY_FILE,
-    ROUTER_FILE,
     make_world,
     model_file,
     network_of,
@@ -104,10 +103,9 @@ class Job:
         """Which network the scenario names, if it names one."""
         return network_of(self.scenario)
 
-    @property
-    def trained(self) -> Path:
-        """The router that this job trains."""
-        return self.folder / ROUTER_FILE
+    def made(self, kind: str) -> Path:
+        """Where the router of a kind is that this job makes, or will be."""
+        return self.folder / made_file(kind)
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -120,9 +118,9 @@ class Job:
         return (*self.scenario.compare.routers, *(self.scenario.validate_.routers if self.can_validate else ()))
 
     @property
-    def needs_training(self) -> bool:
-        """Whether one of those that will run is yet to be trained."""
-        return needs_training(self.routers_that_run)
+    def kinds_to_make(self) -> tuple[str, ...]:
+        """Of those that will run, the kinds that the job itself makes."""
+        return made_kinds(self.routers_that_run)
 
     @property
     def can_validate(self) -> bool:
@@ -173,7 +171,7 @@ class Job:
         """
         parts: list[Any] = []
         for name in routers:
-            file = self.trained if name == TRAINED_ROUTER else router_file(name)
+            file = self.made(kind) if (kind := made_kind(name)) is not None else router_file(name)
             parts += [display_name(name), file or code_of(name, self.scenario.name)]
         return parts
 

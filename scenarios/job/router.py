@@ -1,16 +1,25 @@
-"""The stage `train`: the PPO router, trained in simulation and scored."""
+"""The stages `train` and `train-KIND`: the routers that a scenario's own run makes, trained in simulation and scored.
+
+PPO learns by gradients (`scenarios.learn.train`); Tide, and rules that are named `tuned:KIND`, by direct search over
+whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 
 from policies.ppo.checkpoint import read
 from policies.ppo.router import PPORouter
 from policies.ppo.training import CHECKPOINT
 from scenarios.files.documents import read_checked
+from scenarios.files.router_names import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
 from scenarios.learn.train import require_compiled, score_router, train_world
+from scenarios.learn.tune import tune_world
+from scenarios.learn.tuned_files import save_tuned
+from scenarios.learn.tuning import knobs_of, tuned_text
 from scenarios.metrics.result import Score, Simulator
 from scenarios.runs.effort import learning_warning
 from scenarios.show.result import format_score
@@ -24,7 +33,49 @@ ENGINE_WORDS: dict[Simulator, str] = {
 }
 
 
-def make_router(job: Job, world: World, engine: Simulator | None) -> Score:
+def make_routers(job: Job, world: World, engine: Simulator | None, kinds: Sequence[str]) -> dict[str, Score]:
+    """Make the routers of these kinds; what each was scored, by kind.
+
+    Args:
+        engine: see `make_ppo`; direct search runs on the compiled engine.
+
+    Raises:
+        UnsupportedScenario: an engine can't do what the scenario asks for.
+        FloorError: no setting of a kind keeps the accuracy that is asked for.
+    """
+    return {kind: make_ppo(job, world, engine) if kind == PPO else make_tuned(job, world, kind) for kind in kinds}
+
+
+def make_tuned(job: Job, world: World, kind: str) -> Score:
+    """Tune Tide or a rule by direct search, and score it on both engines."""
+    given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
+    length = (given.duration_s, given.warmup_s)
+    tuning = given.tuning.model_dump(mode="json")
+    fingerprint = job.fingerprint(*job.world_parts(is_training=True), tuning, length, given.seed, kind)
+
+    def work() -> Sequence[Path]:
+        require_compiled(world)
+        knobs = knobs_of(world, seed=given.seed)
+        if warning := learning_warning(knobs.decisions, given.name):
+            job.say(warning)
+        with Progress(f"tune {kind}", knobs.decisions, unit="decision", quiet=job.quiet) as bar:
+            found = tune_world(world, kind, knobs, on_progress=lambda done, _: bar.set(min(done, knobs.decisions)))
+        job.say(f"train: {tuned_text(found)}")
+        with job.folder.making(path):
+            save_tuned(found, world, knobs, path, f"slimsched train {given.name}")
+        name = made_name(kind)
+        score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed, "compiled")
+        history = [{"decisions": float(done), "objective": cost} for done, cost in found.history if isfinite(cost)]
+        job.folder.write_json(job.folder / training_file(kind), history)
+        job.folder.write_json(target, score)
+        return [path, job.folder / training_file(kind), target]
+
+    job.stage(f"train-{kind}", fingerprint, work)
+    document: Score = job.folder.read_json(target.name)
+    return document
+
+
+def make_ppo(job: Job, world: World, engine: Simulator | None) -> Score:
     """Train PPO in simulation, and score it on the reference.
 
     Args:
@@ -34,7 +85,7 @@ def make_router(job: Job, world: World, engine: Simulator | None) -> Score:
     Raises:
         UnsupportedScenario: the engine was asked for, and can't.
     """
-    seed, target = job.scenario.seed, job.folder / "score.json"
+    seed, target, path = job.scenario.seed, job.folder / score_file(PPO), job.made(PPO)
     if engine == "compiled":
         require_compiled(world)
     if engine is None and job.folder.stage("train", _training_hash(job, "simpy")).is_done:
@@ -48,14 +99,14 @@ def make_router(job: Job, world: World, engine: Simulator | None) -> Score:
         if warning := learning_warning(job.scenario.training.decisions, job.scenario.name, chosen):
             job.say(warning)
         router, scalars = train_router(job, world, fingerprint, engine=chosen)
-        score = score_router(world, router, seed, chosen)
-        with job.folder.making(job.trained):
-            router.save(job.trained)
-        job.folder.write_json(job.folder / "training.json", scalars)
+        score = score_router(world, lambda: router, PPO, seed, chosen)
+        with job.folder.making(path):
+            router.save(path)
+        job.folder.write_json(job.folder / training_file(PPO), scalars)
         job.folder.write_json(target, score)
         if engine is None:  # who asked for one tells the score as the result
             job.say(f"train: {format_score(score)}")
-        return [job.trained, job.folder / "training.json", target]
+        return [path, job.folder / training_file(PPO), target]
 
     job.stage("train", fingerprint, work)
     document: Score = job.folder.read_json(target.name)

@@ -8,7 +8,7 @@ stage                          by                           makes
 =============================  ===========================  ===========================================================
 `model`, `accuracy`            `scenarios.job.network`      the network's weights, its accuracy by width tuple
 `calibrate-SERVER`, `serving`  `scenarios.job.profiles`     each device's profile
-`train`                        `scenarios.job.router`       the PPO router, its score
+`train`, `train-KIND`          `scenarios.job.router`       the routers that the scenario names as its own, scores
 `compare`                      `scenarios.job.comparison`   every router with every seed, simulated
 `validate`                     `scenarios.job.validation`   simulation beside real executors
 =============================  ===========================  ===========================================================
@@ -26,7 +26,7 @@ from scenarios.job.comparison import compare
 from scenarios.job.job import Job
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
-from scenarios.job.router import make_router
+from scenarios.job.router import make_routers
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
@@ -71,8 +71,7 @@ def _carry_out(job: Job) -> Outcome:
         warn_of_another_stack(job, world)
         make_serving(job)
         world = job.world()
-    if job.needs_training:
-        make_router(job, world, None)
+    make_routers(job, world, None, job.kinds_to_make)
     comparison = compare(job, world)
     validation = validate(job, world) if job.can_validate else None
     return Outcome(comparison, validation, build_report(job.folder))

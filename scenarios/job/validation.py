@@ -47,7 +47,7 @@ def validate(job: Job, world: World) -> Validation:
     require_distinct_names(given.routers)
     plan = Plan.of(world, [display_name(router) for router in given.routers], given)
     require_devices(job.scenario)
-    require_ready(world, job.model_to_serve, given.routers, job.trained)
+    require_ready(world, job.model_to_serve, given.routers, job.folder.path)
     warn_of_another_stack(job, world)
     own = given.model_dump(mode="json", exclude={"routers"})
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
@@ -63,7 +63,7 @@ def validate(job: Job, world: World) -> Validation:
             job.warn(warning)
         folder = job.folder
         validation = validate_world(
-            world, folder, job.model_to_serve, plan, given.routers, trained=job.trained, partial=partial,
+            world, folder, job.model_to_serve, plan, given.routers, made_in=job.folder.path, partial=partial,
             quiet=job.quiet,
         )  # fmt: skip
         folder.write_json(target, validation)
@@ -108,7 +108,7 @@ def validate_world(
     plan: Plan,
     routers: Sequence[str],
     *,
-    trained: Path | None,
+    made_in: Path | None,
     partial: Path,
     quiet: bool = False,
 ) -> Validation:
@@ -134,7 +134,7 @@ def validate_world(
 
         listener = Listener(tell, lambda text: progress.tell(f"validate: {text}"))
         for made in validate_runs(
-            world, model, data, plan, routers, trained=trained, finished=finished, listener=listener
+            world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener
         ):
             keep_runs(folder, made, plan.repeats)
             runs.append(made.run)

@@ -160,19 +160,21 @@ def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
 # --------------------------------------------------------------------------------------------------------- its score
 
 
-def score_router(world: World, router: RoutingPolicy, seed: int, trained_on: Simulator) -> Score:
+def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, seed: int, trained_on: Simulator) -> Score:
     """Score a router on the reference, and on the compiled engine too where it was trained there.
 
     Args:
+        make: gives a fresh router for each run, for one may remember what it has seen.
+        name: of the router; its run draws by it, too.
         seed: of the training.
 
     Raises:
         WorkError: the engines disagree, so that what was learned may be of another world.
     """
-    held_out = derived_seed(seed, "ppo:held-out")
+    held_out = derived_seed(seed, f"{name}:held-out")
     engines: list[Simulator] = ["simpy", "compiled"] if trained_on == "compiled" else ["simpy"]
     made = [
-        run_simulation(world, router, "ppo", held_out, duration_s=_scored_s(world), engine=engine) for engine in engines
+        run_simulation(world, make(), name, held_out, duration_s=_scored_s(world), engine=engine) for engine in engines
     ]
     (result, record), *others = made
     for _, other in others:
@@ -180,7 +182,7 @@ def score_router(world: World, router: RoutingPolicy, seed: int, trained_on: Sim
     rewards = [block.reward.total for block in record.blocks]
     return Score(
         schema="slimsched.score/1",
-        router="ppo",
+        router=name,
         trained_on=trained_on,
         engines=engines,
         seed=held_out,

@@ -20,7 +20,8 @@ from policies.chance import stream
 from policies.errors import InputError, WorkError, nearest
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
-from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, Space
+from policies.rules.placements import PLACEMENT_NAMES
+from policies.rules.specs import POINT, FixedRule, LadderRule, PlacedRule, RouterSpec, Space
 from scenarios.learn.course import MOST_THREADS, Course, latency_cost, shortfall, unserved
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
@@ -101,10 +102,39 @@ def tune_world(
         space: Space | None = KINDS[kind].load().space(world.context, knobs.floor, knobs.without)
         if space is None:
             return _best_tuple(course)
+        space = _placed(space, course, space.start if start is None else start, "placement, first")
         found, history = _search(space, course, start, on_progress)
         searched = course.decisions
+        space = _placed(space, course, found[0], "placement, last")
         levelled = _levelled(kind, space, course, found)
         return replace(levelled, decisions=searched, history=tuple(history))
+
+
+def _placed(space: Space, course: Course, values: Reals, name: str) -> Space:
+    """The same rules on the placement that does best with these numbers; finding it comes on top of the budget."""
+    rule = space.spec(values)
+    if not isinstance(rule, PlacedRule):
+        return space
+    placement = _best_placement(rule, course, name)
+
+    def spec(values: Reals) -> RouterSpec:
+        made = space.spec(values)
+        assert isinstance(made, PlacedRule), "it was one before"
+        return made.model_copy(update={"placement": placement})
+
+    return replace(space, spec=spec)
+
+
+def _best_placement(rule: PlacedRule, course: Course, name: str) -> str:
+    """On excerpts that all placements see alike."""
+    knobs, context = course.knobs, course.context
+    runs = [course.excerpt(f"{name}:{part}", part) for part in range(knobs.episodes)]
+    costs = []
+    for placement in PLACEMENT_NAMES:
+        placed = rule.model_copy(update={"placement": placement})
+        scores = course.measure([(placed.make(context), run) for run in runs])
+        costs.append(latency_cost(scores, knobs) + _PRICE * max(0.0, shortfall(scores, knobs.floor)))
+    return PLACEMENT_NAMES[int(np.argmin(costs))]
 
 
 def _search(
@@ -252,13 +282,17 @@ def _find_shift(
 
 
 def _best_tuple(course: Course) -> Tuned:
-    """The quickest fixed tuple that is accurate enough, of the four cheapest efficient ones, on full-length runs."""
+    """The quickest fixed tuple that is accurate enough, of the four cheapest efficient ones, on full-length runs.
+
+    Each is on its best placement.
+    """
     knobs, context = course.knobs, course.world.context
     able = [widths for widths in efficient_tuples(context) if context.prior(widths) >= knobs.floor][-4:]
     specs = [course.full(number) for number in range(knobs.levels)]
     best: tuple[float, FixedRule, list[RunScore]] | None = None
     for widths in able:
         rule = FixedRule(tuple=widths)
+        rule = rule.model_copy(update={"placement": _best_placement(rule, course, f"placement of {widths}")})
         scores = course.measure([(rule.make(context), spec) for spec in specs])
         cost = latency_cost(scores, knobs)
         if best is None or cost < best[0]:

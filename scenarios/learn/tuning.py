@@ -50,18 +50,7 @@ class Tuning:
     def knobs(self, world: World) -> TuningKnobs:
         """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
         self._check_switches()
-        given = world.scenario.tuning
-        floor = self.floor if self.floor is not None else given.floor
-        knobs = TuningKnobs(
-            floor=0.0 if floor is None else floor,
-            decisions=self.decisions or given.decisions,
-            seed=self.seed,
-            episodes=given.episodes,
-            episode_s=given.episode_s,
-            levels=given.levels,
-            without=self.without,
-        )
-        return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
+        return knobs_of(world, seed=self.seed, floor=self.floor, decisions=self.decisions, without=self.without)
 
     def _check_switches(self) -> None:
         if self.without and self.router != tide_knobs.KIND:
@@ -77,6 +66,29 @@ class Tuning:
         for switch in self.without:
             words += ["--without", switch]
         return shlex.join(words if self.start is None else [*words, "--start", str(self.start)])
+
+
+def knobs_of(
+    world: World,
+    *,
+    seed: int,
+    floor: float | None = None,
+    decisions: int | None = None,
+    without: tuple[str, ...] = (),
+) -> TuningKnobs:
+    """The scenario's tuning settings, or what is given instead."""
+    given = world.scenario.tuning
+    floor = given.floor if floor is None else floor
+    knobs = TuningKnobs(
+        floor=0.0 if floor is None else floor,
+        decisions=decisions or given.decisions,
+        seed=seed,
+        episodes=given.episodes,
+        episode_s=given.episode_s,
+        levels=given.levels,
+        without=without,
+    )
+    return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
 
 
 def tune_router(wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: None) -> tuple[Tuned, dict[str, Any]]:

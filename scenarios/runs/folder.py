@@ -59,10 +59,10 @@ class RunFolder:
     `calibration/`                  logs of calibrations, profiles as they were calibrated, and in `served/` with
                                     what serving costs
     `profiles/SERVER.yaml`          each server's profile as it is used
-    `router.safetensors`            the PPO router that the run trained
+    `router.safetensors`            the PPO router that the run trained; `tide.safetensors` Tide, `KIND.rule.yaml` rules
     `training/`                     what an interrupted training goes on from
     `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
-    `score.json`                    `slimsched.score/1`: the trained router on a run that training has not seen
+    `score.json`, `score-KIND.json` `slimsched.score/1`: a trained router on a run that training has not seen
     `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`records.write_run`)
     `hardware/ROUTER-seedN/`        the same of a run on real executors, with its event logs: the router's, one for each
                                     life of each server, and `lives.json`, which lists those (`logs.write_logs`); of

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from policies.files import TEMPORARY
+from policies.registry import TUNED
+from scenarios.files.router_names import MADE_KINDS, made_file, score_file, training_file
 
 OWN: Final = ".slimsched"  # the folder's mark: its lock, and the manifest of what was made in it
 STAGES: Final = ".stages"
@@ -17,9 +19,7 @@ FILES: Final = {
     "environment.json": "compare",
     "model.safetensors": "model train",
     "accuracy.json": "model evaluate",
-    "router.safetensors": "train",
-    "training.json": "train",
-    "score.json": "train",
+    **{name(kind): "train" for kind in MADE_KINDS for name in (made_file, score_file, training_file)},
     "results.json": "compare",
     "comparison.json": "compare",
     "cores.json": "validate",
@@ -40,6 +40,7 @@ COMMAND_OF: Final = {  # of a stage, where it is not its name
     "accuracy": "model evaluate",
     "serving": "run",
     "records": "compare",
+    **{f"train-{kind}": "train" for kind in TUNED},
 }
 _RECORD = r"(result|timeline|lives)\.json|(requests|blocks|batches|telemetry)\.parquet|events[^/]*\.jsonl\.gz"
 _TRAINED = r"(checkpoint\.safetensors|scalars\.json|events\.out\.tfevents\.[^/]+)"  # the last is TensorBoard's

@@ -101,10 +101,10 @@ def _simulate(
 
 
 def simulate_world(
-    world: World, router: str, seed: int, trained: Path | None = None, engine: Simulator = "simpy"
+    world: World, router: str, seed: int, made_in: Path | None = None, engine: Simulator = "simpy"
 ) -> Result:
     """One run of the scenario with one router."""
-    return simulate_metrics(world, world.router(router, trained), display_name(router), seed, engine=engine)
+    return simulate_metrics(world, world.router(router, made_in), display_name(router), seed, engine=engine)
 
 
 def simulate_all(
@@ -112,7 +112,7 @@ def simulate_all(
     routers: Sequence[str],
     seeds: Sequence[int],
     *,
-    trained: Path | None = None,
+    made_in: Path | None = None,
     finished: Sequence[Result] = (),
     on_result: Callable[[Result], None] | None = None,
     engine: Simulator = "simpy",
@@ -121,12 +121,13 @@ def simulate_all(
     """Every router with every seed, in that order; runs that are among `finished` are not run again.
 
     Args:
+        made_in: the folder of the run that makes the scenario's own routers.
         on_result: told of each result, as it comes.
         jobs: processes beside each other; what comes out is the same, bit for bit but for `wall_s`, whatever their
             number.
 
     Raises:
-        InputError: two routers have one name, or one is not known or not trained.
+        InputError: two routers have one name, or one is not known or not made yet.
         WorkError: a process was killed, or a run can't go on.
     """
     require_distinct_names(routers)
@@ -140,7 +141,7 @@ def simulate_all(
     if engine == "compiled" and min(jobs, len(open_places)) > 1:
         world.simulation(world.run_spec(seeds[0]), engine).advance()  # compiled here once, and not in every process
     tasks = [wanted[place] for place in open_places]
-    with closing(each(_run_of, (world, trained, engine), tasks, jobs)) as made:
+    with closing(each(_run_of, (world, made_in, engine), tasks, jobs)) as made:
         for place, result in made:
             results[open_places[place]] = result
             if on_result is not None:
@@ -150,8 +151,8 @@ def simulate_all(
 
 def _run_of(common: tuple[World, Path | None, Simulator], task: tuple[str, int]) -> Result:
     """One run, in whatever process."""
-    (world, trained, engine), (router, seed) = common, task
-    return simulate_world(world, router, seed, trained, engine)
+    (world, made_in, engine), (router, seed) = common, task
+    return simulate_world(world, router, seed, made_in, engine)
 
 
 def default_jobs(world: World, runs: int, seed: int, engine: Simulator) -> int:

@@ -19,6 +19,7 @@ from policies import strict
 from policies.errors import InputError
 from scenarios.files.documents import read_text, with_keys
 from scenarios.files.reading import read_profile
+from scenarios.files.router_names import MADE_KINDS, PPO, made_name, training_file
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load
@@ -58,7 +59,7 @@ class Material:
     validation: Validation | None
     runs: tuple[StoredRun, ...]
     profiles: Mapping[str, Profile]
-    training: Sequence[Mapping[str, float]]
+    training: Mapping[str, Sequence[Mapping[str, float]]]  # by the kind of router
 
 
 def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
@@ -104,7 +105,7 @@ def gather(folder: RunFolder) -> Material:
         validation=with_keys(document("validation.json"), FORMER_KEYS),
         runs=tuple(read_runs(folder)),
         profiles=dict(_read_profiles(folder)),
-        training=document("training.json") or (),
+        training={kind: steps for kind in MADE_KINDS if (steps := document(training_file(kind)))},
     )
 
 
@@ -133,7 +134,7 @@ def report(material: Material) -> Page:
             "Latency": list(_latency(material)),
             "Accuracy against cost": list(_trade_offs(material)),
             "Servers over time": [*_downtimes(material), *_timelines(material)],
-            "Training of the PPO router": list(_training(material)),
+            "Training of the routers": list(_training(material)),
             "Devices as calibrated": list(_profiles(material)),
         },
         badges=list(_badges(material)),
@@ -370,13 +371,12 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
 
 
 def _training(material: Material) -> Iterator[Chart]:
-    if not material.training:
-        return
-    names = _first_of_each_kind([name for name in material.training[0] if name != "decisions"])
-    panels = {name: [step.get(name, float("nan")) for step in material.training] for name in names[:TRAINING_PANELS]}
-    decisions = [step["decisions"] for step in material.training]
-    caption = "Each update's value (pale) and its running mean."
-    yield chart(charts.training_curve(decisions, panels), caption, is_narrow=True)
+    for kind, steps in material.training.items():
+        names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
+        panels = {name: [step.get(name, float("nan")) for step in steps] for name in names[:TRAINING_PANELS]}
+        each = "update's" if kind == PPO else "generation's best"
+        caption = f"{made_name(kind)}: each {each} value (pale) and its running mean."
+        yield chart(charts.training_curve([step["decisions"] for step in steps], panels), caption, is_narrow=True)
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:

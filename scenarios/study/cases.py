@@ -13,6 +13,7 @@ from policies.registry import RULES
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import LARGEST, FixedRule
 from policies.tide.knobs import KIND as TIDE
+from policies.tide.knobs import UNTUNED
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import ROUTER_SUFFIX, display_name, ending_of, made_by, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
@@ -151,7 +152,7 @@ def _main_contenders(world: World, routers: Path) -> tuple[list[Contender], list
         if file.is_file():
             found.append(Contender(kind, LEARNED if kind == TIDE else TUNED, str(file), file))
         elif (failure := failure_file(folder, kind)).is_file():
-            found.append(Contender(f"{kind}, not tuned", PLAIN, kind))
+            found.append(Contender(f"{kind}, not tuned", PLAIN, _by_name(kind)))
             missing.append(failure.read_text(encoding="utf-8").strip())
         else:
             missing.append(f"{kind}: no {_shown(file)} (`make routers`)")
@@ -161,10 +162,15 @@ def _main_contenders(world: World, routers: Path) -> tuple[list[Contender], list
     else:
         missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
     listed = {contender.label for contender in found}
-    plain = [Contender(f"{name}, not tuned", PLAIN, name) for name in ("ladder", TIDE)]
+    plain = [Contender(f"{name}, not tuned", PLAIN, _by_name(name)) for name in ("ladder", TIDE)]
     found += [contender for contender in plain if contender.label not in listed]
     found.append(Contender(BASELINE, PLAIN, BASELINE))
     return found, missing
+
+
+def _by_name(kind: str) -> str:
+    """What a router of that kind is called which nobody has tuned."""
+    return UNTUNED if kind == TIDE else kind
 
 
 def _placed(fixed: Path) -> Iterator[Contender]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.safetensors"
 ACCURACY_FILE = "accuracy.json"
-ROUTER_FILE = "router.safetensors"
 SCENARIO_FILE = "scenario.yaml"
 
 

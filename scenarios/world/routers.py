@@ -10,7 +10,7 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.rules.context import RouterContext
 from scenarios.files.documents import with_remedy
-from scenarios.files.router_names import TRAINED_ROUTER, made_by, read_router, router_file
+from scenarios.files.router_names import made_by, made_file, made_kind, read_router, router_file
 from scenarios.files.spec import Scenario
 
 
@@ -39,15 +39,16 @@ def foreign_routers(routers: Sequence[str], devices: Sequence[str]) -> Iterator[
 
 
 def make_named(
-    name: str, scenario: Scenario, context: RouterContext, devices: Sequence[str], trained: Path | None, key: str
+    name: str, scenario: Scenario, context: RouterContext, devices: Sequence[str], made_in: Path | None, key: str
 ) -> RoutingPolicy:
     """A fresh router by its name in a scenario; see `World.router`."""
-    if name == TRAINED_ROUTER:
-        if trained is None or not trained.is_file():
-            raise InputError(scenario.name, key, f"{name}: no trained router at hand; run `slimsched train` first")
+    if (kind := made_kind(name)) is not None:
+        path = None if made_in is None else made_in / made_file(kind)
+        if path is None or not path.is_file():
+            raise InputError(scenario.name, key, f"{name}: not made yet for this scenario; run `slimsched train` first")
         with with_remedy("`slimsched train` makes it again"):
-            spec = read_router(trained, deterministic=scenario.training.deterministic, devices=devices)
-        return spec.make(context, str(trained))
+            spec = read_router(path, deterministic=scenario.training.deterministic, devices=devices)
+        return spec.make(context, str(path))
     if (path := router_file(name)) is not None:  # it has its own mode
         return read_router(path, devices=devices).make(context, name)
     return make_router(name, context, scenario.name, key)

@@ -224,10 +224,13 @@ class World:
             deadline_s=self.scenario.deadline_s,
         )
 
-    def router(self, name: str, trained: Path | None = None, key: str = "router") -> RoutingPolicy:
-        """A fresh router by name; `ppo` is the file `trained`; see `scenarios.files.router_names` for the rest.
+    def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:
+        """A fresh router by name (`scenarios.files.router_names`).
+
+        Args:
+            made_in: the folder of the run that makes the scenario's own routers.
 
         Raises:
-            InputError: unknown, not trained yet, or trained for another cluster.
+            InputError: unknown, not made yet, or made for another cluster.
         """
-        return make_named(name, self.scenario, self.context, self.device_names, trained, key)
+        return make_named(name, self.scenario, self.context, self.device_names, made_in, key)

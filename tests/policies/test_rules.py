@@ -8,6 +8,7 @@ from pkgutil import iter_modules
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from policies.rules.costs import efficient_tuples, outstanding_ns, spread
 from policies.rules.placements import PLACEMENT_NAMES, two_of
 from policies.rules.specs import FixedRule, PlacedRule, RuleSpec
 from policies.rules.widths import Ladder, held_width
+from policies.tide.knobs import UNTUNED
 from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
 
@@ -247,6 +249,42 @@ def test_idle_queue_takes_who_has_nothing_else_anyone() -> None:
     counts = Counter(router.choose(busy, rng).server for _ in range(3000))
     assert counts[2] == 0
     assert chisquare([counts[index] for index in (0, 1, 3)]).pvalue > 0.01
+
+
+@pytest.mark.parametrize("name", ["least-work-coming", "sticky-coming"])
+def test_images_between_two_segments_count_where_their_place_is(name: str) -> None:
+    """An image has had one segment of four at server 0: nothing is outstanding, and three quarters are to come."""
+    router, rng = make_router(name, context(servers=2)), np.random.default_rng(0)
+    empty = view(server(), server())
+    assert [router.choose(empty, rng).server for _ in range(2)] == [0, 1]
+    router = make_router(name, context(servers=2))
+    assert router.choose(empty, rng).server == 0
+    one_more = view(server(), server(1))
+    assert router.choose(one_more, rng).server == 1  # one segment that is queued is less than what is to come
+    down = view(server(valid=False), server(1))
+    assert router.choose(down, rng).server == 1
+    assert router.choose(view(server(), server(1)), rng).server == 0  # what was to come to it died with it
+
+
+def test_images_that_move_leave_nothing_behind_and_what_is_lost_is_forgotten() -> None:
+    router, rng = make_router("least-work-coming", context(servers=2)), np.random.default_rng(0)
+    placement = router.placement  # type: ignore[attr-defined]
+    empty = view(server(), server(), candidates=8)
+    router.choose(empty, rng)
+    assert placement.coming == [6.0, 0.0]
+    router.choose(view(server(90), server(), candidates=8, head=at(2, 0)), rng)
+    assert placement.coming == [0.0, 4.0]
+    later = msgspec.structs.replace(empty, now_ns=empty.now_ns + placement.forget_ns)
+    assert router.choose(later, rng).server == 0
+    assert placement.coming == [6.0, 2.0]
+
+
+def test_the_ladders_load_is_per_server_that_is_up() -> None:
+    """Two of three are out: their share of the load is the third's."""
+    ladder = Ladder(WIDTHS, ((1.0,) * 4, (0.25,) * 4), (8.0,))
+    rng = np.random.default_rng(0)
+    assert ladder(view(server(12), server(), server()), 0, rng) == 1.0
+    assert ladder(view(server(12), server(valid=False), server(valid=False)), 0, rng) == 0.25
 
 
 def test_shortest_delay_pays_for_the_transfer_and_its_own_batch() -> None:
@@ -562,7 +600,7 @@ def test_a_row_of_the_registry_is_true(kind: RouterKind) -> None:
     assert kind.is_rule == (issubclass(spec, RuleSpec) and kind.name == spec.KIND)
     assert kind.is_placed == issubclass(spec, PlacedRule)
     assert not kind.numbers or kind.numbers in {each.alias or name for name, each in spec.model_fields.items()}
-    assert hasattr(spec, "space") == kind.is_tuned
+    assert hasattr(spec, "space") == (kind.is_tuned or kind.name == UNTUNED)  # which is tuned under another name
     router = spec().make(context())
     assert callable(router.choose)
     assert f"`{kind.name}" in Path("docs/routers.md").read_text()

@@ -323,7 +323,7 @@ def test_an_interrupted_validation_keeps_each_run(
 
     def validate() -> Validation:
         model = ModelFile(tmp_path / "none", None)
-        return validate_world(world, folder, model, wanted, ROUTERS, trained=None, partial=partial, quiet=True)
+        return validate_world(world, folder, model, wanted, ROUTERS, made_in=None, partial=partial, quiet=True)
 
     monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):

@@ -130,7 +130,7 @@ def fingerprints(scenario: Scenario, folder: Path) -> dict[str, str]:
         network.make_accuracy,
         profiles.make_profiles,
         profiles.make_serving,
-        lambda job: router.make_router(job, world, "simpy"),
+        lambda job: router.make_ppo(job, world, "simpy"),
         lambda job: comparison.compare(job, world),
         lambda job: validation.validate(job, world),
     ]

@@ -28,7 +28,7 @@ SECTIONS = (
     "Latency",
     "Accuracy against cost",
     "Servers over time",
-    "Training of the PPO router",
+    "Training of the routers",
     "Devices as calibrated",
     "Environment",
 )

@@ -14,8 +14,9 @@ from policies.errors import WorkError
 from policies.ppo import checkpoint
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import read_rule
 from scenarios.job.job import Job
-from scenarios.job.router import able_engine, make_router
+from scenarios.job.router import able_engine, make_ppo
 from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
@@ -52,7 +53,7 @@ def as_run_does(path: Path, said: list[str] | None = None) -> None:
     """The stage of `slimsched run`."""
     scenario = load_scenario(path)
     job = Job(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
-    make_router(job, make_world(scenario, path.parent / "run"), None)
+    make_ppo(job, make_world(scenario, path.parent / "run"), None)
 
 
 def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +63,8 @@ def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytes
     streams = capsys.readouterr()
     document = json.loads(streams.out)
     assert "train: on the compiled engine" in streams.err
-    score = document["score"]
+    (made,) = document["routers"]
+    score = made["score"]
     assert (document["engine"], score["trained_on"]) == ("compiled", "compiled")
     assert score["engines"] == ["simpy", "compiled"]
     assert 0.5 < score["accuracy"] <= 1
@@ -71,17 +73,47 @@ def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytes
     assert "train: skipped" in again.err
     assert f"accuracy {100 * score['accuracy']:.2f} %" in again.out
     assert "both engines, bit for bit the same" in again.out
-    assert main(["simulate", str(path), "--router", document["router"], "--json", "-", "--quiet"]) == 0
+    assert main(["simulate", str(path), "--router", made["router"], "--json", "-", "--quiet"]) == 0
+
+
+def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with its file and its score, and not again; what is compared decides by these files."""
+    routers = 'compare: {routers: [tide, "tuned:fixed", ppo], seeds: [0]}'
+    tuning = f"{routers}\ntuning: {{decisions: 2000, episode_s: 0.5, levels: 1}}"
+    path = write(tmp_path, ("compare: {routers: [random, ppo], seeds: [0]}", tuning))
+    run = tmp_path / "run"
+    assert main(["compare", str(path), "--out", str(run), "--quiet"]) == 2
+    assert "no tide was made yet for this scenario; run `slimsched train` first" in capsys.readouterr().err
+    assert train(path, "--json", "-") == 0
+    made = json.loads(capsys.readouterr().out)["routers"]
+    assert [each["score"]["router"] for each in made] == ["tide", "tuned:fixed", "ppo"]
+    files = [Path(each["router"]) for each in made]
+    assert [file.name for file in files] == ["tide.safetensors", "fixed.rule.yaml", "router.safetensors"]
+    before = [file.read_bytes() for file in files]
+    assert train(path) == 0
+    told = capsys.readouterr().err
+    assert all(f"{stage}: skipped" in told for stage in ("train", "train-tide", "train-fixed"))
+    assert [file.read_bytes() for file in files] == before
+    assert main(["compare", str(path), "--out", str(run), "--quiet", "--json", "-"]) == 0
+    assert [row["router"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["tide", "tuned:fixed", "ppo"]
+    by_name = world_of(tmp_path).router("tuned:fixed", run)
+    assert read_rule(files[1]).make(world_of(tmp_path).context).width == by_name.width  # type: ignore[attr-defined]
+
+
+def test_a_rule_that_nobody_tunes_cant_be_named_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, ("[random, ppo]", '["tuned:laddr"]'))
+    assert train(path) == 2
+    assert "'tuned:laddr': no such rule is tuned; did you mean 'ladder'?" in capsys.readouterr().err
 
 
 def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
     """Its seed is no episode's and no run's of the scenario; its figures are those of that run."""
     world = world_of(tmp_path)
     router = world.router("jsq")
-    score = score_router(world, router, 7, "compiled")
+    score = score_router(world, lambda: router, "jsq", 7, "compiled")
     assert score["seed"] not in (7, *world.scenario.compare.seeds)
-    assert score["seed"] != score_router(world, router, 8, "simpy")["seed"]
-    result, record = run_simulation(world, router, "ppo", score["seed"])
+    assert score["seed"] != score_router(world, lambda: router, "jsq", 8, "simpy")["seed"]
+    result, record = run_simulation(world, router, "jsq", score["seed"])
     assert score["latency_s"] == result["latency_s"]["mean"]
     assert score["reward"] == pytest.approx(sum(b.reward.total for b in record.blocks) / len(record.blocks))
 
@@ -96,7 +128,7 @@ def test_the_reference_trains_where_it_is_asked_to(tmp_path: Path, capsys: pytes
     assert train(path, "--engine", "simpy", "--json", "-") == 0
     streams = capsys.readouterr()
     assert "on the reference, SimPy and torch" in streams.err
-    score = json.loads(streams.out)["score"]
+    score = json.loads(streams.out)["routers"][0]["score"]
     assert (score["trained_on"], score["engines"]) == ("simpy", ["simpy"])
     found, _ = checkpoint.read(router)
     assert (found["policy.heads.weight"] != compiled["policy.heads.weight"]).any()
@@ -164,7 +196,7 @@ def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(train_module, "run_simulation", off_by_one)
     with pytest.raises(WorkError, match=r"disagree about the trained router's run \(ended_ns\): this is a bug"):
-        score_router(world, world.router("jsq"), 0, "compiled")
+        score_router(world, lambda: world.router("jsq"), "jsq", 0, "compiled")
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "scalars.json"])

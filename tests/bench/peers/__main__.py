@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from hw.networks import ModelFile
 from policies.errors import InputError
-from tests.bench.peers import lit_serve, ours, ray_serve
+from tests.bench.peers import lit_serve, nothing, ours, ray_serve
 from tests.bench.peers.figures import Repeat, format_report, repeat_of, summarise
 from tests.bench.peers.forwards import BATCH_LIMIT, LOW_LOAD, MODEL, PARTS, SATURATION, Job, pin_process, split_cores
 from tests.bench.peers.load import IN_FLIGHT
@@ -59,18 +58,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        if str(options.model) == nothing.NAME:
+            options.model = nothing.write(Path(folder))
+        return _compare(options)
+
+
+def _compare(options: argparse.Namespace) -> int:
     missing = [name for name in options.systems if name in _NEEDS and importlib.util.find_spec(_NEEDS[name]) is None]
     if missing:
         print(f"not installed here: {', '.join(missing)}; `make bench-peers` installs them", file=sys.stderr)
         return 2
     core, others = split_cores()
     pin_process(others)  # what starts the measurements stays off the model's core, too
-    model, _ = ModelFile(options.model).load()
+    model, _ = nothing.model_file(str(options.model)).load()
     shape = tuple(model.spec.input_shape)
     interval_s = options.interval_ms / 1000
     base = Job("bare", str(options.model), shape, {}, PARTS, options.seconds, interval_s, 0.0, core, others)
     bare = _carry_out(base)
-    base = replace(base, overload_per_s=_OVERLOAD * bare["images_per_s"])
+    base = replace(base, overload_per_s=options.overload or _OVERLOAD * bare["images_per_s"])
     tried = {name: _tune(replace(base, system=name, seconds=options.tune_seconds), options.tune)
              for name in options.systems}  # fmt: skip
     chosen = {name: _best(found) for name, found in tried.items()}
@@ -93,7 +99,10 @@ def _main(options: argparse.Namespace) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.peers", description=__doc__)
-    parser.add_argument("--model", type=Path, default=MODEL, help="a network's file (default: %(default)s)")
+    text = "a network's file (default: %(default)s), or `nothing`: one that does next to nothing"
+    parser.add_argument("--model", type=Path, default=MODEL, help=text)
+    text = "requests a second that overload ours (default: 1.5 times the bare loop)"
+    parser.add_argument("--overload", type=float, help=text)
     parser.add_argument("--systems", nargs="+", choices=sorted(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of saturation, and of low load")

@@ -13,7 +13,7 @@ from scenarios.show.numbers import interval
 from scenarios.show.table import Table, columns, to_text
 
 OURS = "ours"
-GOAL_THROUGHPUT, GOAL_OVERHEAD = 3.0, 1 / 3  # at least, and at most
+GOAL_THROUGHPUT, GOAL_P50 = 3.0, 1.0  # at least, and at most
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def summarise(repeats: Mapping[str, Sequence[Repeat]]) -> dict[str, Any]:
 def _ratios(ours: Sequence[Repeat], peer: Sequence[Repeat]) -> dict[str, Any]:
     return {
         key: estimate([a.figures[key] / b.figures[key] for a, b in zip(ours, peer, strict=True)])
-        for key in ("images_per_s", "overhead_p50_s", "overhead_p99_s", "overhead_p50_over_tight_s")
+        for key in ("images_per_s", "p50_s", "overhead_p50_s", "overhead_p99_s", "overhead_p50_over_tight_s")
     }
 
 
@@ -116,12 +116,12 @@ def format_report(report: Mapping[str, Any]) -> str:
     ]
     lines = [to_text([Table(columns(*head), rows)])]
     for name, ratio in report["ours_to"].items():
-        throughput, overhead = ratio["images_per_s"], ratio["overhead_p50_s"]
+        throughput, p50 = ratio["images_per_s"], ratio["p50_s"]
         lines += [
             f"ours / {name}: throughput {interval(throughput, 2)} (goal: at least {GOAL_THROUGHPUT:g}, "
             f"{_met(throughput['mean'] >= GOAL_THROUGHPUT)}); "
-            f"p50 overhead {interval(overhead, 2)} (goal: at most {GOAL_OVERHEAD:.2f}, "
-            f"{_met(overhead['mean'] <= GOAL_OVERHEAD)}), "
+            f"p50 {interval(p50, 2)} (goal: at most {GOAL_P50:g}, {_met(p50['mean'] <= GOAL_P50)}), "
+            f"its overhead {interval(ratio['overhead_p50_s'], 2)}, "
             f"over back-to-back forwards {interval(ratio['overhead_p50_over_tight_s'], 2)}"
         ]
     return "\n".join(lines)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hw.networks import ModelFile
 from hw.telemetry import usable_cores
+from tests.bench.peers.nothing import model_file
 
 BATCH_LIMIT = 16
 IMAGES = 256  # different ones
@@ -106,7 +106,7 @@ class Chain:
         if pin != "none":
             {"process": pin_process, "thread": pin_thread}[pin](core)
         torch.set_num_threads(1)
-        model, _ = ModelFile(Path(path)).load()
+        model, _ = model_file(path).load()
         self.shape = model.spec.input_shape
         place = torch.device("cpu")
         self._instances = [

@@ -8,14 +8,12 @@ the moment at which the router admitted the request, as the peers' count from th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hw.cluster import HardwareCluster
 from hw.device import DeviceSpec
-from hw.networks import ModelFile
 from hw.router_loop import Routing
 from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
@@ -30,6 +28,7 @@ from policies.rules.context import RouterContext
 from policies.vocabulary import NS_PER_S, WorkKey
 from tests.bench.peers.forwards import BATCH_LIMIT, LOW_LOAD, SATURATION, Job, images
 from tests.bench.peers.load import WARM_UP_S
+from tests.bench.peers.nothing import model_file
 
 SETTINGS: tuple[dict[str, Any], ...] = ({"outstanding_blocks": 2}, {"outstanding_blocks": 4})
 _VRAM_BYTES = 1 << 30
@@ -50,7 +49,7 @@ class _NoCosts:
 
 def drive(job: Job, truth: Sequence[int]) -> dict[str, Any]:
     """Start it, load it, end it; returns what `load.measure` does, and `hops` a request."""
-    file = ModelFile(Path(job.path))
+    file = model_file(job.path)
     model, _ = file.load()
     server = HardwareServer("server", DeviceSpec(cores=job.core, vram_bytes=_VRAM_BYTES), _knobs(model), 0.0, 0.0)
     labels = np.asarray(truth, np.int64)

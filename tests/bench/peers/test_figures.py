@@ -42,7 +42,7 @@ def test_ratios_are_taken_within_a_repeat() -> None:
 
 
 def test_goals_are_met_at_their_bounds_and_a_lone_system_has_no_ratios() -> None:
-    """At least 3 times is met by 4 times; a third of the overhead is met by a quarter."""
+    """At least 3 times is met by 4 times; half of the latency is no more than all of it."""
     text = format_report(summarise({"ours": [_repeat(800.0, 0.004)], "peer": [_repeat(200.0, 0.010)]}))
     assert text.count(", met)") == 2
     assert summarise({"ours": [_repeat(800.0, 0.004)]})["ours_to"] == {}
