@@ -18,7 +18,7 @@ from scenarios.commands.shared import (
     with_routers,
 )
 from scenarios.files.documents import told_of
-from scenarios.files.router_names import PPO, made_kinds
+from scenarios.files.made_routers import PPO, made_kinds
 from scenarios.files.spec import Scenario
 from scenarios.metrics.fidelity import results_in
 from scenarios.metrics.served import require_completed

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
 from scenarios.commands.outputs import require_apart, require_beside
+from scenarios.files.made_routers import made_file, made_kinds
 from scenarios.files.named_files import named_files
 from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import check_router, is_compiled, is_router_file, made_file, made_kinds
+from scenarios.files.router_names import check_router, is_compiled, is_router_file
 from scenarios.files.spec import Scenario, unique
 from scenarios.runs.folder import RunFolder
 from scenarios.terminal.output import Output

@@ -20,8 +20,9 @@ from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
 from scenarios.executors.devices import device_of, gpu_bytes
+from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import read_profile
-from scenarios.files.router_names import made_kind, require_distinct_names
+from scenarios.files.router_names import require_distinct_names
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import GB, DeviceSection, GreedySection, Scenario, ServerSection
 from scenarios.runs.parallel import machine_bytes

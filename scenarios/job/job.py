@@ -20,9 +20,10 @@ from hw.networks import ModelFile, Network
 from hw.telemetry import available_devices
 from policies.errors import InputError
 from scenarios.files.documents import inputs_hash
+from scenarios.files.made_routers import made_file, made_kind, made_kinds
 from scenarios.files.named_files import named_files, with_paths
 from scenarios.files.reading import check_faults
-from scenarios.files.router_names import code_of, display_name, made_file, made_kind, made_kinds, router_file
+from scenarios.files.router_names import code_of, display_name, router_file
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario
 from scenarios.runs import layout

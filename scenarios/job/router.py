@@ -14,7 +14,7 @@ from policies.ppo.checkpoint import read
 from policies.ppo.router import PPORouter
 from policies.ppo.training import CHECKPOINT
 from scenarios.files.documents import read_checked
-from scenarios.files.router_names import PPO, made_name, score_file, training_file
+from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
 from scenarios.learn.train import require_compiled, score_router, train_world
 from scenarios.learn.tune import tune_world

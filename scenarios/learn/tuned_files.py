@@ -12,7 +12,8 @@ from policies.tide import knobs as tide_knobs
 from policies.tide.router import TideRouter
 from policies.tide.spec import TideSpec
 from scenarios.files.documents import write_text
-from scenarios.files.router_names import ending_of, made_by, without_ending, write_rule
+from scenarios.files.made_routers import ending_of
+from scenarios.files.router_names import made_by, without_ending, write_rule
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import Reals
 from scenarios.learn.tune import Tuned

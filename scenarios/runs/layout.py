@@ -9,7 +9,7 @@ from typing import Final
 
 from policies.files import TEMPORARY
 from policies.registry import TUNED
-from scenarios.files.router_names import MADE_KINDS, made_file, score_file, training_file
+from scenarios.files.made_routers import MADE_KINDS, made_file, score_file, training_file
 
 OWN: Final = ".slimsched"  # the folder's mark: its lock, and the manifest of what was made in it
 STAGES: Final = ".stages"

@@ -18,8 +18,8 @@ from hw.accuracy import MEASURED
 from policies import strict
 from policies.errors import InputError
 from scenarios.files.documents import read_text, with_keys
+from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
 from scenarios.files.reading import read_profile
-from scenarios.files.router_names import MADE_KINDS, PPO, made_name, training_file
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load

@@ -14,8 +14,9 @@ from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import LARGEST, FixedRule
 from policies.tide.knobs import KIND as TIDE
 from policies.tide.knobs import UNTUNED
+from scenarios.files.made_routers import ROUTER_SUFFIX, ending_of
 from scenarios.files.reading import load_scenario
-from scenarios.files.router_names import ROUTER_SUFFIX, display_name, ending_of, made_by, read_rule
+from scenarios.files.router_names import display_name, made_by, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.learn.tuned_files import failure_path
 from scenarios.show.paper import is_replica

@@ -10,7 +10,8 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.rules.context import RouterContext
 from scenarios.files.documents import with_remedy
-from scenarios.files.router_names import made_by, made_file, made_kind, read_router, router_file
+from scenarios.files.made_routers import made_file, made_kind
+from scenarios.files.router_names import made_by, read_router, router_file
 from scenarios.files.spec import Scenario
 
 

@@ -1,0 +1,52 @@
+"""Routers that a scenario's own run makes: what they are called, and their files. It opens nothing that is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from policies.registry import KINDS, TUNED
+
+PPO: Final = "ppo"  # in a file of numbers: what PPO learned
+LEARNED: Final = (PPO, "tide")  # in a scenario: the routers that its run trains
+TUNED_HERE: Final = "tuned:"  # before the kind of a rule: the one that the run tunes
+MADE_KINDS: Final = (PPO, *TUNED)  # of all that a run can make
+ROUTER_SUFFIX: Final = ".safetensors"
+RULE_SUFFIX: Final = ".rule.yaml"
+
+
+def made_kind(name: str) -> str | None:
+    """Of a router that a scenario's own run makes: `ppo`, `tide`, or the kind of rule that it tunes; else None."""
+    if name in LEARNED:
+        return name
+    return name.removeprefix(TUNED_HERE) if name.startswith(TUNED_HERE) else None
+
+
+def made_name(kind: str) -> str:
+    """What a scenario calls the router of that kind which its run makes."""
+    return kind if kind in LEARNED else f"{TUNED_HERE}{kind}"
+
+
+def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:
+    """The kinds among them that the run makes, each once."""
+    return tuple(dict.fromkeys(kind for name in routers if (kind := made_kind(name)) is not None))
+
+
+def made_file(kind: str) -> str:
+    """What a run folder calls the router of that kind which it made."""
+    return f"router{ROUTER_SUFFIX}" if kind == PPO else f"{kind}{ending_of(kind)}"
+
+
+def score_file(kind: str) -> str:
+    """What a run folder calls that router's score."""
+    return "score.json" if kind == PPO else f"score-{kind}.json"
+
+
+def training_file(kind: str) -> str:
+    """What a run folder calls how it was trained, step by step."""
+    return "training.json" if kind == PPO else f"training-{kind}.json"
+
+
+def ending_of(kind: str) -> str:
+    """What the file of a tuned router of this kind ends with."""
+    return RULE_SUFFIX if KINDS[kind].is_rule else ROUTER_SUFFIX
