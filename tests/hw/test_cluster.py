@@ -209,10 +209,15 @@ class Killer(Wanderer):
         self.decisions += 1
         if self.decisions == self.STOPPED_AT:
             os.kill(self.pid, signal.SIGSTOP)
-        if self.decisions > self.STOPPED_AT and not self.has_killed and not view.servers[self.server].valid:
+        if self.decisions > self.STOPPED_AT and not self.has_killed and self._is_last_chance(view):
             os.kill(self.pid, signal.SIGKILL)
             self.has_killed = True
         return super().choose(view, rng)
+
+    def _is_last_chance(self, view: ClusterView) -> bool:
+        """It has all its blocks; or the other will have, which may all wait for activations from the stopped one."""
+        other = view.servers[1 - self.server]
+        return not view.servers[self.server].valid or other.outstanding_blocks + 1 >= router(2).outstanding_blocks
 
 
 def test_a_worker_that_dies_costs_no_request(path: Path, model: SlimResNet) -> None:
