@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Final
 
 from hw.clock import NEVER_NS
-from hw.lanes import LaneEvent
+from hw.lanes import BatchEnded, LaneEvent
 from hw.life_log import LifeLog
 from hw.messages import (
     PROTOCOL,
@@ -46,9 +46,7 @@ from hw.messages import (
 from hw.outfit import Outfit, Service
 from hw.port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.serving import Serving
-from policies.vocabulary import (
-    BlockArrived,
-)
+from policies.vocabulary import BlockArrived
 
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
 
@@ -112,6 +110,8 @@ class Agent:
                 self._serving.ring(self._clock_ns())
             is_sent = self._send()
             until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
+            if self._serving is not None and self._serving.meter is not None:
+                self._serving.meter.end_turn()
         self._sleep(until_ns)
         self._sleeps_until_ns = 0
         for message in self._port.receive():
@@ -172,6 +172,8 @@ class Agent:
                     lanes.take(inputs)
                 with self._lock:
                     if self._serving is not None:
+                        if self._serving.meter is not None:
+                            self._serving.meter.took(len(block.requests))
                         self._serving.deliver(BlockArrived(block))
             case Keep(inputs):
                 lanes.take(inputs)
@@ -245,9 +247,14 @@ class Agent:
             with self._lock:
                 if self._serving is None:
                     return
+                meter = self._serving.meter if isinstance(event, BatchEnded) else None
+                if meter is not None:
+                    meter.begin_end()
                 self._serving.hear_lane(event)
                 if not self._send() or self._serving.next_ns < self._sleeps_until_ns:
                     os.write(self._nudge, b"!")
+                if meter is not None and isinstance(event, BatchEnded):
+                    meter.ended(self._serving.given_back, event.ended_ns - event.began_ns)
         except PortClosedError:  # nobody is left to work for
             self._leave(0)
         except BaseException:  # a step that is half done must not be followed by another

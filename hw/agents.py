@@ -280,14 +280,16 @@ class AgentHandle(ABC):
 
     # ------------------------------------------------------------------------------------------------------ the end
 
-    def prepare(self, server: int, keep_log: bool, timeout_s: float = ANSWER_TIMEOUT_S) -> int:
+    def prepare(
+        self, server: int, keep_log: bool, timeout_s: float = ANSWER_TIMEOUT_S, *, measures_costs: bool = False
+    ) -> int:
         """Make it forget earlier runs, and drop what it still says of them; returns how many activations it had kept.
 
         Raises:
             WorkError: it does not answer in time, or is gone.
         """
         number = self.next_number()
-        self.send(Prepare(number, server, keep_log))
+        self.send(Prepare(number, server, keep_log, measures_costs))
         while True:
             answer = self.receive(timeout_s)
             if isinstance(answer, Prepared) and answer.number == number:
@@ -365,16 +367,16 @@ class AgentSlot:
         self.agent.close()
         self.agent = self._begin()
 
-    def make_ready(self, server: int, keep_log: bool) -> None:
+    def make_ready(self, server: int, keep_log: bool, *, measures_costs: bool = False) -> None:
         """Wait for an agent that can serve, empty; a dead one is replaced. Raises `WorkError` if none can."""
         try:
             self.agent.wait_until_ready()
-            self.agent.prepare(server, keep_log, _RESET_S)
+            self.agent.prepare(server, keep_log, _RESET_S, measures_costs=measures_costs)
         except WorkError:  # dead, hung, or in no state to go on
             self.agent.kill()
             self.start()
             self.agent.wait_until_ready()
-            self.agent.prepare(server, keep_log)
+            self.agent.prepare(server, keep_log, measures_costs=measures_costs)
         if self.warm_batches and not self.agent.is_warm:
             self.agent.warm(self.warm_batches)
         self.agent.find_offset()

@@ -142,10 +142,10 @@ class HardwareCluster:
         shapes += [served.shape_after(segment, 1.0) for segment in range(1, served.segments)]
         return max(ALIGNMENT, ELEMENT_BYTES * max(prod(shape) for shape in shapes))
 
-    def make_ready(self, *, keep_log: bool) -> None:
+    def make_ready(self, *, keep_log: bool, measures_costs: bool = False) -> None:
         """Wait until every server has an agent that can serve, empty; raises `WorkError` where one has none."""
         for index, slot in enumerate(self.slots):
-            slot.make_ready(index, keep_log)
+            slot.make_ready(index, keep_log, measures_costs=measures_costs)
 
     def telemetry(self) -> dict[str, dict[str, str]]:
         """For each device by name: where each of its sensor's fields comes from."""
@@ -175,7 +175,7 @@ class HardwareCluster:
         """
         assert self.slots, "enter the cluster first"
         self._require_fit(run, router)
-        self.make_ready(keep_log=run.keep_log)
+        self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs)
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         foreign = foreign_watch(self.servers, self.slots)
         parts = Parts(

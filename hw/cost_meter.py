@@ -26,6 +26,7 @@ class CostMeter:
         self.handovers: list[Handover] = []
         self._at_ns = time.thread_time_ns()
         self._open: list[tuple[int, int, int]] = []  # (images, CPU time, until it was made) of this turn's decisions
+        self._was_idle = True
         self._made_ns = 0
         self._rest_ns = 0
         self._has_heard = False
@@ -40,12 +41,13 @@ class CostMeter:
         """So much of what has passed was looking out, which is no work."""
         self._at_ns += looked_ns
 
-    def heard(self, messages: int, images: int) -> None:
+    def heard(self, messages: int, images: int, was_idle: bool) -> None:
         """So many messages with requests were taken; with none it was something else."""
         lap_ns = max(0, self._lap_ns())
+        self._was_idle = was_idle and not self._has_heard
         if messages:
             self._has_heard = True
-            self.costs.append(RouterCost("returned", messages, images, lap_ns))
+            self.costs.append(RouterCost("returned", messages, images, lap_ns, was_idle=self._was_idle))
         else:
             self._rest_ns += lap_ns
 
@@ -72,8 +74,8 @@ class CostMeter:
         if self._open:
             share_ns = self._rest_ns // len(self._open)
             self.costs += [
-                RouterCost("decision", 1, images, cpu_ns + share_ns, sent_ns=made_ns)
-                for images, cpu_ns, made_ns in self._open
+                RouterCost("decision", 1, images, cpu_ns + share_ns, made_ns, self._was_idle and not number)
+                for number, (images, cpu_ns, made_ns) in enumerate(self._open)
             ]
             self._open.clear()
         elif self._has_heard:
@@ -81,16 +83,17 @@ class CostMeter:
             self.costs[-1] = replace(last, cpu_ns=last.cpu_ns + self._rest_ns)
         self._rest_ns = 0
         self._has_heard = False
+        self._was_idle = True
 
     def handed(self, block: int, now_ns: int) -> None:
-        """A block was handed over to an agent that had nothing else."""
+        """A block was handed over to an agent."""
         self._handed_ns[block] = now_ns
 
     def arrived(self, server: int, block: int, arrived_ns: int) -> None:
         """It has come there."""
         if (handed_ns := self._handed_ns.pop(block, None)) is not None:
-            self.handovers.append(Handover(server, True, max(0, arrived_ns - handed_ns)))
+            self.handovers.append(Handover(server, True, handed_ns, max(0, arrived_ns - handed_ns)))
 
     def came_back(self, server: int, returned_ns: int, heard_ns: int) -> None:
         """A message found the router waiting for it."""
-        self.handovers.append(Handover(server, False, max(0, heard_ns - returned_ns)))
+        self.handovers.append(Handover(server, False, returned_ns, max(0, heard_ns - returned_ns)))

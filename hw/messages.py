@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from policies.faults import Impairment
+from policies.records import ChoreCost
 from policies.server_book import BatchTold, ServerCounts
 from policies.vocabulary import Block
 
@@ -71,11 +72,13 @@ class Prepare(Message, frozen=True):
     Attributes:
         server: its index in the cluster.
         keep_log: whether to write down every step of the scheduler.
+        measures_costs: whether to measure what the agent does besides passes.
     """
 
     number: int
     server: int
     keep_log: bool
+    measures_costs: bool = False
 
 
 class ComeUp(Message, frozen=True):
@@ -335,6 +338,7 @@ class Finished(Message, frozen=True):
 
     Attributes:
         cpu_ns: of the whole process since `Start`, without looking out for messages.
+        chores: if they were to be measured.
     """
 
     number: int
@@ -342,6 +346,7 @@ class Finished(Message, frozen=True):
     vram_peak_bytes: int
     steps: int
     cpu_ns: int
+    chores: tuple[ChoreCost, ...] = ()
 
 
 class Done(Message, frozen=True):

@@ -199,6 +199,7 @@ class RouterLoop:
             self._events.append,
             say,
             run.keep_log,
+            run.measures_costs,
         )
         self._servers = [
             RemoteServer(index, spec, slot, Inbox(arena), context)
@@ -372,7 +373,7 @@ class RouterLoop:
                     meter.arrived(server.index, block, arrived_ns)
             self._hear_samples(server)
             self._settle()
-            meter.heard(len(returned), sum(len(message.requests) for message in returned))
+            meter.heard(len(returned), sum(len(message.requests) for message in returned), was_idle=not is_late)
         return bool(ready)
 
     def _ready(self, wait_s: float) -> list[RemoteServer]:
@@ -503,7 +504,7 @@ class RouterLoop:
         server = self._servers[block.server]
         if not server.is_up:
             return
-        if self._meter is not None and not server.in_flight:
+        if self._meter is not None:
             self._meter.handed(block.block, self._clock.now_ns())
         server.deliver(block, inputs)
 
@@ -548,4 +549,5 @@ class RouterLoop:
             ),
             router_costs=tuple(self._meter.costs) if self._meter is not None else (),
             handovers=tuple(self._meter.handovers) if self._meter is not None else (),
+            chores=tuple(cost for server in self._servers for cost in server.chores),
         )

@@ -49,7 +49,7 @@ from hw.watch import Watch
 from policies.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs
-from policies.records import AgentLog, Downtime, ServerTotals
+from policies.records import AgentLog, ChoreCost, Downtime, ServerTotals
 from policies.server_book import ServerCounts
 from policies.vocabulary import (
     NS_PER_S,
@@ -102,6 +102,7 @@ class RunContext:
         tell_router: queues an event for the router's core.
         say: takes a line for people when an agent dies, hangs, or is back.
         keep_log: whether agents write down every step.
+        measures_costs: whether agents measure what they do besides passes.
     """
 
     clock: RunClock
@@ -112,6 +113,7 @@ class RunContext:
     tell_router: Callable[[RouterEvent], None]
     say: Callable[[str], None]
     keep_log: bool
+    measures_costs: bool
 
 
 def _s(time_ns: int) -> str:
@@ -147,6 +149,7 @@ class RemoteServer:
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a word is due soon
         self.agent_cpu_ns = 0
+        self.chores: tuple[ChoreCost, ...] = ()
         self._run = run
         self._tell_router = run.tell_router
         self._restarts = RestartPlan(run.supervision)
@@ -345,7 +348,7 @@ class RemoteServer:
             case Done(number) if self._is_starting and number == self._number:
                 agent.is_warm = True
                 self._number = agent.next_number()
-                self.send(Prepare(self._number, self.index, self._run.keep_log))
+                self.send(Prepare(self._number, self.index, self._run.keep_log, self._run.measures_costs))
             case Prepared(number) if self._is_starting and number == self._number:
                 self._watch.answered("start")
                 self._is_ready_early = True
@@ -502,6 +505,7 @@ class RemoteServer:
         self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was heard
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
         self.agent_cpu_ns += message.cpu_ns
+        self.chores += message.chores
         self._is_finished = True
 
     def end_life(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time  # noqa: TID251 - the hardware runs on the real clock
 from collections.abc import Callable
 
+from hw.chore_meter import ChoreMeter
 from hw.clock import NEVER_NS, RunClock
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
 from hw.life_log import LifeLog
@@ -71,6 +72,7 @@ class Serving:
         self._log = log
         self._clock_ns = clock_ns
         self._clock = RunClock(clock_ns)
+        self.meter = ChoreMeter(run.server, self._clock.now_ns) if run.measures_costs else None
         self._scheduler = GreedyScheduler(service.knobs, run.server)
         self._book = ServerBook()
         self._epoch = 0
@@ -88,6 +90,7 @@ class Serving:
         self._is_stuck = False
         self._cpu_ns = 0
         self._ended: BatchEnded  # the last one
+        self.given_back = 0  # requests of it
 
     @property
     def is_busy(self) -> bool:
@@ -160,8 +163,9 @@ class Serving:
         if self._sensor is not None:
             self._tick(self._clock_ns())
         cpu_ns = time.process_time_ns() - self._cpu_ns - idle_ns
+        chores = tuple(self.meter.costs) if self.meter is not None else ()
         peak_bytes = self._scheduler.memory.peak_bytes
-        self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns))
+        self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns, chores))
 
     # --------------------------------------------------------------------------------------------------- the scheduler
 
@@ -193,7 +197,7 @@ class Serving:
 
     def _give_back(self, command: ReturnRequests, told: BatchTold | None) -> None:
         assert told is not None, "only the end of a batch gives requests back"
-        ended = self._ended
+        ended, self.given_back = self._ended, len(command.requests)
         self._post(
             Returned(
                 command.epoch,

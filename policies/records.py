@@ -176,6 +176,7 @@ class RouterCost(msgspec.Struct, frozen=True):
         blocks_at_once: how many of them, where several were taken together.
         images: in all of them.
         sent_ns: of a decision's `cpu_ns`, what had passed when its block was sent; the rest kept the books.
+        was_idle: whether the process was waiting when it came.
     """
 
     kind: Literal["decision", "returned"]
@@ -183,20 +184,44 @@ class RouterCost(msgspec.Struct, frozen=True):
     images: int
     cpu_ns: int
     sent_ns: int = 0
+    was_idle: bool = True
 
 
 class Handover(msgspec.Struct, frozen=True):
     """How long a block, or a message, took between the processes of the router and a server.
 
-    Only where it waited for nobody: nothing else was on its way, and who took it was idle.
-
     Attributes:
-        there: to the server, from where the block's inputs are there; else back, from the scheduler's return on.
+        there: to the server, from where the block's inputs are there; else back, from the scheduler's return on, where
+            the router was waiting for it.
+        at_ns: when it began.
     """
 
     server: int
     there: bool
+    at_ns: int
     took_ns: int
+
+
+ChoreKind = Literal["taken", "begun", "ended"]
+
+
+class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
+    """CPU time of an agent's process for something besides a pass: `time.thread_time_ns`.
+
+    Attributes:
+        kind: blocks were taken in, a batch began, or a batch ended. A batch's beginning is what its lane's thread did
+            since the last end, less the time of its pass: where the pass shared the device, that may be below zero.
+        at_ns: when it was done.
+        count: how many blocks were taken in together; else 1.
+        images: in all of them.
+    """
+
+    server: int
+    kind: ChoreKind
+    at_ns: int
+    count: int
+    images: int
+    cpu_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +299,7 @@ class RunRecord:
         foreign_load: of the device that had most of it; None in simulation, and where nothing tells.
         cpu: what the router and agents took of the host; None in simulation.
         agent_logs: on hardware, where `log` is kept, of every life that came up, by server and epoch.
-        router_costs, handovers: samples from hardware of what simulation takes from profiles.
+        router_costs, handovers, chores: samples from hardware of what simulation takes from profiles.
     """
 
     ended_ns: int
@@ -297,6 +322,7 @@ class RunRecord:
     agent_logs: tuple[AgentLog, ...] = ()
     router_costs: tuple[RouterCost, ...] = ()
     handovers: tuple[Handover, ...] = ()
+    chores: tuple[ChoreCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

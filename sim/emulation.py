@@ -165,7 +165,7 @@ class DeviceModel:
 
     def dispatch_ns(self, batch: int) -> int:
         """From a batch's command until its pass begins: the mean, or a quantile drawn by hash."""
-        return dispatch_ns(self._tables, self._dispatch_salt, self._server, batch)
+        return dispatch_ns(self._tables, False, self._dispatch_salt, self._server, batch)
 
     def impair(self, impairment: Impairment, now_ns: int) -> None:
         """From now on this is the matter: what runs becomes slow at once, what begins later runs in parts."""

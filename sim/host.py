@@ -6,12 +6,12 @@ can carry is limited, and who comes while it is busy waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from policies.chance import derived_seed, hashed
 from policies.vocabulary import nanoseconds
-from sim.profile import RouterHost, WorkCost
+from sim.profile import PAUSES_S, RouterHost, WorkCost, pause_number
 
 DECISIONS, RETURNS = "decision", "returned"  # the names of what its costs are drawn by: `derived_seed(seed, name)`
 
@@ -23,24 +23,29 @@ class HostTable:
     Attributes:
         decision, returned: (block, image) of a decision, and of a message that brings requests back.
         sent_permille: of a decision's cost, how much has passed when its block is sent; the rest keeps the books.
+        after_pause: see `sim.profile.RouterHost`; led by 1, for no pause.
     """
 
     decision: tuple[int, int]
     returned: tuple[int, int]
     spread: tuple[float, ...] = ()
     sent_permille: int = 1000
+    after_pause: tuple[float, ...] = (1.0,) * (len(PAUSES_S) + 1)
 
     @classmethod
     def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
         """From a profile; without jitter every cost is its mean."""
         sent_permille = round(1000 * host.sent_share)
-        return cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), sent_permille)
+        found = cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), sent_permille)
+        return found if host.after_pause is None else replace(found, after_pause=(1.0, *host.after_pause))
 
-    def cost_ns(self, cost: tuple[int, int], images: int, drawn: int) -> int:
-        """One cost; `drawn` is a large random number."""
+    def cost_ns(self, cost: tuple[int, int], images: int, drawn: int, pause_ns: int) -> int:
+        """One cost, after a pause; `drawn` is a large random number."""
         block_ns, image_ns = cost
-        mean_ns = block_ns + image_ns * images
-        return ceil(mean_ns * self.spread[drawn % len(self.spread)]) if self.spread else mean_ns
+        factor = self.after_pause[pause_number(pause_ns)]
+        if self.spread:
+            factor *= self.spread[drawn % len(self.spread)]
+        return ceil((block_ns + image_ns * images) * factor)
 
 
 def _in_ns(cost: WorkCost) -> tuple[int, int]:
@@ -66,7 +71,7 @@ class SimulatedHost:
         if self.table is None:
             return ended_ns
         drawn = hashed(self._decision_salt, server, decision)
-        cost_ns = self.table.cost_ns(self.table.decision, images, drawn)
+        cost_ns = self.table.cost_ns(self.table.decision, images, drawn, now_ns - self.free_ns)
         self.free_ns = ended_ns + cost_ns
         return ended_ns + cost_ns * self.table.sent_permille // 1000
 
@@ -74,5 +79,6 @@ class SimulatedHost:
         """A message has arrived; returns when its requests are back. `table` is not None."""
         assert self.table is not None, "a host without costs hears at once"
         drawn = hashed(self._returned_salt, server, message)
-        self.free_ns = max(now_ns, self.free_ns) + self.table.cost_ns(self.table.returned, images, drawn)
+        cost_ns = self.table.cost_ns(self.table.returned, images, drawn, now_ns - self.free_ns)
+        self.free_ns = max(now_ns, self.free_ns) + cost_ns
         return self.free_ns

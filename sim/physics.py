@@ -15,6 +15,7 @@ import msgspec
 from policies.chance import hashed
 from policies.vocabulary import NS_PER_S
 from sim.device import clock_ratio, contention, total_load
+from sim.profile import pause_number
 from sim.tables import CROWDING_LIMIT_PERMILLE, DeviceTables, KeyTable, SlowdownTable
 
 _FIRST = 1 << 32  # no number of a change
@@ -38,7 +39,11 @@ class RunningBatch(msgspec.Struct):
 
 
 class SimulatedDevice:
-    """Processor sharing with saturation, bandwidth contention and a power cap (`sim.device` has the equations)."""
+    """Processor sharing with saturation, bandwidth contention and a power cap (`sim.device` has the equations).
+
+    Attributes:
+        chores_from_ns, chores_until_ns: when the last thing begins, and ends, that processes do there besides passes.
+    """
 
     def __init__(self, tables: DeviceTables) -> None:
         self.tables = tables
@@ -51,6 +56,8 @@ class SimulatedDevice:
         self._energy_mw_ns = 0.0
         self._busy_permille_ns = 0
         self._updated_ns = 0
+        self.chores_until_ns = self.chores_from_ns = 0
+        self._passes_ended_ns = 0
 
     def advance(self, now_ns: int) -> None:
         """Account for the time since the last change."""
@@ -59,15 +66,16 @@ class SimulatedDevice:
             return
         if self._is_extrapolated:
             self._extrapolated_ns += elapsed_ns
-        self._energy_mw_ns += self.power_mw * elapsed_ns
-        self._busy_permille_ns += self.busy_permille * elapsed_ns
+        worked_ns = elapsed_ns - self._chores_ns(now_ns)
+        self._energy_mw_ns += self._drawn_mw_ns(now_ns)
+        self._busy_permille_ns += self._kept_busy_permille_ns(now_ns)
         for running in self.running.values():
-            running.work_ns -= elapsed_ns / running.slow_down
+            running.work_ns -= worked_ns / running.slow_down
         self._updated_ns = now_ns
 
     def energy_mj(self, now_ns: int) -> float:
         """Energy drawn until now, in millijoules (milliwatts times seconds)."""
-        return (self._energy_mw_ns + self.power_mw * (now_ns - self._updated_ns)) / NS_PER_S
+        return (self._energy_mw_ns + self._drawn_mw_ns(now_ns)) / NS_PER_S
 
     def extrapolated_ns(self, now_ns: int) -> int:
         """Time until now with more batches at once than calibration measured."""
@@ -75,7 +83,33 @@ class SimulatedDevice:
 
     def busy_ms(self, now_ns: int) -> float:
         """The integral of utilization until now, in milliseconds (permille times seconds)."""
-        return (self._busy_permille_ns + self.busy_permille * (now_ns - self._updated_ns)) / NS_PER_S
+        return (self._busy_permille_ns + self._kept_busy_permille_ns(now_ns)) / NS_PER_S
+
+    def _chores_ns(self, now_ns: int) -> int:
+        """Of the time since the last change, how long passes stood still."""
+        return max(0, min(self.chores_until_ns, now_ns) - self._updated_ns)
+
+    def _drawn_mw_ns(self, now_ns: int) -> float:
+        """Energy since the last change."""
+        chores_ns, chores_mw = self._chores_ns(now_ns), max(self.power_mw, self.tables.chores_mw)
+        return self.power_mw * (now_ns - self._updated_ns - chores_ns) + chores_mw * chores_ns
+
+    def _kept_busy_permille_ns(self, now_ns: int) -> int:
+        """The integral of utilization since the last change."""
+        chores_ns, busy_permille = self._chores_ns(now_ns), max(self.busy_permille, self.tables.chores_permille)
+        return self.busy_permille * (now_ns - self._updated_ns - chores_ns) + busy_permille * chores_ns
+
+    def do_chore(self, work_ns: int, now_ns: int) -> None:
+        """A process does something besides its passes on the cores that compute: one chore after the other, and passes
+        stand still meanwhile."""
+        self.advance(now_ns)
+        self.chores_from_ns = max(now_ns, self.chores_until_ns)
+        self.chores_until_ns = self.chores_from_ns + ceil(work_ns * self._slowdown)
+        self._rerate(now_ns)
+
+    def pause(self, now_ns: int) -> int:
+        """The number of the pause since a pass has run here (`sim.profile.pause_number`)."""
+        return 0 if self.running else pause_number(now_ns - self._passes_ended_ns)
 
     def start(self, batch: RunningBatch, now_ns: int) -> None:
         """A batch begins its forward pass."""
@@ -87,12 +121,15 @@ class SimulatedDevice:
         """A batch has ended (or was killed)."""
         self.advance(now_ns)
         del self.running[server, batch]
+        self._passes_ended_ns = now_ns
         self._rerate(now_ns)
 
     def kill(self, server: int, now_ns: int) -> None:
         """A server died: its batches are gone."""
         self.advance(now_ns)
-        self.running = {key: running for key, running in self.running.items() if key[0] != server}
+        left = {key: running for key, running in self.running.items() if key[0] != server}
+        if len(left) < len(self.running):
+            self.running, self._passes_ended_ns = left, now_ns
         self._rerate(now_ns)
 
     def freeze(self, server: int, now_ns: int) -> None:
@@ -149,9 +186,10 @@ class SimulatedDevice:
             r.slow_down = common * contention(tables.alpha, bandwidth - table.bandwidth[size]) * r.factor
             uncapped_mw += table.power_mw[size] / r.slow_down
         slowdown = self._slowdown / clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
+        goes_on_ns = max(now_ns, self.chores_until_ns)
         for r in running:
             r.slow_down *= slowdown
-            r.end_ns = now_ns + max(0, ceil(r.work_ns * r.slow_down))
+            r.end_ns = goes_on_ns + max(0, ceil(r.work_ns * r.slow_down))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
         self.busy_permille = min(1000, busy)
 
@@ -189,9 +227,9 @@ def solo_ns(table: KeyTable, size: int, salt: int, server: int, batch: int) -> i
     return ceil(table.typical_ns[size] * row[hashed(salt, server, batch) % len(row)])
 
 
-def dispatch_ns(tables: DeviceTables, salt: int, server: int, batch: int) -> int:
+def dispatch_ns(tables: DeviceTables, is_busy: bool, salt: int, server: int, batch: int) -> int:
     """From this very batch's command until its pass begins: the mean, or a quantile drawn by hash."""
-    quantiles_ns = tables.dispatches_ns
+    quantiles_ns = tables.busy_dispatches_ns if is_busy and tables.busy_dispatches_ns else tables.dispatches_ns
     return quantiles_ns[hashed(salt, server, batch) % len(quantiles_ns)] if quantiles_ns else tables.dispatch_ns
 
 

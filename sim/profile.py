@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -234,10 +235,23 @@ class Link(StrictModel):
 
 
 class WorkCost(StrictModel):
-    """What something with images costs the router's host on average: `block_s + image_s * images`."""
+    """What something with images costs on average, as CPU time: `block_s + image_s * images`."""
 
     block_s: Cost
     image_s: Cost
+
+
+PAUSES_S: Final = (0.3e-3, 2e-3, 20e-3)
+PAUSES_NS: Final = tuple(round(pause_s * 1e9) for pause_s in PAUSES_S)
+_PAUSES: Final = len(PAUSES_S)
+
+
+def pause_number(pause_ns: int) -> int:
+    """0 for a pause that is shorter than all of `PAUSES_S`, 1 for one that is as long as the first of them ..."""
+    return bisect_right(PAUSES_NS, pause_ns)
+
+
+Factors = Annotated[tuple[NonNegative, ...], Field(min_length=_PAUSES, max_length=_PAUSES)]
 
 
 class RouterHost(StrictModel):
@@ -249,12 +263,14 @@ class RouterHost(StrictModel):
         sent_share: of a decision's cost, what has passed when its block is sent.
         spread: quantiles of a cost over its mean, in equal parts, ascending, with mean 1; empty where nothing is known
             but the mean.
+        after_pause: how many times as much a cost is after a pause of at least each of `PAUSES_S`: caches are cold.
     """
 
     decision: WorkCost
     returned: WorkCost
     sent_share: Share = 1.0
     spread: tuple[NonNegative, ...] = ()
+    after_pause: Factors | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> RouterHost:
@@ -284,6 +300,41 @@ class Handover(StrictModel):
     def mean_s(self) -> float:
         """There and back."""
         return _mean(self.there_s) + _mean(self.back_s)
+
+
+class BusyServing(StrictModel):
+    """What serving takes while some pass runs on the device; seconds, quantiles in equal parts, each row ascending.
+
+    `dispatch_s` stands beside a profile's `dispatch_quantiles_s`, `there_s` and `back_s` beside its `handover`.
+    """
+
+    dispatch_s: tuple[Cost, ...] = Field(min_length=1)
+    there_s: tuple[Cost, ...] = Field(min_length=1)
+    back_s: tuple[Cost, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BusyServing:
+        if any(list(row) != sorted(row) for row in (self.dispatch_s, self.there_s, self.back_s)):
+            raise ValueError("the quantiles of dispatch_s, there_s and back_s must ascend")
+        return self
+
+
+class Chores(StrictModel):
+    """What a server's process does besides its passes, on the cores that compute: CPU time at the device's full speed.
+
+    Chores go before passes, which stand still meanwhile, and one after the other.
+
+    Attributes:
+        taken: a block is taken in.
+        taken_after_pause: how many times as much that is where no pass has run for at least each of `PAUSES_S`.
+        begun: a batch, from its command until its pass begins.
+        ended: a batch, after its pass.
+    """
+
+    taken: WorkCost
+    taken_after_pause: Factors = (1.0,) * _PAUSES
+    begun: WorkCost
+    ended: WorkCost
 
 
 class StatedError(StrictModel):
@@ -321,8 +372,10 @@ class Profile(StrictModel):
         dispatch_quantiles_s: of the same, in equal parts, ascending, with that mean; empty where it is not known.
         router_host: what the router's process costs on this host, where it was measured.
         handover: how far that process is from a server's, where it was measured.
-        served_extra_s: what a served batch takes of the device beyond its solo pass, where it was measured; on a CPU
-            all that the executor does for it.
+        served_extra_s: what a served pass takes of the device beyond its solo pass, where it was measured.
+        extra_after_pause_s: what is added to that where no pass has run for at least each of `PAUSES_S`.
+        busy_serving: what serving takes while passes run, where it was measured; else it takes the same.
+        chores: what else a server's process does on a CPU device's cores, where it was measured.
         slowdown: how the device's speed comes and goes; None where it was not seen to.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
@@ -343,6 +396,9 @@ class Profile(StrictModel):
     router_host: RouterHost | None = None
     handover: Handover | None = None
     served_extra_s: NonNegative = 0.0
+    extra_after_pause_s: Annotated[tuple[NonNegative, ...], Field(min_length=_PAUSES, max_length=_PAUSES)] | None = None
+    busy_serving: BusyServing | None = None
+    chores: Chores | None = None
     padding: Literal["none", "grid"] = "none"
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
     memory: Memory

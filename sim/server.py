@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,17 @@ class SharedDevice:
     def attach(self, server: SimulatedServer) -> None:
         """A server runs here."""
         self._servers[server.index] = server
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some pass is under way."""
+        return bool(self.physics.running)
+
+    def do_chore(self, cost: tuple[int, int], images: int) -> None:
+        """What a server's process does besides its passes; see `SimulatedDevice.do_chore`."""
+        block_ns, image_ns = cost
+        self.physics.do_chore(block_ns + image_ns * images, self._agenda.now_ns)
+        self.replan()
 
     def replan(self) -> None:
         """The running set has changed: plan the next end anew."""
@@ -167,7 +179,8 @@ class SimulatedServer:
         self._is_prepared = False  # what is ordered now was loaded before the run's clock started
         self._armed_ns: int | None = None
         self._messages = 0
-        self._last_there_ns = self._last_back_ns = 0  # when the last block, or message, on its way arrives
+        self._there: deque[tuple[int, Block]] = deque()  # blocks on their way, and when each arrives by itself
+        self._last_back_ns = 0  # when the last message on its way arrives
         self._running: dict[int, RunBatch] = {}
         self._factor = 1.0
         self._room_images: int | None = None  # images that fit at once; None for as many as come
@@ -196,13 +209,40 @@ class SimulatedServer:
 
         It overtakes none that was handed over before. Where that costs nothing, it is there at once.
         """
-        if not self._tables.there_ns:
+        tables = self._tables
+        if not tables.there_ns:
             self._take_in(block)
             return
-        drawn = hashed(self._there_salt, self.index, block.block)
-        there_ns = self._tables.there_ns[drawn % len(self._tables.there_ns)]
-        self._last_there_ns = max(self._last_there_ns, self._agenda.now_ns + there_ns)
-        self._agenda.at(self._last_there_ns, rank(self.index, Kind.BLOCK_ARRIVAL), self._take_in, block)
+        ways_ns = tables.busy_there_ns if self._device.is_busy and tables.busy_there_ns else tables.there_ns
+        way_ns = ways_ns[hashed(self._there_salt, self.index, block.block) % len(ways_ns)]
+        self._there.append((self._agenda.now_ns + way_ns, block))
+        if len(self._there) == 1:
+            self._await_block()
+
+    def _await_block(self) -> None:
+        """For the first of the blocks on their way."""
+        arrives_ns, _ = self._there[0]
+        act = self._take_in_next if self._tables.chores is None else self._open_next
+        self._agenda.at(max(self._agenda.now_ns, arrives_ns), rank(self.index, Kind.BLOCK_ARRIVAL), act, self.epoch)
+
+    def _open_next(self, epoch: int) -> None:
+        """The first block on its way is at the server's process, which takes it in."""
+        if epoch != self.epoch or not self._there:
+            return
+        chores, (_, block), device = self._tables.chores, self._there[0], self._device
+        assert chores is not None, "asked before"
+        if self.is_up and not self.is_hung:
+            device.do_chore(chores.taken[device.physics.pause(self._agenda.now_ns)], len(block.requests))
+        done_ns = max(self._agenda.now_ns, device.physics.chores_until_ns)
+        self._agenda.at(done_ns, rank(self.index, Kind.BLOCK_ARRIVAL), self._take_in_next, epoch)
+
+    def _take_in_next(self, epoch: int) -> None:
+        if epoch != self.epoch or not self._there:
+            return
+        _, block = self._there.popleft()
+        if self._there:
+            self._await_block()
+        self._take_in(block)
 
     def _take_in(self, block: Block) -> None:
         """A process that hangs reads nothing; one that died since has lost it (the router took its members back)."""
@@ -225,7 +265,7 @@ class SimulatedServer:
         if not self.is_up:
             return
         self.is_up = self.is_hung = False
-        self._last_there_ns = 0
+        self._there.clear()
         self._device.physics.kill(self.index, self._agenda.now_ns)
         self._device.replan()
         self._in_host_memory.clear()
@@ -264,6 +304,8 @@ class SimulatedServer:
     def finish(self, batch: int) -> None:
         """A batch's work is done. The last segment finds no label for what is poisoned; with none at all it failed."""
         command = self._running.pop(batch)
+        if self._tables.chores is not None:
+            self._device.do_chore(self._tables.chores.ended, len(command.requests))
         failed: tuple[int, ...] = ()
         if self._poisoned and command.segment == self._segments:
             failed = tuple(request for request in command.requests if request in self._poisoned)
@@ -290,12 +332,14 @@ class SimulatedServer:
         """Messages arrive in the order in which they were sent, whatever becomes of the server meanwhile."""
         number = self._messages
         self._messages += 1
-        if not self._tables.back_ns:
+        tables = self._tables
+        if not tables.back_ns:
             self._to_host(message, number)
             return
-        drawn = hashed(self._back_salt, self.index, number)
-        back_ns = self._tables.back_ns[drawn % len(self._tables.back_ns)]
-        self._last_back_ns = max(self._last_back_ns, self._agenda.now_ns + back_ns)
+        ways_ns = tables.busy_back_ns if self._device.is_busy and tables.busy_back_ns else tables.back_ns
+        back_ns = ways_ns[hashed(self._back_salt, self.index, number) % len(ways_ns)]
+        told_ns = max(self._agenda.now_ns, self._device.physics.chores_from_ns)
+        self._last_back_ns = max(self._last_back_ns, told_ns + back_ns)
         self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
 
     def _load(self, command: LoadInstance) -> None:
@@ -323,11 +367,14 @@ class SimulatedServer:
             self.deliver(event)
 
     def _dispatch(self, command: RunBatch) -> None:
-        takes_ns = dispatch_ns(self._tables, self._dispatch_salt, self.index, command.batch)
-        if takes_ns == 0:
+        tables, now_ns, is_busy = self._tables, self._agenda.now_ns, self._device.is_busy
+        start_ns = now_ns + dispatch_ns(tables, is_busy, self._dispatch_salt, self.index, command.batch)
+        if tables.chores is not None:
+            self._device.do_chore(tables.chores.begun, len(command.requests))
+            start_ns = max(start_ns, self._device.physics.chores_until_ns)
+        if start_ns == now_ns:
             self._begin(command)
             return
-        start_ns = self._agenda.now_ns + takes_ns
         self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command)
 
     def _begin(self, command: RunBatch) -> None:
@@ -345,6 +392,7 @@ class SimulatedServer:
         work_ns = 0
         for size in sizes:
             work_ns += solo_ns(table, size, self._jitter_salt, self.index, command.batch)
+        work_ns += self._tables.extra_ns[self._device.physics.pause(now_ns)]
         self._running[command.batch] = command
         batch = RunningBatch(self.index, command.batch, table, sizes[0], work_ns, self._factor)
         self._device.physics.start(batch, now_ns)

@@ -17,7 +17,7 @@ from policies.errors import InputError
 from policies.vocabulary import Provenance, nanoseconds
 from sim.device import Sharing, crowding, demand
 from sim.interpolation import interpolate_linear, latency_table_s
-from sim.profile import AT_ONCE, PROCESSES, LatencyCurve, Profile
+from sim.profile import AT_ONCE, PAUSES_S, PROCESSES, Chores, LatencyCurve, Profile, WorkCost
 
 BatchKey = tuple[int, float, float]  # (segment, width, previous width)
 UtilMetric = Literal["nvml", "sm"]
@@ -69,6 +69,18 @@ class InstanceTable:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoreTable:
+    """CPU time, in nanoseconds: (of a block or batch, of each of its images). See `sim.profile.Chores`.
+
+    `taken` is by the number of the pause since a pass has run.
+    """
+
+    taken: tuple[tuple[int, int], ...]
+    begun: tuple[int, int]
+    ended: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTables:
     """A device as the simulation sees it.
 
@@ -80,6 +92,10 @@ class DeviceTables:
             beyond are extrapolated.
         dispatch_ns: the mean; `dispatches_ns` its quantiles, empty where every dispatch takes the mean.
         there_ns, back_ns: quantiles of the handover to the server and back, in equal parts; empty for none.
+        busy_dispatches_ns, busy_there_ns, busy_back_ns: the same where some pass runs on the device; as long or empty.
+        extra_ns: what is added to a pass by the number of the pause before it.
+        chores: what a server's process does on the device's own cores besides passes; none on a GPU.
+        chores_mw, chores_permille: power and utilization of the device meanwhile, if no pass runs.
     """
 
     name: str
@@ -108,6 +124,13 @@ class DeviceTables:
     dispatches_ns: tuple[int, ...] = ()
     there_ns: tuple[int, ...] = ()
     back_ns: tuple[int, ...] = ()
+    busy_dispatches_ns: tuple[int, ...] = ()
+    busy_there_ns: tuple[int, ...] = ()
+    busy_back_ns: tuple[int, ...] = ()
+    extra_ns: tuple[int, ...] = (0,) * (len(PAUSES_S) + 1)
+    chores: ChoreTable | None = None
+    chores_mw: float = 0.0
+    chores_permille: int = 0
 
 
 def compile_tables(
@@ -146,6 +169,7 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         )
     curves = {(c.segment, c.width, c.previous_width): c for c in profile.latency}
     power, sensor, sharing, handover = profile.power, profile.sensor, sharing_of(profile), profile.handover
+    busy, chores, idle_w, core_share = profile.busy_serving, profile.chores, power.context_idle_w, 1 / cores_of(profile)
     return DeviceTables(
         name=profile.name,
         profile=profile,
@@ -169,6 +193,13 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         dispatches_ns=_in_ns(profile.dispatch_quantiles_s) if jitter else (),
         there_ns=() if handover is None else _drawn_ns(handover.there_s, jitter),
         back_ns=() if handover is None else _drawn_ns(handover.back_s, jitter),
+        busy_dispatches_ns=() if busy is None else _drawn_ns(busy.dispatch_s, jitter),
+        busy_there_ns=() if busy is None else _drawn_ns(busy.there_s, jitter),
+        busy_back_ns=() if busy is None else _drawn_ns(busy.back_s, jitter),
+        extra_ns=_in_ns((0.0, *(profile.extra_after_pause_s or (0.0,) * len(PAUSES_S)))),
+        chores=None if chores is None else _chore_table(chores),
+        chores_mw=0.0 if chores is None else 1000 * (idle_w + core_share * (power.cap_w - idle_w)),
+        chores_permille=0 if chores is None else round(1000 * core_share),
         context_idle_mw=power.context_idle_w * 1000,
         cap_mw=power.cap_w * 1000,
         throttle=power.throttle,
@@ -179,6 +210,22 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         utilization_window=max(1, round(sensor.utilization_window_s / sensor.period_s)),
         padded_sizes=_padded_sizes(profile, batch_limit),
     )
+
+
+def cores_of(profile: Profile) -> int:
+    """Cores of a CPU device; 1 of any other."""
+    named = profile.execution.get("cores", "any")
+    return len(named.split(",")) if named != "any" else int(profile.device.stamps.get("cpu_cores", "1"))
+
+
+def _chore_table(chores: Chores) -> ChoreTable:
+    def in_ns(cost: WorkCost) -> tuple[int, int]:
+        return nanoseconds(cost.block_s), nanoseconds(cost.image_s)
+
+    block_ns, image_ns = in_ns(chores.taken)
+    factors = (1.0, *chores.taken_after_pause)
+    taken = tuple((round(factor * block_ns), round(factor * image_ns)) for factor in factors)
+    return ChoreTable(taken, in_ns(chores.begun), in_ns(chores.ended))
 
 
 def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:

@@ -38,9 +38,20 @@ from sim.compiled.layout import (
     Report,
     Server,
     ServerKnobs,
+    TakenCost,
 )
 from sim.compiled.ledger import record_batch, record_reading, record_variance, report_power
-from sim.compiled.physics import advance_device, busy_ms, energy_mj, next_end, replan, start_running, stop_running
+from sim.compiled.physics import (
+    advance_device,
+    busy_ms,
+    do_chore,
+    energy_mj,
+    next_end,
+    pause,
+    replan,
+    start_running,
+    stop_running,
+)
 from sim.compiled.router import gain_server, lose_server
 from sim.compiled.rows import (
     block_at,
@@ -88,9 +99,10 @@ def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) 
     if model.there_count == 0:
         _enqueue_block(c, p, server, block, now)
         return
-    there_ns = drawn_ns(p, model.there_at, model.there_count, c.there_salt, server.index, block.decision)
-    block.due_ns, block.next_there = max(server.last_there_ns, now + there_ns), NONE
-    server.last_there_ns = block.due_ns
+    at, count, device = model.there_at, model.there_count, device_at(c, p, server.device)
+    if device.count > 0:
+        at, count = model.busy_there_at, model.busy_there_count
+    block.due_ns, block.next_there = now + drawn_ns(p, at, count, c.there_salt, server.index, block.decision), NONE
     if server.first_there == NONE:
         server.first_there = number
         server.times.block = block.due_ns
@@ -101,11 +113,19 @@ def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) 
 
 @kernel
 def take_block_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
-    """The oldest block on its way to the scheduler has come."""
-    block = block_at(c, p, server.first_there)
+    """The oldest block on its way to the scheduler has come: its process takes it in, then the scheduler has it."""
+    block, model = block_at(c, p, server.first_there), model_at(p, server.device)
+    if model.has_chores and not server.is_open:
+        server.is_open, device = 1, device_at(c, p, server.device)
+        if server.is_up and not server.is_hung:
+            taken = TakenCost(p, model.taken_at, pause(device, now))
+            do_chore(c, p, device, taken.block_ns + taken.image_ns * block.count, now)
+        server.times.block = max(now, device.chores_until_ns)
+        return
+    server.is_open = 0
     following = block.next_there
     server.first_there = following
-    server.times.block = NEVER if following == NONE else block_at(c, p, following).due_ns
+    server.times.block = NEVER if following == NONE else max(now, block_at(c, p, following).due_ns)
     _enqueue_block(c, p, server, block, now)
 
 
@@ -157,6 +177,9 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         replan(c, p, device)
     else:
         stop_running(c, p, device, slot, now)
+        model = model_at(p, server.device)
+        if model.has_chores:
+            do_chore(c, p, device, model.ended_ns + model.ended_image_ns * instance.count, now)
         _release_batch(c, p, server, slot, now)
         _finish_batch(c, p, server, instance, now)
     schedule(c, p, server, now)
@@ -499,13 +522,23 @@ def _padded(p: Parameters, knobs: ServerKnobs, count: int) -> int:
 def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
     """The command takes its time (`SimulatedServer._dispatch_ns`)."""
     instance, model = instance_at(c, p, slot), model_at(p, server.device)
-    dispatch_ns = model.dispatch_ns
-    if model.dispatches > 0:
-        dispatch_ns = drawn_ns(p, model.dispatches_at, model.dispatches, c.dispatch_salt, server.index, instance.batch)
-    if dispatch_ns == 0:
+    dispatch_ns, at, count, device = (
+        model.dispatch_ns,
+        model.dispatches_at,
+        model.dispatches,
+        device_at(c, p, server.device),
+    )
+    if device.count > 0:
+        at, count = model.busy_dispatches_at, model.busy_dispatches
+    if count > 0:
+        dispatch_ns = drawn_ns(p, at, count, c.dispatch_salt, server.index, instance.batch)
+    start_ns = now + dispatch_ns
+    if model.has_chores:
+        start_ns = max(start_ns, do_chore(c, p, device, model.begun_ns + model.begun_image_ns * instance.count, now))
+    if start_ns == now:
         _begin(c, p, server, slot, now)
         return
-    instance.due_ns = now + dispatch_ns
+    instance.due_ns = start_ns
     instance.link = server.starting.head
     server.starting.head = slot
     server.times.start = min(server.times.start, instance.due_ns)
@@ -538,6 +571,7 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
         work = _work_in_parts(c, p, server, instance, costs_at, room)
     if BatchCost(p, costs_at, size).latency_ns == NONE:
         c.status = NO_CURVE
+    work += ints(p)[model.extra_at + pause(device_at(c, p, server.device), now)]
     instance.work_ns, instance.factor, instance.slow_down = work, server.factor, 1.0
     instance.cost_at, instance.is_frozen, instance.end_ns = costs_at + size * _COST, 0, 0
     start_running(c, p, device_at(c, p, server.device), slot, now)
@@ -719,7 +753,7 @@ def sample(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     server.sample_ns = now + model.period_ns
     if server.is_up == 1 and server.is_hung == 0:
         reading = reading_at(p, server, server.read)
-        reading.sampled_ns, reading.energy_mj, reading.busy_ms = now, energy_mj(device, now), busy_ms(device, now)
+        reading.sampled_ns, reading.energy_mj, reading.busy_ms = now, energy_mj(p, device, now), busy_ms(p, device, now)
         server.read += 1
         report = report_at(p, server, server.reports)
         report.received_ns, report.sampled_ns, report.epoch = now + model.lag_ns, now, server.epoch
@@ -811,7 +845,7 @@ def _forget_everything(c: Cluster, p: Parameters, server: Server) -> None:
     server.used_bytes, server.freeing_bytes, server.utilization = knobs_of(p, server).context_bytes, 0, 0.0
     server.idle_head, server.idle_tail, server.starting.head = NONE, NONE, NONE
     server.loading.head, server.unloading.head, server.failing.head = NONE, NONE, NONE
-    server.first_there, server.last_there, server.last_there_ns = NONE, NONE, 0
+    server.first_there, server.last_there, server.is_open = NONE, NONE, 0
     times = server.times
     times.block, times.start, times.end = NEVER, NEVER, NEVER
     times.load, times.unload, times.timer = NEVER, NEVER, NEVER

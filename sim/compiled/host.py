@@ -13,16 +13,18 @@ from policies.jit import ints, kernel, reals
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import NEVER, NO_REASON, NONE
 from sim.compiled.layout import Cluster, Message, Parameters, Server
+from sim.compiled.physics import pause_number
 from sim.compiled.router import advance_request, retry
-from sim.compiled.rows import message_at, model_at, request_at, server_at
+from sim.compiled.rows import device_at, message_at, model_at, request_at, server_at
 
 
 @kernel
-def _cost_ns(p: Parameters, mean_ns: int, salt: int, server: int, number: int) -> int:
+def _cost_ns(c: Cluster, p: Parameters, mean_ns: int, salt: int, server: int, number: int, now: int) -> int:
     """`HostTable.cost_ns`."""
-    if p.spread_count == 0:
-        return mean_ns
-    return ceil(mean_ns * reals(p)[p.spread_at + hashed_below(salt, server, number, p.spread_count)])
+    factor = reals(p)[p.after_pause_at + pause_number(now - c.host_free_ns)]
+    if p.spread_count > 0:
+        factor *= reals(p)[p.spread_at + hashed_below(salt, server, number, p.spread_count)]
+    return ceil(mean_ns * factor)
 
 
 @kernel
@@ -32,7 +34,7 @@ def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
     if p.has_host == 0:
         return ended_ns
     mean_ns = p.decision_block_ns + p.decision_image_ns * images
-    cost_ns = _cost_ns(p, mean_ns, c.decision_salt, server, c.decision)
+    cost_ns = _cost_ns(c, p, mean_ns, c.decision_salt, server, c.decision, c.now_ns)
     c.host_free_ns = ended_ns + cost_ns
     return ended_ns + cost_ns * p.sent_permille // 1000
 
@@ -65,12 +67,15 @@ def send_back(c: Cluster, p: Parameters, server: Server, slot: int, count: int, 
 @kernel
 def deliver(c: Cluster, p: Parameters, server: Server, message: Message, now: int) -> None:
     """A message goes its way."""
-    model = model_at(p, server.device)
+    model, device = model_at(p, server.device), device_at(c, p, server.device)
     if model.back_count == 0:
         _reach_host(c, p, message, now)
         return
-    back_ns = drawn_ns(p, model.back_at, model.back_count, c.back_salt, server.index, message.number)
-    message.due_ns = max(server.last_back_ns, now + back_ns)
+    at, count = model.back_at, model.back_count
+    if device.count > 0:
+        at, count = model.busy_back_at, model.busy_back_count
+    back_ns = drawn_ns(p, at, count, c.back_salt, server.index, message.number)
+    message.due_ns = max(server.last_back_ns, max(now, device.chores_from_ns) + back_ns)
     server.last_back_ns = message.due_ns
     if server.first_back == NONE:
         server.first_back = message.slot
@@ -96,7 +101,7 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
         _hear(c, p, message, now)
         return
     mean_ns = p.returned_block_ns + p.returned_image_ns * message.count
-    cost_ns = _cost_ns(p, mean_ns, c.returned_salt, message.server, message.number)
+    cost_ns = _cost_ns(c, p, mean_ns, c.returned_salt, message.server, message.number, now)
     message.due_ns = max(now, c.host_free_ns) + cost_ns
     c.host_free_ns = message.due_ns
     if c.first_heard == NONE:

@@ -75,7 +75,7 @@ class Server(Record):
     requests = blocks = INT
     first_block = last_block = first_moving = last_moving = NONE
     first_there = last_there = first_back = last_back = NONE
-    last_there_ns = last_back_ns = messages = INT
+    is_open = last_back_ns = messages = INT
     seen_utilization = seen_power_w = REAL
     seen_vram_bytes = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
@@ -130,6 +130,7 @@ class Device(Record):
     is_extrapolated = extrapolated_ns = count = INT
     first = last = NONE
     slowdown_salt = slowdown_number = is_slow = changes_at = changes = change = INT
+    chores_from_ns = chores_until_ns = passes_ended_ns = INT
 
 
 class Medium(Record):
@@ -301,7 +302,9 @@ class Parameters(Record):
 
     servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
     decision_ns = anywhere = max_retries = sheds = INT
-    has_host = decision_block_ns = decision_image_ns = returned_block_ns = returned_image_ns = sent_permille = INT
+    after_pause_at = has_host = decision_block_ns = decision_image_ns = returned_block_ns = returned_image_ns = (
+        sent_permille
+    ) = INT
     spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
@@ -338,11 +341,21 @@ class DeviceModel(Record):
     alpha = idle_mw = cap_mw = throttle = phi_min = REAL
     period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
     input_bytes_at = dispatches_at = dispatches = there_at = there_count = back_at = back_count = INT
+    busy_dispatches_at = busy_dispatches = busy_there_at = busy_there_count = busy_back_at = busy_back_count = INT
+    extra_at = has_chores = taken_at = begun_ns = begun_image_ns = ended_ns = ended_image_ns = INT
+    chores_mw = REAL
+    chores_permille = INT
     servers_at = server_count = INT
     mean_slowdown = REAL
     has_slowdown = INT
     slow_factor = REAL
     full_at = full_count = full_sum_ns = slow_at = slow_count = slow_sum_ns = INT
+
+
+class TakenCost(Record):
+    """What it costs to take a block in, after some pause."""
+
+    block_ns = image_ns = INT
 
 
 class BatchCost(Record):

@@ -8,8 +8,10 @@ from policies.jit import ints, kernel, reals
 from sim.compiled.codes import NEVER, NONE
 from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.rows import cost_of, device_at, instance_at, model_of, reschedule, server_at
+from sim.profile import PAUSES_NS
 from sim.tables import CROWDING_LIMIT_PERMILLE
 
+_PAUSES_NS = PAUSES_NS
 _LIMIT = CROWDING_LIMIT_PERMILLE
 
 
@@ -21,26 +23,69 @@ def advance_device(c: Cluster, p: Parameters, device: Device, now: int) -> None:
         return
     if device.is_extrapolated:
         device.extrapolated_ns += elapsed
-    device.energy_mw_ns += device.power_mw * elapsed
-    device.busy_permille_ns += device.busy_permille * elapsed
+    worked = elapsed - _chores_ns(device, now)
+    device.energy_mw_ns += _drawn_mw_ns(p, device, now)
+    device.busy_permille_ns += _kept_busy_permille_ns(p, device, now)
     slot = device.first
     while slot != NONE:
         instance = instance_at(c, p, slot)
-        instance.work_ns -= elapsed / instance.slow_down
+        instance.work_ns -= worked / instance.slow_down
         slot = instance.run_next
     device.updated_ns = now
 
 
 @kernel
-def energy_mj(device: Device, now: int) -> float:
-    """Energy drawn until now."""
-    return (device.energy_mw_ns + device.power_mw * (now - device.updated_ns)) / 1_000_000_000
+def _chores_ns(device: Device, now: int) -> int:
+    """Of the time since the last change, how long passes stood still."""
+    return max(0, min(device.chores_until_ns, now) - device.updated_ns)
 
 
 @kernel
-def busy_ms(device: Device, now: int) -> float:
+def _drawn_mw_ns(p: Parameters, device: Device, now: int) -> float:
+    """Energy since the last change."""
+    chores_ns, chores_mw = _chores_ns(device, now), max(device.power_mw, model_of(p, device).chores_mw)
+    return device.power_mw * (now - device.updated_ns - chores_ns) + chores_mw * chores_ns
+
+
+@kernel
+def _kept_busy_permille_ns(p: Parameters, device: Device, now: int) -> int:
+    """The integral of utilization since the last change."""
+    chores_ns, busy = _chores_ns(device, now), max(device.busy_permille, model_of(p, device).chores_permille)
+    return device.busy_permille * (now - device.updated_ns - chores_ns) + busy * chores_ns
+
+
+@kernel
+def energy_mj(p: Parameters, device: Device, now: int) -> float:
+    """Energy drawn until now."""
+    return (device.energy_mw_ns + _drawn_mw_ns(p, device, now)) / 1_000_000_000
+
+
+@kernel
+def busy_ms(p: Parameters, device: Device, now: int) -> float:
     """The integral of utilization until now."""
-    return (device.busy_permille_ns + device.busy_permille * (now - device.updated_ns)) / 1_000_000_000
+    return (device.busy_permille_ns + _kept_busy_permille_ns(p, device, now)) / 1_000_000_000
+
+
+@kernel
+def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int) -> int:
+    """A process does something besides its passes (`SimulatedDevice.do_chore`); returns when that is done."""
+    advance_device(c, p, device, now)
+    device.chores_from_ns = max(now, device.chores_until_ns)
+    device.chores_until_ns = device.chores_from_ns + ceil(work * device.slowdown)
+    device.is_touched = 1
+    return device.chores_until_ns
+
+
+@kernel
+def pause_number(pause_ns: int) -> int:
+    """`sim.profile.pause_number`."""
+    return int(pause_ns >= _PAUSES_NS[0]) + int(pause_ns >= _PAUSES_NS[1]) + int(pause_ns >= _PAUSES_NS[2])
+
+
+@kernel
+def pause(device: Device, now: int) -> int:
+    """`SimulatedDevice.pause`."""
+    return 0 if device.count > 0 else pause_number(now - device.passes_ended_ns)
 
 
 @kernel
@@ -73,6 +118,7 @@ def stop_running(c: Cluster, p: Parameters, device: Device, slot: int, now: int)
     else:
         instance_at(c, p, after).run_previous = before
     device.count -= 1
+    device.passes_ended_ns = now
     device.is_touched = 1
 
 
@@ -109,11 +155,12 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
         uncapped_mw += cost.power_mw / slow
         slot = instance.run_next
     phi = min(1.0, max(model.phi_min, 1.0 - model.throttle * (uncapped_mw / model.cap_mw - 1.0)))
+    goes_on = max(now, device.chores_until_ns)
     slot = first
     while slot != NONE:
         instance = instance_at(c, p, slot)
         instance.slow_down *= device.slowdown / phi
-        instance.end_ns = now + max(0, ceil(instance.work_ns * instance.slow_down))
+        instance.end_ns = goes_on + max(0, ceil(instance.work_ns * instance.slow_down))
         slot = instance.run_next
     device.power_mw = min(model.cap_mw, uncapped_mw)
     device.busy_permille = min(1000, busy)

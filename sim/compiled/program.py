@@ -137,6 +137,7 @@ class Program:
             p.decision_block_ns, p.decision_image_ns = host.decision
             p.returned_block_ns, p.returned_image_ns = host.returned
             p.sent_permille = host.sent_permille
+            p.after_pause_at = self._writer.add(host.after_pause, np.float64)
         p.anywhere = config.block_key == "any"
         p.max_retries, p.sheds = config.max_retries, config.shed_expired
         p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta
@@ -199,6 +200,7 @@ class Program:
         model.dispatches_at, model.dispatches = add(tables.dispatches_ns), len(tables.dispatches_ns)
         model.there_at, model.there_count = add(tables.there_ns), len(tables.there_ns)
         model.back_at, model.back_count = add(tables.back_ns), len(tables.back_ns)
+        self._serving_while_busy(model, tables)
         model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
         model.input_bytes_at = add(self._input_bytes(tables))
         model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
@@ -216,6 +218,22 @@ class Program:
                 sum(slowdown.slow_ns),
             )
         return model
+
+    def _serving_while_busy(self, model: DeviceModel, tables: DeviceTables) -> None:
+        """What serving takes while passes run (as else, where that was not measured), and chores."""
+        add = self._writer.add
+        model.extra_at = add(tables.extra_ns)
+        dispatches_ns = tables.busy_dispatches_ns or tables.dispatches_ns
+        there_ns, back_ns = tables.busy_there_ns or tables.there_ns, tables.busy_back_ns or tables.back_ns
+        model.busy_dispatches_at, model.busy_dispatches = add(dispatches_ns), len(dispatches_ns)
+        model.busy_there_at, model.busy_there_count = add(there_ns), len(there_ns)
+        model.busy_back_at, model.busy_back_count = add(back_ns), len(back_ns)
+        if (chores := tables.chores) is not None:
+            model.has_chores = 1
+            model.taken_at = add(chores.taken)
+            model.begun_ns, model.begun_image_ns = chores.begun
+            model.ended_ns, model.ended_image_ns = chores.ended
+            model.chores_mw, model.chores_permille = tables.chores_mw, tables.chores_permille
 
     def _input_bytes(self, tables: DeviceTables) -> list[int]:
         """By segment and previous width; segment 1 takes images, whatever came before."""

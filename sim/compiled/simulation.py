@@ -299,7 +299,10 @@ class CompiledSimulation:
     def _server_totals(self, index: int, ended_ns: int) -> ServerTotals:
         c, p, spec = self._run.cluster, self._run.shape.p, self.cluster.servers[index]
         server, device = Server(c, p.servers_at + index * p.server_size), Device(c, p.devices_at, spec.device)
-        busy = device.busy_permille_ns + device.busy_permille * (ended_ns - device.updated_ns)
+        tables = self.cluster.devices[spec.device]
+        chores_ns, busy_permille = _chores_ns(device, ended_ns), max(device.busy_permille, tables.chores_permille)
+        busy = device.busy_permille_ns + device.busy_permille * (ended_ns - device.updated_ns - chores_ns)
+        busy += busy_permille * chores_ns
         return ServerTotals(
             name=spec.name,
             device=spec.device,
@@ -315,7 +318,9 @@ class CompiledSimulation:
         c, tables = self._run.cluster, self.cluster.devices[index]
         device = Device(c, self._run.shape.p.devices_at, index)
         elapsed_ns = ended_ns - device.updated_ns
-        energy_mj = (device.energy_mw_ns + device.power_mw * elapsed_ns) / NS_PER_S
+        chores_ns, chores_mw = _chores_ns(device, ended_ns), max(device.power_mw, tables.chores_mw)
+        drawn_mw_ns = device.power_mw * (elapsed_ns - chores_ns) + chores_mw * chores_ns
+        energy_mj = (device.energy_mw_ns + drawn_mw_ns) / NS_PER_S
         open_ns = elapsed_ns if device.is_extrapolated else 0
         power = tables.profile.power
         return DeviceTotals(
@@ -325,3 +330,8 @@ class CompiledSimulation:
             context_idle_w=power.context_idle_w,
             extrapolated_s=(device.extrapolated_ns + open_ns) / NS_PER_S,
         )
+
+
+def _chores_ns(device: Device, now_ns: int) -> int:
+    """Of the time since the device's last change, how long its passes stood still."""
+    return max(0, min(device.chores_until_ns, now_ns) - device.updated_ns)

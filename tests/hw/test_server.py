@@ -74,7 +74,7 @@ class World:
         self.ledger = LateLedger(Ledger(1, 3, RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.5})))
         self.events: list[RouterEvent] = []
         context = RunContext(
-            self.clock, self.ledger, Supervision(), lambda *_: (), 3, self.events.append, lambda _: None, True
+            self.clock, self.ledger, Supervision(), lambda *_: (), 3, self.events.append, lambda _: None, True, False
         )
         spec = HardwareServer("s", DeviceSpec(), knobs(), 1.0, 2.0)
         self.server = RemoteServer(0, spec, cast(AgentSlot, self), Inbox(Arena(4096)), context)

@@ -9,6 +9,7 @@ from itertools import combinations
 from policies.faults import NO_LABEL, OUT_OF_MEMORY, WORKER_HUNG, Crash, Hang, Outage, Squeeze
 from policies.records import RunRecord
 from policies.vocabulary import (
+    NS_PER_S,
     BatchFailed,
     BatchFinished,
     BatchStarted,
@@ -300,7 +301,7 @@ def _of_host(scenario: Scenario, record: RunRecord) -> Iterator[str]:
             done_ns = step.now_ns
         if isinstance(step.event, RequestsReturned | RequestsRejected):
             requests = step.event.requests
-            dearest_ns = max(host.cost_ns(host.returned, len(requests), drawn) for drawn in range(99))
+            dearest_ns = max(host.cost_ns(host.returned, len(requests), drawn, NS_PER_S) for drawn in range(99))
             if step.now_ns - sent_ns.get(requests[0], step.now_ns) > dearest_ns:
                 yield "a message waits for the host"
 

@@ -425,10 +425,15 @@ def _host_mutants() -> Iterator[Mutant]:
     yield Mutant("a message is heard as it arrives", _set(Simulation, "_hear", lambda self, m, _: self._tell_router(m)))
     yield Mutant("a stale message costs the host nothing", _around(Simulation, "_hear", _current_only))
     yield Mutant(
-        "images cost the host nothing", _around(HostTable, "cost_ns", lambda f: lambda t, c, n, d: f(t, c, 1, d))
+        "images cost the host nothing", _around(HostTable, "cost_ns", lambda f: lambda t, c, n, d, p: f(t, c, 1, d, p))
     )
     yield Mutant("a decision costs its whole group", lambda patch: patch.setattr(cluster, "min", _first, raising=False))
-    yield Mutant("blocks overtake on their way", _around(SimulatedServer, "hand_over", _forgetting("_last_there_ns")))
+    yield Mutant("blocks overtake on their way", _set(SimulatedServer, "hand_over", _overtake))
+    yield Mutant("a pause costs the host nothing", _around(HostTable, "cost_ns", lambda f: lambda *a: f(*a[:-1], 0)))
+    yield Mutant("passes go on beside chores", _set(SimulatedDevice, "_chores_ns", lambda self, now_ns: 0))
+    yield Mutant("chores take nothing", _around(SimulatedDevice, "do_chore", lambda f: lambda d, _, now: f(d, 0, now)))
+    yield Mutant("a pause makes nothing cold", _set(SimulatedDevice, "pause", lambda self, now_ns: 0))
+    yield Mutant("a device is never busy", _set(SharedDevice, "is_busy", False))
     yield Mutant("messages overtake on their way", _around(SimulatedServer, "_send_back", _forgetting("_last_back_ns")))
     yield Mutant("a new life's blocks wait for the last one's", _around(SimulatedServer, "go_down", _remember_pipe))
     yield Mutant("a hung server reads", _set(SimulatedServer, "_take_in", _read_anyway))
@@ -499,11 +504,18 @@ def _forgetting(last: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 def _remember_pipe(go_down: Callable[..., None]) -> Callable[..., None]:
     def mutated(self: SimulatedServer, reason: str) -> None:
-        last_ns = self._last_there_ns
+        there = list(self._there)
         go_down(self, reason)
-        self._last_there_ns = last_ns
+        self._there.extend(there)
 
     return mutated
+
+
+def _overtake(self: SimulatedServer, block: Block) -> None:
+    """Without a queue: each block arrives in its own time."""
+    ways_ns = self._tables.there_ns or (0,)
+    way_ns = ways_ns[hashed(self._there_salt, self.index, block.block) % len(ways_ns)]
+    self._agenda.at(self._agenda.now_ns + way_ns, rank(self.index, Kind.BLOCK_ARRIVAL), self._take_in, block)
 
 
 def _read_anyway(self: SimulatedServer, block: Block) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from sim.host import HostTable
 from sim.network import FREE, Attachment
 from sim.profile import JITTER_QUANTILES, Link, Profile
 from sim.server import ServerSpec
-from sim.tables import BatchKey, DeviceTables, InstanceTable, KeyTable, SlowdownTable, compile_tables
+from sim.tables import BatchKey, ChoreTable, DeviceTables, InstanceTable, KeyTable, SlowdownTable, compile_tables
 from tests import worlds
 from tests.parity.draws import Draws
 
@@ -183,6 +184,13 @@ class Device:
     dispatches_ns: tuple[int, ...] = ()
     there_ns: tuple[int, ...] = ()
     back_ns: tuple[int, ...] = ()
+    busy_dispatches_ns: tuple[int, ...] = ()
+    busy_there_ns: tuple[int, ...] = ()
+    busy_back_ns: tuple[int, ...] = ()
+    extra_ns: tuple[int, ...] = (0,) * 4
+    chores: ChoreTable | None = None
+    chores_mw: float = 0.0
+    chores_permille: int = 0
     cap_mw: float = 250_000.0
     throttle: float = 0.0
     phi_min: float = 1.0
@@ -224,6 +232,13 @@ class Device:
             dispatches_ns=self.dispatches_ns,
             there_ns=self.there_ns,
             back_ns=self.back_ns,
+            busy_dispatches_ns=self.busy_dispatches_ns,
+            busy_there_ns=self.busy_there_ns,
+            busy_back_ns=self.busy_back_ns,
+            extra_ns=self.extra_ns,
+            chores=self.chores,
+            chores_mw=self.chores_mw,
+            chores_permille=self.chores_permille,
         )
 
     def vram(self, segment: int, width: float) -> int:
@@ -476,6 +491,7 @@ def _draw_device(
         dispatches_ns=_draw_quantiles(draws, step_ns, 15),
         there_ns=_draw_quantiles(draws, step_ns, 50),
         back_ns=_draw_quantiles(draws, step_ns, 50),
+        **(_draw_serving(draws, step_ns) if draws.chance(35) else {}),
     )
 
 
@@ -486,12 +502,27 @@ def _draw_quantiles(draws: Draws, step_ns: int, percent: int) -> tuple[int, ...]
     return tuple(step_ns * steps for steps in draws.pick(((1,), (0, 1), (0, 0, 1, 3, 9), (2, 2, 5))))
 
 
+def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
+    """What serving takes while passes run, and what else a server's process does."""
+    taken, begun, ended = ((step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 0, 1))) for _ in range(3))
+    taken_after = tuple((taken[0] * times, taken[1] * times) for times in (1, 1, 2, 3))
+    return {
+        "busy_dispatches_ns": _draw_quantiles(draws, step_ns, 30),
+        "busy_there_ns": _draw_quantiles(draws, step_ns, 50),
+        "busy_back_ns": _draw_quantiles(draws, step_ns, 50),
+        "chores": ChoreTable(taken_after, begun, ended) if draws.chance(70) else None,
+        "extra_ns": draws.pick(((0,) * 4, (0, step_ns, 2 * step_ns, 7 * step_ns))),
+        "chores_mw": draws.pick((0.0, 44_000.5)),
+        "chores_permille": draws.pick((0, 500, 1000)),
+    }
+
+
 def _draw_host(draws: Draws, step_ns: int) -> HostTable:
     """A router's process; the last spread puts its costs off the grid."""
     costs = [(step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 1))) for _ in range(2)]
     spread = draws.pick(((), (0.0, 1.0, 2.0), (0.5, 1.5), (0.37, 0.81, 1.82)))
     sent_permille = (1000, 0, 400, 333)[(costs[0][0] + costs[1][0]) // step_ns % 4]  # drawn with the costs
-    return HostTable(costs[0], costs[1], spread, sent_permille)
+    return HostTable(costs[0], costs[1], spread, sent_permille, draws.pick(((1.0,) * 4, (1.0, 1.5, 2.0, 3.1))))
 
 
 def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:

@@ -145,10 +145,13 @@ BROKEN = {
         "host", "c.host_free_ns = ended_ns + cost_ns", "c.host_free_ns = ended_ns", "messages wait"
     ),
     "what the host costs rounded down": Line("host", "return ceil(", "return int(", "messages wait"),
-    "messages overtake": Line("host", "max(server.last_back_ns, now + back_ns)", "now + back_ns", "ways of different"),
-    "blocks overtake": Line(
-        "greedy", "max(server.last_there_ns, now + there_ns)", "now + there_ns", "ways of different"
+    "messages overtake": Line(
+        "host",
+        "max(server.last_back_ns, max(now, device.chores_from_ns) + back_ns)",
+        "max(now, device.chores_from_ns) + back_ns",
+        "ways of different",
     ),
+    "blocks overtake": Line("greedy", "max(server.last_there_ns, arrives_ns)", "arrives_ns", "ways of different"),
     "messages of an earlier epoch count": Line(
         "host", "if server.is_up == 0 or server.epoch != message.epoch:", "if server.is_up == 0:", "on its way back"
     ),
