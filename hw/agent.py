@@ -178,7 +178,10 @@ class Agent:
             case Keep(inputs):
                 lanes.take(inputs)
             case Move():
+                began_ns = time.thread_time_ns()
                 self._post(self._move(message))
+                if (serving := self._serving) is not None and serving.meter is not None:
+                    serving.meter.copied(len(message.requests), time.thread_time_ns() - began_ns)
             case Release(requests):
                 lanes.forget(requests)
             case Ping(number):

@@ -12,8 +12,8 @@ from policies.records import ChoreCost, ChoreKind
 class ChoreMeter:
     """Takes samples in an agent's threads; each looks at its own CPU time only.
 
-    What the main thread does in a turn that took blocks in is charged to these; in other turns (sensor, signs of life)
-    to nobody.
+    What the main thread does in a turn that took blocks in is charged to these, but for the copying; in a turn that only
+    copied, to the copies; in other turns (sensor, signs of life) to nobody.
 
     Args:
         now_ns: of the run.
@@ -25,6 +25,7 @@ class ChoreMeter:
         self._now_ns = now_ns
         self._turn_ns = time.thread_time_ns()
         self._blocks = self._images = 0
+        self._copies = self._copied_images = self._copies_ns = 0
         self._lane = threading.local()
 
     def took(self, images: int) -> None:
@@ -32,12 +33,23 @@ class ChoreMeter:
         self._blocks += 1
         self._images += images
 
+    def copied(self, images: int, cpu_ns: int) -> None:
+        """Activations of so many were copied to another server."""
+        self._copies += 1
+        self._copied_images += images
+        self._copies_ns += cpu_ns
+
     def end_turn(self) -> None:
         """The main thread has nothing more to do."""
         cpu_ns = time.thread_time_ns()
+        spent_ns = cpu_ns - self._turn_ns
         if self._blocks:
-            self.costs.append(self._cost("taken", self._blocks, self._images, cpu_ns - self._turn_ns))
-        self._turn_ns, self._blocks, self._images = cpu_ns, 0, 0
+            self.costs.append(self._cost("taken", self._blocks, self._images, spent_ns - self._copies_ns))
+        if self._copies:
+            copies_ns = self._copies_ns if self._blocks else spent_ns
+            self.costs.append(self._cost("moved", self._copies, self._copied_images, copies_ns))
+        self._turn_ns = cpu_ns
+        self._blocks = self._images = self._copies = self._copied_images = self._copies_ns = 0
 
     def begin_end(self) -> None:
         """A lane's thread tells the end of a batch."""

@@ -25,8 +25,8 @@ class CostMeter:
         self.costs: list[RouterCost] = []
         self.handovers: list[Handover] = []
         self._at_ns = time.thread_time_ns()
-        self._open: list[tuple[int, int, int]] = []  # (images, CPU time, until it was made) of this turn's decisions
-        self._was_idle = True
+        self._open: list[tuple[int, int, int, int]] = []  # (images, CPU time, until it was made, pause) of this turn
+        self._pause_ns = 0
         self._made_ns = 0
         self._rest_ns = 0
         self._has_heard = False
@@ -37,17 +37,22 @@ class CostMeter:
         lap_ns, self._at_ns = now_ns - self._at_ns, now_ns
         return lap_ns
 
-    def skip(self, looked_ns: int) -> None:
-        """So much of what has passed was looking out, which is no work."""
+    def waited(self, looked_ns: int, pause_ns: int) -> None:
+        """A wait has ended: so much of its CPU time was looking out, which is no work; it lasted `pause_ns`."""
         self._at_ns += looked_ns
+        self._pause_ns += pause_ns
 
-    def heard(self, messages: int, images: int, was_idle: bool) -> None:
+    def _take_pause_ns(self) -> int:
+        """What the process did first after its wait bears the cold caches."""
+        pause_ns, self._pause_ns = self._pause_ns, 0
+        return pause_ns
+
+    def heard(self, messages: int, images: int) -> None:
         """So many messages with requests were taken; with none it was something else."""
         lap_ns = max(0, self._lap_ns())
-        self._was_idle = was_idle and not self._has_heard
         if messages:
             self._has_heard = True
-            self.costs.append(RouterCost("returned", messages, images, lap_ns, was_idle=self._was_idle))
+            self.costs.append(RouterCost("returned", messages, images, lap_ns, pause_ns=self._take_pause_ns()))
         else:
             self._rest_ns += lap_ns
 
@@ -64,7 +69,7 @@ class CostMeter:
         """A block of so many was sent; of none, the decision came to nothing."""
         cpu_ns = self._made_ns + self._lap_ns()
         if images:
-            self._open.append((images, cpu_ns, self._made_ns))
+            self._open.append((images, cpu_ns, self._made_ns, self._take_pause_ns()))
         else:
             self._rest_ns += cpu_ns
 
@@ -74,8 +79,8 @@ class CostMeter:
         if self._open:
             share_ns = self._rest_ns // len(self._open)
             self.costs += [
-                RouterCost("decision", 1, images, cpu_ns + share_ns, made_ns, self._was_idle and not number)
-                for number, (images, cpu_ns, made_ns) in enumerate(self._open)
+                RouterCost("decision", 1, images, cpu_ns + share_ns, made_ns, pause_ns)
+                for images, cpu_ns, made_ns, pause_ns in self._open
             ]
             self._open.clear()
         elif self._has_heard:
@@ -83,7 +88,6 @@ class CostMeter:
             self.costs[-1] = replace(last, cpu_ns=last.cpu_ns + self._rest_ns)
         self._rest_ns = 0
         self._has_heard = False
-        self._was_idle = True
 
     def handed(self, block: int, now_ns: int) -> None:
         """A block was handed over to an agent."""

@@ -357,10 +357,10 @@ class RouterLoop:
 
     def _listen_measured(self, wait_s: float, meter: CostMeter) -> bool:
         """The same, with an eye on what it costs."""
-        looked_ns = self._idle_ns
+        looked_ns, began_ns = self._idle_ns, self._clock.now_ns()
         ready = self._await(wait_s) if not (is_late := bool(self._ready(0))) else self._ready(0)
         heard_ns = self._clock.now_ns()
-        meter.skip(self._idle_ns - looked_ns)
+        meter.waited(self._idle_ns - looked_ns, 0 if is_late else heard_ns - began_ns)
         for server in ready:
             messages = server.receive()
             returned = [message for message in messages if isinstance(message, Returned)]
@@ -373,7 +373,7 @@ class RouterLoop:
                     meter.arrived(server.index, block, arrived_ns)
             self._hear_samples(server)
             self._settle()
-            meter.heard(len(returned), sum(len(message.requests) for message in returned), was_idle=not is_late)
+            meter.heard(len(returned), sum(len(message.requests) for message in returned))
         return bool(ready)
 
     def _ready(self, wait_s: float) -> list[RemoteServer]:

@@ -176,7 +176,7 @@ class RouterCost(msgspec.Struct, frozen=True):
         blocks_at_once: how many of them, where several were taken together.
         images: in all of them.
         sent_ns: of a decision's `cpu_ns`, what had passed when its block was sent; the rest kept the books.
-        was_idle: whether the process was waiting when it came.
+        pause_ns: for how long the process had waited before; 0 where it came from other work.
     """
 
     kind: Literal["decision", "returned"]
@@ -184,7 +184,7 @@ class RouterCost(msgspec.Struct, frozen=True):
     images: int
     cpu_ns: int
     sent_ns: int = 0
-    was_idle: bool = True
+    pause_ns: int = 0
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -202,17 +202,17 @@ class Handover(msgspec.Struct, frozen=True):
     took_ns: int
 
 
-ChoreKind = Literal["taken", "begun", "ended"]
+ChoreKind = Literal["taken", "moved", "begun", "ended"]
 
 
 class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
     """CPU time of an agent's process for something besides a pass: `time.thread_time_ns`.
 
     Attributes:
-        kind: blocks were taken in, a batch began, or a batch ended. A batch's beginning is what its lane's thread did
+        kind: blocks were taken in, activations copied to another server, a batch began, or a batch ended. A batch's beginning is what its lane's thread did
             since the last end, less the time of its pass: where the pass shared the device, that may be below zero.
         at_ns: when it was done.
-        count: how many blocks were taken in together; else 1.
+        count: how many blocks, or copies, together; else 1.
         images: in all of them.
     """
 

@@ -310,7 +310,8 @@ class Simulation:
         one_bytes = input_bytes(tables, block.key.segment, block.key.previous_width)
         order = rank(block.server, Kind.TRANSFER_END, block.block)
         for source, requests in command.moves:
-            _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), self.now_ns)
+            begins_ns = self.now_ns if source == ROUTER else self.servers[source].copy(len(requests))
+            _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), begins_ns)
             if self._ledger.keeps_starts:
                 self._tell_router(TransferStarted(block.block, source, block.server, requests))
             self._agenda.at(arrival_ns, order, self._end_transfer, delivery, source, requests)

@@ -57,7 +57,10 @@ class SimulatedDevice:
         self._busy_permille_ns = 0
         self._updated_ns = 0
         self.chores_until_ns = self.chores_from_ns = 0
+        self._paused_from_ns = 0
         self._passes_ended_ns = 0
+        self._is_full = False
+        self.waiting_ns: dict[tuple[int, int], int] = {}  # of the batches that wait for a core: how long each takes
 
     def advance(self, now_ns: int) -> None:
         """Account for the time since the last change."""
@@ -87,7 +90,7 @@ class SimulatedDevice:
 
     def _chores_ns(self, now_ns: int) -> int:
         """Of the time since the last change, how long passes stood still."""
-        return max(0, min(self.chores_until_ns, now_ns) - self._updated_ns)
+        return max(0, min(self.chores_until_ns, now_ns) - max(self._paused_from_ns, self._updated_ns))
 
     def _drawn_mw_ns(self, now_ns: int) -> float:
         """Energy since the last change."""
@@ -99,11 +102,25 @@ class SimulatedDevice:
         chores_ns, busy_permille = self._chores_ns(now_ns), max(self.busy_permille, self.tables.chores_permille)
         return self.busy_permille * (now_ns - self._updated_ns - chores_ns) + busy_permille * chores_ns
 
-    def do_chore(self, work_ns: int, now_ns: int) -> None:
+    def free_ns(self, now_ns: int, limit_ns: int, behind_ns: int = 0) -> int:
+        """When a core is free, if no pass is interrupted; but no later than the limit: only so long may who computes go on.
+
+        Args:
+            behind_ns: what goes first when the pass that ends first has ended.
+        """
+        if not self._is_full or limit_ns <= now_ns:
+            return now_ns
+        first = self.next_end()
+        return now_ns if first is None else min(limit_ns, max(now_ns, first.end_ns) + behind_ns)
+
+    def do_chore(self, work_ns: int, now_ns: int, from_ns: int) -> None:
         """A process does something besides its passes on the cores that compute: one chore after the other, and passes
-        stand still meanwhile."""
+        stand still meanwhile. Where it need not wait for other chores, it begins at `from_ns`."""
         self.advance(now_ns)
-        self.chores_from_ns = max(now_ns, self.chores_until_ns)
+        if self.chores_until_ns > now_ns:
+            self.chores_from_ns = self.chores_until_ns
+        else:
+            self.chores_from_ns = self._paused_from_ns = from_ns
         self.chores_until_ns = self.chores_from_ns + ceil(work_ns * self._slowdown)
         self._rerate(now_ns)
 
@@ -127,6 +144,7 @@ class SimulatedDevice:
     def kill(self, server: int, now_ns: int) -> None:
         """A server died: its batches are gone."""
         self.advance(now_ns)
+        self.waiting_ns = {key: takes_ns for key, takes_ns in self.waiting_ns.items() if key[0] != server}
         left = {key: running for key, running in self.running.items() if key[0] != server}
         if len(left) < len(self.running):
             self.running, self._passes_ended_ns = left, now_ns
@@ -174,6 +192,7 @@ class SimulatedDevice:
             host += table.host_permille[size]
             busy += table.busy_permille[size]
             bandwidth += table.bandwidth[size]
+        self._is_full = host + tables.chores_permille > 1000
         servers = len({r.server for r in running}) if len(running) > 1 else 1
         is_across = servers > 1
         load = self._load_across() if is_across else max(demand, host)
@@ -186,15 +205,22 @@ class SimulatedDevice:
             r.slow_down = common * contention(tables.alpha, bandwidth - table.bandwidth[size]) * r.factor
             uncapped_mw += table.power_mw[size] / r.slow_down
         slowdown = self._slowdown / clock_ratio(uncapped_mw, tables.cap_mw, tables.throttle, tables.phi_min)
-        goes_on_ns = max(now_ns, self.chores_until_ns)
         for r in running:
             r.slow_down *= slowdown
-            r.end_ns = goes_on_ns + max(0, ceil(r.work_ns * r.slow_down))
+            r.end_ns = self._end_ns(now_ns, max(0, ceil(r.work_ns * r.slow_down)))
         self.power_mw = min(tables.cap_mw, uncapped_mw)
         self.busy_permille = min(1000, busy)
 
+    def _end_ns(self, now_ns: int, takes_ns: int) -> int:
+        """When a pass that takes so long ends: it stands still during chores."""
+        if now_ns >= self._paused_from_ns:
+            return max(now_ns, self.chores_until_ns) + takes_ns
+        ends_ns = now_ns + takes_ns
+        return ends_ns if ends_ns <= self._paused_from_ns else ends_ns + self.chores_until_ns - self._paused_from_ns
+
     def _be_idle(self) -> None:
         """Nothing runs."""
+        self._is_full = False
         self._is_extrapolated = False
         self.power_mw = self.tables.context_idle_mw
         self.busy_permille = 0

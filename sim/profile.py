@@ -327,14 +327,18 @@ class Chores(StrictModel):
     Attributes:
         taken: a block is taken in.
         taken_after_pause: how many times as much that is where no pass has run for at least each of `PAUSES_S`.
+        moved: activations are copied to another server.
         begun: a batch, from its command until its pass begins.
         ended: a batch, after its pass.
+        slice_s: for how long who wants a core lets a pass go on that has it; then they share it.
     """
 
     taken: WorkCost
     taken_after_pause: Factors = (1.0,) * _PAUSES
+    moved: WorkCost
     begun: WorkCost
     ended: WorkCost
+    slice_s: NonNegative = 0.0
 
 
 class StatedError(StrictModel):

@@ -70,10 +70,12 @@ class SharedDevice:
         """Whether some pass is under way."""
         return bool(self.physics.running)
 
-    def do_chore(self, cost: tuple[int, int], images: int) -> None:
-        """What a server's process does besides its passes; see `SimulatedDevice.do_chore`."""
-        block_ns, image_ns = cost
-        self.physics.do_chore(block_ns + image_ns * images, self._agenda.now_ns)
+    def do_chore(self, cost: tuple[int, int], images: int, slice_ns: int = 0) -> None:
+        """What a server's process does besides its passes; see `SimulatedDevice.do_chore`. It waits for a free core for
+        a slice at most."""
+        (block_ns, image_ns), now_ns = cost, self._agenda.now_ns
+        from_ns = self.physics.free_ns(now_ns, now_ns + slice_ns, sum(self.physics.waiting_ns.values()))
+        self.physics.do_chore(block_ns + image_ns * images, now_ns, from_ns)
         self.replan()
 
     def replan(self) -> None:
@@ -219,6 +221,14 @@ class SimulatedServer:
         if len(self._there) == 1:
             self._await_block()
 
+    def copy(self, images: int) -> int:
+        """Its process copies activations for another server; returns when it has."""
+        chores, now_ns = self._tables.chores, self._agenda.now_ns
+        if chores is None or not self.is_up or self.is_hung:
+            return now_ns
+        self._device.do_chore(chores.moved, images, chores.slice_ns)
+        return self._device.physics.chores_until_ns
+
     def _await_block(self) -> None:
         """For the first of the blocks on their way."""
         arrives_ns, _ = self._there[0]
@@ -232,7 +242,8 @@ class SimulatedServer:
         chores, (_, block), device = self._tables.chores, self._there[0], self._device
         assert chores is not None, "asked before"
         if self.is_up and not self.is_hung:
-            device.do_chore(chores.taken[device.physics.pause(self._agenda.now_ns)], len(block.requests))
+            taken = chores.taken[device.physics.pause(self._agenda.now_ns)]
+            device.do_chore(taken, len(block.requests), chores.slice_ns)
         done_ns = max(self._agenda.now_ns, device.physics.chores_until_ns)
         self._agenda.at(done_ns, rank(self.index, Kind.BLOCK_ARRIVAL), self._take_in_next, epoch)
 
@@ -372,15 +383,25 @@ class SimulatedServer:
         if tables.chores is not None:
             self._device.do_chore(tables.chores.begun, len(command.requests))
             start_ns = max(start_ns, self._device.physics.chores_until_ns)
+        limit_ns = start_ns + (0 if tables.chores is None else tables.chores.slice_ns)
         if start_ns == now_ns:
-            self._begin(command)
+            self._begin(command, limit_ns)
             return
-        self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command)
+        self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
 
-    def _begin(self, command: RunBatch) -> None:
+    def _begin(self, command: RunBatch, limit_ns: int) -> None:
+        """The pass begins, once it has a core: it waits for one until the limit."""
         if not self._is_working(command.epoch):
             return
         now_ns = self._agenda.now_ns
+        physics, place = self._device.physics, (self.index, command.batch)
+        free_ns = physics.free_ns(now_ns, limit_ns)
+        if free_ns > now_ns:
+            table = self._tables.keys[command.segment, command.served_width, command.previous_width]
+            physics.waiting_ns[place] = table.latency_ns[command.padded]
+            self._agenda.at(free_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
+            return
+        physics.waiting_ns.pop(place, None)
         if self._ledger.keeps_starts:
             self.deliver(BatchStarted(command.epoch, command.batch, now_ns))
         sizes = self._sizes(command)

@@ -72,12 +72,14 @@ class InstanceTable:
 class ChoreTable:
     """CPU time, in nanoseconds: (of a block or batch, of each of its images). See `sim.profile.Chores`.
 
-    `taken` is by the number of the pause since a pass has run.
+    `taken` is by the number of the pause since a pass has run. See `sim.profile.Chores` for `slice_ns`.
     """
 
     taken: tuple[tuple[int, int], ...]
+    moved: tuple[int, int]
     begun: tuple[int, int]
     ended: tuple[int, int]
+    slice_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ def _chore_table(chores: Chores) -> ChoreTable:
     block_ns, image_ns = in_ns(chores.taken)
     factors = (1.0, *chores.taken_after_pause)
     taken = tuple((round(factor * block_ns), round(factor * image_ns)) for factor in factors)
-    return ChoreTable(taken, in_ns(chores.begun), in_ns(chores.ended))
+    return ChoreTable(taken, in_ns(chores.moved), in_ns(chores.begun), in_ns(chores.ended), nanoseconds(chores.slice_s))
 
 
 def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:

@@ -137,9 +137,8 @@ def make_serving(job: Job) -> None:
         overheads = measure_serving(
             world, model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy, say=job.say
         )
-        names = [server.name for server in job.scenario.cluster.named_servers]
-        for server, path, kept in zip(servers, paths, served, strict=True):
-            profile = with_overheads(read_profile(path), overheads, names.index(server.name))
+        for device, (path, kept) in enumerate(zip(paths, served, strict=True)):
+            profile = with_overheads(read_profile(path), overheads, device)
             for place in (kept, path):
                 job.folder.write_text(place, profile.to_yaml())
         return served

@@ -46,6 +46,7 @@ from sim.compiled.physics import (
     busy_ms,
     do_chore,
     energy_mj,
+    free_ns,
     next_end,
     pause,
     replan,
@@ -119,7 +120,8 @@ def take_block_in(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         server.is_open, device = 1, device_at(c, p, server.device)
         if server.is_up and not server.is_hung:
             taken = TakenCost(p, model.taken_at, pause(device, now))
-            do_chore(c, p, device, taken.block_ns + taken.image_ns * block.count, now)
+            begins = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
+            do_chore(c, p, device, taken.block_ns + taken.image_ns * block.count, now, begins)
         server.times.block = max(now, device.chores_until_ns)
         return
     server.is_open = 0
@@ -179,7 +181,7 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         stop_running(c, p, device, slot, now)
         model = model_at(p, server.device)
         if model.has_chores:
-            do_chore(c, p, device, model.ended_ns + model.ended_image_ns * instance.count, now)
+            do_chore(c, p, device, model.ended_ns + model.ended_image_ns * instance.count, now, now)
         _release_batch(c, p, server, slot, now)
         _finish_batch(c, p, server, instance, now)
     schedule(c, p, server, now)
@@ -504,7 +506,7 @@ def _run(c: Cluster, p: Parameters, server: Server, place: int, slot: int, now: 
     server.next_batch += 1
     server.running += count
     instance.padded = _padded(p, knobs, count)
-    instance.commanded_ns, instance.started_ns, instance.link = now, now, NONE
+    instance.commanded_ns, instance.started_ns, instance.link, instance.waiting_ns = now, now, NONE, 0
     _dispatch(c, p, server, slot, now)
 
 
@@ -534,10 +536,19 @@ def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) ->
         dispatch_ns = drawn_ns(p, at, count, c.dispatch_salt, server.index, instance.batch)
     start_ns = now + dispatch_ns
     if model.has_chores:
-        start_ns = max(start_ns, do_chore(c, p, device, model.begun_ns + model.begun_image_ns * instance.count, now))
+        start_ns = max(
+            start_ns, do_chore(c, p, device, model.begun_ns + model.begun_image_ns * instance.count, now, now)
+        )
+    instance.limit_ns = start_ns + model.slice_ns
     if start_ns == now:
         _begin(c, p, server, slot, now)
-        return
+    else:
+        _await_start(c, p, server, slot, start_ns)
+
+
+@kernel
+def _await_start(c: Cluster, p: Parameters, server: Server, slot: int, start_ns: int) -> None:
+    instance = instance_at(c, p, slot)
     instance.due_ns = start_ns
     instance.link = server.starting.head
     server.starting.head = slot
@@ -549,12 +560,21 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     """The forward pass begins, in parts where the memory is squeezed; at a server that hangs it never does."""
     if server.is_hung:
         return
-    instance, room = instance_at(c, p, slot), server.room_images
-    instance.started_ns = now
-    model = model_at(p, server.device)
+    instance, room, model = instance_at(c, p, slot), server.room_images, model_at(p, server.device)
     key = (instance.spec // p.widths * p.widths + instance.served_width) * (p.widths + 1)
     key += instance.key % (p.widths + 1)
     costs_at = model.costs_at + key * (model.batch_limit + 1) * _COST
+    if model.has_chores:
+        device = device_at(c, p, server.device)
+        free = free_ns(c, p, device, now, instance.limit_ns, 0)
+        device.waiting_ns -= instance.waiting_ns
+        instance.waiting_ns = 0
+        if free > now:
+            instance.waiting_ns = BatchCost(p, costs_at, instance.padded).latency_ns
+            device.waiting_ns += instance.waiting_ns
+            _await_start(c, p, server, slot, free)
+            return
+    instance.started_ns = now
     if room == NONE or instance.count <= room:
         size = instance.padded
         work = _solo_ns(c, p, server, instance, BatchCost(p, costs_at, size))
@@ -819,6 +839,10 @@ def go_down(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         if instance_at(c, p, slot).server == server.index:
             stop_running(c, p, device, slot, now)
         slot = following
+    slot = server.starting.head
+    while slot != NONE:
+        device.waiting_ns -= instance_at(c, p, slot).waiting_ns
+        slot = instance_at(c, p, slot).link
     device.is_touched = 1
     server.is_up, server.is_hung, server.read = 0, 0, 0
     _forget_everything(c, p, server)

@@ -130,7 +130,7 @@ class Device(Record):
     is_extrapolated = extrapolated_ns = count = INT
     first = last = NONE
     slowdown_salt = slowdown_number = is_slow = changes_at = changes = change = INT
-    chores_from_ns = chores_until_ns = passes_ended_ns = INT
+    chores_from_ns = chores_until_ns = paused_from_ns = passes_ended_ns = is_full = waiting_ns = INT
 
 
 class Medium(Record):
@@ -177,7 +177,7 @@ class Instance(Record):
 
     id = spec = state = used_ns = next = idle_next = idle_previous = link = due_ns = server = INT
     batch = head = failed = count = key = served_width = padded = commanded_ns = started_ns = INT
-    load_began_ns = loaded_ns = INT
+    load_began_ns = loaded_ns = limit_ns = waiting_ns = INT
     run_next = run_previous = INT
     work_ns = slow_down = REAL
     end_ns = INT
@@ -342,7 +342,9 @@ class DeviceModel(Record):
     period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
     input_bytes_at = dispatches_at = dispatches = there_at = there_count = back_at = back_count = INT
     busy_dispatches_at = busy_dispatches = busy_there_at = busy_there_count = busy_back_at = busy_back_count = INT
-    extra_at = has_chores = taken_at = begun_ns = begun_image_ns = ended_ns = ended_image_ns = INT
+    slice_ns = extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
+        ended_image_ns
+    ) = INT
     chores_mw = REAL
     chores_permille = INT
     servers_at = server_count = INT

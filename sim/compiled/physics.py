@@ -37,7 +37,7 @@ def advance_device(c: Cluster, p: Parameters, device: Device, now: int) -> None:
 @kernel
 def _chores_ns(device: Device, now: int) -> int:
     """Of the time since the last change, how long passes stood still."""
-    return max(0, min(device.chores_until_ns, now) - device.updated_ns)
+    return max(0, min(device.chores_until_ns, now) - max(device.paused_from_ns, device.updated_ns))
 
 
 @kernel
@@ -67,10 +67,27 @@ def busy_ms(p: Parameters, device: Device, now: int) -> float:
 
 
 @kernel
-def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int) -> int:
+def free_ns(c: Cluster, p: Parameters, device: Device, now: int, limit: int, behind: int) -> int:
+    """When a core is free (`SimulatedDevice.free_ns`)."""
+    if device.is_full == 0 or limit <= now:
+        return now
+    soonest, slot = NEVER, device.first
+    while slot != NONE:
+        instance = instance_at(c, p, slot)
+        if not instance.is_frozen and instance.end_ns < soonest:
+            soonest = instance.end_ns
+        slot = instance.run_next
+    return now if soonest == NEVER else min(limit, max(now, soonest) + behind)
+
+
+@kernel
+def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, begins: int) -> int:
     """A process does something besides its passes (`SimulatedDevice.do_chore`); returns when that is done."""
     advance_device(c, p, device, now)
-    device.chores_from_ns = max(now, device.chores_until_ns)
+    if device.chores_until_ns > now:
+        device.chores_from_ns = device.chores_until_ns
+    else:
+        device.chores_from_ns, device.paused_from_ns = begins, begins
     device.chores_until_ns = device.chores_from_ns + ceil(work * device.slowdown)
     device.is_touched = 1
     return device.chores_until_ns
@@ -139,6 +156,7 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
         is_across = is_across or instance.server != instance_at(c, p, first).server
         slot = instance.run_next
     load: int = max(demand, host)
+    device.is_full = 1 if first != NONE and host + model.chores_permille > 1000 else 0
     processes = 1
     if is_across:
         load, processes = _load_across(c, p, device, demand, load)
@@ -155,16 +173,24 @@ def rerate(c: Cluster, p: Parameters, device: Device, now: int) -> None:
         uncapped_mw += cost.power_mw / slow
         slot = instance.run_next
     phi = min(1.0, max(model.phi_min, 1.0 - model.throttle * (uncapped_mw / model.cap_mw - 1.0)))
-    goes_on = max(now, device.chores_until_ns)
     slot = first
     while slot != NONE:
         instance = instance_at(c, p, slot)
         instance.slow_down *= device.slowdown / phi
-        instance.end_ns = goes_on + max(0, ceil(instance.work_ns * instance.slow_down))
+        instance.end_ns = _end_ns(device, now, max(0, ceil(instance.work_ns * instance.slow_down)))
         slot = instance.run_next
     device.power_mw = min(model.cap_mw, uncapped_mw)
     device.busy_permille = min(1000, busy)
     replan(c, p, device)
+
+
+@kernel
+def _end_ns(device: Device, now: int, takes: int) -> int:
+    """When a pass that takes so long ends: it stands still during chores."""
+    if now >= device.paused_from_ns:
+        return max(now, device.chores_until_ns) + takes
+    ends = now + takes
+    return ends if ends <= device.paused_from_ns else ends + device.chores_until_ns - device.paused_from_ns
 
 
 @kernel

@@ -20,8 +20,10 @@ from sim.compiled.ledger import (
     record_request,
     sort_by_id,
 )
+from sim.compiled.physics import do_chore, free_ns, rerate
 from sim.compiled.rows import (
     block_at,
+    device_at,
     key_at,
     knobs_of,
     line_at,
@@ -300,10 +302,23 @@ def _book_transfers(c: Cluster, p: Parameters, server: Server, number: int, now:
         move, moved = move_at(block, n), 0
         for position in range(block.count):
             moved += member_at(p, block, position).source == move.source
-        move.end_ns = _transfer(c, p, move.source, server, one_bytes * moved, now)
+        begins_ns = _copy(c, p, server_at(c, p, move.source), moved, now) if move.source != NONE else now
+        move.end_ns = _transfer(c, p, move.source, server, one_bytes * moved, begins_ns)
         move.is_moving = 1
         server.times.transfer = min(server.times.transfer, move.end_ns)
     reschedule(c, p, server)
+
+
+@kernel
+def _copy(c: Cluster, p: Parameters, source: Server, images: int, now: int) -> int:
+    """A server's process copies what is to be moved (`SimulatedServer.copy`); returns when it has."""
+    model, device = model_at(p, source.device), device_at(c, p, source.device)
+    if model.has_chores == 0 or source.is_up == 0 or source.is_hung:
+        return now
+    begins_ns = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
+    done_ns = do_chore(c, p, device, model.moved_ns + model.moved_image_ns * images, now, begins_ns)
+    rerate(c, p, device, now)
+    return done_ns
 
 
 @kernel

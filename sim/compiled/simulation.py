@@ -334,4 +334,4 @@ class CompiledSimulation:
 
 def _chores_ns(device: Device, now_ns: int) -> int:
     """Of the time since the device's last change, how long its passes stood still."""
-    return max(0, min(device.chores_until_ns, now_ns) - device.updated_ns)
+    return max(0, min(device.chores_until_ns, now_ns) - max(device.paused_from_ns, device.updated_ns))

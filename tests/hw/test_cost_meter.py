@@ -28,14 +28,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def _samples(meter: CostMeter) -> list[tuple[Any, ...]]:
-    return [(each.kind, each.blocks_at_once, each.images, each.cpu_ns, each.sent_ns) for each in meter.costs]
+    return [
+        (each.kind, each.blocks_at_once, each.images, each.cpu_ns, each.sent_ns, each.pause_ns) for each in meter.costs
+    ]
 
 
 def test_a_turn_of_two_messages_and_two_decisions(clock: Clock) -> None:
     """Looking out is left out; what belongs to nobody is shared by the decisions; all the rest is there."""
     meter = CostMeter()
     clock.now_ns += 70  # of which 50 looked out
-    meter.skip(50)
+    meter.waited(50, 4_000)
     clock.now_ns += 30
     meter.heard(2, 6)
     clock.now_ns += 8  # arrivals
@@ -48,9 +50,9 @@ def test_a_turn_of_two_messages_and_two_decisions(clock: Clock) -> None:
     clock.now_ns += 12  # the ledger
     meter.end_turn()
     assert _samples(meter) == [
-        ("returned", 2, 6, 50, 0),
-        ("decision", 1, 3, 30 + 10, 10),
-        ("decision", 1, 1, 16 + 10, 11),
+        ("returned", 2, 6, 50, 0, 4_000),
+        ("decision", 1, 3, 30 + 10, 10, 0),
+        ("decision", 1, 1, 16 + 10, 11, 0),
     ]
     assert sum(each.cpu_ns for each in meter.costs) == clock.now_ns - 1000 - 50
 
@@ -65,7 +67,7 @@ def test_messages_bear_a_turn_without_decisions_and_nobody_a_turn_without_either
     clock.now_ns += 99
     meter.heard(0, 0)
     meter.end_turn()
-    assert _samples(meter) == [("returned", 1, 4, 55, 0)]
+    assert _samples(meter) == [("returned", 1, 4, 55, 0, 0)]
 
 
 def test_a_decision_that_comes_to_nothing_is_shared_by_the_others(clock: Clock) -> None:
@@ -76,7 +78,7 @@ def test_a_decision_that_comes_to_nothing_is_shared_by_the_others(clock: Clock) 
         meter.made()
         meter.decided(images)
     meter.end_turn()
-    assert _samples(meter) == [("decision", 1, 2, 20, 10)]
+    assert _samples(meter) == [("decision", 1, 2, 20, 10, 0)]
 
 
 def test_only_ways_that_began_and_ended_are_told() -> None:
@@ -85,7 +87,7 @@ def test_only_ways_that_began_and_ended_are_told() -> None:
     meter.arrived(0, 7, 41_000)
     meter.arrived(0, 8, 50_000)  # its agent had something else
     meter.came_back(1, 100_000, 125_000)
-    assert [(each.server, each.there, each.took_ns) for each in meter.handovers] == [
-        (0, True, 40_000),
-        (1, False, 25_000),
+    assert [(each.server, each.there, each.at_ns, each.took_ns) for each in meter.handovers] == [
+        (0, True, 1_000, 40_000),
+        (1, False, 100_000, 25_000),
     ]

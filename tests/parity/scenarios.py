@@ -504,13 +504,15 @@ def _draw_quantiles(draws: Draws, step_ns: int, percent: int) -> tuple[int, ...]
 
 def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
     """What serving takes while passes run, and what else a server's process does."""
-    taken, begun, ended = ((step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 0, 1))) for _ in range(3))
+    taken, moved, begun, ended = ((step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 0, 1))) for _ in range(4))
     taken_after = tuple((taken[0] * times, taken[1] * times) for times in (1, 1, 2, 3))
     return {
         "busy_dispatches_ns": _draw_quantiles(draws, step_ns, 30),
         "busy_there_ns": _draw_quantiles(draws, step_ns, 50),
         "busy_back_ns": _draw_quantiles(draws, step_ns, 50),
-        "chores": ChoreTable(taken_after, begun, ended) if draws.chance(70) else None,
+        "chores": ChoreTable(taken_after, moved, begun, ended, step_ns * draws.pick((0, 1, 3)))
+        if draws.chance(70)
+        else None,
         "extra_ns": draws.pick(((0,) * 4, (0, step_ns, 2 * step_ns, 7 * step_ns))),
         "chores_mw": draws.pick((0.0, 44_000.5)),
         "chores_permille": draws.pick((0, 500, 1000)),

@@ -1,0 +1,355 @@
+"""What serving costs beyond calibrated passes, from records of real runs, light ones and busier ones.
+
+No waiting is booked as a cost, for simulation adds its own: what processes do is CPU time, which stands still for who
+waits; ways and dispatches are told apart by whether some pass ran on the device then; what a pass takes more is told by
+passes that had their device to themselves. An emulated pass's lateness is not in it.
+
+A calibrated pass is one at the device's full speed, so all is brought to full speed: by what the agents read of it in
+the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.slowdown`) where they read nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
+
+from policies.records import BatchRecord, BlockRecord, ChoreCost, RouterCost, RunRecord
+from policies.records import Handover as Way
+from policies.vocabulary import NS_PER_S
+from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
+from sim.costs import input_bytes
+from sim.profile import PAUSES_S, BusyServing, Chores, Handover, RouterHost, WorkCost, pause_number
+from sim.tables import DeviceTables
+
+WARMUP_S = 1.0
+PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
+KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
+SLICE_S = 0.004  # Linux lets who computes go on until the next tick of its scheduler: 4 ms at 250 Hz
+LEAST_SAMPLES = 20  # of a distribution, or of a state that is to be told from another
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCosts:
+    """Of the servers of one device; None for what no sample tells. See `sim.profile.Profile`.
+
+    Attributes:
+        dispatch_s: quantiles in equal parts, where no pass ran on the device.
+        transfer_s, extra_s: means.
+    """
+
+    handover: Handover | None = None
+    dispatch_s: tuple[float, ...] = ()
+    busy: BusyServing | None = None
+    transfer_s: float | None = None
+    extra_s: float | None = None
+    extra_after_pause_s: tuple[float, ...] | None = None
+    chores: Chores | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCosts:
+    """What serving costs on this host; `router_host` is None where there are no samples of decisions and of returns."""
+
+    router_host: RouterHost | None
+    devices: tuple[DeviceCosts, ...]
+
+
+def costs_of(runs: Sequence[RunRecord], devices: Sequence[DeviceTables], owners: Sequence[int]) -> ServingCosts:
+    """From runs by ascending load; `owners` holds for each server the index of its device."""
+    found = []
+    for index, tables in enumerate(devices):
+        found.append(_device_costs([_DeviceRun(run, index, devices, owners) for run in runs], tables))
+    return ServingCosts(_router_host([cost for run in runs for cost in run.router_costs]), tuple(found))
+
+
+def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCosts:
+    light, busier = runs[0], runs[1:] or runs
+    chores = _chores(runs) if tables.profile.device.kind == "cpu" else None
+    extra_s, after_pause_s = _extra(runs)
+    there_s, back_s = light.ways_s(True, is_busy=False, chores=chores), light.ways_s(False, is_busy=False)
+    busy_there_s = [s for run in busier for s in run.ways_s(True, is_busy=True, chores=chores)]
+    busy_back_s = [s for run in busier for s in run.ways_s(False, is_busy=True)]
+    busy_dispatch_s = [s for run in busier for s in run.dispatches_s(is_busy=True)]
+    has_ways, dispatch_s = bool(there_s) and bool(back_s), quantiles(light.dispatches_s(is_busy=False), PARTS)
+    busy = None
+    if has_ways and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= LEAST_SAMPLES:
+        busy = BusyServing(
+            dispatch_s=quantiles(busy_dispatch_s, PARTS),
+            there_s=quantiles(busy_there_s, PARTS),
+            back_s=quantiles(busy_back_s if len(busy_back_s) >= LEAST_SAMPLES else back_s, PARTS),
+        )
+    return DeviceCosts(
+        handover=Handover(there_s=quantiles(there_s, PARTS), back_s=quantiles(back_s, PARTS)) if has_ways else None,
+        dispatch_s=dispatch_s,
+        busy=busy,
+        transfer_s=light.transfer_s(chores),
+        extra_s=extra_s,
+        extra_after_pause_s=after_pause_s,
+        chores=chores,
+    )
+
+
+class _DeviceRun:
+    """One device in one run: its batches, and when passes ran."""
+
+    def __init__(self, record: RunRecord, index: int, devices: Sequence[DeviceTables], owners: Sequence[int]) -> None:
+        self.servers = frozenset(server for server, owner in enumerate(owners) if owner == index)
+        self._record = record
+        self._tables = devices[index]
+        changes = observed_slowdowns(record, devices, owners).get(index)
+        usual = self._tables.profile.slowdown
+        usual_slowdown = 1.0 if usual is None else usual.mean_factor
+        self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
+        every = sorted((b for b in record.batches if b.server in self.servers), key=lambda b: b.started_ns)
+        self._after_ns = int(WARMUP_S * NS_PER_S)
+        self._batches = [batch for batch in every if batch.commanded_ns >= self._after_ns]
+        self._starts_ns = np.array([b.started_ns for b in every], np.int64)
+        self._ends_ns = np.sort(np.array([b.forward_ended_ns for b in every], np.int64))
+
+    def running(self, at_ns: int) -> int:
+        """How many passes run at that time."""
+        begun = np.searchsorted(self._starts_ns, at_ns, "right")
+        return int(begun - np.searchsorted(self._ends_ns, at_ns, "right"))
+
+    def pause(self, at_ns: int) -> int:
+        """The number of the pause since a pass has run (`sim.profile.pause_number`)."""
+        if self.running(at_ns):
+            return 0
+        ended = int(np.searchsorted(self._ends_ns, at_ns, "right"))
+        return pause_number(at_ns - (int(self._ends_ns[ended - 1]) if ended else 0))
+
+    def _is_free(self, from_ns: int, until_ns: int) -> bool:
+        """Whether no pass runs at any time from one to the other."""
+        first, last = np.searchsorted(self._starts_ns, [from_ns, until_ns], "right")
+        return first == last and not self.running(from_ns)
+
+    @cached_property
+    def alone(self) -> list[BatchRecord]:
+        """Batches whose passes no other overlapped: what sharing costs must not be in here, for the simulator adds it."""
+        return [
+            b
+            for b in self._batches
+            if self.running(b.started_ns) == 1
+            and np.searchsorted(self._starts_ns, b.forward_ended_ns) == np.searchsorted(
+                self._starts_ns, b.started_ns, "right"
+            )
+        ]  # fmt: skip
+
+    def longer_s(self, batch: BatchRecord) -> float:
+        """How much longer than calibrated its pass was, at full speed."""
+        table = self._tables.keys[batch.segment, batch.width, batch.previous_width]
+        calibrated_ns = table.latency_ns[batch.size] / self._tables.mean_slowdown
+        took_ns = (batch.forward_ended_ns - batch.started_ns) / self.slowdown
+        return (took_ns - calibrated_ns) / NS_PER_S + self._tables.profile.served_extra_s
+
+    def dispatches_s(self, *, is_busy: bool) -> list[float]:
+        """From commands to passes, and from passes to the notice of their ends, by whether others' passes ran then.
+
+        An idle device stays so until the pass.
+        """
+        return [
+            (b.started_ns - b.commanded_ns + b.ended_ns - b.forward_ended_ns - b.late_ns) / NS_PER_S
+            for b in self._batches
+            if (self.running(b.commanded_ns) > 0 if is_busy else self._is_free(b.commanded_ns, b.started_ns - 1))
+        ]
+
+    def ways_s(self, there: bool, *, is_busy: bool, chores: Chores | None = None) -> list[float]:
+        """Those that waited for no other on the same way; less what the agent did on the device's cores to take a block
+        in, where that is told by itself. An idle device stays so meanwhile."""
+        kept: list[float] = []
+        last_ns: dict[int, int] = {}
+        for way in sorted(self._ways(there), key=lambda each: each.at_ns):
+            waited = last_ns.get(way.server, 0) > way.at_ns
+            last_ns[way.server] = way.at_ns + way.took_ns
+            if waited or bool(self.running(way.at_ns)) != is_busy:
+                continue
+            if there and not is_busy and not self._is_free(way.at_ns, way.at_ns + way.took_ns):
+                continue
+            kept.append(max(0.0, way.took_ns / NS_PER_S - self._taken_s(chores, way.at_ns)))
+        return kept
+
+    def _ways(self, there: bool) -> Iterable[Way]:
+        return (
+            way
+            for way in self._record.handovers
+            if way.server in self.servers and way.there == there and way.at_ns >= self._after_ns
+        )
+
+    def _taken_s(self, chores: Chores | None, at_ns: int) -> float:
+        """To take in a block of the usual size."""
+        if chores is None:
+            return 0.0
+        factor = (1.0, *chores.taken_after_pause)[self.pause(at_ns)]
+        return factor * (chores.taken.block_s + chores.taken.image_s * self._images_a_block) * self.slowdown
+
+    @cached_property
+    def _images_a_block(self) -> float:
+        taken = [cost for cost in self.chores if cost.kind == "taken"]
+        return sum(cost.images for cost in taken) / max(1, sum(cost.count for cost in taken))
+
+    @cached_property
+    def chores(self) -> list[ChoreCost]:
+        """What its servers' agents did besides passes."""
+        return [cost for cost in self._record.chores if cost.server in self.servers and cost.at_ns >= self._after_ns]
+
+    def transfer_s(self, chores: Chores | None) -> float | None:
+        """What a block's way takes beyond its bytes, beyond the handover that comes after, and beyond what the agent
+        that had its inputs did on the device's cores, where that is told by itself."""
+        moved = [
+            block
+            for block in self._record.blocks
+            if block.server in self.servers and block.snapshot_ns >= self._after_ns and block.arrived_ns
+            and block.head.location != block.server
+        ]  # fmt: skip
+        way_s = mean_of([self._beyond_bytes_s(block) for block in moved])
+        handed_s = mean_of([way.took_ns / NS_PER_S for way in self._ways(True)])
+        if way_s is None or handed_s is None:
+            return None
+        return max(0.0, way_s - handed_s - (0.0 if chores is None else self._copied_s(chores.moved, moved)))
+
+    def _copied_s(self, cost: WorkCost, moved: Sequence[BlockRecord]) -> float:
+        """On average; what the router has itself is copied by no agent."""
+        images = [block.size for block in moved if block.head.location >= 0]
+        return self.slowdown * sum(cost.block_s + cost.image_s * size for size in images) / len(moved)
+
+    def _beyond_bytes_s(self, block: BlockRecord) -> float:
+        """What a block's way takes beyond its bytes at the link's rate."""
+        moved = block.size * input_bytes(self._tables, block.head.segment, block.head.previous_width)
+        link = self._tables.profile.link
+        carried_s = moved / link.bandwidth_bytes_s if link is not None else 0.0
+        return (block.arrived_ns - block.sent_ns) / NS_PER_S - carried_s
+
+    def began_beside_nobody(self) -> list[tuple[ChoreCost, float]]:
+        """What lanes' threads did to begin a batch, where its pass was alone; brought to full speed."""
+        ended: dict[int, list[BatchRecord]] = {}
+        for batch in sorted(self.alone, key=lambda b: b.ended_ns):
+            ended.setdefault(batch.server, []).append(batch)
+        found = []
+        for cost in self.chores:
+            own = ended.get(cost.server, [])
+            place = int(np.searchsorted([b.ended_ns for b in own], cost.at_ns, "right")) if cost.kind == "begun" else 0
+            if place and cost.at_ns - own[place - 1].ended_ns < _SOON_NS:
+                found.append((cost, max(0.0, cost.cpu_ns / NS_PER_S / self.slowdown)))
+        return found
+
+
+_SOON_NS = NS_PER_S // 1000  # a batch's end is told of within this
+
+
+def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
+    """None where some kind that every served batch needs has no sample."""
+    rows: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in ("taken", "moved", "ended", "begun")}
+    pauses = []
+    for run in runs:
+        for cost in run.chores:
+            if cost.kind == "begun":
+                continue
+            rows[cost.kind].append((cost.count, cost.images, cost.cpu_ns / NS_PER_S / run.slowdown))
+            if cost.kind == "taken":
+                pauses.append(run.pause(cost.at_ns - cost.cpu_ns))
+        rows["begun"] += [(cost.count, cost.images, cpu_s) for cost, cpu_s in run.began_beside_nobody()]
+    if not all(rows[kind] for kind in ("taken", "ended", "begun")):
+        return None
+    taken, after_pause = _by_pause(rows["taken"], pauses)
+    moved, begun, ended = (_work_cost(rows[kind]) for kind in ("moved", "begun", "ended"))
+    return Chores(taken=taken, taken_after_pause=after_pause, moved=moved, begun=begun, ended=ended, slice_s=SLICE_S)
+
+
+Rows = Sequence[tuple[float, float, float]]  # how many, of how many images, at which cost
+
+
+def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float, ...]]:
+    """The cost without a pause, and how many times as much it is after each kind of pause."""
+    at_pause = np.array(pauses)
+    warm = [row for row, pause in zip(rows, pauses, strict=True) if pause == 0]
+    cost = _work_cost(warm if len(warm) >= LEAST_SAMPLES else rows)
+    table = np.array(rows, np.float64)
+    means = table[:, 0] * cost.block_s + table[:, 1] * cost.image_s
+    factors, factor = [], 1.0
+    for number in range(1, len(PAUSES_S) + 1):
+        own = at_pause == number
+        if own.sum() >= LEAST_SAMPLES and means[own].sum() > 0:
+            factor = float(_without_stalls(table[own, 2]).mean() / means[own].mean())
+        factors.append(factor)
+    return cost, tuple(factors)
+
+
+def _work_cost(rows: Rows) -> WorkCost:
+    """Least squares of a part a block and a part an image, neither below zero, without stalls."""
+    if not rows:
+        return WorkCost(block_s=0.0, image_s=0.0)
+    table = np.array(rows, np.float64)
+    kept = table[:, 2] <= np.quantile(table[:, 2], KEPT_SHARE) if len(table) >= LEAST_SAMPLES else slice(None)
+    parts_s, _ = nnls(table[kept, :2], table[kept, 2])
+    return WorkCost(block_s=float(parts_s[0]), image_s=float(parts_s[1]))
+
+
+def _extra(runs: Sequence[_DeviceRun]) -> tuple[float | None, tuple[float, ...] | None]:
+    """What a served pass takes more than calibrated right after another, and what is added to that after pauses."""
+    longer_s: dict[int, list[float]] = {}
+    for run in runs:
+        for batch in run.alone:
+            longer_s.setdefault(run.pause(batch.started_ns - 1), []).append(run.longer_s(batch))
+    if not longer_s:
+        return None, None
+    enough = {number: values for number, values in longer_s.items() if len(values) >= LEAST_SAMPLES}
+    means_s = {number: mean_of(values) or 0.0 for number, values in (enough or longer_s).items()}
+    warm_s = max(0.0, means_s[min(means_s)])
+    added, last_s = [], 0.0
+    for number in range(1, len(PAUSES_S) + 1):
+        last_s = max(0.0, means_s[number] - warm_s) if number in means_s else last_s
+        added.append(last_s)
+    return warm_s, tuple(added)
+
+
+def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
+    """What the router's process costs, and how single costs lie around that."""
+    fitted: dict[str, WorkCost] = {}
+    factors: list[NDArray[np.float64]] = []
+    ratios: list[NDArray[np.float64]] = []
+    for kind in ("decision", "returned"):
+        own = [sample for sample in samples if sample.kind == kind]
+        if not own:
+            return None
+        rows = [(each.blocks_at_once, each.images, each.cpu_ns / NS_PER_S) for each in own]
+        pauses = [pause_number(each.pause_ns) for each in own]
+        fitted[kind], after_pause = _by_pause(rows, pauses)
+        factors.append(np.array(after_pause))
+        table = np.array(rows, np.float64)
+        means_s = table[:, 0] * fitted[kind].block_s + table[:, 1] * fitted[kind].image_s
+        means_s = means_s * np.array((1.0, *after_pause))[pauses]
+        single = (table[:, 0] == 1) & (means_s > 0)  # several together hide how far single ones differ
+        ratios.append(table[single, 2] / means_s[single])
+    decisions = [sample for sample in samples if sample.kind == "decision"]
+    return RouterHost(
+        decision=fitted["decision"],
+        returned=fitted["returned"],
+        sent_share=min(1.0, sum(each.sent_ns for each in decisions) / max(1, sum(each.cpu_ns for each in decisions))),
+        spread=quantiles(np.concatenate(ratios), SPREAD_PARTS, mean=1.0),
+        after_pause=tuple(np.mean(factors, axis=0).tolist()),
+    )
+
+
+def quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple[float, ...]:
+    """Of equal parts, each in its middle, none below zero; with that mean, if one is given. None of no values."""
+    found = np.maximum(np.asarray(values, np.float64), 0.0)
+    if not len(found):
+        return ()
+    cut = np.quantile(found, (np.arange(parts) + 0.5) / parts)
+    if mean is not None and cut.any():
+        cut *= mean / cut.mean()
+    return tuple(cut.tolist())
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Mean of the lower 99 %; None of nothing."""
+    return float(_without_stalls(np.asarray(values, np.float64)).mean()) if len(values) else None
+
+
+def _without_stalls(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sort(values)[: max(1, round(KEPT_SHARE * len(values)))]
