@@ -26,10 +26,13 @@ class ChoreMeter:
         self._turn_ns = time.thread_time_ns()
         self._blocks = self._images = 0
         self._copies = self._copied_images = self._copies_ns = 0
+        self._came_ns = 0
         self._lane = threading.local()
 
     def took(self, images: int) -> None:
         """A block of so many came in this turn."""
+        if not self._blocks:
+            self._came_ns = self._now_ns()
         self._blocks += 1
         self._images += images
 
@@ -44,7 +47,8 @@ class ChoreMeter:
         cpu_ns = time.thread_time_ns()
         spent_ns = cpu_ns - self._turn_ns
         if self._blocks:
-            self.costs.append(self._cost("taken", self._blocks, self._images, spent_ns - self._copies_ns))
+            taken_ns = spent_ns - self._copies_ns
+            self.costs.append(ChoreCost(self._server, "taken", self._came_ns, self._blocks, self._images, taken_ns))
         if self._copies:
             copies_ns = self._copies_ns if self._blocks else spent_ns
             self.costs.append(self._cost("moved", self._copies, self._copied_images, copies_ns))

@@ -211,7 +211,7 @@ class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         kind: blocks were taken in, activations copied to another server, a batch began, or a batch ended. A batch's beginning is what its lane's thread did
             since the last end, less the time of its pass: where the pass shared the device, that may be below zero.
-        at_ns: when it was done.
+        at_ns: when it was done; of blocks, when they came.
         count: how many blocks, or copies, together; else 1.
         images: in all of them.
     """

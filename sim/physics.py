@@ -121,8 +121,12 @@ class SimulatedDevice:
             self.chores_from_ns = self.chores_until_ns
         else:
             self.chores_from_ns = self._paused_from_ns = from_ns
-        self.chores_until_ns = self.chores_from_ns + ceil(work_ns * self._slowdown)
+        self.chores_until_ns = self.chores_from_ns + self.stretched_ns(work_ns)
         self._rerate(now_ns)
+
+    def stretched_ns(self, work_ns: int) -> int:
+        """How long something takes now that is done on the device's own cores."""
+        return ceil(work_ns * self._slowdown)
 
     def pause(self, now_ns: int) -> int:
         """The number of the pause since a pass has run here (`sim.profile.pause_number`)."""

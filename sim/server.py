@@ -216,10 +216,14 @@ class SimulatedServer:
             self._take_in(block)
             return
         ways_ns = tables.busy_there_ns if self._device.is_busy and tables.busy_there_ns else tables.there_ns
-        way_ns = ways_ns[hashed(self._there_salt, self.index, block.block) % len(ways_ns)]
+        way_ns = self._stretched_ns(ways_ns[hashed(self._there_salt, self.index, block.block) % len(ways_ns)])
         self._there.append((self._agenda.now_ns + way_ns, block))
         if len(self._there) == 1:
             self._await_block()
+
+    def _stretched_ns(self, takes_ns: int) -> int:
+        """How long a way or a dispatch takes: a device whose own cores do it may be slow now."""
+        return takes_ns if self._tables.chores is None else self._device.physics.stretched_ns(takes_ns)
 
     def copy(self, images: int) -> int:
         """Its process copies activations for another server; returns when it has."""
@@ -348,7 +352,7 @@ class SimulatedServer:
             self._to_host(message, number)
             return
         ways_ns = tables.busy_back_ns if self._device.is_busy and tables.busy_back_ns else tables.back_ns
-        back_ns = ways_ns[hashed(self._back_salt, self.index, number) % len(ways_ns)]
+        back_ns = self._stretched_ns(ways_ns[hashed(self._back_salt, self.index, number) % len(ways_ns)])
         told_ns = max(self._agenda.now_ns, self._device.physics.chores_from_ns)
         self._last_back_ns = max(self._last_back_ns, told_ns + back_ns)
         self._agenda.at(self._last_back_ns, rank(self.index, Kind.MESSAGE), self._to_host, message, number)
@@ -379,7 +383,8 @@ class SimulatedServer:
 
     def _dispatch(self, command: RunBatch) -> None:
         tables, now_ns, is_busy = self._tables, self._agenda.now_ns, self._device.is_busy
-        start_ns = now_ns + dispatch_ns(tables, is_busy, self._dispatch_salt, self.index, command.batch)
+        takes_ns = dispatch_ns(tables, is_busy, self._dispatch_salt, self.index, command.batch)
+        start_ns = now_ns + self._stretched_ns(takes_ns)
         if tables.chores is not None:
             self._device.do_chore(tables.chores.begun, len(command.requests))
             start_ns = max(start_ns, self._device.physics.chores_until_ns)

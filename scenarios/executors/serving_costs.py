@@ -105,6 +105,7 @@ class _DeviceRun:
         usual = self._tables.profile.slowdown
         usual_slowdown = 1.0 if usual is None else usual.mean_factor
         self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
+        self.own_slowdown = self.slowdown if self._tables.profile.device.kind == "cpu" else 1.0  # of an agent there
         every = sorted((b for b in record.batches if b.server in self.servers), key=lambda b: b.started_ns)
         self._after_ns = int(WARMUP_S * NS_PER_S)
         self._batches = [batch for batch in every if batch.commanded_ns >= self._after_ns]
@@ -153,7 +154,7 @@ class _DeviceRun:
         An idle device stays so until the pass.
         """
         return [
-            (b.started_ns - b.commanded_ns + b.ended_ns - b.forward_ended_ns - b.late_ns) / NS_PER_S
+            (b.started_ns - b.commanded_ns + b.ended_ns - b.forward_ended_ns - b.late_ns) / NS_PER_S / self.own_slowdown
             for b in self._batches
             if (self.running(b.commanded_ns) > 0 if is_busy else self._is_free(b.commanded_ns, b.started_ns - 1))
         ]
@@ -170,7 +171,7 @@ class _DeviceRun:
                 continue
             if there and not is_busy and not self._is_free(way.at_ns, way.at_ns + way.took_ns):
                 continue
-            kept.append(max(0.0, way.took_ns / NS_PER_S - self._taken_s(chores, way.at_ns)))
+            kept.append(max(0.0, way.took_ns / NS_PER_S / self.own_slowdown - self._taken_s(chores, way.at_ns)))
         return kept
 
     def _ways(self, there: bool) -> Iterable[Way]:
@@ -185,7 +186,7 @@ class _DeviceRun:
         if chores is None:
             return 0.0
         factor = (1.0, *chores.taken_after_pause)[self.pause(at_ns)]
-        return factor * (chores.taken.block_s + chores.taken.image_s * self._images_a_block) * self.slowdown
+        return factor * (chores.taken.block_s + chores.taken.image_s * self._images_a_block)
 
     @cached_property
     def _images_a_block(self) -> float:
@@ -251,7 +252,7 @@ def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
                 continue
             rows[cost.kind].append((cost.count, cost.images, cost.cpu_ns / NS_PER_S / run.slowdown))
             if cost.kind == "taken":
-                pauses.append(run.pause(cost.at_ns - cost.cpu_ns))
+                pauses.append(run.pause(cost.at_ns))
         rows["begun"] += [(cost.count, cost.images, cpu_s) for cost, cpu_s in run.began_beside_nobody()]
     if not all(rows[kind] for kind in ("taken", "ended", "begun")):
         return None

@@ -52,6 +52,7 @@ from sim.compiled.physics import (
     replan,
     start_running,
     stop_running,
+    stretched_ns,
 )
 from sim.compiled.router import gain_server, lose_server
 from sim.compiled.rows import (
@@ -103,7 +104,10 @@ def hand_over(c: Cluster, p: Parameters, server: Server, number: int, now: int) 
     at, count, device = model.there_at, model.there_count, device_at(c, p, server.device)
     if device.count > 0:
         at, count = model.busy_there_at, model.busy_there_count
-    block.due_ns, block.next_there = now + drawn_ns(p, at, count, c.there_salt, server.index, block.decision), NONE
+    there_ns = drawn_ns(p, at, count, c.there_salt, server.index, block.decision)
+    if model.has_chores:
+        there_ns = stretched_ns(device, there_ns)
+    block.due_ns, block.next_there = now + there_ns, NONE
     if server.first_there == NONE:
         server.first_there = number
         server.times.block = block.due_ns
@@ -536,6 +540,7 @@ def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) ->
         dispatch_ns = drawn_ns(p, at, count, c.dispatch_salt, server.index, instance.batch)
     start_ns = now + dispatch_ns
     if model.has_chores:
+        start_ns = now + stretched_ns(device, dispatch_ns)
         start_ns = max(
             start_ns, do_chore(c, p, device, model.begun_ns + model.begun_image_ns * instance.count, now, now)
         )

@@ -13,7 +13,7 @@ from policies.jit import ints, kernel, reals
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import NEVER, NO_REASON, NONE
 from sim.compiled.layout import Cluster, Message, Parameters, Server
-from sim.compiled.physics import pause_number
+from sim.compiled.physics import pause_number, stretched_ns
 from sim.compiled.router import advance_request, retry
 from sim.compiled.rows import device_at, message_at, model_at, request_at, server_at
 
@@ -75,6 +75,8 @@ def deliver(c: Cluster, p: Parameters, server: Server, message: Message, now: in
     if device.count > 0:
         at, count = model.busy_back_at, model.busy_back_count
     back_ns = drawn_ns(p, at, count, c.back_salt, server.index, message.number)
+    if model.has_chores:
+        back_ns = stretched_ns(device, back_ns)
     message.due_ns = max(server.last_back_ns, max(now, device.chores_from_ns) + back_ns)
     server.last_back_ns = message.due_ns
     if server.first_back == NONE:

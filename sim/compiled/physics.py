@@ -67,6 +67,12 @@ def busy_ms(p: Parameters, device: Device, now: int) -> float:
 
 
 @kernel
+def stretched_ns(device: Device, work: int) -> int:
+    """`SimulatedDevice.stretched_ns`."""
+    return ceil(work * device.slowdown)
+
+
+@kernel
 def free_ns(c: Cluster, p: Parameters, device: Device, now: int, limit: int, behind: int) -> int:
     """When a core is free (`SimulatedDevice.free_ns`)."""
     if device.is_full == 0 or limit <= now:
@@ -88,7 +94,7 @@ def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, beg
         device.chores_from_ns = device.chores_until_ns
     else:
         device.chores_from_ns, device.paused_from_ns = begins, begins
-    device.chores_until_ns = device.chores_from_ns + ceil(work * device.slowdown)
+    device.chores_until_ns = device.chores_from_ns + stretched_ns(device, work)
     device.is_touched = 1
     return device.chores_until_ns
 
