@@ -12,6 +12,7 @@ import select
 import threading
 import time  # noqa: TID251 - the hardware runs on the real clock
 import traceback
+from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Final
@@ -48,6 +49,7 @@ from hw.port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.serving import Serving
 from policies.vocabulary import BlockArrived
 
+_OF_BLOCKS: Final = (Deliver, Keep, Move, Release)
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
 
 
@@ -79,6 +81,8 @@ class Agent:
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._main = threading.get_ident()
+        self._inbox = threading.Lock()  # whoever takes messages obeys them before others take the next ones
+        self._left: deque[ToAgent] = deque()
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
         self._serving: Serving | None = None
@@ -114,10 +118,13 @@ class Agent:
                 self._serving.meter.end_turn()
         self._sleep(until_ns)
         self._sleeps_until_ns = 0
-        for message in self._port.receive():
-            if isinstance(message, Close):
-                return False
-            self._obey(message)
+        with self._inbox:
+            while self._left:
+                if not self._obey_in_turn(self._left.popleft()):
+                    return False
+            for message in self._port.receive():
+                if not self._obey_in_turn(message):
+                    return False
         if self._fitting.computes_here and self._serving is not None and self._serving.is_busy:
             os.sched_yield()  # a lane that was woken goes before what is left to do here
         return True
@@ -200,6 +207,35 @@ class Agent:
             case _:
                 self._measure(message)
 
+    def _obey_in_turn(self, message: ToAgent) -> bool:
+        """False when it is over."""
+        if isinstance(message, Close):
+            return False
+        self._obey(message)
+        return True
+
+    def _take_what_came(self) -> None:
+        """In a lane's thread: what concerns blocks. The rest, and what came after it, is left to the main thread.
+
+        Between passes that follow each other the main thread hardly gets core and interpreter: what came meanwhile
+        would wait for one or two more passes than it needs to.
+        """
+        if self._left or not self._inbox.acquire(blocking=False):
+            return
+        try:
+            meter = None if self._serving is None else self._serving.meter
+            for message in self._port.receive():
+                if self._left or not isinstance(message, _OF_BLOCKS):
+                    self._left.append(message)
+                else:
+                    self._obey(message)
+            if meter is not None:
+                meter.end_lane_turn()
+        finally:
+            self._inbox.release()
+        if self._left:
+            os.write(self._nudge, b"!")
+
     def _post(self, message: FromAgent) -> None:
         with self._lock:
             self._port.post(message)
@@ -258,6 +294,10 @@ class Agent:
                     os.write(self._nudge, b"!")
                 if meter is not None and isinstance(event, BatchEnded):
                     meter.ended(self._serving.given_back, event.ended_ns - event.began_ns)
+            if self._fitting.computes_here:
+                self._take_what_came()
+                with self._lock:
+                    self._send()
         except PortClosedError:  # nobody is left to work for
             self._leave(0)
         except BaseException:  # a step that is half done must not be followed by another

@@ -5,15 +5,30 @@ from __future__ import annotations
 import threading
 import time  # noqa: TID251 - CPU time is what is measured
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from policies.records import ChoreCost, ChoreKind
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What a thread has done since its last turn."""
+
+    began_ns: int
+    came_ns: int = 0
+    blocks: int = 0
+    images: int = 0
+    copies: int = 0
+    copied_images: int = 0
+    copies_ns: int = 0
 
 
 class ChoreMeter:
     """Takes samples in an agent's threads; each looks at its own CPU time only.
 
-    What the main thread does in a turn that took blocks in is charged to these, but for the copying; in a turn that only
-    copied, to the copies; in other turns (sensor, signs of life) to nobody.
+    What a thread does in a turn that took blocks in is charged to these, but for the copying; in a turn that only
+    copied, to the copies. A turn of the main thread in which lanes' threads had taken everything is a wake-up in vain.
+    What else it does (its sensor, signs of life) is charged to nobody.
 
     Args:
         now_ns: of the run.
@@ -23,37 +38,57 @@ class ChoreMeter:
         self.costs: list[ChoreCost] = []
         self._server = server
         self._now_ns = now_ns
-        self._turn_ns = time.thread_time_ns()
-        self._blocks = self._images = 0
-        self._copies = self._copied_images = self._copies_ns = 0
-        self._came_ns = 0
+        self._main = threading.get_ident()
+        self._main_turn = _Turn(time.thread_time_ns())
         self._lane = threading.local()
+        self._taken_by_lanes = 0
 
     def took(self, images: int) -> None:
         """A block of so many came in this turn."""
-        if not self._blocks:
-            self._came_ns = self._now_ns()
-        self._blocks += 1
-        self._images += images
+        turn = self._turn()
+        if not turn.blocks:
+            turn.came_ns = self._now_ns()
+        turn.blocks += 1
+        turn.images += images
 
     def copied(self, images: int, cpu_ns: int) -> None:
         """Activations of so many were copied to another server."""
-        self._copies += 1
-        self._copied_images += images
-        self._copies_ns += cpu_ns
+        turn = self._turn()
+        turn.copies += 1
+        turn.copied_images += images
+        turn.copies_ns += cpu_ns
+
+    def _turn(self) -> _Turn:
+        if threading.get_ident() == self._main:
+            return self._main_turn
+        if not hasattr(self._lane, "turn"):
+            self._lane.turn = _Turn(time.thread_time_ns())
+        found: _Turn = self._lane.turn
+        return found
 
     def end_turn(self) -> None:
         """The main thread has nothing more to do."""
-        cpu_ns = time.thread_time_ns()
-        spent_ns = cpu_ns - self._turn_ns
-        if self._blocks:
-            taken_ns = spent_ns - self._copies_ns
-            self.costs.append(ChoreCost(self._server, "taken", self._came_ns, self._blocks, self._images, taken_ns))
-        if self._copies:
-            copies_ns = self._copies_ns if self._blocks else spent_ns
-            self.costs.append(self._cost("moved", self._copies, self._copied_images, copies_ns))
-        self._turn_ns = cpu_ns
-        self._blocks = self._images = self._copies = self._copied_images = self._copies_ns = 0
+        turn, self._main_turn = self._main_turn, _Turn(time.thread_time_ns())
+        taken_by_lanes, self._taken_by_lanes = self._taken_by_lanes, 0
+        if taken_by_lanes and not turn.blocks and not turn.copies:
+            self.costs.append(self._cost("woken", taken_by_lanes, 0, self._main_turn.began_ns - turn.began_ns))
+        self._charge(turn, self._main_turn.began_ns)
+
+    def end_lane_turn(self) -> None:
+        """A lane's thread has taken what came, after it told the end of a batch."""
+        cpu_ns, turn = time.thread_time_ns(), self._turn()
+        self._taken_by_lanes += turn.blocks + turn.copies
+        self._charge(turn, cpu_ns)
+        self._lane.turn = _Turn(cpu_ns)
+
+    def _charge(self, turn: _Turn, ended_ns: int) -> None:
+        spent_ns = ended_ns - turn.began_ns
+        if turn.blocks:
+            taken_ns = spent_ns - turn.copies_ns
+            self.costs.append(ChoreCost(self._server, "taken", turn.came_ns, turn.blocks, turn.images, taken_ns))
+        if turn.copies:
+            copies_ns = turn.copies_ns if turn.blocks else spent_ns
+            self.costs.append(self._cost("moved", turn.copies, turn.copied_images, copies_ns))
 
     def begin_end(self) -> None:
         """A lane's thread tells the end of a batch."""
@@ -62,11 +97,11 @@ class ChoreMeter:
     def ended(self, images: int, pass_ns: int) -> None:
         """It has; the pass took so long."""
         cpu_ns, lane = time.thread_time_ns(), self._lane
-        before_ns = lane.began_ns - lane.last_ns - pass_ns if hasattr(lane, "last_ns") else None
+        turn = getattr(lane, "turn", None)
+        if turn is not None:
+            self.costs.append(self._cost("begun", 1, images, lane.began_ns - turn.began_ns - pass_ns))
         self.costs.append(self._cost("ended", 1, images, cpu_ns - lane.began_ns))
-        if before_ns is not None:
-            self.costs.append(self._cost("begun", 1, images, before_ns))
-        lane.last_ns = cpu_ns
+        lane.turn = _Turn(cpu_ns)
 
     def _cost(self, kind: ChoreKind, count: int, images: int, cpu_ns: int) -> ChoreCost:
         return ChoreCost(self._server, kind, self._now_ns(), count, images, cpu_ns)

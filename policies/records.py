@@ -202,15 +202,16 @@ class Handover(msgspec.Struct, frozen=True):
     took_ns: int
 
 
-ChoreKind = Literal["taken", "moved", "begun", "ended"]
+ChoreKind = Literal["taken", "woken", "moved", "begun", "ended"]
 
 
 class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
     """CPU time of an agent's process for something besides a pass: `time.thread_time_ns`.
 
     Attributes:
-        kind: blocks were taken in, activations copied to another server, a batch began, or a batch ended. A batch's beginning is what its lane's thread did
-            since the last end, less the time of its pass: where the pass shared the device, that may be below zero.
+        kind: blocks were taken in, the main thread woke up in vain for some that were, activations were copied to
+            another server, a batch began, or a batch ended. A batch's beginning is what its lane's thread did since the
+            last end, less the time of its pass: where the pass shared the device, that may be below zero.
         at_ns: when it was done; of blocks, when they came.
         count: how many blocks, or copies, together; else 1.
         images: in all of them.

@@ -103,7 +103,7 @@ class SimulatedDevice:
         return self.busy_permille * (now_ns - self._updated_ns - chores_ns) + busy_permille * chores_ns
 
     def free_ns(self, now_ns: int, limit_ns: int, behind_ns: int = 0) -> int:
-        """When a core is free, if no pass is interrupted; but no later than the limit: only so long may who computes go on.
+        """When a core is free, if no pass is interrupted; but no later than the limit.
 
         Args:
             behind_ns: what goes first when the pass that ends first has ended.

@@ -6,7 +6,7 @@ that no reported run uses, and go into the profiles:
 
     router_host            what the router's process does for a block and for each of its images, sent and returned
     handover               from that process to a server's, and back, where no pass runs on the device
-    dispatch_s             within a server's process, command to forward start, and forward end to the scheduler, likewise
+    dispatch_s             within a server's process, command to pass, and pass end to the scheduler; likewise
     busy_serving           the same ways and dispatches where some pass runs
     the link's latency     from a block's departure to its arrival, less its bytes at the link's rate and the handover
     served_extra_s         what a served pass takes more than the calibrated one; extra_after_pause_s: and after a pause
@@ -199,8 +199,8 @@ def _telling_share(serve: Callable[[float, float], Served]) -> tuple[float, floa
         else:
             return share, use
     raise WorkError(
-        f"no load was found that the executors carry here: at {run.rate_img_s:.3g} images/s the fullest device was busy "
-        f"for {100 * use:.0f} % of the time; let nothing else run, or take a smaller network"
+        f"no load was found that the executors carry here: at {run.rate_img_s:.3g} images/s the fullest device was "
+        f"busy for {100 * use:.0f} % of the time; let nothing else run, or take a smaller network"
     )
 
 

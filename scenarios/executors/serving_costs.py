@@ -131,7 +131,7 @@ class _DeviceRun:
 
     @cached_property
     def alone(self) -> list[BatchRecord]:
-        """Batches whose passes no other overlapped: what sharing costs must not be in here, for the simulator adds it."""
+        """Batches whose passes no other overlapped: what sharing costs is added by the simulator."""
         return [
             b
             for b in self._batches
@@ -244,7 +244,9 @@ _SOON_NS = NS_PER_S // 1000  # a batch's end is told of within this
 
 def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
     """None where some kind that every served batch needs has no sample."""
-    rows: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in ("taken", "moved", "ended", "begun")}
+    rows: dict[str, list[tuple[float, float, float]]] = {
+        kind: [] for kind in ("taken", "woken", "moved", "ended", "begun")
+    }
     pauses = []
     for run in runs:
         for cost in run.chores:
@@ -257,6 +259,8 @@ def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
     if not all(rows[kind] for kind in ("taken", "ended", "begun")):
         return None
     taken, after_pause = _by_pause(rows["taken"], pauses)
+    in_vain_s = sum(cost_s for _, _, cost_s in rows["woken"]) / sum(count for count, _, _ in rows["taken"])
+    taken = taken.model_copy(update={"block_s": taken.block_s + in_vain_s})
     moved, begun, ended = (_work_cost(rows[kind]) for kind in ("moved", "begun", "ended"))
     return Chores(taken=taken, taken_after_pause=after_pause, moved=moved, begun=begun, ended=ended, slice_s=SLICE_S)
 
