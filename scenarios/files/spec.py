@@ -727,6 +727,11 @@ class ValidateSection(StrictModel):
         False,
         description="also compare throughput in saturated runs, and near saturation the error along the load axis",
     )
+    go_on: bool = Field(
+        False,
+        description="also where the first two hardware runs that can be judged are more than 50 % from their "
+        "simulation, which else ends it",
+    )
 
 
 class CalibrationSection(StrictModel):

@@ -20,8 +20,10 @@ from scenarios.metrics.fidelity import (
     foreign_share,
     is_marked,
     middle_load,
+    was_stopped,
 )
 from scenarios.metrics.result import MOST_CPU, MOST_LATE, Cpu, Lateness, cpu_share, lateness_share
+from scenarios.show.far_apart import far_apart_warnings
 from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.words import downtime_table, marked, served_measures, unserved_lines
@@ -55,7 +57,8 @@ def format_validation(validation: Validation) -> str:
     stages = _of_devices([at_middle] if at_middle.rows else [], validation)
     tables = [*errors_tables(validation), *stages, *saturation_tables(validation)]
     tables += [found] if (found := _downtimes(validation)) else []
-    words = ["\n".join(validation_notes(validation)), *disturbance_warnings(validation)]
+    warnings = [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells it
+    words = ["\n".join(validation_notes(validation)), *warnings, *disturbance_warnings(validation)]
     return to_text([validation["scenario"], *tables, *words], screen_width())
 
 

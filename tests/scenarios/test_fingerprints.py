@@ -228,6 +228,7 @@ def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: 
         ("seeds: [0]", "seeds: [0, 1]", {"compare"}),
         ("[jsq, ", "[sticky, ", {"compare"}),
         ("[random, ", "[sticky, ", {"validate"}),
+        ("'own_router_too:Validated', ppo]}", "'own_router_too:Validated', ppo], go_on: true}", set()),
         ("features: 7", "features: 6", NETWORK_STAGES),
         ("period_s: 1", "period_s: 2", {"serving", *SIMULATED}),
     ],
