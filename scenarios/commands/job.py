@@ -125,6 +125,7 @@ def tune(arguments: Namespace) -> int:
 def validate(arguments: Namespace) -> int:
     """Simulation against real executors."""
     from scenarios.job import validation as stage
+    from scenarios.job.deciding import with_decision_times
 
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
@@ -132,7 +133,8 @@ def validate(arguments: Namespace) -> int:
     require_made(scenario.validate_.routers, folder)
     job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, scenario.validate_.routers):
-        validation = stage.validate(job, begin_job(job))
+        world = with_decision_times(job, begin_job(job), scenario.validate_.routers)
+        validation = stage.validate(job, world)
     output.result(format_validation(validation), validation)
     require_completed(results_in(validation))
     require_hopeful(validation)

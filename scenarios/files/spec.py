@@ -320,7 +320,8 @@ class RouterSection(StrictModel):
     ] = Field(
         "measured",
         description="simulated time of the policy for a decision, on top of what the router's host costs by the "
-        "profiles; `measured`: none, or 100 us where no profile says what it costs",
+        "profiles; `measured`: in `compare` and `validate` what was measured of that router in the run folder, else "
+        "none, or 100 us where no profile says what the host costs",
     )
 
     @field_validator("groups")

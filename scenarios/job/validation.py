@@ -53,7 +53,9 @@ def validate(job: Job, world: World) -> Validation:
     warn_of_another_stack(job, world)
     own = given.model_dump(mode="json", exclude={"routers", "go_on"})  # who goes on keeps what is finished
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
-    fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts)
+    charged = world.decision_parts([display_name(router) for router in given.routers])
+    parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged)
+    fingerprint = job.fingerprint(*parts)
     target = job.folder / "validation.json"
     partial = job.folder.partial(STAGE, fingerprint)
 

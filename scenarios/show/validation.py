@@ -22,11 +22,11 @@ from scenarios.metrics.fidelity import (
     middle_load,
     was_stopped,
 )
-from scenarios.metrics.result import MOST_CPU, MOST_LATE, Cpu, Lateness, cpu_share, lateness_share
+from scenarios.metrics.result import MOST_CPU, MOST_LATE, Cpu, Lateness, charged_decisions, cpu_share, lateness_share
 from scenarios.show.far_apart import far_apart_warnings
 from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
-from scenarios.show.words import downtime_table, marked, served_measures, unserved_lines
+from scenarios.show.words import decisions_text, downtime_table, marked, served_measures, unserved_lines
 from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
 
@@ -335,6 +335,7 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append(f"Ends late: {_LATE}")
     if any(row.get("cpu") for row in rows):
         notes.append(f"CPU: {_CPU}")
+    notes += decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"]))
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from scenarios.cli import main
+from scenarios.executors import deciding
 from scenarios.job import network, profiles, validation
 
 NAME = "small.yaml"
@@ -107,7 +108,8 @@ def _which(run: Any) -> tuple[Any, ...]:
 
 
 def _key(name: str, arguments: tuple[Any, ...]) -> str:
-    return f"{name} {arguments[0].name}" if name == "calibrate_device" else name
+    of = {"calibrate_device": lambda: arguments[0].name, "measure_decisions": lambda: arguments[1]}.get(name)
+    return f"{name} {of()}" if of else name
 
 
 @contextlib.contextmanager
@@ -118,6 +120,7 @@ def _around(made: _Made, wrap: _Wrap) -> Iterator[None]:
             (network, "evaluate"),
             (profiles, "calibrate_device"),
             (profiles, "measure_serving"),
+            (deciding, "measure_decisions"),
             (validation, "validate_runs"),
         ):
             stack.enter_context(patch.object(module, name, wrap(made, name, getattr(module, name))))
