@@ -12,6 +12,7 @@ from typing import Final, Literal, NotRequired, TypedDict
 
 import numpy as np
 
+from hw.telemetry.foreign import STRONG
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.result import Cpu, Lateness, Result, cpu_share, lateness_share
@@ -229,11 +230,17 @@ class Validation(TypedDict):
     load_axis: list[LoadAxisRow]
     ranking: list[Ranking]
     far_apart: NotRequired[FarApart | None]
+    busy: NotRequired[bool]
 
 
 def foreign_share(load: Foreign) -> float:
     """All that others took."""
     return load["programs"] + load["stolen"]
+
+
+def is_busy(load: Foreign | None) -> bool:
+    """Whether so much of a device was others' that errors are not the simulator's alone: as a calibration refuses."""
+    return load is not None and foreign_share(load) > STRONG
 
 
 def was_stopped(validation: Validation) -> bool:
@@ -271,6 +278,7 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
             _ranking([row for row in rows if row["load"] == load], [run for run in pairs if run["load"] == load])
             for load in dict.fromkeys(row["load"] for row in rows)
         ],
+        busy=any(is_busy(run.get("foreign_load")) for run in runs),
     )
 
 

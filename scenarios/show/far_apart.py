@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hw.telemetry.foreign import STRONG
 from policies.errors import WorkError
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.far_apart import MOST_APART_PCT
-from scenarios.metrics.fidelity import FarApart, FarRun, Validation, Worlds, foreign_share, was_stopped
+from scenarios.metrics.fidelity import FarApart, FarRun, Validation, Worlds, foreign_share, is_busy, was_stopped
 from scenarios.metrics.result import MOST_CPU, cpu_share
 from scenarios.show.numbers import number, plural, shown
 
@@ -73,7 +72,7 @@ def _causes(runs: Sequence[FarRun]) -> list[str]:
     foreign = max((foreign_share(load) for run in runs if (load := run["foreign_load"]) is not None), default=None)
     cpu = max((cpu_share(found) for run in runs if (found := run["cpu"]) is not None), default=0.0)
     seen = []
-    if foreign is not None and foreign > STRONG:
+    if foreign is not None and any(is_busy(run["foreign_load"]) for run in runs):
         seen.append(f"others took {number(foreign, 0, 100)} % of a device meanwhile")
     if cpu > MOST_CPU:
         seen.append("the run's own processes were short of CPU time, so this machine can't carry the load")

@@ -18,6 +18,7 @@ from scenarios.metrics.fidelity import (
     SaturatedRow,
     Validation,
     foreign_share,
+    is_busy,
     is_marked,
     middle_load,
     was_stopped,
@@ -100,10 +101,6 @@ def _foreign_loads(validation: Validation) -> list[Foreign]:
     return [load for row in _all_rows(validation) if (load := row.get("foreign_load")) is not None]
 
 
-def _is_busy(load: Foreign) -> bool:
-    return foreign_share(load) > STRONG
-
-
 def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """What is in the hardware's numbers and in no simulation: columns, and each row's cells of them."""
     parts = [_foreign_column(rows), _late_column(rows), _cpu_column(rows)]
@@ -158,7 +155,7 @@ def _foreign_text(load: Foreign | None) -> str:
         return NONE
     stolen = f" ({number(load['stolen'], 0, 100)} stolen)" if load["stolen"] > NOTABLE else ""
     text = f"{number(foreign_share(load), 0, 100)}{stolen}"
-    return f"{text} busy" if _is_busy(load) else text
+    return f"{text} busy" if is_busy(load) else text
 
 
 def errors_tables(validation: Validation) -> list[Table]:
@@ -348,7 +345,7 @@ def disturbance_warnings(validation: Validation) -> list[str]:
 
 def busy_warnings(validation: Validation) -> list[str]:
     """What nobody should miss: that somebody else's work is in the hardware's numbers."""
-    if not any(map(_is_busy, _foreign_loads(validation))):
+    if not any(map(is_busy, _foreign_loads(validation))):
         return []
     found = f"Busy host: in rows marked `busy` others took more than {100 * STRONG:.0f} % of a device, so errors there"
     return [f"{found} are not the simulator's alone. Stop them and validate again, into a folder of its own (--out)."]
