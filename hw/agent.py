@@ -46,9 +46,7 @@ from hw.messages import (
 from hw.outfit import Outfit, Service
 from hw.port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.serving import Serving
-from policies.vocabulary import (
-    BlockArrived,
-)
+from policies.vocabulary import BlockArrived
 
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
 
