@@ -1,9 +1,12 @@
 """What a router's own decisions take on this host, beyond those of `random`.
 
 What the router's process does for a block is measured with the router `random` (`scenarios.executors.serving`), and a
-learned router, or a rule that looks at every server, takes longer. So its policy is called here as the router calls it:
-in one process, on the router's cores, over views of a simulation of the scenario, in turns with `random`. It is CPU
-time, which stands still for who waits.
+learned router, or a rule that looks at every server, takes longer. So its policy is called here as the router calls
+it: in one process, on the router's cores, over views of a simulation of the scenario, in turns with `random`. It is
+CPU time, which stands still for who waits.
+
+Between two decisions lies the gap that was between their views, waited for as the router waits. After a pause caches
+are cold: a loop without pauses would find decisions several times as quick as they are while serving.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import time  # noqa: TID251 - CPU time of a real decision
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +32,10 @@ VIEWS = 288
 FIRST = 32  # of them that do not count: a plan is made, memory is touched for the first time
 ROUNDS = 5  # of each decision the median counts: a host that stalls in one of them is left out
 
+MOST_GAP_NS = NS_PER_S // 1000  # between two decisions; a longer one would make nothing colder
+
 Clock = Callable[[], int]
+Wait = Callable[[int], None]
 Make = Callable[[], RoutingPolicy]
 
 
@@ -68,7 +75,8 @@ def measure_decisions(world: World, router: str, make: Make, seed: int) -> Decis
     views = views_of(world, make(), seed)
     cores = own_cores(hardware_servers(world))
     with no_collections(), on_cores(cores):
-        own_s, random_s = beside_random(views, make, lambda: world.router("random"), seed)
+        wait = _spin if cores else _sleep
+        own_s, random_s = beside_random(views, make, lambda: world.router("random"), seed, wait=wait)
     return DecisionTime(
         schema=SCHEMA,
         router=router,
@@ -82,18 +90,38 @@ def measure_decisions(world: World, router: str, make: Make, seed: int) -> Decis
     )
 
 
+def _sleep(gap_ns: int) -> None:
+    time.sleep(gap_ns / NS_PER_S)
+
+
+def _spin(gap_ns: int) -> None:
+    """As the router does on cores of its own (`hw.router_loop`)."""
+    until_ns = time.monotonic_ns() + gap_ns
+    while time.monotonic_ns() < until_ns:
+        pass
+
+
 def beside_random(
-    views: Sequence[ClusterView], make: Make, make_random: Make, seed: int, clock: Clock = time.thread_time_ns
+    views: Sequence[ClusterView],
+    make: Make,
+    make_random: Make,
+    seed: int,
+    *,
+    clock: Clock = time.thread_time_ns,
+    wait: Wait = _sleep,
 ) -> tuple[float, float]:
     """Mean seconds of a decision of either policy; of each view the median of its rounds counts.
 
     A policy may remember what it has decided: it sees the views in their order, and in each round it is a fresh one.
     """
+    times_ns = [view.now_ns for view in views]
+    gaps_ns = [min(MOST_GAP_NS, after - before) for before, after in pairwise([*times_ns[:1], *times_ns])]
     took_ns: NDArray[np.int64] = np.empty((2, ROUNDS, len(views)), np.int64)
     for number in range(ROUNDS):
         pair = [(each(), stream(seed, f"deciding:{name}")) for name, each in (("own", make), ("random", make_random))]
         for place, view in enumerate(views):
             for which, (policy, rng) in enumerate(pair):
+                wait(gaps_ns[place])
                 began_ns = clock()
                 policy.choose(view, rng)
                 took_ns[which, number, place] = clock() - began_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,13 @@ def beside(takes_ns: Callable[[int, int], int], random_ns: int = 10_000) -> floa
         number = next(rounds)
         return Slow(now, lambda place: takes_ns(number, place))
 
-    views: list[Any] = [None] * VIEWS
-    own_s, random_s = beside_random(views, make, lambda: Slow(now, lambda _: random_ns), 0, lambda: now[0])
+    waited_ns: list[int] = []
+    views: list[Any] = [SimpleNamespace(now_ns=700_000 * place**2) for place in range(VIEWS)]
+    own_s, random_s = beside_random(
+        views, make, lambda: Slow(now, lambda _: random_ns), 0, clock=lambda: now[0], wait=waited_ns.append
+    )
+    assert waited_ns[:6] == [0, 0, 700_000, 700_000, 10**6, 10**6], "as long as between the views, and no longer"
+    assert len(waited_ns) == 2 * ROUNDS * VIEWS
     assert random_s == pytest.approx(random_ns / NS_PER_S)
     return own_s - random_s
 
