@@ -54,14 +54,25 @@ class Interference:
         """Whether the user should know."""
         return bool(self.processes) or (self.share is not None and self.share > NOTABLE)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether so much is theirs that what is measured would be, too."""
+        return self.share is not None and self.share > STRONG
+
+    @property
+    def warning(self) -> str:
+        """What is wrong with measuring now, and what to do: the same words wherever a device is measured."""
+        found = f"{self}{f' ({self.details})' if self.details else ''}"
+        if not self.is_busy:
+            return f"{found}: what is measured may be theirs, too"
+        return f"{found}, more than {100 * STRONG:.0f} %: what is measured would be theirs, too; stop them"
+
 
 def require_quiet(device: str, found: Interference, allow_busy: bool) -> None:
     """Raise `InputError` where others use so much of the device that what is measured would be theirs, too."""
-    if found.share is not None and found.share > STRONG and not allow_busy:
-        problem = f"{found}{f' ({found.details})' if found.details else ''}, more than {100 * STRONG:.0f} %"
-        problem += ": what is measured would be theirs, too"
-        remedy = "stop them, or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
-        raise InputError("calibrate", device, f"{problem}; {remedy}")
+    if found.is_busy and not allow_busy:
+        remedy = "or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
+        raise InputError("calibrate", device, f"{found.warning}, {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,15 +222,18 @@ def fit_power_cap(
     by less than its measurement is off.
     """
     sharing = sharing_from(concurrency, hosted=hosted)
-    excess: list[float] = []
-    ratios: list[float] = []  # of the sets that would draw more than the cap
+    excess: list[float] = []  # of the sets that would draw more than the cap
+    ratios: list[float] = []  # of the same
     below: list[float] = []  # of the others
     for observed in sets:
         over = uncapped_w(observed, curves, sharing, power.context_idle_w) / power.cap_w - 1
         if observed.seen:
             ratio = float(np.median([p / s for p, s in predicted_and_seen(observed, curves, sharing)]))
-            (ratios if over > 0 else below).append(ratio)
-            excess += [over] if over > 0 else []
+            if over > 0:
+                excess.append(over)
+                ratios.append(ratio)
+            else:
+                below.append(ratio)
     if len(excess) < FEWEST_CAPPED:
         return power
     clocks = np.asarray(ratios) / (np.median(below) if below else 1.0)

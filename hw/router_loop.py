@@ -109,7 +109,7 @@ def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _on_cores(cores: Sequence[int]) -> Iterator[None]:
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
     """Keep to these cores meanwhile (where there are any, and the system can); an agent pins itself elsewhere."""
     if not cores or not hasattr(os, "sched_setaffinity"):
         yield
@@ -123,7 +123,7 @@ def _on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """No cyclic garbage collection meanwhile: over a heap with torch in it one stops the router for up to 0.25 s."""
     was_enabled = gc.isenabled()
     gc.collect()
@@ -219,7 +219,7 @@ class RouterLoop:
 
     def carry_out(self) -> RunRecord:
         """From the preloads to the record."""
-        with _no_collections(), _on_cores(self._own_cores):
+        with no_collections(), on_cores(self._own_cores):
             self._preload()
             self._foreign.start()
             self._clock.start(time.monotonic_ns())

@@ -85,6 +85,11 @@ def _routers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, action="append", metavar="N", help=text)
 
 
+def _go_on(parser: argparse.ArgumentParser) -> None:
+    text = "validate also where the first two hardware runs are more than 50 %% from their simulation"
+    parser.add_argument("--go-on", action="store_true", help=text)
+
+
 def _compare(parser: argparse.ArgumentParser) -> None:
     text = "runs beside each other, each in a process of its own; by default one a core, or one where work is little"
     parser.add_argument("--jobs", type=up_to(1024), metavar="N", help=text)
@@ -236,7 +241,7 @@ class Command:
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
-        "job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario,)
+        "job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario, _go_on)
     ),
     "devices": Command("profile", "the devices here, and which telemetry really works", ()),
     "calibrate": Command("calibrate", "measure the local devices for a model; writes profiles", (_calibrate,)),
@@ -260,7 +265,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "compare": Command(
         "simulate", "routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)
     ),
-    "validate": Command("job", "the same workload in simulation and on real executors", (_scenario, _routers)),
+    "validate": Command("job", "the same workload in simulation and on real executors", (_scenario, _routers, _go_on)),
     "capacity": Command("simulate", "the largest stable rate with a router", (_scenario, _capacity, _engine)),
     "bound": Command("simulate", "what no router can beat: the fluid model's bound", (_scenario, _bound)),
     "replay": Command("job", "replay a run's event logs through fresh cores", (_run_folder,)),

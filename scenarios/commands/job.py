@@ -25,6 +25,7 @@ from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
 from scenarios.show.comparison import format_comparison
+from scenarios.show.far_apart import require_hopeful
 from scenarios.show.replay import format_replay
 from scenarios.show.result import format_score
 from scenarios.show.validation import format_validation
@@ -38,7 +39,7 @@ def run(arguments: Namespace) -> int:
 
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
-    job = make_job(scenario, folder, output)
+    job = make_job(_going_on(scenario, arguments), folder, output)
     with (
         job.folder.opened(arguments.scenario),
         announcing_compilation(output, job.routers),
@@ -50,7 +51,16 @@ def run(arguments: Namespace) -> int:
     document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}
     output.result("\n\n".join([*texts, f"report: {outcome.report}"]), document)
     require_completed([*results_of(job), *(results_in(outcome.validation) if outcome.validation else [])])
+    if outcome.validation is not None:
+        require_hopeful(outcome.validation)
     return 0
+
+
+def _going_on(scenario: Scenario, arguments: Namespace) -> Scenario:
+    """With `--go-on`."""
+    if not arguments.go_on:
+        return scenario
+    return scenario.model_copy(update={"validate_": scenario.validate_.model_copy(update={"go_on": True})})
 
 
 def train(arguments: Namespace) -> int:
@@ -115,16 +125,19 @@ def tune(arguments: Namespace) -> int:
 def validate(arguments: Namespace) -> int:
     """Simulation against real executors."""
     from scenarios.job import validation as stage
+    from scenarios.job.deciding import with_decision_times
 
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
-    scenario = with_routers(scenario, "validate_", arguments)
+    scenario = with_routers(_going_on(scenario, arguments), "validate_", arguments)
     require_made(scenario.validate_.routers, folder)
     job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, scenario.validate_.routers):
-        validation = stage.validate(job, begin_job(job))
+        world = with_decision_times(job, begin_job(job), scenario.validate_.routers)
+        validation = stage.validate(job, world)
     output.result(format_validation(validation), validation)
     require_completed(results_in(validation))
+    require_hopeful(validation)
     return 0
 
 

@@ -66,6 +66,7 @@ def compare(arguments: Namespace) -> int:
     """Routers x seeds in simulation."""
     from scenarios.files.router_names import display_name
     from scenarios.job import comparison as stage
+    from scenarios.job.deciding import with_decision_times
     from scenarios.runs.bound import require_solvable
     from scenarios.runs.simulate import default_jobs
     from scenarios.show.comparison import format_all
@@ -83,7 +84,7 @@ def compare(arguments: Namespace) -> int:
     tell_foreign(output, world, given.routers)
     job = make_job(scenario, folder, output)
     with job.folder.opened(arguments.scenario), announcing_compilation(output, given.routers, arguments.engine):
-        world = begin_job(job)
+        world = with_decision_times(job, begin_job(job), given.routers)
         tell_overload(output, world)
         jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
         comparison = stage.compare(

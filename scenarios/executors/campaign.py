@@ -87,6 +87,7 @@ class Plan:
         base_img_s: the workload's own mean rate; None for a trace.
         capacity_img_s: the cluster's estimated capacity, where the search for an overload begins.
         warmup_s, duration_s: the window of each run.
+        goes_on: also where the first runs are far from their twins.
     """
 
     routers: tuple[str, ...]
@@ -98,6 +99,7 @@ class Plan:
     capacity_img_s: float
     warmup_s: float
     duration_s: float
+    goes_on: bool = False
 
     @classmethod
     def of(cls, world: World, routers: Sequence[str], given: ValidateSection) -> Plan:
@@ -117,6 +119,7 @@ class Plan:
             capacity_img_s=world.capacity_img_s,
             warmup_s=warmup_s,
             duration_s=duration_s,
+            goes_on=given.go_on,
         )
 
     @property

@@ -175,8 +175,7 @@ def other_programs(device: DeviceSpec) -> tuple[str, ...]:
         found = interference(device, open_sensor(device, ()))
     except InputError:  # a GPU without NVML
         return ()
-    details = f" ({found.details})" if found.details else ""
-    return (f"warning: {found}{details}: what is measured now may be theirs, too",) if found.notable else ()
+    return (f"warning: {found.warning}",) if found.notable else ()
 
 
 def _require_memory(scenario: Scenario, caps: Mapping[str, int]) -> None:

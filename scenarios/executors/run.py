@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a real run
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,7 +180,7 @@ def validate_runs(
     made_in: Path | None = None,
     finished: Sequence[ValidationRun] = (),
     listener: Listener | None = None,
-) -> Iterator[Finished]:
+) -> Generator[Finished]:
     """Every run of the plan that is not among `finished`, on one set of executors and in simulation.
 
     `made_in` is the folder of the run that makes the scenario's own routers.

@@ -320,7 +320,8 @@ class RouterSection(StrictModel):
     ] = Field(
         "measured",
         description="simulated time of the policy for a decision, on top of what the router's host costs by the "
-        "profiles; `measured`: none, or 100 us where no profile says what it costs",
+        "profiles; `measured`: in `compare` and `validate` what was measured of that router in the run folder, else "
+        "none, or 100 us where no profile says what the host costs",
     )
 
     @field_validator("groups")
@@ -726,6 +727,11 @@ class ValidateSection(StrictModel):
     saturate: bool = Field(
         False,
         description="also compare throughput in saturated runs, and near saturation the error along the load axis",
+    )
+    go_on: bool = Field(
+        False,
+        description="also where the first two hardware runs that can be judged are more than 50 % from their "
+        "simulation, which else ends it",
     )
 
 

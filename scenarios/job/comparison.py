@@ -57,8 +57,9 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
     fingerprint = job.fingerprint(
-        *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM
-    )
+        *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM,
+        *world.decision_parts([display_name(router) for router in given.routers]),
+    )  # fmt: skip
     target = job.folder / RESULTS
     partial = job.folder.partial("compare", fingerprint)
 

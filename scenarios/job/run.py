@@ -9,6 +9,7 @@ stage                          by                           makes
 `model`, `accuracy`            `scenarios.job.network`      the network's weights, its accuracy by width tuple
 `calibrate-SERVER`, `serving`  `scenarios.job.profiles`     each device's profile
 `train`, `train-KIND`          `scenarios.job.router`       the routers that the scenario names as its own, scores
+`decide-ROUTER`                `scenarios.job.deciding`     what each router's own decisions take on this host
 `compare`                      `scenarios.job.comparison`   every router with every seed, simulated
 `validate`                     `scenarios.job.validation`   simulation beside real executors
 =============================  ===========================  ===========================================================
@@ -23,6 +24,7 @@ from scenarios.executors.preflight import require_caps, require_devices, require
 from scenarios.files.reading import relative_paths
 from scenarios.files.router_names import is_router_file
 from scenarios.job.comparison import compare
+from scenarios.job.deciding import with_decision_times
 from scenarios.job.job import Job
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
@@ -72,6 +74,7 @@ def _carry_out(job: Job) -> Outcome:
         make_serving(job)
         world = job.world()
     make_routers(job, world, None, job.kinds_to_make)
+    world = with_decision_times(job, world, job.routers_that_run)
     comparison = compare(job, world)
     validation = validate(job, world) if job.can_validate else None
     return Outcome(comparison, validation, build_report(job.folder))

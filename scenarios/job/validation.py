@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from scenarios.executors.run import Listener, validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
 from scenarios.job.network import load_measured
-from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
+from scenarios.metrics.far_apart import far_runs, is_hopeless
+from scenarios.metrics.fidelity import FarApart, Validation, ValidationRun, validate_results, was_stopped
 from scenarios.metrics.served import is_barren
 from scenarios.runs.effort import real_time_warning
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import CORES_FILE, write_cores
 from scenarios.runs.records import load_point, run_place, write_run
+from scenarios.show.far_apart import first_far_text
 from scenarios.terminal.progress import Progress
 from scenarios.world.routers import foreign_routers
 from scenarios.world.world import World
@@ -49,9 +51,11 @@ def validate(job: Job, world: World) -> Validation:
     require_devices(job.scenario)
     require_ready(world, job.model_to_serve, given.routers, job.folder.path)
     warn_of_another_stack(job, world)
-    own = given.model_dump(mode="json", exclude={"routers"})
+    own = given.model_dump(mode="json", exclude={"routers", "go_on"})  # who goes on keeps what is finished
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
-    fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts)
+    charged = world.decision_parts([display_name(router) for router in given.routers])
+    parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged)
+    fingerprint = job.fingerprint(*parts)
     target = job.folder / "validation.json"
     partial = job.folder.partial(STAGE, fingerprint)
 
@@ -67,19 +71,19 @@ def validate(job: Job, world: World) -> Validation:
             quiet=job.quiet,
         )  # fmt: skip
         folder.write_json(target, validation)
-        if any(is_barren(pair["hardware"]) for pair in validation["pairs"]):
+        if any(is_barren(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
             raise _UnfinishedError
         runs = [name for name in folder.made_by(STAGE) if name.startswith(("simulation/", "hardware/"))]
         return [target, folder / CORES_FILE, *(folder / name for name in runs)]
 
-    with contextlib.suppress(_UnfinishedError):  # told by the results; the next try goes on from all the others
+    with suppress(_UnfinishedError):  # told by the results; the next try goes on from all the others
         job.stage(STAGE, fingerprint, work)
     document: Validation = job.folder.read_json(target.name)
     return document
 
 
 class _UnfinishedError(Exception):
-    """A hardware run completed nothing: it is made again when the stage is."""
+    """A hardware run completed nothing, or the first ones were hopeless: what is missing is made when the stage is."""
 
 
 def warn_of_another_stack(job: Job, world: World) -> None:
@@ -114,7 +118,8 @@ def validate_world(
 ) -> Validation:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
-    Finished runs are kept in `partial` as well; those that are there already, and whole, are not made again.
+    Finished runs are kept in `partial` as well; those that are there already, and whole, are not made again. Where
+    they say that the rest is hopeless (`scenarios.metrics.far_apart`) it is not made, unless the plan goes on.
     """
     evaluation, data = world.accuracy.evaluation, None
     if model is not None:
@@ -133,13 +138,20 @@ def validate_world(
             progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
 
         listener = Listener(tell, lambda text: progress.tell(f"validate: {text}"))
-        for made in validate_runs(
-            world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener
-        ):
-            keep_runs(folder, made, plan.repeats)
-            runs.append(made.run)
-            folder.write_partial(partial, [run for run in runs if not is_barren(run["hardware"])])
-    return validate_results(plan.in_order(runs), world.power_provenance)
+        with closing(
+            validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener)
+        ) as campaign:
+            while (plan.goes_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
+                keep_runs(folder, made, plan.repeats)
+                runs.append(made.run)
+                folder.write_partial(partial, [run for run in runs if not is_barren(run["hardware"])])
+                if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.goes_on:
+                    progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
+    validation = validate_results(plan.in_order(runs), world.power_provenance)
+    if far := far_runs(plan.in_order(runs)):
+        kept = str(partial.relative_to(folder.path))
+        validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=kept)
+    return validation
 
 
 def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:

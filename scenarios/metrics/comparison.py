@@ -16,7 +16,7 @@ from policies.errors import InputError, nearest
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
-from scenarios.metrics.result import Engine, Result
+from scenarios.metrics.result import Engine, Result, charged_decisions
 from scenarios.metrics.served import leaves_many, served, shares_in
 from scenarios.metrics.signatures import tally
 from scenarios.metrics.statistics import change_pct, estimate, paired_difference
@@ -69,7 +69,7 @@ class Comparison(TypedDict):
     """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
 
     A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved.
-    A stored comparison may be older than both, than `shares`, and than the last five keys.
+    A stored comparison may be older than both, than `shares`, and than the last six keys.
     """
 
     schema: str
@@ -84,6 +84,7 @@ class Comparison(TypedDict):
     hypervolume: dict[str, Hypervolume]
     worst: list[dict[str, Any]]
     emulated_slowdowns: list[float]
+    own_decision_s: dict[str, float]
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
@@ -128,6 +129,7 @@ def compare_results(
         hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in serving.items() if of},
         worst=[_worst(router, runs) for router, runs in by_router.items()],
         emulated_slowdowns=sorted({k for result in results for k in result.get("emulated_slowdowns", [])}),
+        own_decision_s=charged_decisions(results),
     )
 
 

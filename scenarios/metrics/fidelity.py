@@ -5,13 +5,14 @@ It computes from finished results alone; how they came about is `scenarios.execu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import combinations
 from math import sqrt
 from typing import Final, Literal, NotRequired, TypedDict
 
 import numpy as np
 
+from hw.telemetry.foreign import STRONG
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.result import Cpu, Lateness, Result, cpu_share, lateness_share
@@ -180,6 +181,42 @@ class Ranking(TypedDict):
     left_out: NotRequired[list[str]]
 
 
+class FarRun(TypedDict):
+    """A run that is more than 50 % from its twin.
+
+    Attributes:
+        error_pct: of mean latency and of throughput, as in tables.
+        latency_s, throughput_img_s: both worlds' mean; null where nothing was completed.
+        stage: of a request's life, the one that is most apart; null where no run kept stages. `stage_s`: its seconds.
+    """
+
+    router: str
+    load: float | None
+    seed: int
+    repeat: int
+    error_pct: dict[str, float | None]
+    latency_s: Mapping[str, float | None]
+    throughput_img_s: Worlds
+    stage: str | None
+    stage_s: Worlds | None
+    foreign_load: Foreign | None
+    cpu: Cpu | None
+
+
+class FarApart(TypedDict):
+    """All runs that can be judged are more than 50 % from their twins (`scenarios.metrics.far_apart`).
+
+    Attributes:
+        made, planned: hardware runs; where fewer were made the validation was stopped.
+        kept: the file of the run folder that holds those that were made.
+    """
+
+    made: int
+    planned: int
+    runs: list[FarRun]
+    kept: str
+
+
 class Validation(TypedDict):
     """`slimsched.validation/1`; a stored one may be older than what comes after `ranking_tau`."""
 
@@ -192,11 +229,24 @@ class Validation(TypedDict):
     saturated: list[SaturatedRow]
     load_axis: list[LoadAxisRow]
     ranking: list[Ranking]
+    far_apart: NotRequired[FarApart | None]
+    busy: NotRequired[bool]
 
 
 def foreign_share(load: Foreign) -> float:
     """All that others took."""
     return load["programs"] + load["stolen"]
+
+
+def is_busy(load: Foreign | None) -> bool:
+    """Whether so much of a device was others' that errors are not the simulator's alone: as a calibration refuses."""
+    return load is not None and foreign_share(load) > STRONG
+
+
+def was_stopped(validation: Validation) -> bool:
+    """Whether hardware runs of the plan were not made, as the first ones were far from their twins."""
+    found = validation.get("far_apart")
+    return found is not None and found["made"] < found["planned"]
 
 
 def is_marked(found: ServedWorlds) -> bool:
@@ -228,6 +278,7 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
             _ranking([row for row in rows if row["load"] == load], [run for run in pairs if run["load"] == load])
             for load in dict.fromkeys(row["load"] for row in rows)
         ],
+        busy=any(is_busy(run.get("foreign_load")) for run in runs),
     )
 
 

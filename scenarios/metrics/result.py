@@ -7,7 +7,7 @@ number means, and how it is shown, stands in `scenarios.metrics.catalogue`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, fsum
 from typing import Literal, TypedDict
@@ -146,6 +146,11 @@ def cpu_share(of: Cpu) -> float:
     return max(of["router"], of["agent"], of["cores"])
 
 
+def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
+    """By router, where it is more than nothing, what its own decisions were charged."""
+    return {result["router"]: charged for result in results if (charged := result.get("own_decision_s"))}
+
+
 MOST_LATE = 0.1  # of a mean pass: a run whose p99 lateness is more tells of this machine, not of the device
 
 
@@ -155,7 +160,7 @@ def lateness_share(of: Lateness) -> float:
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may lack the last eleven keys, `accuracy_provenance`, `end` and `shares`.
+    """`slimsched.result/1`; a stored one may lack the last twelve keys, `accuracy_provenance`, `end` and `shares`.
 
     Attributes:
         end: what became of that which was under way at the horizon: worked off, or cut off there.
@@ -165,6 +170,8 @@ class Result(TypedDict):
         emulated_slowdowns: of the devices that are emulated, in either world; empty where all are real.
         lateness_s: of a run on emulated devices; null elsewhere.
         cpu: of a run on executors; null in simulation.
+        own_decision_s: what a decision of this router was charged beyond one of `random`, as it was measured here; 0
+            where nothing was, null on executors, which take what they take.
     """
 
     schema: str
@@ -202,6 +209,7 @@ class Result(TypedDict):
     emulated_slowdowns: list[float]
     lateness_s: Lateness | None
     cpu: Cpu | None
+    own_decision_s: float | None
 
 
 class Score(TypedDict):
@@ -262,6 +270,7 @@ class RunLabel:
     provenance: Provenance
     accuracy_provenance: AccuracyProvenance
     emulated_slowdowns: tuple[float, ...] = ()
+    own_decision_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +348,7 @@ def summarise(
         emulated_slowdowns=list(label.emulated_slowdowns),
         lateness_s=lateness_s,
         cpu=cpu,
+        own_decision_s=label.own_decision_s,
     )
 
 

@@ -30,6 +30,7 @@ FOLDERS: Final = {
     OWN: "run",
     STAGES: "run",
     "calibration": "run",
+    "decisions": "run",
     "profiles": "run",
     "training": "train",
     "simulation": "compare",
@@ -46,7 +47,7 @@ _RECORD = r"(result|timeline|lives)\.json|(requests|blocks|batches|telemetry)\.p
 _TRAINED = r"(checkpoint\.safetensors|scalars\.json|events\.out\.tfevents\.[^/]+)"  # the last is TensorBoard's
 _DEEPER = re.compile(
     rf"""{re.escape(OWN)}/(lock|manifest\.jsonl) | \.stages/[^/]+\.json | calibration/[^/]+\.(yaml|jsonl)
-    | calibration/served/[^/]+\.yaml | profiles/[^/]+\.yaml
+    | calibration/served/[^/]+\.yaml | profiles/[^/]+\.yaml | decisions/[^/]+\.json
     | training/(model-[0-9a-f]+\.safetensors|(model-)?[0-9a-f]+/{_TRAINED})
     | (simulation|hardware)/[^/]+-seed\d+[^/]*/({_RECORD})""",
     re.VERBOSE,
@@ -70,7 +71,7 @@ def is_temporary(name: str) -> bool:
 
 def command_of(name: str, made_by: str | None) -> str:
     """The command that makes a file again; what nobody is known to have made, by its name."""
-    if made_by not in (None, "run") and not made_by.startswith(("calibrate-", "emulate-")):
+    if made_by not in (None, "run") and not made_by.startswith(("calibrate-", "emulate-", "decide-")):
         return COMMAND_OF.get(made_by, made_by)
     return FILES.get(name) or FOLDERS.get(name.partition("/")[0], "run")
 

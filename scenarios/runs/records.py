@@ -81,10 +81,14 @@ def load_point(load: float | None) -> str:
     return "" if load is None else f"load{load:g}"
 
 
+def plain_name(router: str) -> str:
+    """A router's name as part of a file's."""
+    return re.sub(r"[^A-Za-z0-9.,@=_-]", "_", router)
+
+
 def run_place(mode: str, router: str, seed: int, point: str = "", repeat: int | None = None) -> str:
     """Where a run lies in its folder: `simulation/ROUTER-seedN`, with its point and repeat where it has some."""
-    name = re.sub(r"[^A-Za-z0-9.,@=_-]", "_", router)
-    parts = [name, *([point] if point else []), f"seed{seed}"]
+    parts = [plain_name(router), *([point] if point else []), f"seed{seed}"]
     return f"{mode}/{'-'.join(parts if repeat is None else [*parts, f'rep{repeat}'])}"
 
 

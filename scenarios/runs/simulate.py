@@ -66,6 +66,7 @@ def simulate_metrics(
 def _simulate(
     world: World, policy: RoutingPolicy, router: str, seed: int, options: RunOptions
 ) -> tuple[Result, Simulation | CompiledSimulation]:
+    world = world.decided_by(router)
     scenario, engine = world.scenario, options.get("engine", "simpy")
     duration_s, warmup_s = options.get("duration_s"), options.get("warmup_s")
     run = world.run_spec(
@@ -93,6 +94,7 @@ def _simulate(
         provenance=world.provenance,
         accuracy_provenance=world.accuracy.provenance,
         emulated_slowdowns=world.emulated_slowdowns,
+        own_decision_s=world.decision_times_s.get(router, 0.0),
     )
     warmup_s = scenario.warmup_s if warmup_s is None else warmup_s
     window = Window(warmup_s, duration_s or scenario.duration_s, scenario.deadline_s, run.end)

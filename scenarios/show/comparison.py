@@ -13,6 +13,7 @@ from scenarios.show.numbers import NONE, PLUS_MINUS, change, number, places, plu
 from scenarios.show.paper import PaperRow, is_replica, paper_row
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.words import (
+    decisions_text,
     extrapolated,
     marked,
     provenance,
@@ -70,12 +71,13 @@ def comparison_table(comparison: Comparison) -> Table:
     beware = [f"Beware: up to {extrapolated(largest)}"] if largest > 0 else []
     signs = [f"Signature of a failure: {line}." for line in signature_lines(comparison)]
     title = f"{comparison['scenario']} ({provenance(comparison)})"
+    charged = decisions_text(comparison.get("own_decision_s", {}))
     few, many = unserved_lines((router, "", of) for router, of in found.items())
     if len(many) == len(rows) > 1:
         many.append("Every router leaves more than 1 % unserved: nobody wins.")
     warnings = [*many, *beware, *signs]
     base = next((_name(row) for row in comparison["rows"] if row["router"] == baseline), None)
-    return Table([*head, *columns("latency change", "E change")], rows, title, [note, *few], warnings, base)
+    return Table([*head, *columns("latency change", "E change")], rows, title, [note, *charged, *few], warnings, base)
 
 
 def _name(row: Mapping[str, Any]) -> str:

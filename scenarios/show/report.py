@@ -28,6 +28,7 @@ from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts
 from scenarios.show.comparison import comparison_table
+from scenarios.show.far_apart import far_apart_warnings
 from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, interval_html, render
 from scenarios.show.numbers import NONE, change, shown
 from scenarios.show.profile_page import profile_blocks
@@ -226,7 +227,7 @@ def _validation(material: Material) -> Iterator[Block]:
         return
     yield from errors_tables(found)
     yield Note(" ".join(validation_notes(found)))
-    yield from (Note(text, "warning") for text in disturbance_warnings(found))
+    yield from (Note(text, "warning") for text in (*far_apart_warnings(found), *disturbance_warnings(found)))
     yield from saturation_tables(found)
     rows = rows_at_middle(found.get("rows", []))
     bars = [

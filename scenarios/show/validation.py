@@ -18,13 +18,16 @@ from scenarios.metrics.fidelity import (
     SaturatedRow,
     Validation,
     foreign_share,
+    is_busy,
     is_marked,
     middle_load,
+    was_stopped,
 )
-from scenarios.metrics.result import MOST_CPU, MOST_LATE, Cpu, Lateness, cpu_share, lateness_share
+from scenarios.metrics.result import MOST_CPU, MOST_LATE, Cpu, Lateness, charged_decisions, cpu_share, lateness_share
+from scenarios.show.far_apart import far_apart_warnings
 from scenarios.show.numbers import NONE, change, interval, number, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
-from scenarios.show.words import downtime_table, marked, served_measures, unserved_lines
+from scenarios.show.words import decisions_text, downtime_table, marked, served_measures, unserved_lines
 from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
 
@@ -55,7 +58,8 @@ def format_validation(validation: Validation) -> str:
     stages = _of_devices([at_middle] if at_middle.rows else [], validation)
     tables = [*errors_tables(validation), *stages, *saturation_tables(validation)]
     tables += [found] if (found := _downtimes(validation)) else []
-    words = ["\n".join(validation_notes(validation)), *disturbance_warnings(validation)]
+    warnings = [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells it
+    words = ["\n".join(validation_notes(validation)), *warnings, *disturbance_warnings(validation)]
     return to_text([validation["scenario"], *tables, *words], screen_width())
 
 
@@ -95,10 +99,6 @@ def _all_rows(validation: Validation) -> list[AnyRow]:
 
 def _foreign_loads(validation: Validation) -> list[Foreign]:
     return [load for row in _all_rows(validation) if (load := row.get("foreign_load")) is not None]
-
-
-def _is_busy(load: Foreign) -> bool:
-    return foreign_share(load) > STRONG
 
 
 def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
@@ -155,7 +155,7 @@ def _foreign_text(load: Foreign | None) -> str:
         return NONE
     stolen = f" ({number(load['stolen'], 0, 100)} stolen)" if load["stolen"] > NOTABLE else ""
     text = f"{number(foreign_share(load), 0, 100)}{stolen}"
-    return f"{text} busy" if _is_busy(load) else text
+    return f"{text} busy" if is_busy(load) else text
 
 
 def errors_tables(validation: Validation) -> list[Table]:
@@ -332,6 +332,7 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append(f"Ends late: {_LATE}")
     if any(row.get("cpu") for row in rows):
         notes.append(f"CPU: {_CPU}")
+    notes += decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"]))
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]
@@ -344,7 +345,7 @@ def disturbance_warnings(validation: Validation) -> list[str]:
 
 def busy_warnings(validation: Validation) -> list[str]:
     """What nobody should miss: that somebody else's work is in the hardware's numbers."""
-    if not any(map(_is_busy, _foreign_loads(validation))):
+    if not any(map(is_busy, _foreign_loads(validation))):
         return []
     found = f"Busy host: in rows marked `busy` others took more than {100 * STRONG:.0f} % of a device, so errors there"
     return [f"{found} are not the simulator's alone. Stop them and validate again, into a folder of its own (--out)."]

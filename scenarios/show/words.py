@@ -32,6 +32,12 @@ def late_text(of: Lateness) -> str:
     return f"{found} a mean pass of {duration(of['mean_pass'])})"
 
 
+def decisions_text(charged: Mapping[str, float]) -> list[str]:
+    """Which routers' own decisions were charged in simulation, and how much; nothing where none was."""
+    told = ", ".join(f"{router} {number(each_s, 0, 1e6)} us" for router, each_s in charged.items())
+    return [f"A decision was charged what it takes beyond random's, measured here: {told}."] if told else []
+
+
 def cpu_text(of: Cpu) -> str:
     """What a run's own processes took of the host."""
     agent = f", an agent {share(of['agent'])}" if of["agent"] else ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,8 @@ class World:
     Attributes:
         profiles: one a server, in the cluster's order.
         capacity_img_s: the cluster's estimated capacity, in which `load` is given.
+        decision_times_s: by router, as tables name it, what its own decisions take beyond what the cluster charges
+            for each.
     """
 
     scenario: Scenario
@@ -79,6 +81,22 @@ class World:
     cluster: ClusterSpec
     costs: ProfileCosts
     capacity_img_s: float
+    decision_times_s: Mapping[str, float] = field(default_factory=dict)
+
+    def with_decision_times(self, times_s: Mapping[str, float]) -> World:
+        """The same world; see `decision_times_s`."""
+        return replace(self, decision_times_s=dict(times_s))
+
+    def decided_by(self, router: str) -> World:
+        """The world as simulations with that router see it: its own decisions' time is charged, in both engines."""
+        own_ns = nanoseconds(self.decision_times_s.get(router, 0.0))
+        if not own_ns:
+            return self
+        return replace(self, cluster=replace(self.cluster, decision_ns=self.cluster.decision_ns + own_ns))
+
+    def decision_parts(self, routers: Sequence[str]) -> list[Any]:
+        """What of it runs with these routers (named as in tables) read; nothing where nothing is charged."""
+        return sorted((name, self.decision_times_s[name]) for name in routers if name in self.decision_times_s)
 
     @property
     def rate_img_s(self) -> float | None:

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from scenarios.cli import main
+from scenarios.executors import deciding
 from scenarios.job import network, profiles, validation
 
 NAME = "small.yaml"
@@ -36,7 +37,7 @@ workload: {kind: poisson, rate_img_s: 30}
 calibration: {budget: 5s, allow_busy: true}
 training: {decisions: 2000, batch: 1024, minibatch: 256, environments: 2, horizon_s: 2}
 compare: {routers: [random, jsq, ppo], seeds: [0, 1]}
-validate: {routers: [random, ppo], duration_s: 0.5s, warmup_s: 0.1s}
+validate: {routers: [random, ppo], go_on: true, duration_s: 0.5s, warmup_s: 0.1s}
 duration_s: 2
 warmup_s: 0.5
 """
@@ -83,7 +84,7 @@ def _remembering(made: _Made, name: str, work: Callable[..., Any]) -> Callable[.
     def wrapped(*arguments: Any, **named: Any) -> Any:
         found = work(*arguments, **named)
         made[_key(name, arguments)] = list(found) if name == "validate_runs" else found
-        return made[_key(name, arguments)]
+        return (each for each in made[name]) if name == "validate_runs" else found
 
     return wrapped
 
@@ -91,7 +92,7 @@ def _remembering(made: _Made, name: str, work: Callable[..., Any]) -> Callable[.
 def _remembered(made: _Made, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*arguments: Any, finished: Sequence[Any] = (), **named: Any) -> Any:
         found = made[_key(name, arguments)]
-        return iter(_missing(found, finished)) if name == "validate_runs" else found
+        return (each for each in _missing(found, finished)) if name == "validate_runs" else found
 
     return wrapped
 
@@ -107,7 +108,8 @@ def _which(run: Any) -> tuple[Any, ...]:
 
 
 def _key(name: str, arguments: tuple[Any, ...]) -> str:
-    return f"{name} {arguments[0].name}" if name == "calibrate_device" else name
+    of = {"calibrate_device": lambda: arguments[0].name, "measure_decisions": lambda: arguments[1]}.get(name)
+    return f"{name} {of()}" if of else name
 
 
 @contextlib.contextmanager
@@ -118,6 +120,7 @@ def _around(made: _Made, wrap: _Wrap) -> Iterator[None]:
             (network, "evaluate"),
             (profiles, "calibrate_device"),
             (profiles, "measure_serving"),
+            (deciding, "measure_decisions"),
             (validation, "validate_runs"),
         ):
             stack.enter_context(patch.object(module, name, wrap(made, name, getattr(module, name))))

@@ -174,7 +174,7 @@ def test_free_keys_take_finite_numbers(text: str) -> None:
 
 WORDS = ["1e5", "010", "1:30", "2024-01-01", ".inf", ".nan", "1e400", "null", "~", "yes", "-0", "0", "1_0", "1e-300"]
 MARKS = ["[]", "{}", "'1'", "*a", "<<", "-1", '"\\0"', "&a b", "!!int 1", "? x", "9" * 30, "{a: 1}", '"\u2028"']
-ODD = st.sampled_from([*WORDS, *MARKS])
+ODD = st.sampled_from([*WORDS, *MARKS, *(f"'{word}'" for word in WORDS)])
 TEXTS_OF = {
     "scenario": SCENARIO,
     "profile": profile_text("toy", 1.0),
@@ -186,6 +186,12 @@ TEXTS_OF = {
 @pytest.mark.parametrize("kind", TEXTS_OF)
 def test_the_texts_to_begin_with_are_accepted(kind: str) -> None:
     assert require_same_again(kind, TEXTS_OF[kind])
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_text_that_looks_like_a_value_stays_a_text(word: str) -> None:
+    """Written without its quotes it would be read as what it looks like."""
+    assert require_same_again("rule", TEXTS_OF["rule"].replace("slimsched tune", f"'{word}'"))
 
 
 @pytest.mark.parametrize("kind", TEXTS_OF)

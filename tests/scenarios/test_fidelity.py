@@ -308,11 +308,15 @@ def test_one_busy_run_of_any_kind_is_a_warning(kind: str) -> None:
     quiet = [loaded(0.0), saturated("a", 1, 1), loaded(0.0, kind="near", scale=1.0)]
     for run in quiet:
         run["foreign_load"] = {"programs": 0.9 if run["kind"] == kind else 0.0, "stolen": 0.0}
-    assert "Busy host" in format_validation(validated(*quiet))
+    found = validated(*quiet)
+    assert "Busy host" in format_validation(found)
+    assert found["busy"]
 
 
 def test_a_quiet_host_is_no_warning() -> None:
-    assert "Busy host" not in format_validation(validated(loaded(0.2, 0.05)))
+    found = validated(loaded(0.2, 0.05))
+    assert "Busy host" not in format_validation(found)
+    assert not found["busy"]
 
 
 def test_a_validation_that_knows_no_foreign_load_is_shown() -> None:

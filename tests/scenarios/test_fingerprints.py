@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,8 +116,8 @@ class _Asked(Exception):  # noqa: N818 - no error
     """A stage was asked whether it is done."""
 
 
-def fingerprints(scenario: Scenario, folder: Path) -> dict[str, str]:
-    """By stage, as each asks whether it is done."""
+def fingerprints(scenario: Scenario, folder: Path, *charged: tuple[str, float]) -> dict[str, str]:
+    """By stage, as each asks whether it is done; `charged`: what routers' own decisions are."""
     found: dict[str, str] = {}
 
     class Asking(Job):
@@ -124,7 +125,7 @@ def fingerprints(scenario: Scenario, folder: Path) -> dict[str, str]:
             found[name] = fingerprint
             raise _Asked
 
-    world: Any = None
+    world: Any = SimpleNamespace(decision_parts=lambda _: charged)
     stages: list[Callable[[Job], object]] = [
         network.make_model,
         network.make_accuracy,
@@ -228,6 +229,7 @@ def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: 
         ("seeds: [0]", "seeds: [0, 1]", {"compare"}),
         ("[jsq, ", "[sticky, ", {"compare"}),
         ("[random, ", "[sticky, ", {"validate"}),
+        ("'own_router_too:Validated', ppo]}", "'own_router_too:Validated', ppo], go_on: true}", set()),
         ("features: 7", "features: 6", NETWORK_STAGES),
         ("period_s: 1", "period_s: 2", {"serving", *SIMULATED}),
     ],
@@ -238,6 +240,13 @@ def test_a_key_makes_anew_what_reads_it(old: str, new: str, stages: set[str], fo
     assert OWN.count(old) == 1
     (folder / "own.yaml").write_text(OWN.replace(old, new))
     assert changed(before, fingerprints(load_scenario(folder / "own.yaml"), folder)) == stages
+
+
+def test_what_is_charged_for_decisions_makes_simulations_anew(folder: Path) -> None:
+    """And no training, which charges none."""
+    scenario = load_scenario(folder / "own.yaml")
+    found = [fingerprints(scenario, folder, ("jsq", each_s)) for each_s in (1e-4, 2e-4)]
+    assert changed(*found) == {"compare", "validate"}
 
 
 def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

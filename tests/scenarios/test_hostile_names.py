@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from policies.errors import InputError
 from scenarios.files.documents import read_json
@@ -160,10 +161,17 @@ def test_a_picture_of_names_that_no_file_may_hold_is_whole(chart: str) -> None:
 def test_picture_files_are_whole(suffix: str, folder: Path, tmp_path: Path) -> None:
     """And there is room for the curves beside such names."""
     save_picture(folder, tmp_path / f"picture{suffix}")
-    if suffix == ".svg":
-        ElementTree.parse(tmp_path / "picture.svg")
     profile = named(EVIL * 2)
     charts.save(latency_curves(profile, latency_bands(profile)), tmp_path / f"profile{suffix}")
+    for name in ("picture", "profile"):
+        assert _shows_something(tmp_path / f"{name}{suffix}")
+
+
+def _shows_something(picture: Path) -> bool:
+    """Text in an SVG, more than one color in a PNG; raises where the file can't be read."""
+    if picture.suffix == ".svg":
+        return any(text.text for text in ElementTree.parse(picture).iter(f"{SVG}text"))
+    return float(imread(picture).std()) > 0
 
 
 @pytest.mark.parametrize("name", ["jsq", "a-router-of-some-length", "W" * 2 * charts.LINE])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ import psutil
 import pytest
 import torch
 
-from calibrate.interference import Interference
+from calibrate.interference import Interference, require_quiet
 from hw.accuracy import Evaluation, load_accuracy
 from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
+from policies.errors import InputError
 from policies.interfaces import GROUPS
 from policies.ppo import checkpoint
 from policies.ppo.router import PPORouter
@@ -28,6 +30,7 @@ from scenarios.executors.devices import device_spec
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job import comparison, network, profiles, run, validation
+from scenarios.metrics import fidelity
 from scenarios.runs import parallel
 from tests import worlds
 
@@ -358,6 +361,24 @@ def test_other_programs_are_told_before_executors_start(
     assert looked == [("cpu", (usable_cores()[0],))]
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "other programs" in line]
     assert told.startswith("warning: other programs use 97 % of the device (core 0; most of it by busy (42) 95 %)")
+    assert told.endswith(", more than 30 %: what is measured would be theirs, too; stop them"), "as calibrate says it"
+
+
+@pytest.mark.parametrize(("share", "is_busy"), [(0.30, False), (0.31, True)])
+def test_validating_and_calibrating_mean_the_same_by_busy(
+    share: float, is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One threshold and the same words: refused there, warned of here, and `busy` in tables and in the result."""
+    found = Interference(share)
+    monkeypatch.setattr(preflight, "interference", lambda *_: found)
+    (warning,) = preflight.other_programs(DeviceSpec())
+    assert ("stop them" in warning) is is_busy
+    with pytest.raises(InputError) if is_busy else nullcontext() as refused:
+        require_quiet("cpu", found, allow_busy=False)
+    if refused is not None:
+        assert found.warning in str(refused.value)
+        assert found.warning in warning
+    assert fidelity.is_busy({"programs": share, "stolen": 0.0}) is is_busy
 
 
 def test_a_quiet_device_and_one_that_nothing_tells_of_are_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:

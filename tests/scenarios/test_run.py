@@ -45,7 +45,7 @@ workload: {kind: poisson, rate_img_s: 30}
 calibration: {budget: 4s, allow_busy: true}
 training: {decisions: 3000, batch: 1024, minibatch: 256, environments: 2, horizon_s: 2}
 compare: {routers: [random, sticky, ppo], seeds: [0]}
-validate: {routers: [random, ppo], duration_s: 2s, warmup_s: 0.2s}
+validate: {routers: [random, ppo], go_on: true, duration_s: 2s, warmup_s: 0.2s}
 duration_s: 3
 warmup_s: 0.5
 """

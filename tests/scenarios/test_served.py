@@ -401,7 +401,7 @@ def test_a_hardware_run_that_completed_nothing_is_made_again_and_the_others_are_
     warn = ("warn_of_another_stack", "warn_of_other_programs")
     for name in ("require_devices", "require_ready", *warn, "load_measured", "write_cores"):
         monkeypatch.setattr(stage, name, MagicMock())
-    plan = SimpleNamespace(duration_s=1.0, hardware_runs=2, repeats=1, in_order=list)
+    plan = SimpleNamespace(duration_s=1.0, hardware_runs=2, repeats=1, in_order=list, goes_on=False)
     monkeypatch.setattr(stage, "Plan", SimpleNamespace(of=lambda *_: plan))
     monkeypatch.setattr(stage, "validate_runs", runs)
     monkeypatch.setattr(stage, "CORES_FILE", "validation.json")  # nobody writes it here

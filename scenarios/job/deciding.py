@@ -1,0 +1,66 @@
+"""The stages `decide-ROUTER`: what each router's own decisions take on this host, for simulations to charge.
+
+They are made where serving was measured on this machine, in this run folder; what was measured before is taken as it
+is, wherever the folder has come. Simulations elsewhere charge what the scenario and the profiles say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scenarios.files.decision_times import read_decision_time
+from scenarios.files.router_names import display_name
+from scenarios.job.job import Job
+from scenarios.runs.provenance import environments
+from scenarios.runs.records import plain_name
+from scenarios.world.world import World
+
+REFERENCE = "random"  # what the host's costs are measured with
+OF_THE_MACHINE = ("system", "cores")
+
+
+def with_decision_times(job: Job, world: World, routers: Sequence[str]) -> World:
+    """The world in which each of these routers' decisions take what they take here, where that is known."""
+    if world.scenario.router.decision_s != "measured" or all(p.router_host is None for p in world.profiles):
+        return world  # the user's own word, or costs that `random` is not part of
+    is_here = _is_measured_here(job)
+    times = {}
+    for router in dict.fromkeys(routers):
+        name = display_name(router)
+        path = job.folder / f"decisions/{plain_name(name)}.json"
+        if name != REFERENCE and _make(job, world, router, path, is_here):
+            times[name] = read_decision_time(path, name).beyond_s
+    return world.with_decision_times(times)
+
+
+def _make(job: Job, world: World, router: str, path: Path, is_here: bool) -> bool:
+    """One stage; returns whether its file is there now."""
+    name, seed = display_name(router), job.scenario.seed
+    stage = f"decide-{plain_name(name)}"
+    fingerprint = job.fingerprint(*job.world_parts(), *job.router_parts([router]), seed)
+    if not is_here and not job.folder.stage(stage, fingerprint).is_done:
+        return False
+
+    def work() -> Sequence[Path]:
+        from scenarios.executors.deciding import measure_decisions  # opens torch, which a comparison does not need
+
+        found = measure_decisions(world, name, lambda: world.router(router, job.folder.path), seed)
+        job.folder.write_json(path, found.model_dump(mode="json", by_alias=True))
+        job.say(f"{stage}: {1e6 * found.beyond_s:.0f} us a decision beyond {REFERENCE}'s")
+        return [path]
+
+    job.stage(stage, fingerprint, work)
+    return True
+
+
+def _is_measured_here(job: Job) -> bool:
+    """Whether this folder's own stage has measured what serving costs, and on this machine."""
+    noted = environments(job.folder).get("serving")
+    return noted is not None and _machine_of(noted) == _machine_of(job.environment)
+
+
+def _machine_of(found: dict[str, Any]) -> list[Any]:
+    devices = [device.get("name") for device in found.get("devices", []) if isinstance(device, dict)]
+    return [*(found.get(name) for name in OF_THE_MACHINE), devices]

@@ -1,0 +1,274 @@
+"""A router's own decisions: measured beside random's, kept in the run folder, charged to that router alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.errors import InputError
+from policies.strict import validate
+from policies.vocabulary import NS_PER_S, Choice, ClusterView
+from scenarios.cli import main
+from scenarios.executors import deciding
+from scenarios.executors.deciding import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
+from scenarios.files.decision_times import DecisionTime, read_decision_time
+from scenarios.files.documents import read_json
+from scenarios.files.reading import load_scenario
+from scenarios.job.deciding import with_decision_times
+from scenarios.job.job import Job
+from scenarios.metrics.result import Simulator
+from scenarios.runs.provenance import note_environment
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+from tests import worlds
+from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
+
+HOST = {"decision": {"block_s": 1e-4, "image_s": 1e-5}, "returned": {"block_s": 2e-5, "image_s": 1e-6}}
+MEASURED: dict[str, Any] = {
+    "schema": "slimsched.decision-time/1", "router": "jsq", "provenance": "measured", "machine": "A Processor",
+    "cores": [0], "views": 288, "rounds": 5, "own_s": 3e-4, "random_s": 1e-4,
+}  # fmt: skip
+
+
+def told(**changes: Any) -> DecisionTime:
+    return validate(DecisionTime, {**MEASURED, **changes}, "jsq.json")
+
+
+def hosted(folder: Path, old: str = "", new: str = "") -> Path:
+    """A scenario whose profiles say what the router's host costs."""
+    path = write_scenario(folder, old, new)
+    for name, speed in (("fast", 1.0), ("slow", 0.5)):
+        found = worlds.profile(
+            name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed, router_host=HOST
+        )
+        (folder / f"{name}.yaml").write_text(found.to_yaml())
+    return path
+
+
+# ----------------------------------------------------------------------------------------------------------- charging
+
+
+def decisions_ns(world: World, router: str, engine: Simulator) -> tuple[list[tuple[int, int]], dict[str, float]]:
+    """(images, time from the snapshot until the block is sent) of each decision, and the stages of the run."""
+    result, record = run_simulation(world, world.router(router), router, 0, engine=engine)
+    assert result["stages_s"] is not None
+    return [(block.size, block.sent_ns - block.snapshot_ns) for block in record.blocks], result["stages_s"]
+
+
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+@pytest.mark.parametrize("has_host", [False, True])
+def test_a_decision_is_longer_by_exactly_what_is_charged(engine: Simulator, has_host: bool, tmp_path: Path) -> None:
+    """In both engines, beside what the host costs; it passes before a block is sent."""
+    path = hosted(tmp_path) if has_host else write_scenario(tmp_path)
+    world = load_world(path)
+    before, stages = decisions_ns(world, "jsq", engine)
+    after, longer = decisions_ns(world.with_decision_times({"jsq": 250e-6}), "jsq", engine)
+    base_ns = world.cluster.decision_ns
+
+    def usual_ns(images: int) -> int:
+        return base_ns + (100_000 + 10_000 * images if has_host else 0)
+
+    assert [took for _, took in before] == [usual_ns(images) for images, _ in before]
+    assert [took for _, took in after] == [usual_ns(images) + 250_000 for images, _ in after]
+    assert longer["decision"] > stages["decision"] + 250e-6, "each image is decided on twice"
+
+
+def test_engines_agree_and_others_are_charged_nothing(tmp_path: Path) -> None:
+    """The same run of both engines, bit for bit; random's is the one without times."""
+    world = load_world(hosted(tmp_path))
+    charged = world.with_decision_times({"jsq": 250e-6})
+    for router in ("jsq", "random"):
+        found: list[Any] = []
+        for engine in ("simpy", "compiled"):
+            result, record = run_simulation(charged, charged.router(router), router, 0, engine=engine)
+            found.append(({**result, "wall_s": 0.0, "engine": ""}, record))
+        assert found[0] == found[1]
+        assert found[0][0]["own_decision_s"] == (250e-6 if router == "jsq" else 0.0)
+    plain = run_simulation(world, world.router("random"), "random", 0)[1]
+    assert plain == run_simulation(charged, charged.router("random"), "random", 0)[1]
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+class Slow:
+    """Takes so many nanoseconds for its decisions, one after the other, and then the last one for all others."""
+
+    def __init__(self, now: list[int], takes_ns: Callable[[int], int]) -> None:
+        self.now, self.takes_ns, self.made = now, takes_ns, 0
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        self.now[0] += self.takes_ns(self.made)
+        self.made += 1
+        return None  # type: ignore[return-value]
+
+
+def beside(takes_ns: Callable[[int, int], int], random_ns: int = 10_000) -> float:
+    """What is found beyond random; `takes_ns` of a round and a view."""
+    now, rounds = [0], iter(range(ROUNDS))
+
+    def make() -> Slow:
+        number = next(rounds)
+        return Slow(now, lambda place: takes_ns(number, place))
+
+    waited_ns: list[int] = []
+    views: list[Any] = [SimpleNamespace(now_ns=700_000 * place**2) for place in range(VIEWS)]
+    own_s, random_s = beside_random(
+        views, make, lambda: Slow(now, lambda _: random_ns), 0, clock=lambda: now[0], wait=waited_ns.append
+    )
+    assert waited_ns[:6] == [0, 0, 700_000, 700_000, 10**6, 10**6], "as long as between the views, and no longer"
+    assert len(waited_ns) == 2 * ROUNDS * VIEWS
+    assert random_s == pytest.approx(random_ns / NS_PER_S)
+    return own_s - random_s
+
+
+def test_a_policy_is_timed_beside_random() -> None:
+    """A mean over views: one that takes long now and then is as long as that on average."""
+    assert beside(lambda *_: 300_000) == pytest.approx(290e-6)
+    assert beside(lambda _, place: 500_000 if place % 2 else 100_000) == pytest.approx(290e-6)
+
+
+def test_stalls_and_beginnings_do_not_count() -> None:
+    """Two rounds of five that the host has stalled in, and the views that a policy begins with."""
+    assert beside(lambda number, _: 10**9 if number < ROUNDS // 2 else 300_000) == pytest.approx(290e-6)
+    assert beside(lambda _, place: 10**9 if place < FIRST else 300_000) == pytest.approx(290e-6)
+
+
+def test_views_are_those_of_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the same seed; and the measurement says what it was."""
+    world = load_world(write_scenario(tmp_path))
+    first, again, other = (views_of(world, world.router("jsq"), seed) for seed in (7, 7, 8))
+    assert len(first) == VIEWS
+    assert first == again != other
+    assert max(view.fifo_length for view in first) > 0
+    monkeypatch.setattr(deciding, "hardware_servers", lambda _: [])
+    found = measure_decisions(world, "jsq", lambda: world.router("jsq"), 0)
+    assert (found.router, found.views, found.rounds, found.provenance) == ("jsq", VIEWS, ROUNDS, "measured")
+    assert 0 < found.own_s < 0.1
+    assert 0 < found.random_s < 0.1
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def test_never_below_zero() -> None:
+    """Who decides sooner than random is charged nothing."""
+    assert told().beyond_s == pytest.approx(2e-4)
+    assert told(own_s=5e-5).beyond_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"own_s": -1.0}, "own_s: "),
+        ({"own_s": "3e-4"}, "own_s: "),
+        ({"own_s": 61.0}, "own_s: "),
+        ({"unit": "s"}, "unit: "),
+        ({"provenance": "datasheet"}, "provenance: "),
+        ({"schema": "slimsched.decision-time/2"}, "schema: "),
+        ({"views": 0}, "views: "),
+        ({"router": "ladder"}, "router: is 'ladder', and not 'jsq'"),
+    ],
+)
+def test_a_file_is_read_strictly(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Each problem by its key."""
+    path = tmp_path / "jsq.json"
+    path.write_text(json.dumps(MEASURED))
+    assert read_decision_time(path, "jsq").beyond_s == pytest.approx(2e-4)
+    path.write_text(json.dumps({**MEASURED, **change}))
+    with pytest.raises(InputError, match=rf"jsq\.json: {said}"):
+        read_decision_time(path, "jsq")
+    path.write_text("[1]")
+    with pytest.raises(InputError, match=r"jsq\.json: must be an object"):
+        read_decision_time(path, "jsq")
+
+
+# ----------------------------------------------------------------------------------------------------------- the stage
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which routers were measured: jsq takes 200 us, every other 50."""
+    asked: list[str] = []
+
+    def measure(_: World, router: str, make: Callable[[], object], seed: int) -> DecisionTime:
+        asked.append(router)
+        make()
+        return told(router=router, own_s=3e-4 if router == "jsq" else 1.5e-4)
+
+    monkeypatch.setattr(deciding, "measure_decisions", measure)
+    return asked
+
+
+def job_of(path: Path, *, is_here: bool = True) -> Job:
+    """One whose folder says that serving was measured on this machine."""
+    job = Job(load_scenario(path), path.parent / "run", say=lambda _: None, quiet=True)
+    with job.folder.opened():
+        here = dict(job.environment) if is_here else {**job.environment, "cores": 999}
+        note_environment(job.folder, "serving", here)
+    return job
+
+
+def times_of(job: Job, *routers: str) -> dict[str, float]:
+    with job.folder.opened():
+        return dict(with_decision_times(job, job.world(), routers).decision_times_s)
+
+
+def test_each_router_is_measured_once(measured: list[str], tmp_path: Path) -> None:
+    """A stage each, so that another router makes none of the others anew; random is what they are measured beside."""
+    job = job_of(hosted(tmp_path))
+    assert times_of(job, "random", "jsq", "jsq") == {"jsq": pytest.approx(2e-4)}
+    assert times_of(job, "jsq", "sticky") == {"jsq": pytest.approx(2e-4), "sticky": pytest.approx(5e-5)}
+    assert measured == ["jsq", "sticky"]
+    assert read_json(tmp_path / "run" / "decisions" / "jsq.json")["router"] == "jsq"
+    (tmp_path / "run" / "decisions" / "jsq.json").write_text("damaged")
+    assert times_of(job, "jsq") == {"jsq": pytest.approx(2e-4)}
+    assert measured == ["jsq", "sticky", "jsq"]
+
+
+def test_elsewhere_nothing_is_measured_but_what_was_is_kept(measured: list[str], tmp_path: Path) -> None:
+    """Another machine's decisions are not those of the host that the profiles are of."""
+    path = hosted(tmp_path)
+    assert times_of(job_of(path, is_here=False), "jsq") == {}
+    assert times_of(job_of(path), "jsq") == {"jsq": pytest.approx(2e-4)}
+    assert times_of(job_of(path, is_here=False), "jsq", "sticky") == {"jsq": pytest.approx(2e-4)}
+    assert measured == ["jsq"]
+
+
+def test_a_users_own_word_and_profiles_without_a_host_stay_as_they_are(measured: list[str], tmp_path: Path) -> None:
+    """A number in the scenario is the policy's time; the assumption is for any router."""
+    path = hosted(tmp_path, "compare:", "router: {decision_s: 0.00001}\ncompare:")
+    assert times_of(job_of(path), "jsq") == {}
+    (tmp_path / "other").mkdir()
+    assert times_of(job_of(write_scenario(tmp_path / "other")), "jsq") == {}
+    assert measured == []
+
+
+def test_a_comparison_in_the_folder_charges_and_says_so(
+    measured: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In results, in the table, and in what the stage is known by."""
+    path = hosted(tmp_path)
+    command = ["compare", str(path), "--out", str(tmp_path / "run"), "--seed", "0", "--jobs", "1"]
+    assert main(command) == 0
+    plain = read_json(tmp_path / "run" / "results.json")
+    assert "beyond random's" not in capsys.readouterr().out
+    job_of(path)
+    assert main([*command, "--json", str(tmp_path / "found.json")]) == 0
+    assert "A decision was charged what it takes beyond random's, measured here: jsq 200 us." in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert read_json(tmp_path / "found.json")["own_decision_s"] == {"jsq": pytest.approx(2e-4)}
+    charged = read_json(tmp_path / "run" / "results.json")
+    by_router = {result["router"]: result["own_decision_s"] for result in charged}
+    assert by_router == {"random": 0.0, "jsq": pytest.approx(2e-4)}
+    stages = [{r["router"]: r["stages_s"]["decision"] for r in results} for results in (plain, charged)]
+    assert stages[0]["random"] == stages[1]["random"]
+    assert stages[1]["jsq"] > stages[0]["jsq"] + 3e-4

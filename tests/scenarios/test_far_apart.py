@@ -1,0 +1,234 @@
+"""Hardware far from its simulation: a validation that can only say so again and again is stopped, and told why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hw.networks import ModelFile
+from policies.errors import WorkError
+from policies.records import STAGES
+from policies.vocabulary import Provenance
+from scenarios.cli import main
+from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun
+from scenarios.files.spec import ValidateSection
+from scenarios.job import validation
+from scenarios.job.job import Job
+from scenarios.job.run import Outcome
+from scenarios.job.validation import validate_world
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.far_apart import FEWEST_IMAGES, far_runs, is_hopeless
+from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results, was_stopped
+from scenarios.metrics.result import Result
+from scenarios.runs.folder import RunFolder
+from scenarios.show.far_apart import far_apart_warnings, require_hopeful
+from scenarios.show.report import build_report
+from scenarios.show.validation import format_validation
+from scenarios.world.world import World
+from tests.scenarios.files import write_scenario
+from tests.scenarios.folders import run_folder, summary, validation_run
+from tests.scenarios.test_campaign import opened, side
+from tests.scenarios.test_result import WINDOW, record, request
+
+ROUTERS = ("random", "jsq", "sticky")
+DOWN = {"server": "s", "cause": "planned", "planned": True, "down_s": 1.0, "up_s": None}
+
+
+def result(latency_s: float, images: int = FEWEST_IMAGES, **changes: Any) -> Result:
+    """So many images, each with this latency, half of it in the stage `run`."""
+    found = summary(record(*(request(i, 3, latency_s) for i in range(images)), ended_s=20), **WINDOW)
+    found["stages_s"] = {**dict.fromkeys(STAGES, 0.0), "run": latency_s / 2, "queue": latency_s / 4}
+    return {**found, **changes}  # type: ignore[typeddict-item]
+
+
+def run(simulated_s: float, hardware_s: float, images: int = FEWEST_IMAGES, **place: Any) -> ValidationRun:
+    return validation_run(result(simulated_s, images), result(hardware_s, images, mode="hardware"), **place)
+
+
+@pytest.mark.parametrize(
+    ("simulated_s", "hardware_s", "is_far"), [(1.4, 1.0, False), (1.6, 1.0, True), (1.0, 1.9, False), (1.0, 2.1, True)]
+)
+def test_far_is_an_error_of_more_than_half(simulated_s: float, hardware_s: float, is_far: bool) -> None:
+    """As tables have it: relative to the hardware, of either sign."""
+    assert bool(far_runs([run(simulated_s, hardware_s)])) is is_far
+
+
+def test_throughput_counts_too() -> None:
+    """Images that the hardware leaves have no latency."""
+    both = run(1.0, 1.0)
+    both["hardware"]["throughput_img_s"] = both["simulated"]["throughput_img_s"] / 2
+    (found,) = far_runs([both])
+    assert found["error_pct"] == {"latency_mean": 0.0, "throughput": pytest.approx(100.0)}
+
+
+def test_one_run_alone_stops_nothing_and_one_that_is_near_clears_all() -> None:
+    """In whatever order: what has passed once is never stopped when it is resumed."""
+    far, near = run(1.0, 3.0), run(1.0, 1.1)
+    assert not is_hopeless([far])
+    assert is_hopeless([far, far])
+    for runs in ([far, near], [near, far, far], [far, far, near]):
+        assert not is_hopeless(runs)
+        assert far_runs(runs) == []
+
+
+def test_what_tells_nothing_of_a_profile_is_left_out() -> None:
+    """Few images, saturated runs, runs without a single image, and those in which a server was down."""
+    few = run(1.0, 3.0, FEWEST_IMAGES - 1)
+    saturated, down, twin_down, barren = (run(1.0, 3.0) for _ in range(4))
+    saturated["kind"] = "saturated"
+    down["hardware"]["restarts"] = [DOWN]  # type: ignore[list-item]
+    twin_down["simulated"]["restarts"] = [DOWN]  # type: ignore[list-item]
+    barren["hardware"]["images"]["completed"] = 0
+    for each in (few, saturated, down, twin_down, barren):
+        assert far_runs([each, each]) == []
+    assert len(far_runs([few, saturated, run(1.0, 3.0)])) == 1
+
+
+def test_the_stage_that_is_most_apart_is_told() -> None:
+    """By milliseconds, whatever the share."""
+    (found,) = far_runs([run(0.010, 0.030, load=0.5, seed=7)])
+    assert (found["stage"], found["stage_s"]) == ("run", {"simulated": 0.005, "hardware": 0.015})
+
+
+def text_of(*runs: ValidationRun) -> str:
+    document = validate_results(runs, Provenance.MEASURED)
+    document["far_apart"] = {"made": 2, "planned": 9, "runs": far_runs(runs), "kept": ".stages/validate-0.json"}
+    with pytest.raises(WorkError) as raised:
+        require_hopeful(document)
+    return str(raised.value)
+
+
+def test_the_message_says_what_why_and_what_to_do() -> None:
+    """One line: numbers of both worlds, the stage, likely causes, remedies."""
+    text = text_of(run(0.010, 0.030, load=0.5), run(0.010, 0.030, load=0.5, router="jsq"))
+    assert text.startswith("validate: stopped after 2 hardware runs of 9: more than 50 % from simulation: random, load")
+    assert "jsq, load 0.5, seed 0: mean latency 10.00 ms simulated, 30.00 ms measured (-66.7 %)" in text
+    assert "the stage `run`, 5.00 ms simulated, 15.00 ms measured" in text
+    assert "the profiles are of another host" in text
+    assert "--go-on, in a scenario validate.go_on" in text
+    assert "remove .stages/validate-0.json" in text
+    assert "\n" not in text
+
+
+def test_what_was_seen_comes_first_among_the_causes() -> None:
+    """Others, a machine that is too small, a load that it can't carry; nothing of it where nothing was seen."""
+    others = run(0.01, 0.03, foreign_load={"programs": 0.4, "stolen": 0.05})
+    others["hardware"]["cpu"] = {"router": 0.97, "agent": 0.0, "cores": 0.3}
+    others["hardware"]["throughput_img_s"] /= 3
+    seen = "Likely causes: others took 45 % of a device meanwhile; the run's own processes were short of CPU time"
+    assert seen in text_of(others, others)
+    assert "the devices can't carry the load here" in text_of(others, others)
+    quiet = run(0.01, 0.03, foreign_load={"programs": 0.01, "stolen": 0.0})
+    assert "Likely causes: the profiles are of another host, stack or load. " in text_of(quiet, quiet)
+    assert "other programs use the machine" in text_of(run(0.01, 0.03))
+
+
+# --------------------------------------------------------------------------------------------------------- the campaign
+
+
+class Bench:
+    """A validation of three routers on hardware that is so many times slower than its profiles."""
+
+    def __init__(self, here: Path, slowness: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("world", "hardware", "run"):
+            (here / name).mkdir()
+        self.world: World = opened(here / "world", 1.0)
+        self.hardware: World = opened(here / "hardware", slowness)
+        self.said: list[str] = []
+        self.folder = RunFolder(here / "run", self.said.append)
+        self.partial = self.folder.partial("validate", "0" * 12)
+        self.asked: list[PlannedRun] = []
+        monkeypatch.setattr(validation, "load_measured", lambda *_: None)
+        monkeypatch.setattr(validation, "validate_runs", self._runs)
+
+    def _runs(self, *given: Any, finished: tuple[ValidationRun, ...], **_: Any) -> Iterator[Finished]:
+        simulate, serve = side(self.world, []), side(self.hardware, self.asked, "hardware")
+        yield from Campaign(given[3], simulate, serve, finished).carry_out()
+
+    def validate(self, routers: tuple[str, ...] = ROUTERS, **given: Any) -> Validation:
+        """How many hardware runs it made stands in `asked`."""
+        self.asked.clear()
+        plan = Plan.of(self.world, routers, ValidateSection.model_validate(given))
+        model = ModelFile(self.folder.path / "none", None)
+        with self.folder.opened():
+            return validate_world(
+                self.world, self.folder, model, plan, routers, made_in=None, partial=self.partial, quiet=True
+            )
+
+
+def test_a_hopeless_validation_stops_and_tells_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two runs, which are kept; asked again nothing is run; going on makes the rest alone."""
+    bench = Bench(tmp_path, 4.0, monkeypatch)
+    found = bench.validate()
+    assert [each.router for each in bench.asked] == ["random", "jsq"]
+    assert was_stopped(found)
+    assert [pair["router"] for pair in found["pairs"]] == ["random", "jsq"]
+    assert (tmp_path / "run" / "hardware" / "jsq-seed0" / "result.json").is_file()
+    assert bench.validate()["far_apart"] == found["far_apart"]
+    assert bench.asked == []
+    assert "Far apart" not in format_validation(found), "the command's error says it"
+    whole = bench.validate(go_on=True)
+    assert [each.router for each in bench.asked] == ["sticky"]
+    assert not was_stopped(whole)
+    require_hopeful(whole)
+    assert "Far apart: 3 hardware runs: more than 50 % from simulation: random" in format_validation(whole)
+    bench.partial.unlink()
+    bench.validate()
+    assert [each.router for each in bench.asked] == ["random", "jsq"], "the remedy measures again"
+
+
+def test_a_validation_near_its_simulation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And when it is resumed on hardware that got slow meanwhile it still does: it has passed."""
+    bench = Bench(tmp_path, 1.1, monkeypatch)
+    assert bench.validate(("random",)).get("far_apart") is None
+    (tmp_path / "slow").mkdir()
+    bench.hardware = opened(tmp_path / "slow", 4.0)
+    assert bench.validate().get("far_apart") is None
+    assert [each.router for each in bench.asked] == ["jsq", "sticky"]
+
+
+def test_nothing_is_stopped_where_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single pair has its table and its warning."""
+    found = Bench(tmp_path, 4.0, monkeypatch).validate(("jsq",))
+    assert not was_stopped(found)
+    (warning,) = far_apart_warnings(found)
+    assert warning.startswith("Far apart: 1 hardware run: more than 50 % from simulation: jsq, seed 0")
+
+
+def test_a_report_tells_of_it(tmp_path: Path) -> None:
+    """Whoever opens the page later sees why rows are missing."""
+    folder = run_folder(tmp_path)
+    document = folder.read_json("validation.json")
+    document["far_apart"] = {"made": 2, "planned": 9, "runs": far_runs([run(0.01, 0.03)] * 2), "kept": "x.json"}
+    folder.write_json(folder / "validation.json", document)
+    assert "Far apart: stopped after 2 hardware runs of 9" in build_report(folder).read_text()
+
+
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_both_commands_print_their_tables_and_fail(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, the tables so far on standard output, one line of what is wrong."""
+    document = validate_results([run(0.01, 0.03)] * 2, Provenance.MEASURED)
+    document["far_apart"] = {"made": 2, "planned": 9, "runs": far_runs([run(0.01, 0.03)] * 2), "kept": "x.json"}
+    seen: list[Job] = []
+
+    def made(job: Job, *_: object) -> object:
+        seen.append(job)
+        comparison = compare_results([result(0.01)])
+        return document if command == "validate" else Outcome(comparison, document, tmp_path / "report.html")
+
+    monkeypatch.setattr(validation, "validate", made)
+    monkeypatch.setattr("scenarios.job.run.carry_out", made)
+    monkeypatch.setattr("scenarios.job.comparison.results_of", lambda _: [])
+    scenario = write_scenario(tmp_path)
+    routers = ["--router", "jsq"] if command == "validate" else []
+    words = [command, str(scenario), "--out", str(tmp_path / "run"), "--quiet", "--go-on", *routers]
+    assert main(words) == 1
+    streams = capsys.readouterr()
+    assert "random" in streams.out
+    assert streams.err.splitlines()[-1].startswith("slimsched: validate: stopped after 2 hardware runs of 9")
+    assert seen[0].scenario.validate_.go_on
