@@ -65,7 +65,12 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 # -------------------------------------------------------------------------------------------------------------- model
 
 
-NETWORKS = ("digits", "slimresnet-tiny", "slimresnet18")  # those of hw.slimresnet, named here without opening torch
+NETWORKS = (
+    "digits",
+    "noisy-digits",
+    "slimresnet-tiny",
+    "slimresnet18",
+)  # those of hw.slimresnet, named here without opening torch
 
 
 def _listed(names: Sequence[str]) -> str:

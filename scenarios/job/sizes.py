@@ -27,8 +27,12 @@ def cuts_text(scenario: Scenario) -> str:
         part = getattr(scenario, section) if section else scenario
         given, usual = getattr(part, key), type(part).model_fields[key].default
         if given < usual:
-            found.append(f"{section}.{key}".lstrip(".") + f" {given:,g} of {usual:,g}")
+            found.append(f"{section}.{key}".lstrip(".") + f" {_size(given)} of {_size(usual)}")
     return f"cut for time, of the defaults: {', '.join(found)}" if found else ""
+
+
+def _size(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def devices_text(servers: Sequence[ServerSection]) -> str:

@@ -165,8 +165,9 @@ def _standing(material: Material) -> Iterator[Chart]:
     bars = list(standing_bars(material.comparison, material.validation))
     if len(bars) > 1:
         both = ", simulated (hollow) and on real executors" if material.validation else ", simulated"
+        colors = charts.router_colors([*_compared(material), *(bar.router for bar in bars)])
         caption = f"Mean latency{both}, with 95 % intervals; beside it the accuracy of what ran."
-        yield chart(charts.standing(bars, _colors(material)), caption)
+        yield chart(charts.standing(bars, colors), caption)
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:

@@ -212,7 +212,7 @@ def _span_of(rows: list[Row], stem: str) -> str:
 
 def _order(validation: Validation, rows: list[Row]) -> Iterator[str]:
     """How many pairs the executors tell apart, and how many of these simulation orders alike."""
-    found = next((each for each in validation["ranking"] if rows and each["load"] == rows[0]["load"]), None)
+    found = next((each for each in validation.get("ranking", []) if rows and each["load"] == rows[0]["load"]), None)
     if found is None or not found["pairs"]:
         return
     apart, pairs = found["separated_pairs"], plural(found["pairs"], "pair")
