@@ -27,7 +27,7 @@ DATA_VARIABLE = "SLIMSCHED_DATA"
 DATA_FOLDER = "data"  # where the variable is not set
 TEST_SHARE_OF_DIGITS = 4  # one image in four
 NOISY_SCALE = 3  # pixels of a noisy digit for one of a digit, along each side
-NOISY_DEVIATION = 12.0  # of each pixel's noise, where the ink of a digit is 0 to 16
+NOISY_DEVIATION = 10.0  # of each pixel's noise, where the ink of a digit is 0 to 16
 _KEY = ("model", "dataset")  # under which it stands, for messages
 
 Images = NDArray[np.float32]

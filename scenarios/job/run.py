@@ -27,11 +27,10 @@ from scenarios.job.job import Job
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
 from scenarios.job.router import make_routers
-from scenarios.job.sizes import cuts_text, devices_text
+from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
-from scenarios.runs.bound import pressure_of
 from scenarios.runs.effort import effort_of, require_effort
 from scenarios.show.report import build_report
 from scenarios.world.materials import SCENARIO_FILE
@@ -76,7 +75,7 @@ def _carry_out(job: Job) -> Outcome:
         warn_of_another_stack(job, world)
         make_serving(job)
         world = job.world()
-    if (text := pressure_of(world)) is not None:
+    if text := pressure_text(world):
         job.say(text)
     make_routers(job, world, None, job.kinds_to_make)
     comparison = compare(job, world)

@@ -8,6 +8,8 @@ from typing import Final
 from hw.telemetry import usable_cores
 from scenarios.files.spec import Scenario, ServerSection
 from scenarios.show.numbers import plural
+from scenarios.world.build import estimated_capacity_img_s
+from scenarios.world.world import World
 
 _SIZES: Final = (  # section, key: what costs time, and gives surer numbers or better routers where there is more of it
     ("calibration", "budget"),
@@ -66,3 +68,24 @@ def _router_text(servers: Sequence[ServerSection]) -> str:
     if free and all(pinned):
         return f"the router's process has core {', '.join(map(str, free))} to itself"
     return f"the router's process and theirs share {plural(len(usable_cores()), 'core')}"
+
+
+def pressure_text(world: World) -> str:
+    """What arrives at most beside what the widest and the narrowest network carry, and whether widths matter then.
+
+    Empty for a trace.
+    """
+    rate_img_s, widths = world.rate_img_s, world.cluster.router.widths
+    if rate_img_s is None:
+        return ""
+    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, widths[0])
+    wide_img_s, busy_img_s = world.capacity_img_s, rate_img_s * world.scenario.workload.busiest_factor()
+    text = (
+        f"{world.scenario.name}: {world.mean_rate_img_s:.4g} images/s arrive on average, at most {busy_img_s:.4g} for "
+        f"a while; the devices carry about {wide_img_s:.4g} at full width and {narrow_img_s:.4g} at the narrowest"
+    )
+    if busy_img_s > narrow_img_s:
+        return f"{text}: not even the narrowest always keeps up, and queues grow under every router"
+    if busy_img_s < wide_img_s:
+        return f"{text}: full width always keeps up, and routers will hardly differ; raise the load to see them do"
+    return f"{text}: at times full width can't keep up, and a router must choose"

@@ -224,28 +224,6 @@ def overload_of(world: World) -> str | None:
     )
 
 
-def pressure_of(world: World) -> str | None:
-    """What arrives at most beside what the widest and the narrowest network carry, and whether widths matter then.
-
-    None for a trace, and where the question is too large to be asked in passing.
-    """
-    rate_img_s, widths = world.rate_img_s, world.cluster.router.widths
-    if rate_img_s is None or unknowns_of(world, len(widths)) > MOST_UNKNOWNS / 10:
-        return None
-    wide_img_s, narrow_img_s = (FluidModel(world, each).capacity_img_s() for each in (widths[-1:], widths[:1]))
-    busy_img_s = rate_img_s * world.scenario.workload.busiest_factor()
-    text = (
-        f"{world.scenario.name}: at most {busy_img_s:.4g} images/s arrive for a while (on average "
-        f"{world.mean_rate_img_s:.4g}); these devices carry {wide_img_s:.4g} at full width and {narrow_img_s:.4g} at "
-        "the narrowest, before what serving costs"
-    )
-    if busy_img_s > narrow_img_s:
-        return f"{text}: then not even the narrowest keeps up, and queues grow under every router"
-    if busy_img_s < wide_img_s:
-        return f"{text}: full width always keeps up, and routers will hardly differ; raise the load to see them do"
-    return f"{text}: then full width can't keep up, and a router must choose"
-
-
 # ------------------------------------------------------------------------------------------------------- a moving load
 
 

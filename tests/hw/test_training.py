@@ -132,12 +132,15 @@ def test_noisy_digits_are_digits_with_noise_of_their_own(digits: Dataset) -> Non
     assert np.array_equal(noisy.train_labels, digits.train_labels)
     assert np.array_equal(noisy.test_labels, digits.test_labels)
     assert noisy.test_images.shape == (len(digits.test_labels), 1, 24, 24)
-    means = noisy.test_images.reshape(-1, 8, 3, 8, 3).mean(axis=(2, 4))
-    assert np.corrcoef(means.ravel(), digits.test_images.ravel())[0, 1] == pytest.approx(0.83, abs=0.02)
-    blank = digits.test_images[:, 0].repeat(3, axis=1).repeat(3, axis=2) == digits.test_images.min()
-    noise = np.where(blank, noisy.test_images[:, 0], np.nan)
-    assert np.nanstd(noise) == pytest.approx(12 / (12**2 + 6.01**2) ** 0.5, abs=0.02)
-    assert not np.array_equal(noisy.test_images[0, 0], noisy.train_images[0, 0])
+    images, residuals = (digits.train_images, digits.test_images), []
+    for large, plain in zip((noisy.train_images, noisy.test_images), images, strict=True):
+        ink = plain.repeat(3, axis=2).repeat(3, axis=3) * 6.01  # of digits, before they were normalised
+        residuals.append(large * (10**2 + 6.01**2) ** 0.5 - ink)
+        assert residuals[-1].std() == pytest.approx(10, rel=0.01)
+        assert np.corrcoef(residuals[-1].ravel(), ink.ravel())[0, 1] == pytest.approx(0, abs=0.01)
+    first, other = (each[0].ravel() for each in residuals)
+    assert abs(np.corrcoef(first, other)[0, 1]) < 0.15
+    assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.15
 
 
 def test_unknown_and_missing_data_are_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +328,7 @@ def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
 
 @pytest.mark.slow
 @pytest.mark.release
-@pytest.mark.parametrize(("name", "least", "spread"), [("digits", 0.97, 0.0), ("noisy-digits", 0.93, 0.02)])
+@pytest.mark.parametrize(("name", "least", "spread"), [("digits", 0.97, 0.0), ("noisy-digits", 0.92, 0.03)])
 def test_a_recipe_reaches_its_mark(name: str, least: float, spread: float) -> None:
     """So much at full width, and the best tuple knows more than the narrowest: by points, where noise makes it hard."""
     found, data = Network(name), load_dataset(name)

@@ -18,7 +18,6 @@ from scenarios.runs.bound import (
     bound,
     oracle_accuracy,
     overload_of,
-    pressure_of,
     window_rates_img_s,
 )
 from scenarios.runs.simulate import simulate_metrics
@@ -281,23 +280,6 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
     light = write_scenario(tmp_path)
     assert main(["simulate", str(light), *flags]) == 0
     assert "warning" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.3, "routers will hardly differ"), (0.5, "a router must choose"), (5.0, "not even the narrowest")],
-)
-def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, share: float, words: str) -> None:
-    """Of bursts: they must be too much for full width and not for the narrowest, or the run shows little."""
-    bursts = f"{{kind: mmpp, load: {share}, burst_factor: 2.5, burst_share: 0.2}}"
-    world = load_world(write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", bursts))
-    wide, narrow = (FluidModel(world, each).capacity_img_s() for each in (WIDTHS[-1:], WIDTHS[:1]))
-    burst_img_s = 2.5 * (world.rate_img_s or 0.0)
-    assert (burst_img_s > wide, burst_img_s > narrow) == (share > 0.4, share > 1)
-    text = pressure_of(world) or ""
-    assert words in text
-    assert f"at most {burst_img_s:.4g} images/s" in text
-    assert f"{wide:.4g} at full width and {narrow:.4g} at the narrowest" in text
 
 
 def test_no_warning_where_only_the_narrowest_is_slow() -> None:

@@ -11,8 +11,10 @@ from policies import strict
 from scenarios.files.spec import DeviceSection, Scenario, ServerSection
 from scenarios.job import sizes
 from scenarios.job.job import Job
-from scenarios.job.sizes import cuts_text, devices_text
-from tests.scenarios.files import SCENARIO
+from scenarios.job.sizes import cuts_text, devices_text, pressure_text
+from scenarios.world.build import estimated_capacity_img_s
+from scenarios.world.materials import load_world
+from tests.scenarios.files import SCENARIO, WIDTHS, write_scenario
 
 
 def scenario(more: str = "") -> Scenario:
@@ -47,6 +49,22 @@ def test_devices_are_named_with_what_makes_them_unequal(monkeypatch: pytest.Monk
     assert devices_text([played]).startswith("devices: gpu0: emulated (t4, 20 times as slow)")
     assert devices_text([server("gpu0", kind="cuda", index=1)]).startswith("devices: gpu0: GPU 1;")
     assert devices_text([ServerSection(name="a", profile="t4")]) == ""
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [(0.3, "routers will hardly differ"), (0.5, "a router must choose"), (1.2, "not even the narrowest")],
+)
+def test_what_arrives_is_told_beside_what_widths_carry(tmp_path: Path, load: float, words: str) -> None:
+    """Of bursts: they must be too much for full width and not for the narrowest, or the run shows little."""
+    bursts = f"{{kind: mmpp, load: {load}, burst_factor: 2.5, burst_share: 0.2}}"
+    world = load_world(write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", bursts))
+    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, WIDTHS[0])
+    assert 1.25 * world.capacity_img_s < narrow_img_s < 3 * world.capacity_img_s
+    text = pressure_text(world)
+    assert words in text
+    assert f"at most {2.5 * load * world.capacity_img_s:.4g} for a while" in text
+    assert f"{world.capacity_img_s:.4g} at full width and {narrow_img_s:.4g} at the narrowest" in text
 
 
 def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
