@@ -76,13 +76,14 @@ def _simulation(comparison: Comparison) -> str:
 
 
 def _percent(found: Contender, other: Contender) -> str:
-    """By how much it is slower or quicker, `8.3 % +-1.1`; with its sign in words."""
-    lead = found.lead(other)["percent"]
-    mean, half = lead["mean"], lead["ci95"]
-    if mean is None:
+    """By how much it is slower or quicker, `8.3 +-1.1 % below that of x`: of the other's mean, not a mean of percents,
+    which one slow run can turn round."""
+    lead, of_s = found.lead(other)["difference"], other.mean_s
+    mean_s, half_s = lead["mean"], lead["ci95"]
+    if mean_s is None:
         return f"{NONE} %"
-    text = f"{number(abs(mean), 1)}{'' if half is None else PLUS_MINUS + number(half, 1)} %"
-    return f"{text} {'below' if mean <= 0 else 'above'} that of {other.router}"
+    half = "" if half_s is None else PLUS_MINUS + number(half_s / of_s, 1, 100)
+    return f"{number(abs(mean_s) / of_s, 1, 100)}{half} % {'below' if mean_s <= 0 else 'above'} that of {other.router}"
 
 
 def _at(found: Contender) -> str:

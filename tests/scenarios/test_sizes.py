@@ -45,6 +45,7 @@ def test_devices_are_named_with_what_makes_them_unequal(monkeypatch: pytest.Monk
     )
     monkeypatch.setattr(sizes, "usable_cores", lambda: (0, 1, 2))
     assert devices_text([fast, slow]).endswith("the router's process has core 2 to itself")
+    assert devices_text([fast, server("any")]).endswith("the router's process and theirs share 3 cores")
     played = server("gpu0", emulated="t4", slowdown=20)
     assert devices_text([played]).startswith("devices: gpu0: emulated (t4, 20 times as slow)")
     assert devices_text([server("gpu0", kind="cuda", index=1)]).startswith("devices: gpu0: GPU 1;")

@@ -50,7 +50,7 @@ def test_a_clear_win() -> None:
     """The winner, by how much with its interval, at which accuracy; what was promised, how far off, and the order."""
     found = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.25, 0.9495), ("random", 3.0, 2.0, 0.90))
     assert verdict(None, found) == (
-        "On real executors (3 runs a router) tide wins: a mean latency of 1000.00 ms at 95.00 % accuracy, 20.0 +-0.0 % "
+        "On real executors (3 runs a router) tide wins: a mean latency of 1000.00 ms at 95.00 % accuracy, 20.0 +-0.5 % "
         "below that of tuned:ladder (94.95 % accuracy), the quickest other of comparable accuracy. "
         "Simulation of the same arrivals had promised 900.00 ms for tide. "
         "Its mean latencies are off by -10.0 to +50.0 %, its p99 by -10.0 to +50.0 %. "
@@ -71,11 +71,11 @@ def test_a_clear_loss_comes_first() -> None:
     losses, rest = text.split(" On real executors (3 runs a router) tuned:ladder wins: ")
     assert losses == (
         "On real executors (3 runs a router) the learned router tide loses: its mean latency, 1300.00 ms at 95.00 % "
-        "accuracy, is 30.0 +-0.0 % above that of tuned:ladder (a rule, 95.00 % accuracy). "
+        "accuracy, is 30.0 +-0.7 % above that of tuned:ladder (a rule, 95.00 % accuracy). "
         "On real executors (3 runs a router) the learned router ppo loses: its mean latency, 1100.00 ms at 94.00 % "
-        "accuracy, is 10.0 +-0.0 % above that of tuned:ladder (a rule, 95.00 % accuracy)."
+        "accuracy, is 10.0 +-0.2 % above that of tuned:ladder (a rule, 95.00 % accuracy)."
     )
-    assert rest.startswith("a mean latency of 1000.00 ms at 95.00 % accuracy, 23.1 +-0.0 % below that of tide")
+    assert rest.startswith("a mean latency of 1000.00 ms at 95.00 % accuracy, 23.1 +-0.6 % below that of tide")
 
 
 def test_a_tie_is_no_win() -> None:
@@ -115,7 +115,7 @@ def test_only_simulated() -> None:
     """The same of a comparison, by seed, and that nothing ran on executors."""
     text = verdict(comparison(("random", 2.0, 0.9), (LADDER, 1.25, 0.95), ("tide", 1.0, 0.95)), None)
     assert text == (
-        "In simulation (datasheet, 3 seeds) tide wins: a mean latency of 1000.00 ms at 95.00 % accuracy, 20.0 +-0.0 % "
+        "In simulation (datasheet, 3 seeds) tide wins: a mean latency of 1000.00 ms at 95.00 % accuracy, 20.0 +-0.5 % "
         "below that of tuned:ladder (95.00 % accuracy), the quickest other of comparable accuracy. "
         "Nothing of this was run on executors."
     )
@@ -156,7 +156,7 @@ def test_the_levelled_ladder_is_told_beside_a_learned_router() -> None:
     """Also where another rule is the rival."""
     text = verdict(comparison(("tide", 1.0, 0.95), (FIXED, 1.1, 0.9505), (LADDER, 1.25, 0.95)), None)
     assert "below that of tuned:fixed" in text
-    assert "Levelled, tide's mean latency is 20.0 +-0.0 % below that of tuned:ladder." in text
+    assert "Levelled, tide's mean latency is 20.0 +-0.5 % below that of tuned:ladder." in text
 
 
 def test_a_single_run_tells_nothing_of_chance() -> None:
@@ -181,6 +181,21 @@ def test_nothing_to_say() -> None:
     for row in old["rows"]:
         del row["by_seed"]
     assert "nobody wins: no router can be judged." in verdict(old, None)
+
+
+def test_the_percentage_is_of_the_means() -> None:
+    """A mean of percents over noisy repeats may be of the other sign than the difference of the means."""
+    runs = [
+        validation_run(result(router, 1.0, 0.95), result(router, s, 0.95, **HARDWARE), repeat=repeat)
+        for router, of in (("a", (4.0, 0.4)), ("b", (6.0, 0.1)))
+        for repeat, s in enumerate(of)
+    ]
+    found = validate_results(runs, Provenance.MODELLED)
+    one, other = validated(found, "hardware").contenders
+    assert (one.lead(other)["percent"]["mean"] or 0.0) > 0
+    text = verdict(None, found)
+    assert "it is a tie: a has a mean latency of 2200.00 ms at 95.00 % accuracy, 27.9 +-" in text
+    assert "% below that of b" in text
 
 
 def test_leads_are_paired() -> None:
