@@ -157,10 +157,15 @@ def _others(standing: Standing) -> Iterator[str]:
         elif not rival.beats(one) and winner is not None and one is not winner and not one.is_match_for(winner):
             short = _points(winner.accuracy - one.accuracy)
             yield f"{one.router} is not set beside {winner.router}: {_ms(one.mean_s)}, but {short} less accurate."
-        elif rival.beats(one) and not one.lead(rival)["differs"]:
+        elif rival.beats(one) and not one.lead(rival)["differs"] and not _is_of_outcome(standing, rival, one):
             yield f"{one.router} and {rival.router} can't be told apart: {_ms(one.mean_s)}, {_percent(one, rival)}."
         if ladder is not None and _is_told_beside(standing, one, ladder):
             yield f"Levelled, {one.router}'s mean latency is {_percent(one, ladder)}{_of_chance(one, ladder)}."
+
+
+def _is_of_outcome(standing: Standing, one: Contender, other: Contender) -> bool:
+    """Whether who won is told of these two."""
+    return one is standing.winner and other is standing.next_of(one)
 
 
 def _is_told_beside(standing: Standing, one: Contender, ladder: Contender) -> bool:
