@@ -28,14 +28,18 @@ from scenarios.show.comparison import format_comparison
 from scenarios.show.far_apart import require_hopeful
 from scenarios.show.replay import format_replay
 from scenarios.show.result import format_score
+from scenarios.show.table import to_text
 from scenarios.show.validation import format_validation
+from scenarios.show.verdict import verdict
 from scenarios.terminal.output import Output
+from scenarios.terminal.screen import screen_width
 
 
 def run(arguments: Namespace) -> int:
     """Everything, end to end."""
     from scenarios.job.comparison import results_of
     from scenarios.job.run import carry_out
+    from scenarios.job.sizes import cuts_text
 
     output = Output(arguments)
     scenario, folder = scenario_and_folder(arguments)
@@ -45,11 +49,13 @@ def run(arguments: Namespace) -> int:
         announcing_compilation(output, job.routers),
     ):
         outcome = carry_out(job)
-    texts = [format_comparison(outcome.comparison)]
+    paragraph = to_text([verdict(outcome.comparison, outcome.validation)], screen_width())
+    texts = [*([paragraph] if paragraph else []), format_comparison(outcome.comparison)]
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
     document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}
-    output.result("\n\n".join([*texts, f"report: {outcome.report}"]), document)
+    ending = [job.wall_text, *filter(None, [cuts_text(scenario)]), f"report: {outcome.report}"]
+    output.result("\n\n".join([*texts, "\n".join(ending)]), document)
     require_completed([*results_of(job), *(results_in(outcome.validation) if outcome.validation else [])])
     if outcome.validation is not None:
         require_hopeful(outcome.validation)

@@ -65,7 +65,12 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 # -------------------------------------------------------------------------------------------------------------- model
 
 
-NETWORKS = ("digits", "slimresnet-tiny", "slimresnet18")  # those of hw.slimresnet, named here without opening torch
+NETWORKS = (
+    "digits",
+    "noisy-digits",
+    "slimresnet-tiny",
+    "slimresnet18",
+)  # those of hw.slimresnet, named here without opening torch
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -350,6 +355,10 @@ class WorkloadSection(StrictModel):
         """The highest rate, in times of that rate, where arrivals are drawn at it and thinned out; else 1."""
         return 1.0
 
+    def busiest_factor(self) -> float:
+        """The highest rate that it stays at for a while, in times of that rate."""
+        return self.peak_factor()
+
     def mean_changes(self, duration_s: float) -> float:
         """How often, about, its rate is drawn anew in a run."""
         return 0.0
@@ -394,6 +403,10 @@ class MmppWorkload(_Rated):
                 "or nothing is left for the calm state"
             )
         return self
+
+    def busiest_factor(self) -> float:
+        """In a burst."""
+        return self.burst_factor
 
     def mean_changes(self, duration_s: float) -> float:
         """Bursts begin and end."""

@@ -8,6 +8,7 @@ named here; each stage's own fingerprint stands beside its work.
 from __future__ import annotations
 
 import json
+import time  # noqa: TID251 - how long stages took
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -42,6 +43,7 @@ from scenarios.world.world import World
 
 OF_SERVING = ("cluster", "router", "workload")
 OF_A_WORLD = (*OF_SERVING, "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end")
+LEAST_TOLD_S = 0.5  # of a stage's wall time
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
 
 
@@ -61,6 +63,7 @@ class Job:
         self.say = say
         self.quiet = quiet
         self._warned: set[str] = set()
+        self._began_s, self._stages_s = time.monotonic(), dict[str, float]()
 
     def warn(self, text: str) -> None:
         """Say it once, however many stages find it."""
@@ -77,12 +80,21 @@ class Job:
             note_environment(self.folder, name, made_with)
             return outputs
 
+        began_s = time.monotonic()
         if self.folder.run_stage(name, fingerprint, noted, self.say):
+            self._stages_s[name] = time.monotonic() - began_s
             return
         code = environments(self.folder).get(name, {}).get("code", code_here())
         if code != code_here():
             problem = f"the code of {PRODUCT} has changed since, and its version has not"
             self.say(f"{name}: {problem}; remove {self.folder / layout.STAGES / name}.json to make it anew")
+
+    @property
+    def wall_text(self) -> str:
+        """How long each stage took that was not skipped, and all until now."""
+        stages = [f"{name} {seconds:.0f} s" for name, seconds in self._stages_s.items() if seconds >= LEAST_TOLD_S]
+        whole = f"wall time {time.monotonic() - self._began_s:.0f} s"
+        return f"{whole}: {', '.join(stages)}" if stages else whole
 
     @cached_property
     def environment(self) -> dict[str, Any]:

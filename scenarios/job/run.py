@@ -29,6 +29,7 @@ from scenarios.job.job import Job
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
 from scenarios.job.router import make_routers
+from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
@@ -56,6 +57,9 @@ def carry_out(job: Job) -> Outcome:
 def _carry_out(job: Job) -> Outcome:
     require_what_is_known(job)
     describe(job)
+    for line in (devices_text(job.scenario.cluster.owners), cuts_text(job.scenario)):
+        if line:
+            job.say(line)
     if job.scenario.model.is_runnable:
         require_accuracy(job)
         make_model(job)
@@ -73,6 +77,8 @@ def _carry_out(job: Job) -> Outcome:
         warn_of_another_stack(job, world)
         make_serving(job)
         world = job.world()
+    if text := pressure_text(world):
+        job.say(text)
     make_routers(job, world, None, job.kinds_to_make)
     world = with_decision_times(job, world, job.routers_that_run)
     comparison = compare(job, world)

@@ -68,8 +68,9 @@ class Hypervolume(TypedDict):
 class Comparison(TypedDict):
     """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
 
-    A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved.
-    A stored comparison may be older than both, than `shares`, and than the last six keys.
+    A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved;
+    `by_seed` has the values of `PAIRED`, one a seed. A stored comparison may be older than these, than `shares`, and
+    than the last six keys.
     """
 
     schema: str
@@ -147,6 +148,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
     found = served(runs)
     row["failures"], row["is_marked"] = found["failures"], leaves_many(found)
+    row["by_seed"] = {measure.name: [measure.of(run) for run in runs] for measure in PAIRED}
     row["signatures"] = tally(run.get("signatures") for run in runs)
     return row
 

@@ -20,6 +20,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from policies.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.statistics import Estimate
 from scenarios.show.words import marked
 from scenarios.terminal.visible import visible
 
@@ -117,6 +119,23 @@ class StageBar:
     hardware_s: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class StandingBar:
+    """A router's mean latency in each world where it ran, and its accuracy there (a share)."""
+
+    router: str
+    simulated_s: Estimate | None = None
+    hardware_s: Estimate | None = None
+    simulated_accuracy: float | None = None
+    hardware_accuracy: float | None = None
+
+    @property
+    def means_s(self) -> list[float]:
+        """Those that are known, the measured one first."""
+        known = [found["mean"] for found in (self.hardware_s, self.simulated_s) if found is not None]
+        return [mean for mean in known if mean is not None]
+
+
 @contextmanager
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
@@ -188,6 +207,38 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
         )
         names = [each.router + (", hardware" if each.world == "hardware" else "") for each in curves]
         _legend(figure, handles, names, 3, "outside lower center")
+    return figure
+
+
+def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
+    """A line a router, the quickest above: mean latency, hollow simulated and filled measured, beside the accuracy."""
+    rows = sorted(bars, key=lambda bar: bar.means_s[:1])
+    means_s = [mean for bar in rows for mean in bar.means_s]
+    with canvas(7.4, 1.3 + 0.42 * len(rows), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
+        for place, bar in enumerate(rows):
+            worlds = (
+                (-0.13, "none", bar.simulated_s, bar.simulated_accuracy),
+                (0.13, "full", bar.hardware_s, bar.hardware_accuracy),
+            )
+            for offset, fill, latency_s, accuracy in worlds:
+                style: Any = {"color": colors[bar.router], "fillstyle": fill, "fmt": "o", "markersize": 6, "capsize": 3}
+                if latency_s is not None and latency_s["mean"] is not None:
+                    half = 1000 * (latency_s["ci95"] or 0.0)
+                    left.errorbar(1000 * latency_s["mean"], place + offset, xerr=half or None, **style)
+                if accuracy is not None:
+                    right.errorbar(100 * accuracy, place + offset, **style)
+        left.set_yticks(range(len(rows)), [label_of(bar.router) for bar in rows])
+        left.invert_yaxis()
+        if max(means_s) > 20 * min(means_s) > 0:
+            left.set_xscale("log")
+            plain_log_ticks(left.xaxis)
+        else:
+            left.set_xlim(left=0)
+        left.set(xlabel=MEASURES["latency_mean_s"].axis)
+        right.set(xlabel=MEASURES["accuracy"].axis)
+        styles: Any = {"marker": "o", "linestyle": "none", "color": "#444"}
+        handles = [Line2D([], [], fillstyle="none", **styles), Line2D([], [], **styles)]
+        figure.legend(handles, ["simulated", "on executors"], loc="outside upper center", ncols=2)
     return figure
 
 

@@ -23,27 +23,24 @@ from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load
-from scenarios.metrics.served import leaves_many, shares_in
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts
 from scenarios.show.comparison import comparison_table
 from scenarios.show.far_apart import far_apart_warnings
-from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, interval_html, render
-from scenarios.show.numbers import NONE, change, shown
+from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, render
+from scenarios.show.numbers import NONE, PLUS_MINUS
 from scenarios.show.profile_page import profile_blocks
 from scenarios.show.table import Table
 from scenarios.show.validation import (
-    WORLDS,
-    busy_warnings,
     disturbance_warnings,
-    emulated_devices,
     errors_tables,
     rows_at_middle,
     saturation_tables,
     validation_notes,
 )
-from scenarios.show.words import downtime_table, served_of, unserved_text
+from scenarios.show.verdict import standing_bars, verdict
+from scenarios.show.words import downtime_table
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
@@ -130,6 +127,7 @@ def report(material: Material) -> Page:
     return Page(
         title=str(material.scenario.get("name", "run")),
         sections={
+            "": list(_standing(material)),
             "Routers compared in simulation": [comparison_table(material.comparison)] if material.comparison else [],
             "Simulation against hardware": list(_validation(material)),
             "Latency": list(_latency(material)),
@@ -158,37 +156,19 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 
 
 def _headlines(material: Material) -> Iterator[Markup]:
-    """The best router's gain, and how far the simulation is off: what a reader wants first."""
-    found = material.comparison
-    compared = [row for row in found["rows"] if row["router"] != found["baseline"]] if found else []
-    known = [row for row in compared if row["latency_change_pct"]["mean"] is not None]
-    rows = [row for row in known if not row.get("is_marked")]
-    if found and rows:
-        best = min(rows, key=lambda row: row["latency_change_pct"]["mean"])
-        latency, energy = (interval_html(change(best[key])) for key in ("latency_change_pct", "energy_change_pct"))
-        accuracy = interval_html(shown(MEASURES["accuracy"], best["accuracy"]))
-        yield Markup(
-            "<b>{}</b> changes mean latency by {} and energy by {} against <b>{}</b>, at {} % accuracy (simulated)."
-        ).format(best["router"], latency, energy, found["baseline"], accuracy)
-    elif known:
-        yield Markup("Nobody wins: every router that could leaves more than 1 % of the images unserved.")
-    for row in found["rows"] if found else []:
-        if row.get("is_marked"):
-            yield Markup("<b>{}</b> leaves {}: its numbers are of what it served.").format(
-                row["router"], unserved_text(served_of(row))
-            )
-    if material.validation is None:
-        return
-    both = material.validation["pairs"]
-    pairs = [pair for pair in both if not any(leaves_many(shares_in(pair[world])) for world in WORLDS)]
-    errors = [pair["error_pct"][MEASURES["latency_mean_s"].stem] for pair in pairs]
-    off_pct = [abs(error) for error in errors if error is not None]
-    if off_pct:
-        off = f"{sum(off_pct) / len(off_pct):.1f} %"
-        beside = "" if len(pairs) == len(both) else ", where no more than 1 % was left unserved"
-        beside += ", on a host that others kept busy" if busy_warnings(material.validation) else ""
-        beside = f" ({devices}){beside}" if (devices := emulated_devices(material.validation)) else beside
-        yield Markup("Simulated mean latency is off by {} on average against real executors{}.").format(off, beside)
+    """What a reader wants first: the paragraph that says who won, and what simulation was worth."""
+    if text := verdict(material.comparison, material.validation):
+        yield Markup("{}").format(text.replace(PLUS_MINUS, " \u00b1"))
+
+
+def _standing(material: Material) -> Iterator[Chart]:
+    """That paragraph as a picture."""
+    bars = list(standing_bars(material.comparison, material.validation))
+    if len(bars) > 1:
+        both = ", simulated (hollow) and on real executors" if material.validation else ", simulated"
+        colors = charts.router_colors([*_compared(material), *(bar.router for bar in bars)])
+        caption = f"Mean latency{both}, with 95 % intervals; beside it the accuracy of what ran."
+        yield chart(charts.standing(bars, colors), caption)
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:

@@ -81,14 +81,14 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
     return World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
 
 
-def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts) -> float:
-    """The rate at which every device would be busy all the time with full batches at full width.
+def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, width: float | None = None) -> float:
+    """The rate at which every device would be busy all the time with full batches at a width, by default full width.
 
     An upper estimate, from the profiles alone: no queue, no link and no load time is in it. `slimsched capacity`
     finds the largest rate that is really stable with a given router.
     """
-    full = cluster.router.widths[-1]
-    keys = [WorkKey(s, full, IMAGE if s == 1 else full) for s in range(1, cluster.router.segments + 1)]
+    width = cluster.router.widths[-1] if width is None else width
+    keys = [WorkKey(s, width, IMAGE if s == 1 else width) for s in range(1, cluster.router.segments + 1)]
     first_on_device = {spec.device: index for index, spec in reversed(list(enumerate(cluster.servers)))}
     return sum(1.0 / sum(costs.image_s(server, key) for key in keys) for server in first_on_device.values())
 

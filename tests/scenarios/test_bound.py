@@ -13,7 +13,13 @@ from policies import strict
 from policies.errors import InputError, WorkError
 from scenarios.cli import main
 from scenarios.files.spec import PoissonWorkload, Scenario
-from scenarios.runs.bound import FluidModel, bound, oracle_accuracy, overload_of, window_rates_img_s
+from scenarios.runs.bound import (
+    FluidModel,
+    bound,
+    oracle_accuracy,
+    overload_of,
+    window_rates_img_s,
+)
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.build import build_world
 from scenarios.world.materials import load_world

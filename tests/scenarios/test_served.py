@@ -279,22 +279,23 @@ def test_servers_that_were_down_are_rows_of_a_validation() -> None:
 def test_the_headline_names_no_marked_router(tmp_path: Path) -> None:
     """The next best is named; where there is none, it says that nobody wins."""
     folder = run_folder(tmp_path / "run")
+    (folder / "validation.json").unlink()
     found = compare_results([result("random", latency_s=2.0), result("shedder", failed=50, latency_s=0.1),
                              result("jsq", latency_s=1.5)])  # fmt: skip
     folder.write_json(folder / "comparison.json", found)
-    leads = [str(lead) for lead in report(gather(folder)).leads]
-    assert leads[0].startswith("<b>jsq</b> changes mean latency by")
-    assert leads[1].startswith("<b>shedder</b> leaves 5.00 % of the images unserved")
+    (lead,) = map(str, report(gather(folder)).leads)
+    assert "shedder left more than 1 % of the images unserved" in lead
+    assert "jsq is the quickest" in lead
     folder.write_json(folder / "comparison.json", compare_results([result("random"), result("shedder", failed=50)]))
-    assert str(report(gather(folder)).leads[0]).startswith("Nobody wins")
+    assert "nobody wins: random alone can be judged." in str(report(gather(folder)).leads[0])
 
 
-def test_a_marked_world_is_not_in_the_average_error(tmp_path: Path) -> None:
+def test_a_marked_world_is_not_in_the_errors(tmp_path: Path) -> None:
     """How far the simulation is off is told of runs that were served."""
     folder = run_folder(tmp_path / "run")
     runs = [pair("a", {"latency_s": 1.1}, {}), pair("b", {"latency_s": 9.0}, {"failed": 50})]
     folder.write_json(folder / "validation.json", validate_results(runs, Provenance.MEASURED))
-    assert "off by 10.0 % on average against real executors, where no more than 1 %" in report(gather(folder)).leads[-1]
+    assert "Its mean latencies are off by +10.0 %, its p99 by +10.0 %." in report(gather(folder)).leads[0]
 
 
 # ------------------------------------------------------------------------------------------------ nothing was completed

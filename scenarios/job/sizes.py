@@ -1,0 +1,91 @@
+"""What a run is made on, and what it does less of than usual: nobody takes a quick look for a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from hw.telemetry import usable_cores
+from scenarios.files.spec import Scenario, ServerSection
+from scenarios.show.numbers import plural
+from scenarios.world.build import estimated_capacity_img_s
+from scenarios.world.world import World
+
+_SIZES: Final = (  # section, key: what costs time, and gives surer numbers or better routers where there is more of it
+    ("calibration", "budget"),
+    ("training", "decisions"),
+    ("tuning", "decisions"),
+    ("tuning", "episodes"),
+    ("tuning", "episode_s"),
+    ("tuning", "levels"),
+    ("", "duration_s"),
+)
+
+
+def cuts_text(scenario: Scenario) -> str:
+    """The sizes that are below their defaults, in a line; empty where there are none."""
+    found = []
+    for section, key in _SIZES:
+        part = getattr(scenario, section) if section else scenario
+        given, usual = getattr(part, key), type(part).model_fields[key].default
+        if given < usual:
+            found.append(f"{section}.{key}".lstrip(".") + f" {_size(given)} of {_size(usual)}")
+    return f"cut for time, of the defaults: {', '.join(found)}" if found else ""
+
+
+def _size(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def devices_text(servers: Sequence[ServerSection]) -> str:
+    """What each real or emulated device is, in a line, and where the router's process runs; empty where there is none.
+
+    Two unequal CPU devices are real, but the second may have been made slower: that is said.
+    """
+    with_device = [server for server in servers if server.device is not None]
+    if not with_device:
+        return ""
+    devices = ", ".join(f"{server.name}: {_device_text(server)}" for server in with_device)
+    return f"devices: {devices}; {_router_text(with_device)}"
+
+
+def _device_text(server: ServerSection) -> str:
+    device = server.device
+    assert device is not None, "asked before"
+    if device.emulated is not None:
+        return f"emulated ({device.emulated}, {device.slowdown:g} times as slow)"
+    if device.kind == "cuda":
+        return f"GPU {device.index}"
+    cores = f"core {', '.join(map(str, device.cores))}" if device.cores else "all cores"
+    slower = "" if device.onednn else " without oneDNN, which makes it slower"
+    return f"{cores}, {plural(device.threads, 'thread')}{slower}"
+
+
+def _router_text(servers: Sequence[ServerSection]) -> str:
+    """As `hw.router_loop` places it: on the cores that no agent is pinned to, if all are pinned somewhere."""
+    pinned = [server.device.cores for server in servers if server.device is not None]
+    free = [core for core in usable_cores() if not any(core in cores for cores in pinned)]
+    if free and all(pinned):
+        return f"the router's process has core {', '.join(map(str, free))} to itself"
+    return f"the router's process and theirs share {plural(len(usable_cores()), 'core')}"
+
+
+def pressure_text(world: World) -> str:
+    """What arrives at most beside what the widest and the narrowest network carry, and whether widths matter then.
+
+    Empty for a trace.
+    """
+    rate_img_s, widths = world.rate_img_s, world.cluster.router.widths
+    if rate_img_s is None:
+        return ""
+    narrow_img_s = estimated_capacity_img_s(world.cluster, world.costs, widths[0])
+    wide_img_s, busy_img_s = world.capacity_img_s, rate_img_s * world.scenario.workload.busiest_factor()
+    text = (
+        f"{world.scenario.name}: {world.mean_rate_img_s:.4g} images/s arrive on average, at most {busy_img_s:.4g} for "
+        f"a while; the devices carry about {wide_img_s:.4g} at full width and {narrow_img_s:.4g} at the narrowest"
+    )
+    if busy_img_s > narrow_img_s:
+        return f"{text}: not even the narrowest always keeps up, and queues grow under every router"
+    if busy_img_s < wide_img_s:
+        return f"{text}: full width always keeps up, and routers will hardly differ; raise the load to see them do"
+    return f"{text}: at times full width can't keep up, and a router must choose"
