@@ -143,12 +143,16 @@ TRANSFER_BYTES = (256, 4096, 65536, 1048576)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step in a round; a required one is done whatever the clock says."""
+    """A step in a round; a required one is done whatever the clock says.
+
+    A spare one is of a batch size that a small budget gave up.
+    """
 
     step: Step
     round: int
     required: bool
     estimated_s: float
+    is_spare: bool = False
 
     @property
     def id(self) -> str:
@@ -373,7 +377,7 @@ def _batches_given_up(
             step = Solo(Point(*key, batch))
             if step.point in held_out:
                 continue
-            yield Planned(step, 1, False, estimate_s(step, plan.effort, guess))
+            yield Planned(step, 1, False, estimate_s(step, plan.effort, guess), is_spare=True)
 
 
 def _more_rounds(plan: Plan, budget_s: float, rng: np.random.Generator) -> Iterator[Planned]:
