@@ -34,7 +34,8 @@ class LeastSure:
     def __call__(self, spare: Sequence[Planned], finished: Callable[[], Sequence[Measurement]]) -> Iterator[Planned]:
         """One after the other, each group chosen from what is finished when it begins."""
         left = {planned.step.point: planned for planned in spare if isinstance(planned.step, Solo)}
-        targets = sorted({*left, *(step.point for step, _ in finished() if isinstance(step, Solo))})
+        done = {step.point for step, _ in finished() if isinstance(step, Solo) and not step.held_out}
+        targets = sorted({*left, *done})
         seen = -1
         while left and len(finished()) > seen:
             seen = len(finished())

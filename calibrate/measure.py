@@ -47,6 +47,7 @@ from calibrate.plan import (
     describe,
     scouted_batches,
     together_duration_s,
+    warmup_passes,
 )
 from calibrate.samples import Samples
 from calibrate.slowdown import BEST_SHARE, SLACK, UNSEEN, SlowdownLook, at_full_speed, look
@@ -54,7 +55,6 @@ from policies.vocabulary import NS_PER_S
 
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
 DISTURBED = 0.03  # a step of which other programs took more is measured again, at once
-TRIES = 5
 FEWEST_AT_FULL_SPEED = 4  # repeats
 FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full speed are chance hits of the reference
 WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's slowdown; at least and at most
@@ -316,7 +316,7 @@ def _is_hurried(result: Result, effort: Effort) -> bool:
 
 
 def _hurry(effort: Effort) -> Effort:
-    names = ("warmup", "repeats", "min_s", "together_s", "steady_s")
+    names = ("warmup", "repeats", "min_s", "together_s", "steady_s", "tries")
     return replace(effort, **{name: getattr(LEAST, name) for name in names})
 
 
@@ -349,9 +349,9 @@ def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, slowd
     """Measure one step on a device whose own speed comes and goes like that."""
     match step:
         case Solo(point):
-            return _retried(lambda: _solo(bench, point, effort, slowdown.best_s))
+            return _retried(lambda: _solo(bench, point, effort, guess(point), slowdown.best_s), effort.tries)
         case Together(points, across=across):
-            return _retried(lambda: _together(bench, points, across, effort, guess, slowdown.best_s))
+            return _retried(lambda: _together(bench, points, across, effort, guess, slowdown.best_s), effort.tries)
         case Watch(point):
             loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s, paused=False)
             return WatchResult(look(loop.repeats_s, loop.references_s))
@@ -402,10 +402,10 @@ def undisturbed(results: Sequence[Disturbable]) -> Sequence[Disturbable]:
     return kept or sorted(results, key=lambda result: result.disturbance)[:1]
 
 
-def _retried(attempt: Callable[[], Disturbable]) -> Disturbable:
+def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
     """Again while others take the device or a part of its speed; the attempt that they took least of counts."""
     tries = [attempt()]
-    while tries[-1].disturbance > DISTURBED and len(tries) < TRIES:
+    while tries[-1].disturbance > DISTURBED and len(tries) < most:
         tries.append(attempt())
     best = replace(min(tries, key=lambda result: result.disturbance), tries=len(tries))
     if not isinstance(best, SoloResult):
@@ -414,8 +414,8 @@ def _retried(attempt: Callable[[], Disturbable]) -> Disturbable:
     return replace(best, passes=sum(s.passes for s in solos), slow_passes=sum(s.slow_passes for s in solos))
 
 
-def _solo(bench: Bench, point: Point, effort: Effort, best_s: float) -> SoloResult:
-    loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s)
+def _solo(bench: Bench, point: Point, effort: Effort, forward_s: float, best_s: float) -> SoloResult:
+    loop = bench.solo(point, warmup_passes(effort, forward_s), effort.repeats, effort.min_s)
     if not best_s or not loop.references_s:
         return SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, disturbed_share=loop.disturbed_share)
     repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)

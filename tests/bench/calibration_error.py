@@ -43,7 +43,7 @@ from scenarios.executors.devices import chosen_devices
 from sim.profile import LatencyFit, Profile
 
 MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")
-EFFORT = replace(LAVISH, warmup=3, repeats=20, min_s=0.04)
+EFFORT = replace(LAVISH, warmup=10, repeats=20, min_s=0.04)
 WATCH_S = 3.0
 WAYS: tuple[LatencyFit, ...] = ("each key", "surface")
 

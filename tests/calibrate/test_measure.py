@@ -9,8 +9,8 @@ import pytest
 
 from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
-from calibrate.measure import DISTURBED, TRIES, Measured, Progress, measure, scout
-from calibrate.plan import Extras, Hold, Plan, Point, Solo, make_plan
+from calibrate.measure import DISTURBED, Measured, Progress, measure, scout
+from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Point, Solo, make_plan
 from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys
 
 
@@ -144,10 +144,10 @@ def test_what_others_disturb_is_measured_again_at_once(tmp_path: Path) -> None:
     _, bursts = session(Bursts(), tmp_path / "bursts", 60.0)
     solos = [result for _, result in bursts.measurements if isinstance(result, SoloResult)]
     assert {result.disturbed_share for result in solos} == {0.0}
-    assert {result.tries for result in solos} == {1, 2}
+    assert 2 in {result.tries for result in solos} <= {1, 2}
     _, lasting = session(FakeBench(foreign_share=0.2), tmp_path / "lasting", 60.0)
     results = [result for _, result in lasting.measurements if isinstance(result, SoloResult)]
-    assert {result.tries for result in results} == {TRIES}
+    assert {result.tries for result in results} == {LAVISH.tries, LEAST.tries}  # it makes the last ones late
     assert all(result.disturbance > DISTURBED for result in results)
 
 
