@@ -20,7 +20,7 @@ AT_ONCE = 4  # a surface is fitted again when a quarter more is measured
 
 
 class LeastSure:
-    """An order of spare steps: see `calibrate.measure.Order`.
+    """An order of spare steps: see `calibrate.plan.Order`.
 
     Args:
         costs: of every key.

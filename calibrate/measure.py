@@ -77,13 +77,6 @@ class Progress:
 Measurement = tuple[Step, Result]
 Disturbable = TypeVar("Disturbable", SoloResult, TogetherResult)
 Clock = Callable[[], int]  # monotonic nanoseconds
-# Spare steps in the order in which they are to be done, drawn one by one; it may look at what is finished by then.
-Order = Callable[[Sequence[Planned], Callable[[], Sequence[Measurement]]], Iterator[Planned]]
-
-
-def in_turn(spare: Sequence[Planned], finished: Callable[[], Sequence[Measurement]]) -> Iterator[Planned]:
-    """As they were planned."""
-    return iter(spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +150,18 @@ def measure(
     clock: Clock,
     on_progress: Callable[[Progress], None] = lambda _: None,
     slowdown_seen: SlowdownLook = UNSEEN,
-    order: Order = in_turn,
 ) -> Measured:
     """Do what the log does not have yet, until it is done or the budget is spent.
 
     Required steps are done whatever the clock says, with the least effort once they are late; the others stop with the
-    budget. The time that earlier sittings took counts.
-
-    Args:
-        order: of the plan's spare steps, which come last.
+    budget. The time that earlier sittings took counts. Spare steps come last, in the plan's own order of them.
     """
     station = Station(bench, log, clock, guess, slowdown_seen)
     slowdown = _Slowdown(plan.steps, log, budget_s)
     measurements: list[Measurement] = []
     fixed = [planned for planned in plan.steps if not planned.is_spare]
     spare = [planned for planned in plan.steps if planned.is_spare]
-    for planned in itertools.chain(fixed, order(spare, lambda: measurements)):
+    for planned in itertools.chain(fixed, plan.order(spare, lambda: measurements)):
         is_logged = planned.id in log.results
         if not is_logged:
             if not planned.required and slowdown.spent_up(planned):

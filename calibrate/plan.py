@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -165,6 +165,16 @@ class Planned:
         return f"{describe(self.step)} round {self.round}"
 
 
+# Spare steps in the order in which they are to be done, drawn one by one; it may look at what is finished by then
+# (`calibrate.measure.Measurement`).
+Order = Callable[[Sequence[Planned], Callable[[], Sequence[tuple[Step, Any]]]], Iterator[Planned]]
+
+
+def in_turn(spare: Sequence[Planned], finished: Callable[[], Sequence[tuple[Step, Any]]]) -> Iterator[Planned]:
+    """As they were planned."""
+    return iter(spare)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Steps in the order in which they are to be done.
@@ -173,6 +183,7 @@ class Plan:
         batches: the batch sizes that every key is measured at.
         grid: those that it would be measured at with time enough, the most telling first.
         omitted: what the budget left out, in words.
+        order: of the spare steps.
     """
 
     effort: Effort
@@ -180,6 +191,7 @@ class Plan:
     grid: tuple[int, ...]
     steps: tuple[Planned, ...]
     omitted: tuple[str, ...]
+    order: Order = in_turn
 
     @property
     def estimated_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - a budget is real time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calibrate.calibration import Calibration
 from calibrate.check import CheckedMetric, check, has_across
@@ -94,6 +94,7 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
         extras = Extras(power=ready.found.metered, peer=has_peer, sibling=not played, rise_s=rise_s)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
+        plan = replace(plan, order=LeastSure(costs.keys, seen.slowdown.slow_reference))
         told.on_plan(plan)
         measured = measure(
             ready.bench,
@@ -104,7 +105,6 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
             time.monotonic_ns,
             told.on_progress,
             seen.slowdown,
-            LeastSure(costs.keys, seen.slowdown.slow_reference),
         )
         facts = ready.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))

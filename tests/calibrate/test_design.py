@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ def session(bench: FakeBench, path: Path, budget_s: float = BUDGET_S) -> tuple[P
     with Log(path, {"device": "fake"}) as log:
         seen = scout(bench, all_keys(), LIMIT, log, bench.clock, budget_s)
         plan = make_plan(all_keys(), LIMIT, budget_s, seen.guess_s, Extras(False, False), np.random.default_rng(0))
-        order = LeastSure(model_costs().keys, 1.0)
-        return plan, measure(bench, plan, seen.guess_s, log, budget_s, bench.clock, order=order)
+        plan = replace(plan, order=LeastSure(model_costs().keys, 1.0))
+        return plan, measure(bench, plan, seen.guess_s, log, budget_s, bench.clock)
 
 
 def spare_points(plan: Plan, measured: Measured) -> list[Point]:
