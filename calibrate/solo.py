@@ -25,7 +25,8 @@ from sim.profile import JITTER_QUANTILES, LatencyCurve, LatencyFit
 
 FOLDS = 5
 FEWEST_LEFT_OUT = 8  # predicted points to choose by
-DOUBT = 0.1  # of the logarithm, where others had a part of the device in every round
+DOUBT = 0.1  # of the logarithm, of a point that was never undisturbed; and the share that others took, up to all
+SLOW_DOUBT = 0.1  # of a point that never had full speed
 QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 MEDIAN_S = np.pi / 2  # a median's variance over a mean's
 
@@ -37,14 +38,20 @@ class SoloPoint:
     times: Pooled
     cpu_share: float
     round_medians_s: tuple[float, ...]
-    is_disturbed: bool = False
+    disturbance: float = 0.0
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it was never undisturbed."""
+        return self.disturbance > DISTURBED
 
     @property
     def seen(self) -> Seen:
         """As a surface sees it."""
         low_s, middle_s, high_s = (self.times.quantile(share) for share in (0.25, 0.5, 0.75))
         spread = (high_s - low_s) / QUARTILES_APART / middle_s
-        return Seen(self.round_medians_s, MEDIAN_S * spread**2 / self.times.count + (DOUBT * self.is_disturbed) ** 2)
+        doubt = DOUBT + min(1.0, self.disturbance) if self.is_doubted else 0.0
+        return Seen(self.round_medians_s, MEDIAN_S * spread**2 / self.times.count + doubt**2, self.is_doubted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +91,8 @@ def _solo_point(results: Sequence[SoloResult], cores: int, slow_factor: float) -
     rounds = [r.samples.scaled(1 / slow_factor) if r.is_slow else r.samples for r in results]
     medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
     share = sum(map(_cpu_share, results)) / len(results) / cores
-    is_disturbed = any(result.disturbance > DISTURBED for result in results)
-    return SoloPoint(Pooled.of(rounds), min(1.0, max(0.0, share)), medians, is_disturbed)
+    disturbance = max(result.disturbed_share + SLOW_DOUBT * result.is_slow for result in results)
+    return SoloPoint(Pooled.of(rounds), min(1.0, max(0.0, share)), medians, disturbance)
 
 
 def _cpu_share(result: SoloResult) -> float:
@@ -118,7 +125,10 @@ def fit_solo(
         else:
             every["surface"] = _on_surface(surface, plain, costs, bandwidth_bytes_s)
             left_out["surface"] = pairs
-    kept = by if by in every else min(every, key=lambda way: _mean_error(left_out[way]))
+    telling = [place for place, point in enumerate(inner) if not solo[point].is_doubted]
+    if len(telling) < FEWEST_LEFT_OUT:
+        telling = list(range(len(inner)))
+    kept = by if by in every else min(every, key=lambda way: _mean_error([left_out[way][place] for place in telling]))
     assert kept is not None
     return SoloFit(kept, every[kept], left_out, {way: curves for way, curves in every.items() if way != kept})
 

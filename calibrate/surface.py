@@ -31,6 +31,7 @@ MOST_STEPS = 30  # of the search for the covariance
 SEARCHED = 240  # points that it looks at
 TYPICAL_OFF = 0.1  # of what physics says of a key, and where an outlier begins
 SHARP = 8.0  # how sharp the bend at the floor is
+DOUBTED_OFF = 0.3  # how far doubted points may be off together, of the logarithm
 LEAST_NOISE = 1e-3  # of a measured median, whatever its repeats say
 
 Floats = npt.NDArray[np.float64]
@@ -38,10 +39,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A measured latency: of each round, and the variance of its logarithm beyond that of any other round."""
+    """A measured latency: of each round, and the variance of its logarithm beyond that of any other round.
+
+    A doubted one was never undisturbed: it may be too long, like all others of that kind.
+    """
 
     rounds_s: tuple[float, ...]
     variance: float = 0.0
+    is_doubted: bool = False
 
     @property
     def log_s(self) -> float:
@@ -109,7 +114,7 @@ class _Covariance:
 class Physics:
     """Of each segment max(floor, priced work), a little rounded: robust least squares in the logarithm."""
 
-    def __init__(self, seen: Mapping[Point, float], costs: Mapping[Key, KeyCost]) -> None:
+    def __init__(self, seen: Mapping[Point, Seen], costs: Mapping[Key, KeyCost]) -> None:
         self._costs = costs
         segments = sorted({point.segment for point in seen})
         self._prices = {s: self._fit({p: v for p, v in seen.items() if p.segment == s}) for s in segments}
@@ -128,16 +133,17 @@ class Physics:
             rows.append([1.0, float(batch > 1), cost.macs * batch, cost.weight_bytes, cost.moved_bytes * batch])
         return np.asarray(rows, dtype=np.float64)
 
-    def _fit(self, seen_s: Mapping[Point, float]) -> Floats:
+    def _fit(self, seen: Mapping[Point, Seen]) -> Floats:
         """The floor, and the price of each kind of work; none is below 0."""
-        work, values = self._work(list(seen_s)), np.asarray(list(seen_s.values()))
+        work, values = self._work(list(seen)), np.exp([each.log_s for each in seen.values()])
+        trust = 1 / np.hypot(1.0, [np.sqrt(each.variance) / TYPICAL_OFF for each in seen.values()])
         unit = values.mean() / np.maximum(work.mean(axis=0), 1e-9)  # so that each price is a number near 1
         rough = nnls(work * unit / values[:, None], np.ones(len(values)))[0]
         start = np.concatenate([[0.5 * values.min() / values.mean()], np.maximum(rough, 1e-3)])
         units = np.concatenate([[values.mean()], unit])
 
         def off(prices: Floats) -> Floats:
-            return np.asarray(_log_of(work, prices * units) - np.log(values))
+            return np.asarray(trust * (_log_of(work, prices * units) - np.log(values)))
 
         found = least_squares(off, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=TYPICAL_OFF)
         return np.asarray(np.maximum(found.x, [1e-6, *[0.0] * len(unit)]) * units)
@@ -160,12 +166,13 @@ class Surface:
 
     def __init__(self, seen: Mapping[Point, Seen], costs: Mapping[Key, KeyCost], like: Surface | None = None) -> None:
         self.points = list(seen)
-        self._physics = Physics({point: float(np.exp(each.log_s)) for point, each in seen.items()}, costs)
+        self._physics = Physics(seen, costs)
         self._at = _columns(self.points)
         self._left = np.asarray([each.log_s for each in seen.values()]) - self._physics.log_s(self.points)
         self._rounds = np.asarray([len(each.rounds_s) for each in seen.values()])
         self._scatter = sum(each.scatter for each in seen.values())
         self._known = np.asarray([each.variance for each in seen.values()]) + LEAST_NOISE**2
+        self._doubted = DOUBTED_OFF * np.asarray([float(each.is_doubted) for each in seen.values()])
         self._weight = np.ones(len(self.points))
         self.theta: Floats = _START if like is None else like.theta
         for _ in range(ROBUST_ROUNDS):
@@ -200,6 +207,7 @@ class Surface:
 
     def _solve(self) -> None:
         noisy = _Covariance(self._at, self._at).whole(self.theta) + np.diag(self._noises(self.theta))
+        noisy += np.outer(self._doubted, self._doubted)
         self._factor = cho_factor(noisy, lower=True)
         self._weights = cho_solve(self._factor, self._left)
 
@@ -223,6 +231,7 @@ class Surface:
         terms = list(between.terms(theta))
         white = np.exp(2 * theta[-1])
         noisy = np.sum([term for term, _ in terms], axis=0) + np.diag(self._noises(theta)[some])
+        noisy += np.outer(self._doubted[some], self._doubted[some])
         factor = cho_factor(noisy, lower=True)
         weights = cho_solve(factor, self._left[some])
         pull = np.outer(weights, weights) - cho_solve(factor, np.eye(len(some)))

@@ -116,6 +116,20 @@ def test_one_wild_point_rules_nothing() -> None:
     assert np.max(np.abs(predicted_s / [world.truth_s(point) for point in points] - 1)) < 0.15
 
 
+def test_doubted_points_pull_nothing_along() -> None:
+    """Half of the points were disturbed and took half as long again: the others say so."""
+    world, rng = World(), np.random.default_rng(7)
+    found = seen(world, 0.02)
+    for point in found:
+        if rng.random() < 0.5:
+            late_s = found[point].rounds_s[0] * float(np.exp(0.4 + 0.2 * rng.standard_normal()))
+            found[point] = Seen((late_s,), 0.2**2, is_doubted=True)
+    points = [Point(*key, batch) for key in KEYS for batch in BETWEEN]
+    ratios = Surface(found, COSTS).predict(points)[0] / [world.truth_s(point) for point in points]
+    assert abs(np.median(ratios) - 1) < 0.025
+    assert np.median(np.abs(ratios - 1)) < 0.04
+
+
 def test_rounds_tell_the_noise() -> None:
     """Of a few points that were measured twice: what differs there is noise, not something a key has of its own."""
     world, rng = World(), np.random.default_rng(3)
