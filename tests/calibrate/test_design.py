@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from calibrate.design import LeastSure
 from calibrate.log import Log
 from calibrate.measure import Measured, measure, scout
 from calibrate.plan import Extras, Plan, Planned, Point, Solo, make_plan
+from calibrate.surface import Surface
 from tests.calibrate.fake import LIMIT, FakeBench, all_keys, model_costs
 
 BUDGET_S = 24.0
@@ -79,8 +82,25 @@ def test_where_no_surface_tells_the_order_is_the_plans() -> None:
     assert list(LeastSure(model_costs().keys, 1.0)(spare, list)) == spare
 
 
+def test_no_surface_is_fitted_where_nothing_more_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that the budget cannot hold are drawn and left: that takes no time."""
+    plan, measured = session(FakeBench(slowness=3.0), tmp_path / "log")
+    spare, fits = [planned for planned in plan.steps if planned.is_spare], list[int]()
+
+    def counted(*arguments: Any) -> Surface:
+        fits.append(1)
+        return Surface(*arguments)
+
+    monkeypatch.setattr("calibrate.design.Surface", counted)
+    order = LeastSure(model_costs().keys, 1.0)
+    drawn = list(order(spare, lambda: measured.measurements))
+    assert sorted(map(str, drawn)) == sorted(map(str, spare))
+    assert len(drawn) > len(all_keys())  # a group, of a quarter of four sizes a key
+    assert len(fits) == 1
+
+
 def test_a_budget_that_is_spent_ends_the_choice(tmp_path: Path) -> None:
-    """No further surface is fitted for steps that cannot be done; nothing that is spare is done late."""
+    """Nothing that is spare is done late."""
     plan, measured = session(FakeBench(slowness=3.0), tmp_path / "log")
     assert any(planned.is_spare for planned in plan.steps)
     assert spare_points(plan, measured) == []

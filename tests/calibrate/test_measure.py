@@ -9,8 +9,8 @@ import pytest
 
 from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
-from calibrate.measure import DISTURBED, Measured, Progress, measure, scout
-from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Point, Solo, make_plan
+from calibrate.measure import DISTURBED, Measured, Progress, measure, perform, scout
+from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Point, Solo, estimate_s, make_plan
 from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys
 
 
@@ -181,3 +181,21 @@ def test_further_rounds_that_did_not_fit_are_no_failure(tmp_path: Path) -> None:
     assert words == f"further rounds: {done} of {further} steps"
     assert 0 < done < further
     assert not any(words.startswith("time ran out") for words in measured.omitted)
+
+
+@pytest.mark.parametrize("forward_s, fewest", [(1e-4, 50), (1e-3, 5), (1.0, 1)])
+def test_quick_passes_are_warmed_up_for_longer(forward_s: float, fewest: int) -> None:
+    """By time, not by number: the caches of a quick pass are cold for as long; a guess counts it."""
+    asked = []
+
+    class Warmed(FakeBench):
+        def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
+            asked.append(warmup)
+            return super().solo(point, warmup, repeats, min_s, paused=paused)
+
+    step = Solo(Point(1, 1.0, 0.0, 1))
+    perform(Warmed(), step, LEAST, lambda _: forward_s)
+    assert asked == [fewest]
+    assert estimate_s(step, LEAST, lambda _: forward_s) >= (fewest + LEAST.repeats) * forward_s
+    perform(Warmed(), step, LAVISH, lambda _: forward_s)
+    assert asked[1] == max(fewest, LAVISH.warmup)

@@ -122,8 +122,8 @@ def test_doubted_points_pull_nothing_along() -> None:
     found = seen(world, 0.02)
     for point in found:
         if rng.random() < 0.5:
-            late_s = found[point].rounds_s[0] * float(np.exp(0.4 + 0.2 * rng.standard_normal()))
-            found[point] = Seen((late_s,), 0.2**2, is_doubted=True)
+            late_s = found[point].rounds_s[0] * float(np.exp(0.4 + 0.05 * rng.standard_normal()))
+            found[point] = Seen((late_s,), 0.05**2, is_doubted=True)
     points = [Point(*key, batch) for key in KEYS for batch in BETWEEN]
     ratios = Surface(found, COSTS).predict(points)[0] / [world.truth_s(point) for point in points]
     assert abs(np.median(ratios) - 1) < 0.025
@@ -244,6 +244,19 @@ def test_a_chosen_point_is_worth_more_than_any_other() -> None:
         return float(np.trace(covariance - gained))
 
     assert left(targets.index(best)) == pytest.approx(min(map(left, range(len(targets)))))
+
+
+def test_each_choice_counts_the_ones_before() -> None:
+    """Two looks at one place tell little more than one: the second choice is as if the first were measured."""
+    surface = Surface(seen(World(), 0.05), COSTS)
+    targets = [Point(*key, batch) for key in KEYS for batch in (3, 4, 5, 6, 12, 16)]
+    together = least_sure(surface, targets, dict.fromkeys(targets, 1.0), 12)
+    alone: list[Point] = []
+    for _ in range(12):  # each the best of all when nothing else was chosen
+        left = {point: 1.0 for point in targets if point not in alone}
+        alone += least_sure(surface, targets, left, 1)
+    assert together[0] == alone[0]
+    assert len({point.key for point in together}) > len({point.key for point in alone})
 
 
 def test_the_fake_device_of_two_widths_is_a_world_too() -> None:
