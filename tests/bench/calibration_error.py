@@ -68,7 +68,13 @@ class Subject:
         """The median seconds at full speed of every point of the truth, measured where the folder does not have it."""
         rng = stream(self.seed, "truth")
         drawn = {draw_point(self.keys, self.batch_limit, rng) for _ in range(self.points)}
-        stamp = {"device": json.dumps(self.device.execution()), "points": str(self.points), "seed": str(self.seed)}
+        stamp = {
+            "device": json.dumps(self.device.execution()),
+            "model": model_costs(self.file).info.hash,
+            "batch_limit": str(self.batch_limit),
+            "points": str(self.points),
+            "seed": str(self.seed),
+        }
         watched = Planned(Watch(min(drawn)), number, True, 0.0)
         steps = [Planned(Solo(point), number, True, 0.0) for point in sorted(drawn)]
         with Log(self.folder / f"truth-{number}.jsonl", stamp) as log:
