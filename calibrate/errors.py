@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from calibrate.costs import Key
 from calibrate.plan import FEWEST_BATCHES, Point
 from calibrate.samples import Pooled
 from sim.interpolation import affine_s, fit_affine, interpolate_latency_s
-from sim.profile import LatencyCurve, StatedError
+from sim.profile import LatencyCurve, LatencyFit, StatedError
 
 SOLO_ERROR = "solo latency"
 FOUR_POINT_ERROR = "solo latency from four batch sizes"
@@ -21,6 +21,11 @@ CONCURRENCY_ERROR = "slow-down under concurrency"
 ACROSS_ERROR = "slow-down across processes"
 ENERGY_ERROR = "energy per image"
 REPEATABILITY = "repeatability of solo latency between rounds"
+
+NOT_KEPT: Mapping[LatencyFit, str] = {
+    "each key": "solo latency by a curve for each key, not kept",
+    "surface": "solo latency by one surface, not kept",
+}
 
 ErrorKind = Literal["held out", "cross-validated", "repeatability"]
 Pairs = Sequence[tuple[float, float]]  # (predicted, measured)
@@ -46,28 +51,44 @@ def predict_solo_s(curve: LatencyCurve, batch: int) -> float:
 
 
 def solo_errors(
-    held_out: Mapping[Point, Pooled], curves: Mapping[Key, LatencyCurve], rounds: Mapping[Point, Sequence[float]]
+    held_out: Mapping[Point, Pooled],
+    curves: Mapping[Key, LatencyCurve],
+    rounds: Mapping[Point, Sequence[float]],
+    left_out: Pairs,
 ) -> Iterator[StatedError]:
     """Of solo latency: at held-out batch sizes by the whole curve and by four of its points; each inner batch size by
     the others; and any two rounds of a point beside each other.
 
-    A held-out point at a fitted batch size is one more round of it: how near the curve comes to it says nothing of
+    A held-out point that was fitted, too, is one more round of it: how near the curve comes to it says nothing of
     batch sizes that were not measured.
 
     Args:
         rounds: the medians of every round of each fitted point.
+        left_out: (predicted, measured) of fitted points, each predicted without it.
     """
     medians_s = {point: times.quantile(0.5) for point, times in held_out.items()}
-    seen = {p: median_s for p, median_s in medians_s.items() if p.batch not in curves[p.key].batches}
+    seen = {p: median_s for p, median_s in medians_s.items() if p not in rounds}
     yield from stated(SOLO_ERROR, [(predict_solo_s(curves[p.key], p.batch), s) for p, s in seen.items()])
     four = {point: _four_of(curves[point.key]) for point in seen}
     yield from stated(FOUR_POINT_ERROR, [(interpolate_latency_s(*four[p], p.batch), s) for p, s in seen.items()])
     yield from stated(AFFINE_ERROR, [(float(affine_s(fit_affine(*four[p]), p.batch)), s) for p, s in seen.items()])
-    left_out = [pair for curve in curves.values() for pair in _each_left_out(curve)]
     yield from stated(SOLO_ERROR, left_out, "cross-validated")
     again = {point: [median_s] for point, median_s in medians_s.items() if point not in seen}
     apart = [pair for point, found_s in rounds.items() for pair in _pairs_apart([*found_s, *again.get(point, [])])]
     yield from stated(REPEATABILITY, apart, "repeatability")
+
+
+def other_errors(
+    by: LatencyFit,
+    held_out: Mapping[Point, Pooled],
+    curves: Mapping[Key, LatencyCurve],
+    fitted: Container[Point],
+    left_out: Pairs,
+) -> Iterator[StatedError]:
+    """Of solo latency by the way of fitting that was not kept."""
+    seen = [(predict_solo_s(curves[p.key], p.batch), t.quantile(0.5)) for p, t in held_out.items() if p not in fitted]
+    yield from stated(NOT_KEPT[by], seen)
+    yield from stated(NOT_KEPT[by], left_out, "cross-validated")
 
 
 def _pairs_apart(medians_s: Sequence[float]) -> Iterator[tuple[float, float]]:
@@ -83,10 +104,3 @@ def _four_of(curve: LatencyCurve) -> tuple[list[int], list[float]]:
     targets = np.geomspace(batches[0], batches[-1], FEWEST_BATCHES)
     places = sorted({int(np.argmin(np.abs(np.log(batches / target)))) for target in targets})
     return [curve.batches[place] for place in places], [curve.p50_s[place] for place in places]
-
-
-def _each_left_out(curve: LatencyCurve) -> Iterable[tuple[float, float]]:
-    for left in range(1, len(curve.batches) - 1):
-        batches = [b for place, b in enumerate(curve.batches) if place != left]
-        values = [v for place, v in enumerate(curve.p50_s) if place != left]
-        yield interpolate_latency_s(batches, values, curve.batches[left]), curve.p50_s[left]

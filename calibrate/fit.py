@@ -29,10 +29,11 @@ from calibrate.errors import (
     ENERGY_ERROR,
     REPEATABILITY,
     SOLO_ERROR,
+    other_errors,
     solo_errors,
     stated,
 )
-from calibrate.measure import DISTURBED, Measurement, undisturbed
+from calibrate.measure import DISTURBED, Measurement
 from calibrate.plan import Dispatch, Hold, Point, Solo, Together, Transfer
 from calibrate.samples import Pooled
 from calibrate.sharing import (
@@ -46,16 +47,17 @@ from calibrate.sharing import (
     sharing_from,
 )
 from calibrate.slowdown import SHORTEST_SPELL_S, SLACK, UNSEEN, SlowdownLook
+from calibrate.solo import SoloFit, SoloPoint, fit_solo, solo_points
 from policies.vocabulary import Provenance
 from sim.profile import (
     AT_ONCE,
-    JITTER_QUANTILES,
     PROCESSES,
     SCHEMA,
     Concurrency,
     DeviceInfo,
     InstanceCost,
     LatencyCurve,
+    LatencyFit,
     Link,
     Memory,
     Power,
@@ -92,15 +94,6 @@ class DeviceFacts:
     context_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SoloPoint:
-    """All rounds of a solo point; `cpu_share` is of the device's cores, while a pass runs."""
-
-    times: Pooled
-    cpu_share: float
-    round_medians_s: tuple[float, ...]
-
-
 def fit(
     measurements: Sequence[Measurement],
     costs: ModelCosts,
@@ -108,27 +101,30 @@ def fit(
     name: str,
     omitted: Sequence[str] = (),
     seen: SlowdownLook = UNSEEN,
+    by: LatencyFit | None = None,
 ) -> Profile:
     """The profile of one device running one model.
 
     Args:
         omitted: what was left out, in words; what that may cost is added.
         seen: how the device's own speed came and went.
+        by: how solo latency is fitted; None for whatever cross-validation finds better.
 
     Raises:
         ValueError: a key of the model was not measured (the profile would not be whole).
     """
     measurements, seen = _hindsight(measurements, seen)
     slowdown = _slowdown_fit(measurements, seen)
-    solo = _solo_points(measurements, facts.cores, slowdown, held_out=False)
+    solo = solo_points(measurements, facts.cores, slowdown.factor, held_out=False)
     steady = power_points(measurements, facts.power, held_out=False)
-    curves = _curves(solo, steady, costs, facts)
+    fitted = fit_solo(solo, costs, facts.bandwidth_bytes_s, by)
+    curves = _with_energy(fitted.curves, steady, costs, facts)
     hosted = facts.info.kind == "cpu"
     sets = _observed(measurements, slowdown, held_out=False)
     concurrency = fit_concurrency(below_cap(sets, curves, facts.power, hosted=hosted), curves, hosted=hosted)
     power = fit_power_cap(sets, curves, concurrency, facts.power, hosted=hosted) if steady else facts.power
     instances = tuple(_instance(step, result) for step, result in measurements if isinstance(step, Hold))
-    errors = tuple(_errors(measurements, solo, curves, concurrency, costs, facts, slowdown))
+    errors = tuple(_errors(measurements, solo, fitted, curves, concurrency, costs, facts, slowdown))
     info = facts.info.model_copy(update={"stamps": {**facts.info.stamps, **_disturbances(measurements)}})
     return Profile(
         schema=SCHEMA,
@@ -139,6 +135,7 @@ def fit(
         execution=dict(facts.execution),
         dispatch_s=_dispatch_s(measurements),
         latency=tuple(curves[key] for key in sorted(curves)),
+        latency_fit=fitted.by,
         memory=Memory(context_bytes=facts.context_bytes, instances=instances),
         concurrency=concurrency,
         power=metered(power, measurements),
@@ -227,38 +224,10 @@ def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------------ latency
 
 
-def _solo_points(
-    measurements: Iterable[Measurement], cores: int, slowdown: SlowdownFit, *, held_out: bool
-) -> dict[Point, SoloPoint]:
-    rounds: dict[Point, list[SoloResult]] = {}
-    for step, result in measurements:
-        if isinstance(step, Solo) and isinstance(result, SoloResult) and step.held_out == held_out:
-            rounds.setdefault(step.point, []).append(result)
-    return {point: _solo_point(undisturbed(results), cores, slowdown.factor) for point, results in rounds.items()}
-
-
-def _solo_point(results: Sequence[SoloResult], cores: int, slow_factor: float) -> SoloPoint:
-    """At full speed: what never had it is brought there."""
-    rounds = [r.samples.scaled(1 / slow_factor) if r.is_slow else r.samples for r in results]
-    medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
-    share = sum(map(_cpu_share, results)) / len(results) / cores
-    return SoloPoint(Pooled.of(rounds), min(1.0, max(0.0, share)), medians)
-
-
-def _cpu_share(result: SoloResult) -> float:
-    """CPU time over the passes' own; what other processes took in between belongs to no pass of ours."""
-    every = [result.samples] if result.slow is None else [result.samples, result.slow]
-    passes_s = sum(samples.count * Pooled.of([samples]).mean for samples in every)
-    return result.cpu_s / (passes_s * (1 - min(0.99, result.disturbed_share)))
-
-
-def _curves(
-    solo: Mapping[Point, SoloPoint],
-    steady: Mapping[Point, PowerPoint],
-    costs: ModelCosts,
-    facts: DeviceFacts,
+def _with_energy(
+    bare: Mapping[Key, LatencyCurve], steady: Mapping[Point, PowerPoint], costs: ModelCosts, facts: DeviceFacts
 ) -> dict[Key, LatencyCurve]:
-    bare = {key: _bare_curve(key, solo, costs, facts) for key in costs.keys}
+    """Curves with utilization and joules."""
     if facts.info.kind == "cuda":
         bare = with_busy_shares(bare, steady)
     joules = EnergyModel(steady, bare, costs, facts.power)
@@ -268,37 +237,6 @@ def _curves(
         )
         for key, curve in bare.items()
     }
-
-
-def _bare_curve(key: Key, solo: Mapping[Point, SoloPoint], costs: ModelCosts, facts: DeviceFacts) -> LatencyCurve:
-    """A key's curve; utilization is the CPU share (right for a CPU, replaced for a GPU), energy is still nothing."""
-    points = sorted((point, found) for point, found in solo.items() if point.key == key)
-    if not points:
-        raise ValueError(f"no measurement of {key}: every key must be measured")
-    times = [found.times for _, found in points]
-    shares = tuple(found.cpu_share for _, found in points)
-    moved = [costs.keys[key].batch_bytes(point.batch) / found.times.mean for point, found in points]
-    segment, width, previous_width = key
-    medians = [pooled.quantile(0.5) for pooled in times]
-    return LatencyCurve(
-        segment=segment,
-        width=width,
-        previous_width=previous_width,
-        batches=tuple(point.batch for point, _ in points),
-        mean_s=tuple(pooled.mean for pooled in times),
-        p50_s=tuple(medians),
-        p95_s=tuple(pooled.quantile(0.95) for pooled in times),
-        p99_s=tuple(pooled.quantile(0.99) for pooled in times),
-        samples=tuple(pooled.count for pooled in times),
-        utilization=shares,
-        energy_j_per_image=(0.0,) * len(points),
-        host_share=shares,
-        bandwidth_share=tuple(min(1.0, rate / facts.bandwidth_bytes_s) for rate in moved),
-        jitter=tuple(
-            tuple(value / median for value in pooled.slices(JITTER_QUANTILES))
-            for pooled, median in zip(times, medians, strict=True)
-        ),
-    )
 
 
 # ------------------------------------------------------------------------------------------ memory, dispatch and link
@@ -343,18 +281,21 @@ def _link(measurements: Iterable[Measurement]) -> Link | None:
 def _errors(
     measurements: Sequence[Measurement],
     solo: Mapping[Point, SoloPoint],
+    fitted: SoloFit,
     curves: Mapping[Key, LatencyCurve],
     concurrency: Concurrency,
     costs: ModelCosts,
     facts: DeviceFacts,
     slowdown: SlowdownFit,
 ) -> Iterator[StatedError]:
-    held_out = _solo_points(measurements, facts.cores, slowdown, held_out=True)
-    yield from solo_errors(
-        {point: found.times for point, found in held_out.items()},
-        curves,
-        {point: found.round_medians_s for point, found in solo.items()},
-    )
+    held_out = {
+        point: found.times
+        for point, found in solo_points(measurements, facts.cores, slowdown.factor, held_out=True).items()
+    }
+    rounds = {point: found.round_medians_s for point, found in solo.items()}
+    yield from solo_errors(held_out, curves, rounds, fitted.left_out[fitted.by])
+    for by, others in fitted.others.items():
+        yield from other_errors(by, held_out, others, rounds, fitted.left_out[by])
     hosted = facts.info.kind == "cpu"
     sharing = sharing_from(concurrency, hosted=hosted)
     fitted_sets, held_sets = (
@@ -366,9 +307,9 @@ def _errors(
         pairs = [pair for s in held_sets if s.across == across for pair in predicted_and_seen(s, curves, sharing)]
         yield from stated(metric, pairs)
         yield from stated(metric, left_out[across], "cross-validated")
-    fitted = power_points(measurements, facts.power, held_out=False)
+    powered = power_points(measurements, facts.power, held_out=False)
     yield from stated(ENERGY_ERROR, held_out_energy(power_points(measurements, facts.power, held_out=True), curves))
-    yield from stated(ENERGY_ERROR, left_out_energy(fitted, curves, costs, facts.power), "cross-validated")
+    yield from stated(ENERGY_ERROR, left_out_energy(powered, curves, costs, facts.power), "cross-validated")
 
 
 def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCurve]) -> Iterator[Range]:

@@ -6,6 +6,7 @@ It decides when to stop and when to hurry; what to measure was decided by `calib
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -46,6 +47,7 @@ from calibrate.plan import (
     describe,
     scouted_batches,
     together_duration_s,
+    warmup_passes,
 )
 from calibrate.samples import Samples
 from calibrate.slowdown import BEST_SHARE, SLACK, UNSEEN, SlowdownLook, at_full_speed, look
@@ -53,7 +55,6 @@ from policies.vocabulary import NS_PER_S
 
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
 DISTURBED = 0.03  # a step of which other programs took more is measured again, at once
-TRIES = 5
 FEWEST_AT_FULL_SPEED = 4  # repeats
 FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full speed are chance hits of the reference
 WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's slowdown; at least and at most
@@ -153,12 +154,14 @@ def measure(
     """Do what the log does not have yet, until it is done or the budget is spent.
 
     Required steps are done whatever the clock says, with the least effort once they are late; the others stop with the
-    budget. The time that earlier sittings took counts.
+    budget. The time that earlier sittings took counts. Spare steps come last, in the plan's own order of them.
     """
     station = Station(bench, log, clock, guess, slowdown_seen)
     slowdown = _Slowdown(plan.steps, log, budget_s)
     measurements: list[Measurement] = []
-    for planned in plan.steps:
+    fixed = [planned for planned in plan.steps if not planned.is_spare]
+    spare = [planned for planned in plan.steps if planned.is_spare]
+    for planned in itertools.chain(fixed, plan.order(spare, lambda: measurements)):
         is_logged = planned.id in log.results
         if not is_logged:
             if not planned.required and slowdown.spent_up(planned):
@@ -302,7 +305,7 @@ def _is_hurried(result: Result, effort: Effort) -> bool:
 
 
 def _hurry(effort: Effort) -> Effort:
-    names = ("warmup", "repeats", "min_s", "together_s", "steady_s")
+    names = ("warmup", "repeats", "min_s", "together_s", "steady_s", "tries")
     return replace(effort, **{name: getattr(LEAST, name) for name in names})
 
 
@@ -335,9 +338,9 @@ def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, slowd
     """Measure one step on a device whose own speed comes and goes like that."""
     match step:
         case Solo(point):
-            return _retried(lambda: _solo(bench, point, effort, slowdown.best_s))
+            return _retried(lambda: _solo(bench, point, effort, guess(point), slowdown.best_s), effort.tries)
         case Together(points, across=across):
-            return _retried(lambda: _together(bench, points, across, effort, guess, slowdown.best_s))
+            return _retried(lambda: _together(bench, points, across, effort, guess, slowdown.best_s), effort.tries)
         case Watch(point):
             loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s, paused=False)
             return WatchResult(look(loop.repeats_s, loop.references_s))
@@ -388,10 +391,10 @@ def undisturbed(results: Sequence[Disturbable]) -> Sequence[Disturbable]:
     return kept or sorted(results, key=lambda result: result.disturbance)[:1]
 
 
-def _retried(attempt: Callable[[], Disturbable]) -> Disturbable:
+def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
     """Again while others take the device or a part of its speed; the attempt that they took least of counts."""
     tries = [attempt()]
-    while tries[-1].disturbance > DISTURBED and len(tries) < TRIES:
+    while tries[-1].disturbance > DISTURBED and len(tries) < most:
         tries.append(attempt())
     best = replace(min(tries, key=lambda result: result.disturbance), tries=len(tries))
     if not isinstance(best, SoloResult):
@@ -400,8 +403,8 @@ def _retried(attempt: Callable[[], Disturbable]) -> Disturbable:
     return replace(best, passes=sum(s.passes for s in solos), slow_passes=sum(s.slow_passes for s in solos))
 
 
-def _solo(bench: Bench, point: Point, effort: Effort, best_s: float) -> SoloResult:
-    loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s)
+def _solo(bench: Bench, point: Point, effort: Effort, forward_s: float, best_s: float) -> SoloResult:
+    loop = bench.solo(point, warmup_passes(effort, forward_s), effort.repeats, effort.min_s)
     if not best_s or not loop.references_s:
         return SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, disturbed_share=loop.disturbed_share)
     repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)

@@ -7,9 +7,10 @@ was left out is said in words. Held-out points are drawn here and no fit may see
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ FEWEST_BATCHES = 4  # enough for max(t0, c0 + c1 b)
 NOTABLE = 0.05  # a hasty error that calls for a batch size of its own
 USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
 STEP_OVERHEAD_S = 0.004  # a command to the agent and its answer
+SHORTEST_PASS_S = 5e-5
+WARM_S = 0.005  # the first passes of an instance find cold caches and take up to 1.4 times as long
 HOLD_S = 0.01  # a guess for loading and unloading one instance a few times
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
 RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
@@ -123,6 +126,7 @@ class Effort:
         warmup, repeats, min_s: of a solo point in a round: so many repeats, and at least so long.
         sets, together_s: concurrency sets, and how long each runs.
         points, steady_s: power points, and how long each runs.
+        tries: of a step that others disturb, at once.
     """
 
     rounds: int
@@ -134,26 +138,41 @@ class Effort:
     together_s: float
     points: int
     steady_s: float
+    tries: int = 5
 
 
 LAVISH = Effort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
-LEAST = Effort(1, FEWEST_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5)
+LEAST = Effort(1, FEWEST_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5, tries=2)
 TRANSFER_BYTES = (256, 4096, 65536, 1048576)
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step in a round; a required one is done whatever the clock says."""
+    """A step in a round; a required one is done whatever the clock says.
+
+    A spare one is of a batch size that a small budget gave up.
+    """
 
     step: Step
     round: int
     required: bool
     estimated_s: float
+    is_spare: bool = False
 
     @property
     def id(self) -> str:
         """Its name in the log."""
         return f"{describe(self.step)} round {self.round}"
+
+
+# Spare steps in the order in which they are to be done, drawn one by one; it may look at what is finished by then
+# (`calibrate.measure.Measurement`).
+Order = Callable[[Sequence[Planned], Callable[[], Sequence[tuple[Step, Any]]]], Iterator[Planned]]
+
+
+def in_turn(spare: Sequence[Planned], finished: Callable[[], Sequence[tuple[Step, Any]]]) -> Iterator[Planned]:
+    """As they were planned."""
+    return iter(spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +183,7 @@ class Plan:
         batches: the batch sizes that every key is measured at.
         grid: those that it would be measured at with time enough, the most telling first.
         omitted: what the budget left out, in words.
+        order: of the spare steps.
     """
 
     effort: Effort
@@ -171,6 +191,7 @@ class Plan:
     grid: tuple[int, ...]
     steps: tuple[Planned, ...]
     omitted: tuple[str, ...]
+    order: Order = in_turn
 
     @property
     def estimated_s(self) -> float:
@@ -304,7 +325,8 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
     match step:
         case Solo(point):
             forward_s = guess(point)
-            return STEP_OVERHEAD_S + effort.warmup * forward_s + max(effort.min_s, effort.repeats * forward_s)
+            warm_s = warmup_passes(effort, forward_s) * forward_s
+            return STEP_OVERHEAD_S + warm_s + max(effort.min_s, effort.repeats * forward_s)
         case Together(points):
             alone_s = sum(alone_duration_s(point, effort, guess) for point in set(points))
             return len(points) * STEP_OVERHEAD_S + alone_s + together_duration_s(points, effort, guess)
@@ -318,6 +340,11 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
             return STEP_OVERHEAD_S + effort.repeats * (0.0005 + size_bytes / 2e8)
         case Steady():
             return STEP_OVERHEAD_S + effort.steady_s
+
+
+def warmup_passes(effort: Effort, forward_s: float) -> int:
+    """Before a solo point is timed; quick passes need more of them."""
+    return max(effort.warmup, math.ceil(WARM_S / max(forward_s, SHORTEST_PASS_S)) if forward_s else 0)
 
 
 def alone_duration_s(point: Point, effort: Effort, guess: ForwardGuess) -> float:
@@ -373,7 +400,7 @@ def _batches_given_up(
             step = Solo(Point(*key, batch))
             if step.point in held_out:
                 continue
-            yield Planned(step, 1, False, estimate_s(step, plan.effort, guess))
+            yield Planned(step, 1, False, estimate_s(step, plan.effort, guess), is_spare=True)
 
 
 def _more_rounds(plan: Plan, budget_s: float, rng: np.random.Generator) -> Iterator[Planned]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time  # noqa: TID251 - a budget is real time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from calibrate.calibration import Calibration
 from calibrate.check import CheckedMetric, check, has_across
 from calibrate.costs import ModelCosts, costs_of
+from calibrate.design import LeastSure
 from calibrate.emulated import of_an_emulated_device, opened_emulated, stamp_of
-from calibrate.fit import fit
+from calibrate.fit import DeviceFacts, fit
 from calibrate.log import Log
-from calibrate.measure import Progress, measure, scout
+from calibrate.measure import Measurement, Progress, measure, scout
 from calibrate.opening import bench_of, opened
 from calibrate.plan import Extras, Plan, Point, make_plan
 from calibrate.probe import Probe
+from calibrate.slowdown import SlowdownLook
 from calibrate.stamps import OF_A_GPU, require_model
 from hw.device import DeviceSpec
 from hw.emulated import EmulatedDevice
@@ -47,6 +49,17 @@ class Listener:
     on_progress: Callable[[Progress], None] = lambda _: None
 
 
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that a profile is fitted to, with what was left out, in words; see `calibrate.fit.fit`."""
+
+    measurements: Sequence[Measurement]
+    costs: ModelCosts
+    facts: DeviceFacts
+    omitted: tuple[str, ...]
+    seen: SlowdownLook
+
+
 def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
     """Measure a device running a model, and fit the simulator's model of it.
 
@@ -54,6 +67,14 @@ def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
         InputError: the model is no model, or the log is of something else.
         WorkError: the device failed.
     """
+    found = observe(wanted, listener)
+    name = wanted.name or f"{wanted.kind}-{found.costs.info.name}"
+    profile = fit(found.measurements, found.costs, found.facts, name, found.omitted, found.seen)
+    return of_an_emulated_device(profile) if wanted.played else profile
+
+
+def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
+    """Measure, and fit nothing; raises as `calibrate` does."""
     told = listener or Listener()
     begin_ns = time.monotonic_ns()
     budget_s, batch_limit, played = wanted.budget_s, wanted.batch_limit, wanted.played
@@ -73,15 +94,21 @@ def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
         extras = Extras(power=ready.found.metered, peer=has_peer, sibling=not played, rise_s=rise_s)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
+        plan = replace(plan, order=LeastSure(costs.keys, seen.slowdown.slow_reference))
         told.on_plan(plan)
         measured = measure(
-            ready.bench, plan, seen.guess_s, log, budget_s - setup_s, time.monotonic_ns, told.on_progress, seen.slowdown
+            ready.bench,
+            plan,
+            seen.guess_s,
+            log,
+            budget_s - setup_s,
+            time.monotonic_ns,
+            told.on_progress,
+            seen.slowdown,
         )
         facts = ready.facts
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
-    name = wanted.name or f"{wanted.kind}-{costs.info.name}"
-    profile = fit(measured.measurements, costs, facts, name, omitted, seen.slowdown)
-    return of_an_emulated_device(profile) if played else profile
+    return Observed(measured.measurements, costs, facts, omitted, seen.slowdown)
 
 
 def _costs(wanted: Calibration) -> ModelCosts:

@@ -35,6 +35,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Loss = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Cost = Annotated[float, Field(ge=0, le=60)]  # s
+LatencyFit = Literal["each key", "surface"]  # a curve through each key's own points; one surface over all keys
 
 
 class DeviceInfo(StrictModel):
@@ -90,7 +91,7 @@ class LatencyCurve(StrictModel):
 
     Attributes:
         mean_s, p50_s, p95_s, p99_s: of the solo forward pass.
-        samples: repeats behind each point.
+        samples: repeats behind each point; 0 where it was not measured but follows from other points (`latency_fit`).
         utilization: busy share u of the device in a solo loop (NVML's sense: the share of time any kernel ran).
         sm_utilization: the share of the SMs, where it is known.
         energy_j_per_image: k, joules above context idle.
@@ -381,6 +382,7 @@ class Profile(StrictModel):
         busy_serving: what serving takes while passes run, where it was measured; else it takes the same.
         chores: what else a server's process does on a CPU device's cores, where it was measured.
         slowdown: how the device's speed comes and goes; None where it was not seen to.
+        latency_fit: how the latency curves were made from measured points; None where nothing says so.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
@@ -405,6 +407,7 @@ class Profile(StrictModel):
     chores: Chores | None = None
     padding: Literal["none", "grid"] = "none"
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
+    latency_fit: LatencyFit | None = None
     memory: Memory
     concurrency: Concurrency
     power: Power

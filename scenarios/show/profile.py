@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from textwrap import fill
 
 from policies.vocabulary import Provenance
@@ -11,11 +11,15 @@ from scenarios.metrics.statistics import Estimate
 from scenarios.show.numbers import interval, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
-from sim.profile import Profile, WorkCost
+from sim.profile import LatencyFit, Profile, WorkCost
 
 READABLE = 110  # characters of a line where there is no screen
 DISTURBED = "disturbed"  # the stamp of steps that others disturbed
 SPOILT_SHARE = 0.05  # of the steps may have stayed so
+LATENCY_FITS: Mapping[LatencyFit, str] = {
+    "each key": "each through its own points",
+    "surface": "from one surface over all keys, which predicted points that it had not seen better than each key's own",
+}
 PROMISES_NOTHING = (
     "DERIVED FROM A DATASHEET: nothing was measured, no error is promised. Good for trying things out; `slimsched "
     "calibrate` measures a device"
@@ -62,7 +66,8 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
     yield "stack", ", ".join(f"{key} {value}" for key, value in stamps.items()) or "not stamped"
     yield "execution", ", ".join(f"{key} {value}" for key, value in profile.execution.items()) or "not said"
-    yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.origin})"
+    made = "" if profile.latency_fit is None else f", {LATENCY_FITS[profile.latency_fit]}"
+    yield "latency", f"{len(profile.latency)} curves, batches up to {profile.batch_limit} ({profile.origin}){made}"
     watts = f"idle {power.bare_idle_w:g} W, ready {power.context_idle_w:g} W, cap {power.cap_w:g} W"
     yield "power", f"{watts} ({power.provenance})"
     fitted = f"alpha {_with_interval(sharing.alpha, sharing.alpha_ci95)}, beta "

@@ -44,7 +44,10 @@ def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> F
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         median_ms = np.asarray(curve.p50_s) * 1000
-        panel.plot(curve.batches, median_ms, "-o", color=color, markersize=2.5, label=f"{curve.width:g}")
+        dots = _measured(curve)
+        panel.plot(
+            curve.batches, median_ms, "-o", color=color, markersize=2.5, markevery=dots, label=f"{curve.width:g}"
+        )
         band = bands.get(_key(curve))
         if band is None:
             return
@@ -72,7 +75,8 @@ def utilization_by_batch(profile: Profile) -> Figure:
         shares = 100 * np.asarray(curve.utilization)
         above = (len(widths) - 1 - widths.index(curve.width)) * is_flat  # a CPU is always busy: all lines are one
         thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, f"{curve.width:g}"
-        panel.plot(curve.batches, shares, "-o", color=color, linewidth=thick, markersize=dot, label=label)
+        style = {"color": color, "linewidth": thick, "markersize": dot, "markevery": _measured(curve)}
+        panel.plot(curve.batches, shares, "-o", label=label, **style)
         if curve.sm_utilization:
             panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)
         panel.set_ylim(0, 104)
@@ -123,6 +127,11 @@ def _by_utilization(
         panel.axvspan(90, 95, color=GREY, alpha=0.2, linewidth=0)
         panel.set(xlim=(0, 103), xticks=range(0, 101, 25))
     return figure
+
+
+def _measured(curve: LatencyCurve) -> list[int]:
+    """Places of the batch sizes that were measured; of a curve that does not say, all."""
+    return [place for place, count in enumerate(curve.samples or (1,) * len(curve.batches)) if count]
 
 
 def _key(curve: LatencyCurve) -> BatchKey:

@@ -39,7 +39,7 @@ def told(
     """All but the cross-validated errors, by their metric."""
     held_out = {Point(*KEY, batch): Pooled.of([Samples(1, (s,))]) for batch, s in held_out_s.items()}
     rounds = {Point(*KEY, batch): medians_s for batch, medians_s in (rounds_s or {}).items()}
-    found = solo_errors(held_out, {KEY: known}, rounds)
+    found = solo_errors(held_out, {KEY: known}, rounds, left_out=[])
     return {error.metric: error for error in found if error.kind != "cross-validated"}
 
 

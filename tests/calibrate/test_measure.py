@@ -9,8 +9,8 @@ import pytest
 
 from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
-from calibrate.measure import DISTURBED, TRIES, Measured, Progress, measure, scout
-from calibrate.plan import Extras, Hold, Plan, Point, Solo, make_plan
+from calibrate.measure import DISTURBED, Measured, Progress, measure, perform, scout
+from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Point, Solo, estimate_s, make_plan
 from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys
 
 
@@ -144,10 +144,10 @@ def test_what_others_disturb_is_measured_again_at_once(tmp_path: Path) -> None:
     _, bursts = session(Bursts(), tmp_path / "bursts", 60.0)
     solos = [result for _, result in bursts.measurements if isinstance(result, SoloResult)]
     assert {result.disturbed_share for result in solos} == {0.0}
-    assert {result.tries for result in solos} == {1, 2}
+    assert 2 in {result.tries for result in solos} <= {1, 2}
     _, lasting = session(FakeBench(foreign_share=0.2), tmp_path / "lasting", 60.0)
     results = [result for _, result in lasting.measurements if isinstance(result, SoloResult)]
-    assert {result.tries for result in results} == {TRIES}
+    assert {result.tries for result in results} == {LAVISH.tries, LEAST.tries}  # it makes the last ones late
     assert all(result.disturbance > DISTURBED for result in results)
 
 
@@ -181,3 +181,21 @@ def test_further_rounds_that_did_not_fit_are_no_failure(tmp_path: Path) -> None:
     assert words == f"further rounds: {done} of {further} steps"
     assert 0 < done < further
     assert not any(words.startswith("time ran out") for words in measured.omitted)
+
+
+@pytest.mark.parametrize("forward_s, fewest", [(1e-4, 50), (1e-3, 5), (1.0, 1)])
+def test_quick_passes_are_warmed_up_for_longer(forward_s: float, fewest: int) -> None:
+    """By time, not by number: the caches of a quick pass are cold for as long; a guess counts it."""
+    asked = []
+
+    class Warmed(FakeBench):
+        def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
+            asked.append(warmup)
+            return super().solo(point, warmup, repeats, min_s, paused=paused)
+
+    step = Solo(Point(1, 1.0, 0.0, 1))
+    perform(Warmed(), step, LEAST, lambda _: forward_s)
+    assert asked == [fewest]
+    assert estimate_s(step, LEAST, lambda _: forward_s) >= (fewest + LEAST.repeats) * forward_s
+    perform(Warmed(), step, LAVISH, lambda _: forward_s)
+    assert asked[1] == max(fewest, LAVISH.warmup)

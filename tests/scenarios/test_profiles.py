@@ -24,7 +24,12 @@ from scenarios.files.reading import load_scenario, read_profile, relative_paths
 from scenarios.files.shipped import profile_file
 from scenarios.show.charts import save, to_svg
 from scenarios.show.profile import READABLE, described, error_table, range_table, spoilt
-from scenarios.show.profile_charts import energy_by_utilization, latency_by_utilization, utilization_by_batch
+from scenarios.show.profile_charts import (
+    energy_by_utilization,
+    latency_by_utilization,
+    latency_curves,
+    utilization_by_batch,
+)
 from scenarios.show.profile_curves import latency_bands, stated_solo_error, under_load
 from scenarios.show.profile_page import profile_page
 from sim.profile import Profile, Range, Slowdown, StatedError
@@ -139,6 +144,25 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     page = profile_page(measured())
     assert all(f">{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
     assert "dashed, the stated error of 2.0 %" in page
+
+
+def test_a_profile_says_how_its_latencies_were_made() -> None:
+    """The way that was kept, which outlives its file; what is older, or was never fitted, says nothing of it."""
+    kept = measured(latency_fit="surface")
+    assert "one surface over all keys" in " ".join(described(kept).split())
+    assert Profile.from_yaml(kept.to_yaml(), "kept.yaml").latency_fit == "surface"
+    assert "latency_fit" not in measured().to_yaml()
+    assert "surface" not in described(measured())
+
+
+def test_a_dot_is_a_batch_size_that_was_measured() -> None:
+    """What the surface says between them is a line."""
+    profile = measured()
+    curves = tuple(c.model_copy(update={"samples": (5, *(0,) * (len(c.batches) - 1))}) for c in profile.latency)
+    profile = profile.model_copy(update={"latency": curves})
+    for figure in (latency_curves(profile, {}), utilization_by_batch(profile)):
+        lines = [line for panel in figure.axes for line in panel.get_lines() if line.get_marker() == "o"]
+        assert [line.get_markevery() for line in lines] == [[0]] * len(lines) != []
 
 
 @pytest.mark.parametrize("still, is_spoilt", [(0, False), (5, False), (6, True)])

@@ -1,0 +1,59 @@
+"""What to measure in the time that is left: where a surface through the points so far is least sure.
+
+It chooses among steps that are planned already, and from finished steps alone: a resumed calibration, which finds them
+in its log, chooses the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from scipy.linalg import LinAlgError
+
+from calibrate.costs import Key, KeyCost
+from calibrate.measure import Measurement
+from calibrate.plan import Planned, Point, Solo
+from calibrate.solo import solo_points
+from calibrate.surface import FEWEST_POINTS, Surface, least_sure
+
+AT_ONCE = 4  # a surface is fitted again when a quarter more is measured
+
+
+class LeastSure:
+    """An order of spare steps: see `calibrate.plan.Order`.
+
+    Args:
+        costs: of every key.
+        slow_factor: how much longer passes take in a slow spell.
+    """
+
+    def __init__(self, costs: Mapping[Key, KeyCost], slow_factor: float) -> None:
+        self._costs = costs
+        self._slow_factor = slow_factor
+
+    def __call__(self, spare: Sequence[Planned], finished: Callable[[], Sequence[Measurement]]) -> Iterator[Planned]:
+        """One after the other, each group chosen from what is finished when it begins."""
+        left = {planned.step.point: planned for planned in spare if isinstance(planned.step, Solo)}
+        done = {step.point for step, _ in finished() if isinstance(step, Solo) and not step.held_out}
+        targets = sorted({*left, *done})
+        seen = -1
+        while left and len(finished()) > seen:
+            seen = len(finished())
+            for point in self._next(list(left.values()), targets, finished()):
+                yield left.pop(point)
+        yield from left.values()  # the time is up; some may be in the log
+
+    def _next(
+        self, left: Sequence[Planned], targets: Sequence[Point], finished: Sequence[Measurement]
+    ) -> Sequence[Point]:
+        """The next group; the first of what is left where no surface tells."""
+        cost_s = {planned.step.point: planned.estimated_s for planned in left if isinstance(planned.step, Solo)}
+        solo = solo_points(finished, 1, self._slow_factor, held_out=False)
+        number = max(1, len(solo) // AT_ONCE)
+        if len(solo) < FEWEST_POINTS or {point.key for point in solo} != set(self._costs):
+            return list(cost_s)[:number]
+        try:
+            surface = Surface({point: found.seen for point, found in sorted(solo.items())}, self._costs)
+        except LinAlgError:  # points that no surface goes through
+            return list(cost_s)[:number]
+        return least_sure(surface, targets, cost_s, number)
