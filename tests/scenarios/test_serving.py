@@ -1,103 +1,136 @@
-"""What serving costs, from a run's records: each moment counts once."""
+"""The serving stage on a host that is itself simulated: which loads it takes, what it believes, and what it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from policies.records import BatchRecord, Handover, RouterCost, RunRecord, ServerTotals
-from scenarios.executors.serving import ServingOverheads, overheads_of
-from sim.tables import DeviceTables, compile_tables
-from tests import worlds
+from hw.networks import ModelFile
+from policies.errors import InputError, WorkError
+from policies.records import ForeignLoad, RunRecord
+from scenarios.executors import serving
+from scenarios.executors.run import RealRun
+from scenarios.executors.serving import FULL, measure_serving, use_of, with_overheads
+from scenarios.metrics.result import Result
+from scenarios.runs.simulate import run_simulation
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+from tests.scenarios.files import write_scenario
 
-US = 1000
-AT_NS = 2 * 10**9
-
-
-def device(kind: str = "cpu") -> DeviceTables:
-    profile = worlds.profile(host_share=1.0)
-    return compile_tables(profile.model_copy(update={"device": profile.device.model_copy(update={"kind": kind})}), 32)
-
-
-def served(
-    tables: DeviceTables,
-    start_ns: int,
-    end_ns: int,
-    own_ns: int,
-    commanded_ns: Sequence[int] = (AT_NS, 2 * AT_NS, 3 * AT_NS),
-    **changes: Any,
-) -> RunRecord:
-    """Three batches, each `start_ns` from command to pass and `end_ns` from its end to the notice; the process uses
-    `own_ns` for each beside its pass. Ways of 60 us there and 40 us back."""
-    latency_ns = tables.keys[1, 1.0, 0.0].latency_ns[2]
-    batches = tuple(
-        BatchRecord(
-            0, i, 0, 1, 1.0, 0.0, 2, at, at + start_ns, at + start_ns + latency_ns, at + start_ns + latency_ns + end_ns
-        )
-        for i, at in enumerate(commanded_ns)
-    )
-    totals = ServerTotals("s", 0, 3 * (latency_ns + own_ns) / 1e9, 6, 3, 0, 0, 0)
-    ways = tuple(Handover(0, there, 60 * US if there else 40 * US) for there in (True, False) for _ in range(4))
-    record = RunRecord(10**10, (), (), batches, (), (totals,), (), (), 1, handovers=ways)
-    return replace(record, **changes)
+Ran = tuple[Result, RunRecord]
 
 
-def together_us(found: ServingOverheads) -> float:
-    """What a block of one batch takes beside its calibrated pass and the router."""
-    (extra_s,), (dispatch_s,), (handover,) = found.extra_s, found.dispatch_s, found.handover
-    assert extra_s is not None
-    assert dispatch_s is not None
-    assert handover is not None
-    return (extra_s + sum(dispatch_s) / len(dispatch_s) + handover.mean_s) * 1e6
+class Host:
+    """Its executors are simulated ones, `slower` than their profiles say; `changed` says what is measured of them."""
+
+    def __init__(self, world: World, slower: float = 1.0, changed: Callable[[Ran], Ran] = lambda ran: ran) -> None:
+        self.world = world
+        self._slower = slower
+        self._changed = changed
+        self.runs: list[tuple[RealRun, RunRecord]] = []
+
+    def serve(self, world: World, cluster: object, dataset: object, wanted: RealRun, listener: object) -> Ran:
+        """As `run_on_hardware` would."""
+        found = run_simulation(
+            world, world.router(wanted.router), wanted.router, wanted.seed, duration_s=wanted.duration_s,
+            warmup_s=wanted.warmup_s, scale=wanted.scale,
+            slowdowns=dict.fromkeys(range(len(world.cluster.devices)), ((0, self._slower),)),
+        )  # fmt: skip
+        result, record = self._changed(found)
+        self.runs.append((wanted, record))
+        return result, record
 
 
-@pytest.mark.parametrize("own_us", [10, 50, 120])
-def test_what_a_cpus_core_does_for_a_batch_counts_once(own_us: int) -> None:
-    """50 us around the pass and 100 us of ways are 150 us, however much of them the core was busy for."""
-    tables = device()
-    found = overheads_of(served(tables, 30 * US, 20 * US, own_us * US), [tables], [0])
-    assert found.extra_s[0] == pytest.approx(own_us * 1e-6, rel=1e-3)
-    assert together_us(found) == pytest.approx(150, rel=1e-3)
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return load_world(write_scenario(tmp_path))
 
 
-def test_no_batch_waits_for_what_an_agent_does_beside() -> None:
-    """A core that was busy for 400 us a batch, where batches and their ways took 150 us: its sensor was read, too."""
-    tables = device()
-    found = overheads_of(served(tables, 30 * US, 20 * US, 400 * US), [tables], [0])
-    assert found.extra_s[0] == pytest.approx(150e-6, rel=1e-3)
-    assert together_us(found) == pytest.approx(150, rel=1e-3)
+def measure(host: Host, monkeypatch: pytest.MonkeyPatch, **options: Any) -> serving.ServingOverheads:
+    monkeypatch.setattr(serving, "real_cluster", lambda *_: nullcontext())
+    monkeypatch.setattr(serving, "run_on_hardware", host.serve)
+    return measure_serving(host.world, ModelFile(Path("model")), None, 0, **options)
 
 
-def test_a_gpu_computes_beside_its_agent() -> None:
-    """Its passes are as calibrated; dispatches and ways are as they were seen."""
-    tables = device("cuda")
-    found = overheads_of(served(tables, 30 * US, 20 * US, 70 * US), [tables], [0])
-    assert found.extra_s[0] == pytest.approx(0.0, abs=1e-9)
-    assert together_us(found) == pytest.approx(150, rel=1e-3)
+@pytest.mark.parametrize("slower", [1.0, 4.0, 25.0])
+def test_it_finds_a_light_load_and_a_busy_one_however_slow_the_host_is(
+    world: World, slower: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimated capacity may be far off: the fullest device tells."""
+    host = Host(world, slower)
+    measure(host, monkeypatch, allow_busy=True)
+    light, busy = (use_of(record) for _, record in host.runs[-2:])
+    assert 0.05 < light < 0.3
+    assert 0.3 < busy < FULL
 
 
-def test_passes_that_met_others_tell_no_cost() -> None:
-    """Each took longer for the others' sake, which the simulator knows by itself: nothing is better than that."""
-    tables = device("cuda")
-    met = served(tables, 30 * US, 20 * US, 0, commanded_ns=(AT_NS, AT_NS + 1, AT_NS + 2))
-    found = overheads_of(met, [tables], [0])
-    assert (found.extra_s, found.dispatch_s) == ((None,), (None,))
+def test_what_it_cannot_explain_is_measured_again_and_refused_in_words(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that took ten times as long as all that was seen of them: waiting is booked as no cost."""
+
+    def late(ran: Ran) -> Ran:
+        result, record = ran
+        latency = {**result["latency_s"], "mean": 10 * (result["latency_s"]["mean"] or 0.0)}
+        stages = {**(result["stages_s"] or {}), "handover": 1.0}
+        return {**result, "latency_s": latency, "stages_s": stages}, record  # type: ignore[typeddict-item]
+
+    said: list[str] = []
+    host = Host(world, changed=late)
+    with pytest.raises(WorkError, match=r"in 3 tries: at .* ms simulated, .* measured; most apart is `handover`, .*"):
+        measure(host, monkeypatch, say=said.append)
+    assert len([line for line in said if "measured again" in line]) == 2
+    said.clear()
+    measure(host, monkeypatch, say=said.append, allow_busy=True)
+    assert "does not explain" in said[0]
 
 
-def test_the_routers_costs_are_a_part_a_block_and_a_part_an_image() -> None:
-    """Found again exactly where nothing is random; a share of a decision's has passed when its block is sent."""
-    tables = device()
-    costs = [
-        RouterCost("decision", 1, images, (50 + 4 * images) * US, sent_ns=(50 + 4 * images) * US // 4)
-        for images in (1, 2, 5, 9)
-    ] + [RouterCost("returned", several, 3 * several, (20 + 2 * 3) * several * US) for several in (1, 2)]
-    costs += [RouterCost("returned", 1, 7, (20 + 2 * 7) * US)]
-    host = overheads_of(served(tables, 0, 0, 0, router_costs=tuple(costs)), [tables], [0]).router_host
-    assert host is not None
-    assert (host.decision.block_s, host.decision.image_s) == pytest.approx((50e-6, 4e-6))
-    assert (host.returned.block_s, host.returned.image_s) == pytest.approx((20e-6, 2e-6))
-    assert host.sent_share == pytest.approx(0.25, rel=1e-3)
-    assert host.spread == pytest.approx([1.0] * len(host.spread))
+def test_a_try_that_agrees_ends_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    measure(Host(world), monkeypatch, say=said.append)
+    assert not [line for line in said if "explain" in line]
+
+
+def test_a_host_that_carries_nothing_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the load, everything is still there at the last arrival."""
+
+    def never(ran: Ran) -> Ran:
+        result, record = ran
+        late = tuple(replace_end(request, 10**12) for request in record.requests)
+        return result, replace(record, requests=late)
+
+    with pytest.raises(WorkError, match=r"no load was found that the executors carry here: at .* images/s"):
+        measure(Host(world, changed=never), monkeypatch)
+
+
+def replace_end(request: Any, finished_ns: int) -> Any:
+    return type(request)(**{**{name: getattr(request, name) for name in request.__struct_fields__},
+                            "finished_ns": finished_ns})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("load", "allowed", "words"),
+    [
+        (ForeignLoad(0.5, 0.1), True, "other programs use 50 % of the device, this virtual machine's host 10 %"),
+        (ForeignLoad(0.5), False, None),
+        (ForeignLoad(0.1, 0.25), False, None),
+        (ForeignLoad(0.2), False, "other programs use 20 % of the device"),
+        (None, False, "other programs use an unknown share of the device"),
+    ],
+)
+def test_what_serving_costs_is_not_measured_beside_others(
+    load: ForeignLoad | None, allowed: bool, words: str | None, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 30 % of a device is refused, as at a calibration; where it is allowed the profile says so."""
+    host = Host(world, changed=lambda ran: (ran[0], replace(ran[1], foreign_load=load)))
+    if words is None:
+        with pytest.raises(InputError, match=r"what serving costs: .* more than 30 %.*calibration\.allow_busy"):
+            measure(host, monkeypatch, allow_busy=allowed)
+        return
+    profile = with_overheads(world.profiles[0], measure(host, monkeypatch, allow_busy=allowed), 0)
+    assert profile.device.stamps["interference_serving"] == words

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.records import BatchRecord, RunRecord, ServerTotals
+from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign
-from scenarios.executors.serving import overheads_of
 from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from scenarios.world.world import World
 from sim.tables import DeviceTables, compile_tables
@@ -54,36 +53,6 @@ def test_one_long_reading_is_an_interrupt() -> None:
     always = [(0, at * 10**8, 9.0 * REFERENCE_S) for at in range(10)]
     (changes,) = observed_slowdowns(record(*always), [tables(slowdown=SLOWDOWN)], [0]).values()
     assert {factor for _, factor in changes} == {5.0}
-
-
-def test_what_serving_costs_is_told_at_full_speed() -> None:
-    """A run on a device that was 1.44 times slower: the same extra, once the slowdown is taken out."""
-    profile = worlds.profile(slowdown=SLOWDOWN, host_share=1.0)
-    cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
-    device = compile_tables(cpu, 32)
-    latency_ns = device.keys[1, 1.0, 0.0].latency_ns[2]
-    extra_ns, begin = 500_000, 2 * 10**9
-    for reference, slower in ((1.0, 1.0), (1.2, 1.44)):
-        busy_s = slower * 3 * (latency_ns + extra_ns) / 1e9
-        batches = tuple(
-            BatchRecord(
-                0,
-                i,
-                0,
-                1,
-                1.0,
-                0.0,
-                2,
-                at,
-                at,
-                at + round(slower * latency_ns),
-                at + round(slower * (latency_ns + extra_ns)),
-            )
-            for i, at in enumerate((begin, 2 * begin, 3 * begin))
-        )
-        readings = [(0, at * 10**8, REFERENCE_S * reference) for at in range(10)]
-        served = record(*readings, batches=batches, servers=(ServerTotals("s", 0, busy_s, 6, 3, 0, 0, 0),))
-        assert overheads_of(served, [device], [0]).extra_s[0] == pytest.approx(extra_ns / 1e9, rel=0.01)
 
 
 def test_each_repeat_has_a_twin_at_its_own_slowdown(world: World) -> None:  # noqa: F811

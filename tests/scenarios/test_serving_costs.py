@@ -1,0 +1,237 @@
+"""What serving costs, from records in which all is known: each moment counts once, at full speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from policies.records import BatchRecord, BlockRecord, ChoreCost, Handover, RouterCost, RunRecord
+from policies.reward import RewardTerms
+from policies.vocabulary import ROUTER, HeadKey
+from scenarios.executors.serving import with_costs
+from scenarios.executors.serving_costs import DeviceCosts, ServingCosts, costs_of
+from sim.profile import Profile
+from sim.tables import DeviceTables, compile_tables
+from tests import worlds
+
+US = 1000
+MS = 1000 * US
+BEGIN_NS = 2 * 10**9
+PAUSES_NS = (0, MS, 5 * MS, 50 * MS)  # one of each kind
+EXTRA_NS = (40 * US, 70 * US, 90 * US, 160 * US)  # a pass takes so much more after each
+TAKEN_NS = (60 * US, 90 * US, 120 * US, 240 * US)  # to take a block in
+REFERENCE_S = 3e-5
+
+
+def device(kind: str = "cpu", **changes: Any) -> DeviceTables:
+    profile = worlds.profile(host_share=1.0, **changes)
+    return compile_tables(profile.model_copy(update={"device": profile.device.model_copy(update={"kind": kind})}), 32)
+
+
+def record(**changes: Any) -> RunRecord:
+    return replace(RunRecord(10**11, (), (), (), (), (), (), (), 1), **changes)
+
+
+def served(tables: DeviceTables, each: int = 40, slower: float = 1.0, start_ns: int = 30 * US) -> RunRecord:
+    """Batches one after the other, so many after each kind of pause: 30 us from command to pass, 20 us from its end to
+    the notice; ways of 10 us there beyond what it takes to take a block in, and 15 us back."""
+    latency_ns = tables.keys[1, 1.0, 0.0].latency_ns[2]
+    batches, ways, chores, now_ns = [], [], [], BEGIN_NS
+
+    def slow(time_ns: int) -> int:
+        return round(slower * time_ns)
+
+    for i in range(each * len(PAUSES_NS)):
+        pause = i % len(PAUSES_NS)
+        handed_ns = now_ns + PAUSES_NS[pause] - (slow(start_ns) if pause else 0)
+        there_ns = slow(10 * US + TAKEN_NS[pause])
+        commanded_ns = handed_ns if pause else now_ns
+        started_ns = commanded_ns + slow(start_ns) if pause else now_ns
+        ended_ns = started_ns + slow(latency_ns + EXTRA_NS[pause])
+        told_ns = ended_ns + slow(20 * US)
+        batches.append(
+            BatchRecord(0, i, 0, 1, 1.0, 0.0, 2, min(commanded_ns, started_ns), started_ns, ended_ns, told_ns)
+        )
+        if pause and there_ns < slow(start_ns):
+            ways.append(Handover(0, True, handed_ns, there_ns))
+        ways.append(Handover(0, False, told_ns, slow(15 * US)))
+        chores += [
+            ChoreCost(0, "taken", handed_ns, 1, 2, slow(TAKEN_NS[pause])),
+            ChoreCost(0, "moved", handed_ns, 1, 2, slow(25 * US)),
+            ChoreCost(0, "begun", told_ns + 1, 1, 2, slow(12 * US)),
+            ChoreCost(0, "ended", told_ns, 1, 2, slow(18 * US)),
+        ]
+        now_ns = ended_ns
+    return record(batches=tuple(batches), handovers=tuple(ways), chores=tuple(chores))
+
+
+def found(run: RunRecord, tables: DeviceTables) -> DeviceCosts:
+    (costs,) = costs_of([run], [tables], [0]).devices
+    return costs
+
+
+def test_a_pass_takes_more_the_longer_the_pause_before_it() -> None:
+    costs = found(served(device()), device())
+    assert costs.extra_s == pytest.approx(40e-6, rel=1e-3)
+    assert costs.extra_after_pause_s == pytest.approx((30e-6, 50e-6, 120e-6), rel=0.03)  # nothing ran before the first
+
+
+def test_what_else_a_process_does_on_a_cpu_is_told_by_kind_and_pause() -> None:
+    chores = found(served(device()), device()).chores
+    assert chores is not None
+
+    def of_two(cost: Any) -> float:
+        return float(cost.block_s + 2 * cost.image_s)
+
+    assert of_two(chores.taken) == pytest.approx(60e-6, rel=1e-3)
+    assert chores.taken_after_pause == pytest.approx((1.5, 2.0, 4.0), rel=1e-3)
+    kinds = (chores.moved, chores.begun, chores.ended)
+    assert [of_two(cost) for cost in kinds] == pytest.approx([25e-6, 12e-6, 18e-6], rel=1e-3)
+
+
+def test_a_gpu_computes_beside_its_agent() -> None:
+    """Its agent's work holds up no pass: it is in the ways, as long as they were seen to be."""
+    tables = device("cuda")
+    assert found(served(tables), tables).chores is None
+
+
+def test_a_way_is_told_without_what_the_agent_does_to_take_a_block_in() -> None:
+    """And in whole on a GPU."""
+    for kind, there_s in (("cpu", 10e-6), ("cuda", 250e-6)):
+        tables = device(kind)
+        run = served(tables, start_ns=300 * US)
+        at_ns = max(batch.ended_ns for batch in run.batches) + 50 * MS
+        ways = tuple(Handover(0, True, at_ns + i * MS, 10 * US + TAKEN_NS[-1]) for i in range(40))
+        costs = found(replace(run, handovers=(*(w for w in run.handovers if not w.there), *ways)), tables)
+        assert costs.handover is not None
+        assert min(costs.handover.there_s) == pytest.approx(there_s, rel=0.01), kind
+        assert set(costs.handover.back_s) == {15e-6}
+
+
+def test_a_dispatch_counts_where_no_pass_ran() -> None:
+    costs = found(served(device()), device())
+    assert max(costs.dispatch_s) == pytest.approx(50e-6, rel=1e-3)
+
+
+def test_all_is_brought_to_full_speed() -> None:
+    """A run on a device that was 1.44 times slower tells the same."""
+    slowdown = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "reference_s": REFERENCE_S,
+                "reference_exponent": 2.0, "provenance": "measured"}  # fmt: skip
+    tables = device(slowdown=slowdown)
+    readings = tuple((0, at * 10**8, REFERENCE_S * 1.2) for at in range(100))
+    costs = found(replace(served(tables, slower=1.44), references=readings), tables)
+    assert costs.extra_s == pytest.approx(40e-6, rel=1e-2)
+    assert costs.chores is not None
+    assert costs.chores.taken.block_s + 2 * costs.chores.taken.image_s == pytest.approx(60e-6, rel=1e-2)
+    assert max(costs.dispatch_s) == pytest.approx(50e-6, rel=1e-2)
+
+
+def test_passes_that_met_others_tell_no_cost() -> None:
+    """Each took longer for the others' sake, which the simulator knows by itself: nothing is better than that."""
+    tables = device("cuda")
+    run = served(tables)
+    crowded = [replace_times(batch, BEGIN_NS + i) for i, batch in enumerate(run.batches)]
+    costs = found(replace(run, batches=tuple(crowded)), tables)
+    assert (costs.extra_s, costs.dispatch_s[1:]) == (None, costs.dispatch_s[:-1] if costs.dispatch_s else ())
+
+
+def replace_times(batch: BatchRecord, started_ns: int) -> BatchRecord:
+    return BatchRecord(0, batch.batch, 0, 1, 1.0, 0.0, 2, started_ns - 30, started_ns, 10**10, 10**10 + 20)
+
+
+def test_what_waits_on_a_busy_gpu_is_told_by_itself() -> None:
+    """Ways and dispatches while some pass ran, from the busier run; the light one tells the idle device's."""
+    tables = device("cuda")
+    light, busy = served(tables), served(tables)
+    long = [BatchRecord(0, 10_000, 1, 1, 1.0, 0.0, 2, 0, 0, 10**11, 10**11)]
+    ways = [replace_way(way, 500 * US if way.there else 77 * US) for way in _spread_ways()]
+    busy = replace(busy, batches=(*busy.batches, *long), handovers=tuple(ways))
+    (costs,) = costs_of([light, busy], [tables], [0]).devices
+    assert costs.busy is None  # the light one has no way there
+    light = replace(light, handovers=tuple(replace_way(way, 100 * US) for way in _spread_ways(10**10)))
+    (costs,) = costs_of([light, busy], [tables], [0]).devices
+    assert costs.busy is not None
+    assert costs.handover is not None
+    assert (set(costs.handover.there_s), set(costs.busy.there_s)) == ({100e-6}, {500e-6})
+    assert set(costs.busy.back_s) == {77e-6}
+
+
+def _spread_ways(after_ns: int = BEGIN_NS) -> list[Handover]:
+    return [Handover(0, there, after_ns + i * 60 * MS, 0) for i in range(60) for there in (True, False)]
+
+
+def replace_way(way: Handover, took_ns: int) -> Handover:
+    return Handover(way.server, way.there, way.at_ns, took_ns)
+
+
+def test_a_way_that_waited_for_the_one_before_it_does_not_count() -> None:
+    tables = device("cuda")
+    at_ns = 10**10
+    ways = [Handover(0, True, at_ns + i * US, 100 * US if i == 0 else 900 * US) for i in range(30)]
+    run = replace(served(tables), handovers=(*ways, Handover(0, False, at_ns, 15 * US)))
+    costs = found(run, tables)
+    assert costs.handover is not None
+    assert set(costs.handover.there_s) == {100e-6}
+
+
+def test_a_links_latency_is_what_a_way_takes_beyond_its_bytes_and_the_handover() -> None:
+    """Sent to arrived, less the bytes at the link's rate, less the handover that comes after."""
+    tables = device("cuda", link={"latency_s": 1e-6, "bandwidth_bytes_s": 1e6})
+    terms = RewardTerms(0.0, 0.0, 0.0, 0.0, 0.0)
+    sent_ns, bytes_ns = BEGIN_NS, 2 * 3072 * 1000
+    block = BlockRecord(
+        1, HeadKey(1, 0.0, ROUTER), 0, 1.0, 2, sent_ns, sent_ns, sent_ns + bytes_ns + 190 * US, 0, 0.0, terms
+    )
+    ways = tuple(Handover(0, True, 10**10 + i * MS, 100 * US) for i in range(9))
+    costs = found(replace(served(tables), blocks=(block,), handovers=(*ways, Handover(0, False, 1, 1))), tables)
+    assert costs.transfer_s == pytest.approx(90e-6)
+    profile = with_costs(tables.profile, None, costs)
+    assert profile.link is not None
+    assert (profile.link.latency_s, profile.link.bandwidth_bytes_s) == pytest.approx((90e-6, 1e6))
+
+
+def test_the_profile_keeps_what_was_calibrated_and_can_be_read_again() -> None:
+    tables = device()
+    run = served(tables)
+    found_here = costs_of([run], [tables], [0])
+    profile = with_costs(tables.profile, found_here.router_host, found_here.devices[0])
+    assert profile.latency == tables.profile.latency
+    assert profile.served_extra_s == pytest.approx(40e-6, rel=1e-3)
+    assert profile.chores is not None
+    assert Profile.from_yaml(profile.to_yaml(), "served.yaml") == profile
+
+
+def test_the_routers_costs_are_found_again_from_samples_of_several_blocks() -> None:
+    """A part a block and a part an image, of decisions and of returns; how single costs lie around them; and more of
+    all after a pause."""
+    truth: dict[Literal["decision", "returned"], tuple[float, float]] = {
+        "decision": (30e-6, 2e-6),
+        "returned": (20e-6, 0.0),
+    }
+    rng = np.random.default_rng(0)
+    samples = [
+        RouterCost(
+            kind, blocks, images, round(1e9 * more * float(part[0] * blocks + part[1] * images) * noise), 0, pause_ns
+        )
+        for kind, part in truth.items()
+        for blocks, images in ((1, 1), (1, 8), (3, 12), (2, 40))
+        for pause_ns, more in ((0, 1.0), (MS, 1.5), (5 * MS, 3.0), (50 * MS, 4.0))
+        for noise in rng.choice((0.8, 1.2), 500)
+    ]
+    host = costs_of([record(router_costs=tuple(samples))], [], []).router_host
+    assert host is not None
+    for kind, (block_s, image_s) in truth.items():
+        cost = getattr(host, kind)
+        assert cost.block_s == pytest.approx(block_s, rel=0.05)
+        assert cost.image_s == pytest.approx(image_s, rel=0.05, abs=0.05e-6)
+    assert host.after_pause == pytest.approx((1.5, 3.0, 4.0), rel=0.05)
+    assert host.spread[0] == pytest.approx(0.8, rel=0.05)
+    assert host.spread[-1] == pytest.approx(1.2, rel=0.05)
+    assert all(one <= other for one, other in pairwise(host.spread))
+    assert np.mean(host.spread) == pytest.approx(1.0)
+    only = [sample for sample in samples if sample.kind == "decision"]
+    assert costs_of([record(router_costs=tuple(only))], [], []) == ServingCosts(None, ())
