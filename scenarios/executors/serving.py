@@ -61,14 +61,6 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingOverheads:
-    """What was found; `others`: what other programs took of the devices meanwhile, in words."""
-
-    costs: ServingCosts
-    others: str
-
-
-@dataclass(frozen=True, slots=True)
 class Apart:
     """How far a run's simulation with what was found is from it; latencies in seconds."""
 
@@ -90,6 +82,20 @@ class Apart:
             f"measured; most apart is `{self.stage}`, {1e3 * self.stage_simulated_s:.3g} and "
             f"{1e3 * self.stage_measured_s:.3g} ms"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOverheads:
+    """What was found.
+
+    Attributes:
+        others: what other programs took of the devices meanwhile, in words.
+        apart: how far simulation with it is from what was measured, at each load.
+    """
+
+    costs: ServingCosts
+    others: str
+    apart: tuple[Apart, ...] = ()
 
 
 def measure_serving(
@@ -116,25 +122,26 @@ def measure_serving(
             update={"workload": PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s), "faults": ()}
         ),
     )
-    found: tuple[float, ServingOverheads, list[Apart]] | None = None
+    found: tuple[float, ServingOverheads] | None = None
     with real_cluster(plain, model) as cluster:
 
         def serve(share: float, duration_s: float) -> Served:
             return _serve(plain, cluster, dataset, derived_seed(seed, "serving"), share, duration_s, say)
 
         for attempt in range(TRIES):
-            overheads, apart = _measure_once(plain, serve, allow_busy)
-            worst = max(abs(each.error) for each in apart)
+            overheads = _measure_once(plain, serve, allow_busy)
+            worst = max(abs(each.error) for each in overheads.apart)
             if found is None or worst < found[0]:
-                found = worst, overheads, apart
+                found = worst, overheads
             if worst <= NEAR:
                 break
             again = "; measured again" if attempt + 1 < TRIES else ""
-            say("serving: what it costs does not explain what was measured: " + "; ".join(map(str, apart)) + again)
+            told = "; ".join(map(str, overheads.apart))
+            say(f"serving: what it costs does not explain what was measured: {told}{again}")
     assert found is not None, "tried at least once"
-    worst, overheads, apart = found
+    worst, overheads = found
     if worst > FAR and not allow_busy:
-        problem = f"what serving costs here could not be told in {TRIES} tries: " + "; ".join(map(str, apart))
+        problem = f"what serving costs here could not be told in {TRIES} tries: " + "; ".join(map(str, overheads.apart))
         remedy = "let nothing else run, or calibrate again (a longer calibration.budget); with calibration.allow_busy "
         raise WorkError(f"{problem}. {remedy}it is taken as it is, and simulation will be as far off")
     _tell_what_is_missing(world, overheads.costs, say)
@@ -147,9 +154,7 @@ def _tell_what_is_missing(world: World, costs: ServingCosts, say: Say) -> None:
             say(f"{server.name}: no pass had its device to itself; what serving it costs there was not measured")
 
 
-def _measure_once(
-    world: World, serve: Callable[[float, float], Served], allow_busy: bool
-) -> tuple[ServingOverheads, list[Apart]]:
+def _measure_once(world: World, serve: Callable[[float, float], Served], allow_busy: bool) -> ServingOverheads:
     share, use = _telling_share(serve)
     runs = [serve(share * wanted / use, RUN_S) for wanted in (LIGHT, BUSY)]
     while use_of(runs[1].record) > FULL or _is_drowning(runs[1].record):
@@ -161,7 +166,7 @@ def _measure_once(
     owners = [server.device for server in world.cluster.servers]
     costs = costs_of([run.record for run in runs], world.cluster.devices, owners)
     told = twin_world(world, costs)
-    return ServingOverheads(costs, str(others)), [_apart(told, run) for run in runs]
+    return ServingOverheads(costs, str(others), tuple(_apart(told, run) for run in runs))
 
 
 def _serve(
