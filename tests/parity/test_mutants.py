@@ -127,8 +127,8 @@ BROKEN = {
     "ends rounded down": Line("physics", "max(0, ceil(", "max(0, int(", "batches of two servers end"),
     "work by the reciprocal": Line(
         "physics",
-        "-= elapsed / instance.slow_down",
-        "-= elapsed * (1 / instance.slow_down)",
+        "-= worked / instance.slow_down",
+        "-= worked * (1 / instance.slow_down)",
         "no memory for more than 1",
     ),
     "energy of seconds": Line("ledger", "* (now - c.power_ns) / _NS", "* ((now - c.power_ns) / _NS)", "a question"),
@@ -151,7 +151,9 @@ BROKEN = {
         "max(now, device.chores_from_ns) + back_ns",
         "ways of different",
     ),
-    "blocks overtake": Line("greedy", "max(server.last_there_ns, arrives_ns)", "arrives_ns", "ways of different"),
+    "a block arrives with the one before it": Line(
+        "greedy", "else max(now, block_at(c, p, following).due_ns)", "else now", "ways of different"
+    ),
     "messages of an earlier epoch count": Line(
         "host", "if server.is_up == 0 or server.epoch != message.epoch:", "if server.is_up == 0:", "on its way back"
     ),
