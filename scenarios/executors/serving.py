@@ -41,7 +41,7 @@ from scenarios.world.world import World
 from sim.profile import Profile, RouterHost
 
 ROUTER = "random"
-RUN_S, LOOK_S = 6.0, 2.0
+RUN_S, LOOK_S = 5.0, 2.0
 LIGHT, BUSY = 0.15, 0.5  # of the fullest device's time, or of the router's
 START_SHARE = 0.02  # of the estimated capacity
 LOOKS, TRIES = 8, 3
