@@ -124,7 +124,8 @@ class Simulation:
         self._asked: Decide | None = None
         self._arrived = 0
         self._ended_ns: int | None = None
-        self._host = SimulatedHost(cluster.host, run.seed)
+        cores = [] if cluster.host is None else [self._devices[index] for index in cluster.host.devices]
+        self._host = SimulatedHost(cluster.host, run.seed, cores)
         outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
         self.servers = tuple(self._server(index, spec, outcomes) for index, spec in enumerate(cluster.servers))
         self._faults = FaultDriver(self.servers, self._agenda, cluster.supervision, self._fail_transfers)

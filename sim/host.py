@@ -6,8 +6,10 @@ can carry is limited, and who comes while it is busy waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Protocol
 
 from policies.chance import derived_seed, hashed
 from policies.vocabulary import nanoseconds
@@ -24,6 +26,7 @@ class HostTable:
         decision, returned: (block, image) of a decision, and of a message that brings requests back.
         sent_permille: of a decision's cost, how much has passed when its block is sent; the rest keeps the books.
         after_pause: see `sim.profile.RouterHost`; led by 1, for no pause.
+        devices: on whose cores the router's process runs; empty where it has one of its own.
     """
 
     decision: tuple[int, int]
@@ -31,6 +34,7 @@ class HostTable:
     spread: tuple[float, ...] = ()
     sent_permille: int = 1000
     after_pause: tuple[float, ...] = (1.0,) * (len(PAUSES_S) + 1)
+    devices: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
@@ -52,12 +56,30 @@ def _in_ns(cost: WorkCost) -> tuple[int, int]:
     return nanoseconds(cost.block_s), nanoseconds(cost.image_s)
 
 
-class SimulatedHost:
-    """One run's host; it is free again at `free_ns`. Without a table decisions and messages cost it nothing."""
+class Core(Protocol):
+    """A device's cores, on which the router's process runs, too."""
 
-    def __init__(self, table: HostTable | None, seed: int) -> None:
+    def free_ns(self) -> int:
+        """When it would get one."""
+        ...
+
+    def occupy(self, work_ns: int, *, waits: bool) -> tuple[int, int]:
+        """From when until when it has one, for so much work; it may have to wait for it."""
+        ...
+
+
+class SimulatedHost:
+    """One run's host; it is free again at `free_ns`. Without a table decisions and messages cost it nothing.
+
+    Args:
+        cores: of the devices that it shares cores with; none where it has one of its own.
+    """
+
+    def __init__(self, table: HostTable | None, seed: int, cores: Sequence[Core] = ()) -> None:
         self.table = table
         self.free_ns = 0
+        self._cores = cores
+        self._core: Core | None = None
         self._decision_salt = derived_seed(seed, DECISIONS)
         self._returned_salt = derived_seed(seed, RETURNS)
 
@@ -67,18 +89,32 @@ class SimulatedHost:
         Args:
             decision_ns: the policy's own time, which comes on top.
         """
-        ended_ns = now_ns + decision_ns
         if self.table is None:
-            return ended_ns
+            return now_ns + decision_ns
         drawn = hashed(self._decision_salt, server, decision)
         cost_ns = self.table.cost_ns(self.table.decision, images, drawn, now_ns - self.free_ns)
-        self.free_ns = ended_ns + cost_ns
-        return ended_ns + cost_ns * self.table.sent_permille // 1000
+        begun_ns = self._work(decision_ns + cost_ns, now_ns)
+        return min(self.free_ns, begun_ns + decision_ns + cost_ns * self.table.sent_permille // 1000)
 
     def hear(self, server: int, message: int, images: int, now_ns: int) -> int:
         """A message has arrived; returns when its requests are back. `table` is not None."""
         assert self.table is not None, "a host without costs hears at once"
         drawn = hashed(self._returned_salt, server, message)
-        cost_ns = self.table.cost_ns(self.table.returned, images, drawn, now_ns - self.free_ns)
-        self.free_ns = max(now_ns, self.free_ns) + cost_ns
+        self._work(self.table.cost_ns(self.table.returned, images, drawn, now_ns - self.free_ns), now_ns)
         return self.free_ns
+
+    def _work(self, work_ns: int, now_ns: int) -> int:
+        """Do something after all that is to be done; returns when it begins.
+
+        Who has slept takes the core that is free first, the first of equal ones, and waits for it; who works stays.
+        """
+        if not self._cores:
+            begun_ns = max(now_ns, self.free_ns)
+            self.free_ns = begun_ns + work_ns
+            return begun_ns
+        has_slept = self._core is None or self.free_ns < now_ns
+        if has_slept:
+            self._core = min(self._cores, key=lambda core: core.free_ns())
+        assert self._core is not None, "just taken"
+        begun_ns, self.free_ns = self._core.occupy(work_ns, waits=has_slept)
+        return begun_ns

@@ -78,6 +78,21 @@ class SharedDevice:
         self.physics.do_chore(block_ns + image_ns * images, now_ns, from_ns)
         self.replan()
 
+    def free_ns(self) -> int:
+        """When a process of another kind would get a core of it (`sim.host.Core`)."""
+        physics, now_ns = self.physics, self._agenda.now_ns
+        chores = physics.tables.chores
+        slice_ns = 0 if chores is None else chores.slice_ns
+        free_ns = physics.free_ns(now_ns, now_ns + slice_ns, sum(physics.waiting_ns.values()))
+        return max(physics.chores_until_ns, free_ns)
+
+    def occupy(self, work_ns: int, *, waits: bool) -> tuple[int, int]:
+        """Such a process has a core from when until when: as a chore (`sim.host.Core`)."""
+        now_ns = self._agenda.now_ns
+        self.physics.do_chore(work_ns, now_ns, self.free_ns() if waits else now_ns)
+        self.replan()
+        return self.physics.chores_from_ns, self.physics.chores_until_ns
+
     def replan(self) -> None:
         """The running set has changed: plan the next end anew."""
         self._plan += 1

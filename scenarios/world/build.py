@@ -68,7 +68,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
         servers=specs,
         router=_router_config(scenario, specs, of_server[0]),
         decision_ns=nanoseconds(_decision_s(scenario, of_server)),
-        host=_host(scenario, of_server),
+        host=_host(scenario, of_server, tuple(tables.values())),
         weights=RewardWeights(**scenario.reward.model_dump()),
         prior=accuracy.prior,
         supervision=Supervision(**_in_ns(scenario.supervision)),
@@ -210,10 +210,25 @@ def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile:
     )
 
 
-def _host(scenario: Scenario, profiles: tuple[Profile, ...]) -> HostTable | None:
+def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[DeviceTables, ...]) -> HostTable | None:
     """The dearest of those that were measured: there is one router, and it is on one of the hosts."""
     measured = [profile.router_host for profile in profiles if profile.router_host is not None]
-    return HostTable.of(max(measured, key=_usual_s), jitter=scenario.jitter) if measured else None
+    if not measured:
+        return None
+    return replace(
+        HostTable.of(max(measured, key=_usual_s), jitter=scenario.jitter), devices=_devices_of_all_cores(devices)
+    )
+
+
+def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:
+    """The CPU devices, where they leave the router's process no core of its own (`hw.router_loop.own_cores`)."""
+    shared = [index for index, tables in enumerate(devices) if tables.chores is not None]
+    if not shared:
+        return ()
+    named = [devices[index].profile.execution.get("cores", "any") for index in shared]
+    cores = {core for names in named for core in names.split(",")}
+    machine = int(devices[shared[0]].profile.device.stamps.get("cpu_cores", "0"))
+    return tuple(shared) if "any" in cores or len(cores) >= machine else ()
 
 
 def _usual_s(host: RouterHost) -> float:

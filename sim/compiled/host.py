@@ -13,7 +13,7 @@ from policies.jit import ints, kernel, reals
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import NEVER, NO_REASON, NONE
 from sim.compiled.layout import Cluster, Message, Parameters, Server
-from sim.compiled.physics import pause_number, stretched_ns
+from sim.compiled.physics import core_free_ns, do_chore, pause_number, rerate, stretched_ns
 from sim.compiled.router import advance_request, retry
 from sim.compiled.rows import device_at, message_at, model_at, request_at, server_at
 
@@ -30,13 +30,37 @@ def _cost_ns(c: Cluster, p: Parameters, mean_ns: int, salt: int, server: int, nu
 @kernel
 def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
     """When the block of the decision that has been made is sent (`SimulatedHost.decide`)."""
-    ended_ns = c.now_ns + p.decision_ns
     if p.has_host == 0:
-        return ended_ns
+        return c.now_ns + p.decision_ns
     mean_ns = p.decision_block_ns + p.decision_image_ns * images
     cost_ns = _cost_ns(c, p, mean_ns, c.decision_salt, server, c.decision, c.now_ns)
-    c.host_free_ns = ended_ns + cost_ns
-    return ended_ns + cost_ns * p.sent_permille // 1000
+    begun_ns = _work(c, p, p.decision_ns + cost_ns, c.now_ns)
+    return min(c.host_free_ns, begun_ns + p.decision_ns + cost_ns * p.sent_permille // 1000)
+
+
+@kernel
+def _work(c: Cluster, p: Parameters, work: int, now: int) -> int:
+    """Something after all that is to be done; returns when it begins (`SimulatedHost._work`)."""
+    if p.host_devices == 0:
+        begun = max(now, c.host_free_ns)
+        c.host_free_ns = begun + work
+        return begun
+    has_slept = c.host_core == NONE or c.host_free_ns < now
+    if has_slept:
+        soonest = NEVER
+        for n in range(p.host_devices):
+            index = ints(p)[p.host_devices_at + n]
+            free = core_free_ns(c, p, device_at(c, p, index), now)
+            if free < soonest:
+                soonest, c.host_core = free, index
+    device = device_at(c, p, c.host_core)
+    begins = now
+    if has_slept:
+        begins = core_free_ns(c, p, device, now)
+    do_chore(c, p, device, work, now, begins)
+    rerate(c, p, device, now)
+    c.host_free_ns = device.chores_until_ns
+    return device.chores_from_ns
 
 
 @kernel
@@ -104,8 +128,8 @@ def _reach_host(c: Cluster, p: Parameters, message: Message, now: int) -> None:
         return
     mean_ns = p.returned_block_ns + p.returned_image_ns * message.count
     cost_ns = _cost_ns(c, p, mean_ns, c.returned_salt, message.server, message.number, now)
-    message.due_ns = max(now, c.host_free_ns) + cost_ns
-    c.host_free_ns = message.due_ns
+    _work(c, p, cost_ns, now)
+    message.due_ns = c.host_free_ns
     if c.first_heard == NONE:
         c.first_heard = message.slot
         c.hear_ns = message.due_ns

@@ -23,6 +23,7 @@ class Cluster(Record):
     arrivals_at = arrival_count = arrived = INT
     deadline_ns = NONE
     arrival_ns = decision_end_ns = hear_ns = NEVER
+    host_core = NONE
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
     slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
     first_heard = last_heard = NONE
@@ -302,9 +303,9 @@ class Parameters(Record):
 
     servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
     decision_ns = anywhere = max_retries = sheds = INT
-    after_pause_at = has_host = decision_block_ns = decision_image_ns = returned_block_ns = returned_image_ns = (
-        sent_permille
-    ) = INT
+    host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
+        returned_block_ns
+    ) = returned_image_ns = sent_permille = INT
     spread_at = spread_count = INT
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT

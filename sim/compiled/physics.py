@@ -87,6 +87,14 @@ def free_ns(c: Cluster, p: Parameters, device: Device, now: int, limit: int, beh
 
 
 @kernel
+def core_free_ns(c: Cluster, p: Parameters, device: Device, now: int) -> int:
+    """`SharedDevice.free_ns`."""
+    return max(
+        device.chores_until_ns, free_ns(c, p, device, now, now + model_of(p, device).slice_ns, device.waiting_ns)
+    )
+
+
+@kernel
 def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, begins: int) -> int:
     """A process does something besides its passes (`SimulatedDevice.do_chore`); returns when that is done."""
     advance_device(c, p, device, now)

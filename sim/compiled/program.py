@@ -138,6 +138,7 @@ class Program:
             p.returned_block_ns, p.returned_image_ns = host.returned
             p.sent_permille = host.sent_permille
             p.after_pause_at = self._writer.add(host.after_pause, np.float64)
+            p.host_devices_at, p.host_devices = self._writer.add([*host.devices, NONE]), len(host.devices)
         p.anywhere = config.block_key == "any"
         p.max_retries, p.sheds = config.max_retries, config.shed_expired
         p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta
@@ -228,13 +229,13 @@ class Program:
         model.busy_dispatches_at, model.busy_dispatches = add(dispatches_ns), len(dispatches_ns)
         model.busy_there_at, model.busy_there_count = add(there_ns), len(there_ns)
         model.busy_back_at, model.busy_back_count = add(back_ns), len(back_ns)
+        model.chores_mw, model.chores_permille = tables.chores_mw, tables.chores_permille
         if (chores := tables.chores) is not None:
             model.has_chores = 1
             model.taken_at, model.slice_ns = add(chores.taken), chores.slice_ns
             model.moved_ns, model.moved_image_ns = chores.moved
             model.begun_ns, model.begun_image_ns = chores.begun
             model.ended_ns, model.ended_image_ns = chores.ended
-            model.chores_mw, model.chores_permille = tables.chores_mw, tables.chores_permille
 
     def _input_bytes(self, tables: DeviceTables) -> list[int]:
         """By segment and previous width; segment 1 takes images, whatever came before."""

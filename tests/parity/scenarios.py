@@ -424,7 +424,7 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
         },
         can_always=draws.chance(10),
         decision_ns=step_ns * draws.pick((0, 1, 2, 5)),
-        host=_draw_host(draws, step_ns) if draws.chance(50) else None,
+        host=_draw_host(draws, step_ns, len(devices)) if draws.chance(50) else None,
         weights=draws.pick((RewardWeights(1.3, 700.0, 0.3, 0.7, 0.11, True), RewardWeights(0.9, 2.0, 1e3, 3.0, -0.2))),
         prior=(sparse_prior if draws.chance(25) else full_prior)(segments, widths),
         supervision=Supervision(
@@ -519,12 +519,14 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
     }
 
 
-def _draw_host(draws: Draws, step_ns: int) -> HostTable:
+def _draw_host(draws: Draws, step_ns: int, devices: int) -> HostTable:
     """A router's process; the last spread puts its costs off the grid."""
     costs = [(step_ns * draws.pick((1, 0, 2)), step_ns * draws.pick((0, 1))) for _ in range(2)]
     spread = draws.pick(((), (0.0, 1.0, 2.0), (0.5, 1.5), (0.37, 0.81, 1.82)))
     sent_permille = (1000, 0, 400, 333)[(costs[0][0] + costs[1][0]) // step_ns % 4]  # drawn with the costs
-    return HostTable(costs[0], costs[1], spread, sent_permille, draws.pick(((1.0,) * 4, (1.0, 1.5, 2.0, 3.1))))
+    after_pause = draws.pick(((1.0,) * 4, (1.0, 1.5, 2.0, 3.1)))
+    shared = tuple(range(draws.integer(1, devices))) if draws.chance(30) else ()
+    return HostTable(costs[0], costs[1], spread, sent_permille, after_pause, shared)
 
 
 def _draw_slowdown(draws: Draws, step_ns: int) -> SlowdownTable:
