@@ -82,9 +82,15 @@ class TrainingKnobs:
 RECIPES: dict[str, TrainingKnobs] = {
     # 8x8 strokes fill their frame: shifting them costs more than it teaches
     "digits": TrainingKnobs(epochs=12, learning_rate=0.06, warmup_epochs=1.0, probe_epochs=0),
-    # as much as the quickstart has time for: many small steps, one drawn tuple in each
-    "noisy-digits": TrainingKnobs(
-        epochs=5, batch=16, learning_rate=0.03, warmup_epochs=0.5, random_tuples=1, probe_epochs=0
+    # as much as the quickstart has time for, with one drawn tuple a step; no crops: where a digit stands is its place
+    "digit-pairs": TrainingKnobs(
+        epochs=3,
+        batch=32,
+        learning_rate=0.05,
+        warmup_epochs=0.2,
+        label_smoothing=0.05,
+        random_tuples=1,
+        probe_epochs=0,
     ),
     "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
     # two cores train it in about an hour; so small a network underfits: little smoothing, and small images first

@@ -67,7 +67,7 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 NETWORKS = (
     "digits",
-    "noisy-digits",
+    "digit-pairs",
     "slimresnet-tiny",
     "slimresnet18",
 )  # those of hw.slimresnet, named here without opening torch
