@@ -106,15 +106,18 @@ class SimulatedHost:
     def _work(self, work_ns: int, now_ns: int) -> int:
         """Do something after all that is to be done; returns when it begins.
 
-        Who has slept takes the core that is free first, the first of equal ones, and waits for it; who works stays.
+        It holds nobody up while some core is free: the operating system moves it there. Else who has slept takes the
+        core that is free first, the first of equal ones, and waits for it; who works stays.
         """
-        if not self._cores:
+        free_ns = [core.free_ns() for core in self._cores]
+        if not free_ns or min(free_ns) <= now_ns:
             begun_ns = max(now_ns, self.free_ns)
             self.free_ns = begun_ns + work_ns
             return begun_ns
         has_slept = self._core is None or self.free_ns < now_ns
         if has_slept:
-            self._core = min(self._cores, key=lambda core: core.free_ns())
+            self._core = self._cores[free_ns.index(min(free_ns))]
         assert self._core is not None, "just taken"
-        begun_ns, self.free_ns = self._core.occupy(work_ns, waits=has_slept)
+        begun_ns, ended_ns = self._core.occupy(work_ns, waits=has_slept)
+        self.free_ns = max(self.free_ns, ended_ns)
         return begun_ns

@@ -411,17 +411,16 @@ class SimulatedServer:
 
     def _begin(self, command: RunBatch, limit_ns: int) -> None:
         """The pass begins, once it has a core: it waits for one until the limit."""
+        now_ns, physics, place = self._agenda.now_ns, self._device.physics, (self.index, command.batch)
+        physics.waiting_ns.pop(place, None)
         if not self._is_working(command.epoch):
             return
-        now_ns = self._agenda.now_ns
-        physics, place = self._device.physics, (self.index, command.batch)
         free_ns = physics.free_ns(now_ns, limit_ns)
         if free_ns > now_ns:
             table = self._tables.keys[command.segment, command.served_width, command.previous_width]
             physics.waiting_ns[place] = table.latency_ns[command.padded]
             self._agenda.at(free_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
             return
-        physics.waiting_ns.pop(place, None)
         if self._ledger.keeps_starts:
             self.deliver(BatchStarted(command.epoch, command.batch, now_ns))
         sizes = self._sizes(command)

@@ -563,17 +563,17 @@ def _await_start(c: Cluster, p: Parameters, server: Server, slot: int, start_ns:
 @kernel
 def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> None:
     """The forward pass begins, in parts where the memory is squeezed; at a server that hangs it never does."""
+    instance, room, model = instance_at(c, p, slot), server.room_images, model_at(p, server.device)
+    device = device_at(c, p, server.device)
+    device.waiting_ns -= instance.waiting_ns
+    instance.waiting_ns = 0
     if server.is_hung:
         return
-    instance, room, model = instance_at(c, p, slot), server.room_images, model_at(p, server.device)
     key = (instance.spec // p.widths * p.widths + instance.served_width) * (p.widths + 1)
     key += instance.key % (p.widths + 1)
     costs_at = model.costs_at + key * (model.batch_limit + 1) * _COST
     if model.has_chores:
-        device = device_at(c, p, server.device)
         free = free_ns(c, p, device, now, instance.limit_ns, 0)
-        device.waiting_ns -= instance.waiting_ns
-        instance.waiting_ns = 0
         if free > now:
             instance.waiting_ns = BatchCost(p, costs_at, instance.padded).latency_ns
             device.waiting_ns += instance.waiting_ns

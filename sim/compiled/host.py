@@ -41,25 +41,26 @@ def begin_decision(c: Cluster, p: Parameters, server: int, images: int) -> int:
 @kernel
 def _work(c: Cluster, p: Parameters, work: int, now: int) -> int:
     """Something after all that is to be done; returns when it begins (`SimulatedHost._work`)."""
-    if p.host_devices == 0:
+    soonest, core = NEVER, NONE
+    for n in range(p.host_devices):
+        index = ints(p)[p.host_devices_at + n]
+        free = core_free_ns(c, p, device_at(c, p, index), now)
+        if free < soonest:
+            soonest, core = free, index
+    if core == NONE or soonest <= now:
         begun = max(now, c.host_free_ns)
         c.host_free_ns = begun + work
         return begun
     has_slept = c.host_core == NONE or c.host_free_ns < now
     if has_slept:
-        soonest = NEVER
-        for n in range(p.host_devices):
-            index = ints(p)[p.host_devices_at + n]
-            free = core_free_ns(c, p, device_at(c, p, index), now)
-            if free < soonest:
-                soonest, c.host_core = free, index
+        c.host_core = core
     device = device_at(c, p, c.host_core)
     begins = now
     if has_slept:
         begins = core_free_ns(c, p, device, now)
     do_chore(c, p, device, work, now, begins)
     rerate(c, p, device, now)
-    c.host_free_ns = device.chores_until_ns
+    c.host_free_ns = max(c.host_free_ns, device.chores_until_ns)
     return device.chores_from_ns
 
 
