@@ -32,7 +32,7 @@ from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.output import Say
 from scenarios.world.world import World
 
-WARM_BATCHES = (1, 2, 8)
+FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest
 SATURATED_IMAGES = 10_000
 
 
@@ -54,6 +54,14 @@ def hardware_servers(world: World) -> list[HardwareServer]:
     ]
 
 
+def warm_batches(batch_limit: int) -> tuple[int, ...]:
+    """What every agent runs once before it serves: the first pass of a size may take ten times as long as the next,
+    for a CPU's kernels are made for each shape."""
+    if batch_limit <= FEW_SIZES:
+        return tuple(range(1, batch_limit + 1))
+    return (*(1 << power for power in range(batch_limit.bit_length()) if 1 << power < batch_limit), batch_limit)
+
+
 @contextmanager
 def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareCluster]:
     """The scenario's servers as agents on this machine; gone when the block ends.
@@ -66,7 +74,7 @@ def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareClus
         model if model is not None else served_of(world),
         hardware_servers(world),
         sensor_period_s=period_s,
-        warm_batches=WARM_BATCHES,
+        warm_batches=warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
         supervision=world.supervision,
         largest_block=world.cluster.router.groups[-1],
     ) as cluster:
