@@ -50,6 +50,7 @@ from sim.compiled.physics import (
     next_end,
     pause,
     replan,
+    rerate,
     start_running,
     stop_running,
     stretched_ns,
@@ -185,6 +186,7 @@ def finish(c: Cluster, p: Parameters, server: Server, now: int) -> None:
         stop_running(c, p, device, slot, now)
         model = model_at(p, server.device)
         if model.has_chores:
+            rerate(c, p, device, now)
             do_chore(c, p, device, model.ended_ns + model.ended_image_ns * instance.count, now, now)
         _release_batch(c, p, server, slot, now)
         _finish_batch(c, p, server, instance, now)
@@ -599,7 +601,9 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     work += ints(p)[model.extra_at + pause(device_at(c, p, server.device), now)]
     instance.work_ns, instance.factor, instance.slow_down = work, server.factor, 1.0
     instance.cost_at, instance.is_frozen, instance.end_ns = costs_at + size * _COST, 0, 0
-    start_running(c, p, device_at(c, p, server.device), slot, now)
+    start_running(c, p, device, slot, now)
+    if model.has_chores:  # whoever begins next at this instant asks for a free core
+        rerate(c, p, device, now)
 
 
 @kernel

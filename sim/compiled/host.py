@@ -13,7 +13,7 @@ from policies.jit import ints, kernel, reals
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import NEVER, NO_REASON, NONE
 from sim.compiled.layout import Cluster, Message, Parameters, Server
-from sim.compiled.physics import core_free_ns, do_chore, pause_number, rerate, stretched_ns
+from sim.compiled.physics import core_free_ns, do_chore, pause_number, stretched_ns
 from sim.compiled.router import advance_request, retry
 from sim.compiled.rows import device_at, message_at, model_at, request_at, server_at
 
@@ -59,7 +59,6 @@ def _work(c: Cluster, p: Parameters, work: int, now: int) -> int:
     if has_slept:
         begins = core_free_ns(c, p, device, now)
     do_chore(c, p, device, work, now, begins)
-    rerate(c, p, device, now)
     c.host_free_ns = max(c.host_free_ns, device.chores_until_ns)
     return device.chores_from_ns
 

@@ -95,19 +95,6 @@ def core_free_ns(c: Cluster, p: Parameters, device: Device, now: int) -> int:
 
 
 @kernel
-def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, begins: int) -> int:
-    """A process does something besides its passes (`SimulatedDevice.do_chore`); returns when that is done."""
-    advance_device(c, p, device, now)
-    if device.chores_until_ns > now:
-        device.chores_from_ns = device.chores_until_ns
-    else:
-        device.chores_from_ns, device.paused_from_ns = begins, begins
-    device.chores_until_ns = device.chores_from_ns + stretched_ns(device, work)
-    device.is_touched = 1
-    return device.chores_until_ns
-
-
-@kernel
 def pause_number(pause_ns: int) -> int:
     """`sim.profile.pause_number`."""
     return int(pause_ns >= _PAUSES_NS[0]) + int(pause_ns >= _PAUSES_NS[1]) + int(pause_ns >= _PAUSES_NS[2])
@@ -247,6 +234,19 @@ def replan(c: Cluster, p: Parameters, device: Device) -> None:
             slot = instance.run_next
         server.times.end = soonest
         reschedule(c, p, server)
+
+
+@kernel
+def do_chore(c: Cluster, p: Parameters, device: Device, work: int, now: int, begins: int) -> int:
+    """A process does something besides its passes (`SimulatedDevice.do_chore`); returns when that is done."""
+    advance_device(c, p, device, now)
+    if device.chores_until_ns > now:
+        device.chores_from_ns = device.chores_until_ns
+    else:
+        device.chores_from_ns, device.paused_from_ns = begins, begins
+    device.chores_until_ns = device.chores_from_ns + stretched_ns(device, work)
+    rerate(c, p, device, now)
+    return device.chores_until_ns
 
 
 @kernel

@@ -20,7 +20,7 @@ from sim.compiled.ledger import (
     record_request,
     sort_by_id,
 )
-from sim.compiled.physics import do_chore, free_ns, rerate
+from sim.compiled.physics import do_chore, free_ns
 from sim.compiled.rows import (
     block_at,
     device_at,
@@ -317,7 +317,6 @@ def _copy(c: Cluster, p: Parameters, source: Server, images: int, now: int) -> i
         return now
     begins_ns = free_ns(c, p, device, now, now + model.slice_ns, device.waiting_ns)
     done_ns = do_chore(c, p, device, model.moved_ns + model.moved_image_ns * images, now, begins_ns)
-    rerate(c, p, device, now)
     return done_ns
 
 
