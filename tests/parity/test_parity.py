@@ -29,7 +29,7 @@ SEEDS = (
     *range(231),
     265,
     389,
-    573,
+    807,
     907,
 )  # the last: no memory, with failures; a transfer and a message outlive servers
 NEVER_MEET = {("message", "heard")}  # a host that costs something tells of a message when it has heard it
