@@ -168,6 +168,11 @@ class Agent:
         self._log.write()
         return self._port.flush()
 
+    def _send_from_lane(self) -> None:
+        """The main thread may sleep: it is woken for what could not be sent, and for a timer nearer than its own."""
+        if not self._send() or (self._serving is not None and self._serving.next_ns < self._sleeps_until_ns):
+            os.write(self._nudge, b"!")
+
     # ------------------------------------------------------------------------------------------------------- messages
 
     def _obey(self, message: ToAgent) -> None:
@@ -290,14 +295,13 @@ class Agent:
                 if meter is not None:
                     meter.begin_end()
                 self._serving.hear_lane(event)
-                if not self._send() or self._serving.next_ns < self._sleeps_until_ns:
-                    os.write(self._nudge, b"!")
+                self._send_from_lane()
                 if meter is not None and isinstance(event, BatchEnded):
                     meter.ended(self._serving.given_back, event.ended_ns - event.began_ns)
             if self._fitting.computes_here:
                 self._take_what_came()
                 with self._lock:
-                    self._send()
+                    self._send_from_lane()
         except PortClosedError:  # nobody is left to work for
             self._leave(0)
         except BaseException:  # a step that is half done must not be followed by another

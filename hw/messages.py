@@ -19,7 +19,7 @@ from policies.records import ChoreCost
 from policies.server_book import BatchTold, ServerCounts
 from policies.vocabulary import Block
 
-PROTOCOL: Final = 1  # of these words: an agent of another one is refused
+PROTOCOL: Final = 2  # of these words: an agent of another one is refused
 
 Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "internal_error"]
 

@@ -443,6 +443,11 @@ class Profile(StrictModel):
         return origin_of(self.provenance, emulated_slowdowns([self]))
 
     @property
+    def is_on_cores(self) -> bool:
+        """Whether passes run on the same cores as the process that serves them: a real CPU device."""
+        return self.device.kind == "cpu" and self.device.emulated_slowdown is None
+
+    @property
     def batch_limit(self) -> int:
         """The largest batch that every curve covers; beyond it the simulator refuses to guess."""
         return min(curve.batches[-1] for curve in self.latency)

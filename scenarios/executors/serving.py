@@ -19,7 +19,7 @@ simulation and measurement are far apart, all is measured again, and in the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from calibrate.interference import Interference, require_quiet
@@ -29,7 +29,7 @@ from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.errors import WorkError
 from policies.records import STAGES, RunRecord
-from scenarios.executors.run import Listener, RealRun, real_cluster, run_on_hardware, without_faults
+from scenarios.executors.run import Listener, RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving_costs import WARMUP_S, DeviceCosts, ServingCosts, costs_of
 from scenarios.executors.slowdown import observed_slowdowns
 from scenarios.files.spec import PoissonWorkload
@@ -116,12 +116,9 @@ def measure_serving(
         InputError: others used much of the devices meanwhile, and that is not allowed.
         WorkError: no load is stable here, or what was found does not explain what was measured.
     """
-    plain = replace(
-        without_faults(world),
-        scenario=world.scenario.model_copy(
-            update={"workload": PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s), "faults": ()}
-        ),
-    )
+    arrivals = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
+    update = {"workload": arrivals, "faults": (), "deadline_s": None, "shed": False}
+    plain = replace(world, scenario=world.scenario.model_copy(update=update))
     found: tuple[float, ServingOverheads] | None = None
     with real_cluster(plain, model) as cluster:
 
@@ -155,9 +152,10 @@ def _tell_what_is_missing(world: World, costs: ServingCosts, say: Say) -> None:
 
 
 def _measure_once(world: World, serve: Callable[[float, float], Served], allow_busy: bool) -> ServingOverheads:
-    share, use = _telling_share(serve)
+    profiles = world.profiles
+    share, use = _telling_share(serve, profiles)
     runs = [serve(share * wanted / use, RUN_S) for wanted in (LIGHT, BUSY)]
-    while use_of(runs[1].record) > FULL or _is_drowning(runs[1].record):
+    while use_of(runs[1].record, profiles) > FULL or _is_drowning(runs[1].record):
         runs[1] = serve(runs[1].scale / 2, RUN_S)
     loads = [load for run in runs if (load := run.record.foreign_load) is not None]
     most = max(loads, key=lambda load: load.share, default=None)
@@ -186,7 +184,7 @@ def _serve(
     return Served(share, share * world.capacity_img_s, result, record)
 
 
-def _telling_share(serve: Callable[[float, float], Served]) -> tuple[float, float]:
+def _telling_share(serve: Callable[[float, float], Served], profiles: Sequence[Profile]) -> tuple[float, float]:
     """A stable share of the estimated capacity at which some device, or the router, is busy enough to tell what it
     carries; and for which share of the time it is.
 
@@ -196,7 +194,7 @@ def _telling_share(serve: Callable[[float, float], Served]) -> tuple[float, floa
     share = START_SHARE
     for _ in range(LOOKS):
         run = serve(share, LOOK_S)
-        use = use_of(run.record)
+        use = use_of(run.record, profiles)
         if use > FULL or _is_drowning(run.record):
             share /= 4
         elif use < TELLING:
@@ -209,13 +207,19 @@ def _telling_share(serve: Callable[[float, float], Served]) -> tuple[float, floa
     )
 
 
-def use_of(record: RunRecord) -> float:
-    """The share of the time that the fullest device, or the router's process, was busy."""
+def use_of(record: RunRecord, profiles: Sequence[Profile]) -> float:
+    """The share of the time that the fullest device, or the router's process, was busy.
+
+    A CPU device is busy with what its agents do besides passes, too.
+
+    Args:
+        profiles: of each server.
+    """
     shares = [record.router_busy_ns / record.ended_ns]
     for device in {server.device for server in record.servers}:
         own = {index for index, server in enumerate(record.servers) if server.device == device}
-        shares.append(_passes_ns(record, own) / record.ended_ns)
-        shares.append(sum(busy for index, busy in enumerate(record.agents_busy_ns) if index in own) / record.ended_ns)
+        chores = (cost for cost in record.chores if cost.server in own and profiles[cost.server].is_on_cores)
+        shares.append((_passes_ns(record, own) + sum(cost.cpu_ns for cost in chores)) / record.ended_ns)
     return max(shares)
 
 

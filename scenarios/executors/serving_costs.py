@@ -69,7 +69,7 @@ def costs_of(runs: Sequence[RunRecord], devices: Sequence[DeviceTables], owners:
 
 def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCosts:
     light, busier = runs[0], runs[1:] or runs
-    chores = _chores(runs) if tables.profile.device.kind == "cpu" else None
+    chores = _chores(runs) if tables.profile.is_on_cores else None
     extra_s, after_pause_s = _extra(runs)
     there_s, back_s = light.ways_s(True, is_busy=False, chores=chores), light.ways_s(False, is_busy=False)
     busy_there_s = [s for run in busier for s in run.ways_s(True, is_busy=True, chores=chores)]
@@ -105,7 +105,7 @@ class _DeviceRun:
         usual = self._tables.profile.slowdown
         usual_slowdown = 1.0 if usual is None else usual.mean_factor
         self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
-        self.own_slowdown = self.slowdown if self._tables.profile.device.kind == "cpu" else 1.0  # of an agent there
+        self.own_slowdown = self.slowdown if self._tables.profile.is_on_cores else 1.0  # of an agent there
         every = sorted((b for b in record.batches if b.server in self.servers), key=lambda b: b.started_ns)
         self._after_ns = int(WARMUP_S * NS_PER_S)
         self._batches = [batch for batch in every if batch.commanded_ns >= self._after_ns]

@@ -41,8 +41,8 @@ from scenarios.world.materials import (
 )
 from scenarios.world.world import World
 
-OF_SERVING = ("cluster", "router", "workload")
-OF_A_WORLD = (*OF_SERVING, "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end")
+OF_SERVING = ("cluster", "router")
+OF_A_WORLD = (*OF_SERVING, "workload", "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end")
 LEAST_TOLD_S = 0.5  # of a stage's wall time
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
 
@@ -191,8 +191,10 @@ class Job:
     def scenario_parts(self, names: Sequence[str], *, is_training: bool = False) -> list[Any]:
         """Some parts of the scenario, and its workload's files; that of tuning only where something is trained."""
         dumped = with_paths(self.scenario, lambda path: "").model_dump(mode="json", include=set(names))
-        dumped["workload"].pop(TUNING_FILE, None)
-        files = [file for file in named_files(self.scenario.workload) if is_training or file.key != TUNING_FILE]
+        files = []
+        if "workload" in dumped:
+            dumped["workload"].pop(TUNING_FILE, None)
+            files = [file for file in named_files(self.scenario.workload) if is_training or file.key != TUNING_FILE]
         return [dumped, *(part for file in files for part in (file.key, file.path))]
 
     def world_parts(self, *, is_training: bool = False) -> list[Any]:

@@ -153,5 +153,5 @@ def _can_be_served(job: Job) -> bool:
 
 def _serving_hash(job: Job) -> str:
     sources = [calibrated_path(job.folder.path, server.name) for server in job.scenario.cluster.owners]
-    rate = (*job.scenario_parts(OF_SERVING), job.scenario.validate_.loads, job.scenario.seed)
-    return job.fingerprint(PROFILE_SCHEMA, *rate, *sources, job.accuracy_path, *job.served_parts)
+    parts = (*job.scenario_parts(OF_SERVING), job.scenario.seed)
+    return job.fingerprint(PROFILE_SCHEMA, *parts, *sources, job.accuracy_path, *job.served_parts)

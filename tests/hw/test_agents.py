@@ -9,8 +9,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time  # noqa: TID251 - the start of a run is a reading of the real clock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from hw.agent import Agent
 from hw.agents import AgentDiedError, AgentHandle, AgentSlot, AgentSpec, transfer_round
 from hw.device import DeviceSpec, local_devices
 from hw.instances import context_bytes
+from hw.lanes import Tell
 from hw.life_log import LifeLog, steps_of
 from hw.local_agents import AgentProcess, OneHost, start_agents
 from hw.local_port import SocketPort
@@ -39,6 +42,7 @@ from hw.messages import (
     Finished,
     FromAgent,
     Input,
+    Keep,
     Move,
     MoveBroken,
     Moved,
@@ -54,7 +58,7 @@ from hw.messages import (
     ToAgent,
 )
 from hw.networks import ModelFile, Network, save_model
-from hw.outfit import Service
+from hw.outfit import Fitting, Service
 from hw.port import encode
 from hw.slimresnet import SlimResNet
 from hw.telemetry import process_cpu_s
@@ -62,7 +66,7 @@ from hw.torch_outfit import TorchOutfit, torch_agents
 from policies.errors import WorkError
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
-from tests.bench.hollow import HollowOutfit
+from tests.bench.hollow import HollowLanes, HollowOutfit
 from tests.hw.worlds import TINY, device, knobs
 
 pytestmark = pytest.mark.workers
@@ -631,3 +635,98 @@ def test_who_looks_on_is_woken_once() -> None:
     agent._sleep(time.monotonic_ns() + 10**9)
     assert not select.select([agent._woken], (), (), 0)[0]
     port.close()
+
+
+class ToldLanes(HollowLanes):
+    """They note which activations they take and forget."""
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__(tell)
+        self.told: list[tuple[str, tuple[int, ...]]] = []
+
+    def take(self, inputs: Sequence[Input]) -> None:
+        self.told += [("take", each.requests) for each in inputs]
+
+    def forget(self, requests: Iterable[int]) -> None:
+        self.told.append(("forget", tuple(requests)))
+
+
+class OnCores:
+    """An outfit whose lanes take the agent's own cores."""
+
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        return replace(HollowOutfit(()).fit(tell), lanes=ToldLanes(tell), computes_here=True)
+
+
+class NarrowWire(Wire):
+    """It takes nothing while it is full."""
+
+    is_full = False
+
+    def send(self, frame: bytes) -> bool:
+        return not self.is_full and super().send(frame)
+
+
+@pytest.fixture
+def on_cores() -> Iterator[tuple[Agent, MemoryPort, NarrowWire]]:
+    """An agent that has begun to load, the router's end, and the way to the router."""
+    there, back = Wire(), NarrowWire()
+    port = MemoryPort(back, there, ToAgent)
+    agent = Agent(port, OnCores(), Service(knobs(), TINY.segments, Supervision(), has_core=True), LifeLog())
+    agent._obey(Prepare(1, 0, False))
+    agent._obey(ComeUp(1))
+    yield agent, MemoryPort(there, back, FromAgent), back
+    port.close()
+
+
+def _ring_in_a_lane(agent: Agent) -> None:
+    """The loads end, as a lane's thread tells."""
+    thread = threading.Thread(target=agent._fitting.lanes.ring, args=(0,))
+    thread.start()
+    thread.join(WAIT_S)
+
+
+def _is_nudged(agent: Agent) -> bool:
+    return bool(select.select([agent._woken], (), (), 0)[0])
+
+
+def _kept(request: int) -> Keep:
+    return Keep((Input((request,), 0, (1,), "float32", False),))
+
+
+def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(
+    on_cores: tuple[Agent, MemoryPort, NarrowWire],
+) -> None:
+    """What came after a message that is the main thread's waits for that one."""
+    agent, router, _ = on_cores
+    lanes = agent._fitting.lanes
+    assert isinstance(lanes, ToldLanes)
+    for message in (_kept(1), Release((1,)), Ping(5), _kept(2)):
+        router.post(message)
+    router.flush()
+    _ring_in_a_lane(agent)
+    assert lanes.told == [("take", (1,)), ("forget", (1,))]
+    assert _is_nudged(agent)
+    router.post(_kept(3))
+    router.flush()
+    agent._take_what_came()  # at the end of another batch: too early still
+    assert len(lanes.told) == 2
+    assert agent._turn()
+    assert lanes.told[2:] == [("take", (2,)), ("take", (3,))]
+    agent._send()
+    assert [message.number for message in router.receive() if isinstance(message, Pong)] == [5]
+
+
+def test_a_lane_that_takes_nothing_nudges_nobody(on_cores: tuple[Agent, MemoryPort, NarrowWire]) -> None:
+    agent, _, _ = on_cores
+    _ring_in_a_lane(agent)
+    assert not _is_nudged(agent)
+
+
+def test_what_a_lane_could_not_send_is_the_main_threads(on_cores: tuple[Agent, MemoryPort, NarrowWire]) -> None:
+    """It sleeps until a timer otherwise."""
+    agent, _, back = on_cores
+    agent._post(Pong(1, 0))
+    back.is_full = True
+    agent._send_from_lane()
+    assert _is_nudged(agent)

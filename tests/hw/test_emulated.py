@@ -27,7 +27,7 @@ from policies.vocabulary import (
 )
 from sim.emulation import FACTORY, DeviceModel, Emulation, device_model, emulated, to_bytes
 from sim.physics import RunningBatch, SimulatedDevice
-from sim.profile import JITTER_QUANTILES, Profile
+from sim.profile import JITTER_QUANTILES, PAUSES_S, BusyServing, Chores, Profile, WorkCost
 from sim.tables import compile_tables
 from sim.telemetry import WindowedSensor
 from tests import worlds
@@ -411,6 +411,22 @@ def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() 
     assert emulated(slow, 2.0).device.emulated_slowdown == 40.0
     assert after.most_at_once == after.most_processes == float("inf")  # nothing of it is extrapolated
     assert {slow.provenance, slow.power.provenance, slow.concurrency.provenance} == {Provenance.EMULATED}
+
+
+def test_what_a_host_does_besides_passes_is_not_emulated() -> None:
+    """The one that emulates has its own costs; the other's cores are not there."""
+    nothing = WorkCost(block_s=0.0, image_s=0.0)
+    found = emulated(
+        worlds.profile().model_copy(
+            update={
+                "chores": Chores(taken=nothing, moved=nothing, begun=nothing, ended=nothing),
+                "busy_serving": BusyServing(dispatch_s=(1e-4,), there_s=(1e-4,), back_s=(1e-4,)),
+                "extra_after_pause_s": (1e-4,) * len(PAUSES_S),
+            }
+        )
+    )
+    assert (found.chores, found.busy_serving, found.extra_after_pause_s) == (None, None, None)
+    assert not found.is_on_cores
 
 
 def test_a_device_runs_for_long_without_keeping_all_of_its_past() -> None:

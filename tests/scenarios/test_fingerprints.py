@@ -155,7 +155,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 @pytest.mark.parametrize(
     ("file", "stages"),
     [
-        ("curves/report.csv", {"serving", *SIMULATED}),  # the run that scores a router plays it as well
+        ("curves/report.csv", SIMULATED),
         ("curves/tuning.csv", {"train"}),
         ("compared.rule.yaml", {"compare"}),
         ("compared.safetensors", {"compare"}),
@@ -231,7 +231,7 @@ def test_one_bit_of_what_a_scenario_brings(file: str, stages: set[str], folder: 
         ("[random, ", "[sticky, ", {"validate"}),
         ("'own_router_too:Validated', ppo]}", "'own_router_too:Validated', ppo], go_on: true}", set()),
         ("features: 7", "features: 6", NETWORK_STAGES),
-        ("period_s: 1", "period_s: 2", {"serving", *SIMULATED}),
+        ("period_s: 1", "period_s: 2", SIMULATED),
     ],
 )
 def test_a_key_makes_anew_what_reads_it(old: str, new: str, stages: set[str], folder: Path) -> None:

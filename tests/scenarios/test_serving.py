@@ -12,7 +12,7 @@ import pytest
 
 from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
-from policies.records import ForeignLoad, RunRecord
+from policies.records import ChoreCost, ForeignLoad, RunRecord
 from scenarios.executors import serving
 from scenarios.executors.run import RealRun
 from scenarios.executors.serving import FULL, measure_serving, use_of, with_overheads
@@ -64,7 +64,7 @@ def test_it_finds_a_light_load_and_a_busy_one_however_slow_the_host_is(
     """The estimated capacity may be far off: the fullest device tells."""
     host = Host(world, slower)
     measure(host, monkeypatch, allow_busy=True)
-    light, busy = (use_of(record) for _, record in host.runs[-2:])
+    light, busy = (use_of(record, world.profiles) for _, record in host.runs[-2:])
     assert 0.05 < light < 0.3
     assert 0.3 < busy < FULL
 
@@ -134,3 +134,25 @@ def test_what_serving_costs_is_not_measured_beside_others(
         return
     profile = with_overheads(world.profiles[0], measure(host, monkeypatch, allow_busy=allowed), 0)
     assert profile.device.stamps["interference_serving"] == words
+
+
+def test_a_device_without_cores_is_not_busy_with_what_its_agents_do(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of a GPU's lane waits for the device, and takes all of a core meanwhile."""
+    host = Host(world)
+    measure(host, monkeypatch)
+    _, record = host.runs[-1]
+    at_work = replace(record, chores=(ChoreCost(0, "begun", 0, 1, 1, record.ended_ns),))
+    cpu = world.profiles[0]
+    gpu = cpu.model_copy(update={"device": cpu.device.model_copy(update={"kind": "cuda"})})
+    assert use_of(at_work, [gpu] * len(record.servers)) == use_of(record, [gpu] * len(record.servers)) < 1
+    assert use_of(at_work, [cpu] * len(record.servers)) > 1
+
+
+def test_no_request_is_given_up_while_it_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anything broken on purpose."""
+    strict = world.scenario.model_copy(update={"deadline_s": 1e-6, "shed": True})
+    host = Host(replace(world, scenario=strict))
+    measure(host, monkeypatch)
+    assert all(request.status == "completed" for _, record in host.runs for request in record.requests)

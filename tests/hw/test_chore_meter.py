@@ -1,0 +1,140 @@
+"""What an agent does besides passes: each moment of a thread's CPU time is in one sample at most."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from hw import chore_meter
+from hw.chore_meter import ChoreMeter
+
+NOW_NS = 77  # of the run
+
+
+class Clocks:
+    """Each thread's CPU time, which passes when it is told to."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def thread_time_ns(self) -> int:
+        return getattr(self._own, "ns", 1000)
+
+    def spend(self, cpu_ns: int) -> None:
+        self._own.ns = self.thread_time_ns() + cpu_ns
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    found = Clocks()
+    monkeypatch.setattr(chore_meter, "time", found)
+    return found
+
+
+def _samples(meter: ChoreMeter) -> list[tuple[str, int, int, int]]:
+    assert {(each.server, each.at_ns) for each in meter.costs} <= {(3, NOW_NS)}
+    return [(each.kind, each.count, each.images, each.cpu_ns) for each in meter.costs]
+
+
+def _meter() -> ChoreMeter:
+    return ChoreMeter(3, lambda: NOW_NS)
+
+
+def _in_a_lane(work: Callable[[], None]) -> None:
+    lane = threading.Thread(target=work)
+    lane.start()
+    lane.join()
+
+
+def test_a_turn_is_charged_to_the_blocks_that_came_in_it_and_to_the_copies(clocks: Clocks) -> None:
+    meter = _meter()
+    clocks.spend(10)  # it woke up
+    meter.took(2)
+    clocks.spend(20)
+    meter.copied(4, 7)  # of the 20
+    meter.took(1)
+    clocks.spend(5)
+    meter.end_turn()
+    assert _samples(meter) == [("taken", 2, 3, 10 + 20 + 5 - 7), ("moved", 1, 4, 7)]
+    assert sum(each.cpu_ns for each in meter.costs) == 35
+
+
+def test_a_turn_that_only_copied_is_the_copies(clocks: Clocks) -> None:
+    meter = _meter()
+    clocks.spend(10)
+    meter.copied(4, 7)
+    meter.copied(1, 2)
+    meter.end_turn()
+    assert _samples(meter) == [("moved", 2, 5, 10)]
+
+
+def test_a_turn_of_something_else_is_charged_to_nobody(clocks: Clocks) -> None:
+    """A sensor is read, a sign of life is given; the next turn does not bear it."""
+    meter = _meter()
+    clocks.spend(10)
+    meter.end_turn()
+    meter.took(1)
+    clocks.spend(3)
+    meter.end_turn()
+    assert _samples(meter) == [("taken", 1, 1, 3)]
+
+
+def test_a_batch_has_a_beginning_and_an_end(clocks: Clocks) -> None:
+    """The first one's beginning is not known: the thread did other things before."""
+    meter = _meter()
+
+    def lane() -> None:
+        for images, before_ns, pass_ns in ((1, 4, 50), (2, 6, 60)):
+            clocks.spend(before_ns + pass_ns)
+            meter.begin_end()
+            clocks.spend(9)
+            meter.ended(images, pass_ns)
+
+    _in_a_lane(lane)
+    assert _samples(meter) == [("ended", 1, 1, 9), ("begun", 1, 2, 6), ("ended", 1, 2, 9)]
+
+
+def test_what_a_lane_took_is_its_own_and_the_main_threads_wake_up_is_in_vain(clocks: Clocks) -> None:
+    """That of the lane is not taken for the next batch's beginning."""
+    meter = _meter()
+
+    def lane() -> None:
+        meter.begin_end()
+        meter.ended(1, 0)
+        clocks.spend(8)
+        meter.took(5)
+        meter.end_lane_turn()
+        clocks.spend(6 + 60)
+        meter.begin_end()
+        meter.ended(1, 60)
+
+    _in_a_lane(lane)
+    clocks.spend(11)
+    meter.end_turn()
+    clocks.spend(12)
+    meter.end_turn()  # this one has its own reasons
+    assert _samples(meter) == [
+        ("ended", 1, 1, 0),
+        ("taken", 1, 5, 8),
+        ("begun", 1, 1, 6),
+        ("ended", 1, 1, 0),
+        ("woken", 1, 0, 11),
+    ]
+
+
+def test_a_main_thread_that_took_something_itself_did_not_wake_up_in_vain(clocks: Clocks) -> None:
+    meter = _meter()
+
+    def lane() -> None:
+        meter.took(1)
+        meter.end_lane_turn()
+
+    _in_a_lane(lane)
+    meter.took(2)
+    clocks.spend(4)
+    meter.end_turn()
+    clocks.spend(4)
+    meter.end_turn()
+    assert [sample for sample in _samples(meter) if sample[3]] == [("taken", 1, 2, 4)]
