@@ -5,8 +5,9 @@ The logarithm of a pass's latency is physics plus what physics leaves over:
     log L = log max(floor, launches + MACs / rate + bytes / bandwidth), of a segment
             + residual(segment, width, previous width, log batch)
 
-The residual is a Gaussian process whose covariance is a sum of parts: smooth within a segment, one offset a key, rough
-along the batch within a (segment, width), where libraries change their kernels, and rough within a key. How much each
+The residual is a Gaussian process whose covariance is a sum of parts: smooth within a segment; smooth over the widths
+of one batch size, where a library takes another kernel for that size; one offset a key; rough along the batch within a
+(segment, width), and within a key. How much each
 part counts, and over which distance, is what makes the measured points most likely. A point far from what the others
 say counts for less. It knows no device and no curve.
 """
@@ -28,6 +29,7 @@ FEWEST_POINTS = 12  # for a surface to say anything
 OUTLIER = 2.0  # standard deviations from what the others say: from there on a point counts for less
 ROBUST_ROUNDS = 2
 MOST_STEPS = 30  # of the search for the covariance
+FARTHEST = 4.0  # from where it starts, in units of how far it is likely to get
 SEARCHED = 240  # points that it looks at
 TYPICAL_OFF = 0.1  # of what physics says of a key, and where an outlier begins
 SHARP = 8.0  # how sharp the bend at the floor is
@@ -71,13 +73,14 @@ class _Part:
 SEGMENT, WIDTH, PREVIOUS, BATCH = range(4)  # columns of a point; all but the first are logarithms
 _PARTS = (
     _Part((SEGMENT,), (WIDTH, PREVIOUS, BATCH), rough=False),
+    _Part((SEGMENT, BATCH), (WIDTH, PREVIOUS), rough=False),
     _Part((SEGMENT, WIDTH, PREVIOUS), (), rough=False),
     _Part((SEGMENT, WIDTH), (BATCH,), rough=True),
     _Part((SEGMENT, WIDTH, PREVIOUS), (BATCH,), rough=True),
 )
 # Where the search starts, as deviations and as distances in units of a logarithm, and how far it is likely to get.
-_START = np.log([0.10, 0.7, 0.7, 1.0, 0.03, 0.03, 0.7, 0.01, 0.7, 0.03])
-_WIDE = np.asarray([1.0, 0.5, 0.5, 0.5, 0.7, 0.7, 0.5, 0.5, 0.3, 1.0])
+_START = np.log([0.10, 0.7, 0.7, 1.0, 0.03, 0.7, 0.7, 0.03, 0.03, 0.7, 0.01, 0.7, 0.03])
+_WIDE = np.asarray([1.0, 0.5, 0.5, 0.5, 1.5, 0.5, 0.5, 0.7, 0.7, 0.5, 0.5, 0.3, 1.0])
 
 
 def _columns(points: Sequence[Point]) -> Floats:
@@ -220,8 +223,10 @@ class Surface:
         """From as many points as can be looked at quickly, evenly among all."""
         some = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(int))
         between = _Covariance(self._at[some], self._at[some])
+        bounds = np.stack([_START - FARTHEST * _WIDE, _START + FARTHEST * _WIDE], axis=1)
+        options = {"maxiter": MOST_STEPS}
         search = minimize(
-            self._surprise, self.theta, (some, between), "L-BFGS-B", jac=True, options={"maxiter": MOST_STEPS}
+            self._surprise, self.theta, (some, between), "L-BFGS-B", jac=True, bounds=bounds, options=options
         )
         return np.asarray(search.x, dtype=np.float64)
 

@@ -162,7 +162,9 @@ def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
         with contextlib.closing(_passes(instances, message.point)) as passes:
             for _ in range(message.warmup):
                 next(passes)
-            references_ns.extend(reference.cpu_ns() for _ in range(2) if reference)
+            if reference:
+                references_ns.append(reference.cpu_ns())
+                reference.spent_ns = 0
             clocks.append(_clocks())
             while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
                 if message.pause_s:
@@ -176,13 +178,12 @@ def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
 
     _in_lanes(instances, [job])
     wall_ns, cpu_ns, waited_ns = (after - before for before, after in zip(*clocks, strict=True))
-    around_ns = [max(pair) for pair in itertools.pairwise(references_ns[1:])]  # the first one finds a cold cache
     return BenchmarkResult(
         samples_s=tuple(sample / 1e9 for sample in samples_ns),
         wall_s=wall_ns / 1e9,
-        cpu_s=(cpu_ns - sum(references_ns[2:])) / 1e9,
+        cpu_s=(cpu_ns - (reference.spent_ns if reference else 0)) / 1e9,
         waited_s=waited_ns / 1e9,
-        references_s=tuple(reference_ns / 1e9 for reference_ns in around_ns),
+        references_s=tuple(max(pair) / 1e9 for pair in itertools.pairwise(references_ns)),
     )
 
 

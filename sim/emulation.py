@@ -75,6 +75,7 @@ def emulated(profile: Profile, slowdown: float = 1.0) -> Profile:
                 update={"emulated_slowdown": (profile.device.emulated_slowdown or 1.0) * slowdown}
             ),
             "served_extra_s": profile.served_extra_s * slowdown,
+            "served_extra_per_byte_s": profile.served_extra_per_byte_s * slowdown,
             "extra_after_pause_s": None,  # these three were of a host: the one that emulates has its own
             "busy_serving": None,
             "chores": None,

@@ -331,7 +331,8 @@ class Chores(StrictModel):
         moved: activations are copied to another server.
         begun: a batch, from its command until its pass begins.
         ended: a batch, after its pass.
-        slice_s: for how long who wants a core lets a pass go on that has it; then they share it.
+        slice_s: for how long a process that is woken up lets a pass go on that has the core.
+        start_slice_s: for how long a batch's pass does; then they share the device.
     """
 
     taken: WorkCost
@@ -340,6 +341,7 @@ class Chores(StrictModel):
     begun: WorkCost
     ended: WorkCost
     slice_s: NonNegative = 0.0
+    start_slice_s: NonNegative = 0.0
 
 
 class StatedError(StrictModel):
@@ -377,7 +379,9 @@ class Profile(StrictModel):
         dispatch_quantiles_s: of the same, in equal parts, ascending, with that mean; empty where it is not known.
         router_host: what the router's process costs on this host, where it was measured.
         handover: how far that process is from a server's, where it was measured.
-        served_extra_s: what a served pass takes of the device beyond its solo pass, where it was measured.
+        served_extra_s, served_extra_share, served_extra_per_byte_s: what a served pass takes of the device beyond its
+            solo pass, where it was measured: always, as a share of that, and for each byte of the instance's weights,
+            which come from memory and not from a cache.
         extra_after_pause_s: what is added to that where no pass has run for at least each of `PAUSES_S`.
         busy_serving: what serving takes while passes run, where it was measured; else it takes the same.
         chores: what else a server's process does on a CPU device's cores, where it was measured.
@@ -402,6 +406,8 @@ class Profile(StrictModel):
     router_host: RouterHost | None = None
     handover: Handover | None = None
     served_extra_s: NonNegative = 0.0
+    served_extra_share: Annotated[float, Field(gt=-1)] = 0.0
+    served_extra_per_byte_s: NonNegative = 0.0
     extra_after_pause_s: Annotated[tuple[NonNegative, ...], Field(min_length=_PAUSES, max_length=_PAUSES)] | None = None
     busy_serving: BusyServing | None = None
     chores: Chores | None = None
@@ -446,6 +452,10 @@ class Profile(StrictModel):
     def is_on_cores(self) -> bool:
         """Whether passes run on the same cores as the process that serves them: a real CPU device."""
         return self.device.kind == "cpu" and self.device.emulated_slowdown is None
+
+    def weights_bytes(self, segment: int, width: float) -> int:
+        """Of the instance of a segment at a width."""
+        return next(cost.vram_bytes for cost in self.memory.instances if (cost.segment, cost.width) == (segment, width))
 
     @property
     def batch_limit(self) -> int:

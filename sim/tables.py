@@ -72,7 +72,7 @@ class InstanceTable:
 class ChoreTable:
     """CPU time, in nanoseconds: (of a block or batch, of each of its images). See `sim.profile.Chores`.
 
-    `taken` is by the number of the pause since a pass has run. See `sim.profile.Chores` for `slice_ns`.
+    `taken` is by the number of the pause since a pass has run. See `sim.profile.Chores` for the slices.
     """
 
     taken: tuple[tuple[int, int], ...]
@@ -80,6 +80,7 @@ class ChoreTable:
     begun: tuple[int, int]
     ended: tuple[int, int]
     slice_ns: int = 0
+    start_slice_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,8 @@ def _chore_table(chores: Chores) -> ChoreTable:
     block_ns, image_ns = in_ns(chores.taken)
     factors = (1.0, *chores.taken_after_pause)
     taken = tuple((round(factor * block_ns), round(factor * image_ns)) for factor in factors)
-    return ChoreTable(taken, in_ns(chores.moved), in_ns(chores.begun), in_ns(chores.ended), nanoseconds(chores.slice_s))
+    slices_ns = nanoseconds(chores.slice_s), nanoseconds(chores.start_slice_s)
+    return ChoreTable(taken, in_ns(chores.moved), in_ns(chores.begun), in_ns(chores.ended), *slices_ns)
 
 
 def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:
@@ -299,8 +301,10 @@ def _key_table(curve: LatencyCurve, limit: int, jitter: bool, util_metric: UtilM
         )
     solo_s = latency_table_s(curve.batches, curve.mean_s, limit)
     whole_s = latency_table_s(curve.batches, curve.mean_s, curve.batches[-1])  # demand is of all that was measured
-    mean_s = mean_slowdown_of(profile, jitter) * (solo_s + profile.served_extra_s)
-    median_s = latency_table_s(curve.batches, curve.p50_s, limit) + profile.served_extra_s
+    times, extra_s = 1 + profile.served_extra_share, profile.served_extra_s
+    extra_s += profile.served_extra_per_byte_s * profile.weights_bytes(curve.segment, curve.width)
+    mean_s = mean_slowdown_of(profile, jitter) * (times * solo_s + extra_s)
+    median_s = times * latency_table_s(curve.batches, curve.p50_s, limit) + extra_s
     sizes = range(1, limit + 1)
 
     def along(values: tuple[float, ...]) -> list[float]:

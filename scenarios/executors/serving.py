@@ -9,7 +9,7 @@ that no reported run uses, and go into the profiles:
     dispatch_s             within a server's process, command to pass, and pass end to the scheduler; likewise
     busy_serving           the same ways and dispatches where some pass runs
     the link's latency     from a block's departure to its arrival, less its bytes at the link's rate and the handover
-    served_extra_s         what a served pass takes more than the calibrated one; extra_after_pause_s: and after a pause
+    served_extra_...       what a served pass takes more than the calibrated one; extra_after_pause_s: and after a pause
     chores                 what a server's process does besides passes on a CPU device's cores
 
 Two loads are served, a light one and one that keeps the fullest device busy for half of the time. Both are looked for
@@ -279,7 +279,6 @@ def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCo
         "handover": found.handover,
         "busy_serving": found.busy,
         "chores": found.chores,
-        "extra_after_pause_s": found.extra_after_pause_s,
     }
     if found.dispatch_s:
         update |= {
@@ -288,8 +287,13 @@ def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCo
         }
     if found.transfer_s is not None and profile.link is not None:
         update["link"] = profile.link.model_copy(update={"latency_s": found.transfer_s})
-    if found.extra_s is not None:
-        update["served_extra_s"] = found.extra_s
+    if (extra := found.extra) is not None:
+        update |= {
+            "served_extra_s": extra.always_s,
+            "served_extra_share": extra.share,
+            "served_extra_per_byte_s": extra.per_byte_s,
+            "extra_after_pause_s": extra.after_pause_s,
+        }
     return profile.model_copy(update=update)
 
 

@@ -10,13 +10,14 @@ the run (`scenarios.executors.slowdown`), or by what it is on average (`Profile.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear, nnls
 
 from policies.records import BatchRecord, BlockRecord, ChoreCost, RouterCost, RunRecord
 from policies.records import Handover as Way
@@ -29,8 +30,23 @@ from sim.tables import DeviceTables
 WARMUP_S = 1.0
 PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
-SLICE_S = 0.004  # Linux lets who computes go on until the next tick of its scheduler: 4 ms at 250 Hz
+SLICE_S, START_SLICE_S = 2.3e-3, 0.5e-3  # where too few waited: as it was on a Linux 6.18 with ticks of 4 ms
+TELLING_RATIO = 2.0  # of the largest to the smallest
+MOST_FASTER = 0.5  # of a calibrated pass, that a served one may take less
 LEAST_SAMPLES = 20  # of a distribution, or of a state that is to be told from another
+
+
+Wait = tuple[float, float]  # how long something waited, and how long the pass beside it had left; seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PassExtra:
+    """What a served pass takes beyond the calibrated one: see `sim.profile.Profile`."""
+
+    always_s: float
+    share: float
+    per_byte_s: float
+    after_pause_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +55,14 @@ class DeviceCosts:
 
     Attributes:
         dispatch_s: quantiles in equal parts, where no pass ran on the device.
-        transfer_s, extra_s: means.
+        transfer_s: a mean.
     """
 
     handover: Handover | None = None
     dispatch_s: tuple[float, ...] = ()
     busy: BusyServing | None = None
     transfer_s: float | None = None
-    extra_s: float | None = None
-    extra_after_pause_s: tuple[float, ...] | None = None
+    extra: PassExtra | None = None
     chores: Chores | None = None
 
 
@@ -70,7 +85,6 @@ def costs_of(runs: Sequence[RunRecord], devices: Sequence[DeviceTables], owners:
 def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCosts:
     light, busier = runs[0], runs[1:] or runs
     chores = _chores(runs) if tables.profile.is_on_cores else None
-    extra_s, after_pause_s = _extra(runs)
     there_s, back_s = light.ways_s(True, is_busy=False, chores=chores), light.ways_s(False, is_busy=False)
     busy_there_s = [s for run in busier for s in run.ways_s(True, is_busy=True, chores=chores)]
     busy_back_s = [s for run in busier for s in run.ways_s(False, is_busy=True)]
@@ -88,8 +102,7 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
         dispatch_s=dispatch_s,
         busy=busy,
         transfer_s=light.transfer_s(chores),
-        extra_s=extra_s,
-        extra_after_pause_s=after_pause_s,
+        extra=_extra(runs),
         chores=chores,
     )
 
@@ -101,7 +114,7 @@ class _DeviceRun:
         self.servers = frozenset(server for server, owner in enumerate(owners) if owner == index)
         self._record = record
         self._tables = devices[index]
-        changes = observed_slowdowns(record, devices, owners).get(index)
+        self._changes = changes = observed_slowdowns(record, devices, owners).get(index)
         usual = self._tables.profile.slowdown
         usual_slowdown = 1.0 if usual is None else usual.mean_factor
         self.slowdown = usual_slowdown if changes is None else mean_slowdown(changes, record.ended_ns)
@@ -141,12 +154,22 @@ class _DeviceRun:
             )
         ]  # fmt: skip
 
-    def longer_s(self, batch: BatchRecord) -> float:
-        """How much longer than calibrated its pass was, at full speed."""
-        table = self._tables.keys[batch.segment, batch.width, batch.previous_width]
-        calibrated_ns = table.latency_ns[batch.size] / self._tables.mean_slowdown
-        took_ns = (batch.forward_ended_ns - batch.started_ns) / self.slowdown
-        return (took_ns - calibrated_ns) / NS_PER_S + self._tables.profile.served_extra_s
+    def extra_row(self, batch: BatchRecord) -> tuple[float, float, float, int]:
+        """How much longer than calibrated its pass was, at full speed; the calibrated one, both in seconds; its
+        instance's bytes; the number of the pause before it."""
+        table, profile = self._tables.keys[batch.segment, batch.width, batch.previous_width], self._tables.profile
+        weight_bytes = profile.weights_bytes(batch.segment, batch.width)
+        extra_s = profile.served_extra_s + profile.served_extra_per_byte_s * weight_bytes
+        table_s = table.latency_ns[batch.size] / self._tables.mean_slowdown / NS_PER_S
+        calibrated_s = (table_s - extra_s) / (1 + profile.served_extra_share)
+        took_s = (batch.forward_ended_ns - batch.started_ns) / NS_PER_S / self._slowdown_at(batch.started_ns)
+        return took_s - calibrated_s, calibrated_s, weight_bytes, self.pause(batch.started_ns - 1)
+
+    def _slowdown_at(self, at_ns: int) -> float:
+        if self._changes is None:
+            return self.slowdown
+        place = bisect_right(self._changes, at_ns, key=lambda change: change[0])
+        return self._changes[max(0, place - 1)][1]
 
     def dispatches_s(self, *, is_busy: bool) -> list[float]:
         """From commands to passes, and from passes to the notice of their ends, by whether others' passes ran then.
@@ -180,6 +203,29 @@ class _DeviceRun:
             for way in self._record.handovers
             if way.server in self.servers and way.there == there and way.at_ns >= self._after_ns
         )
+
+    def waits_to_be_taken(self) -> list[Wait]:
+        """Of blocks that were sent while one pass ran."""
+        return [
+            (way.took_ns / NS_PER_S, left_s)
+            for way in self._ways(there=True)
+            if (left_s := self._left_s(way.at_ns)) is not None
+        ]
+
+    def waits_to_begin(self) -> list[Wait]:
+        """Of batches that were commanded while one pass ran."""
+        return [
+            ((batch.started_ns - batch.commanded_ns) / NS_PER_S, left_s)
+            for batch in self._batches
+            if (left_s := self._left_s(batch.commanded_ns)) is not None
+        ]
+
+    def _left_s(self, at_ns: int) -> float | None:
+        """Of the only pass that ran then; None where there was none, or more."""
+        if self.running(at_ns) != 1:
+            return None
+        ended = int(np.searchsorted(self._ends_ns, at_ns, "right"))
+        return float(self._ends_ns[ended] - at_ns) / NS_PER_S
 
     def _taken_s(self, chores: Chores | None, at_ns: int) -> float:
         """To take in a block of the usual size."""
@@ -262,7 +308,19 @@ def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
     in_vain_s = sum(cost_s for _, _, cost_s in rows["woken"]) / sum(count for count, _, _ in rows["taken"])
     taken = taken.model_copy(update={"block_s": taken.block_s + in_vain_s})
     moved, begun, ended = (_work_cost(rows[kind]) for kind in ("moved", "begun", "ended"))
-    return Chores(taken=taken, taken_after_pause=after_pause, moved=moved, begun=begun, ended=ended, slice_s=SLICE_S)
+    slice_s = _slice_s([wait for run in runs for wait in run.waits_to_be_taken()]) or SLICE_S
+    start_slice_s = _slice_s([wait for run in runs for wait in run.waits_to_begin()]) or START_SLICE_S
+    return Chores(
+        taken=taken, taken_after_pause=after_pause, moved=moved, begun=begun, ended=ended, slice_s=slice_s,
+        start_slice_s=start_slice_s,
+    )  # fmt: skip
+
+
+def _slice_s(waits: Sequence[Wait]) -> float | None:
+    """The mean time until who waits beside a pass gets its core, from waits that the pass's end may have cut short: the
+    most likely one if it is exponential. None of too few."""
+    sooner = sum(took_s < left_s for took_s, left_s in waits)
+    return None if sooner < LEAST_SAMPLES else sum(min(wait) for wait in waits) / sooner
 
 
 Rows = Sequence[tuple[float, float, float]]  # how many, of how many images, at which cost
@@ -294,22 +352,31 @@ def _work_cost(rows: Rows) -> WorkCost:
     return WorkCost(block_s=float(parts_s[0]), image_s=float(parts_s[1]))
 
 
-def _extra(runs: Sequence[_DeviceRun]) -> tuple[float | None, tuple[float, ...] | None]:
-    """What a served pass takes more than calibrated right after another, and what is added to that after pauses."""
-    longer_s: dict[int, list[float]] = {}
-    for run in runs:
-        for batch in run.alone:
-            longer_s.setdefault(run.pause(batch.started_ns - 1), []).append(run.longer_s(batch))
-    if not longer_s:
-        return None, None
-    enough = {number: values for number, values in longer_s.items() if len(values) >= LEAST_SAMPLES}
-    means_s = {number: mean_of(values) or 0.0 for number, values in (enough or longer_s).items()}
-    warm_s = max(0.0, means_s[min(means_s)])
-    added, last_s = [], 0.0
-    for number in range(1, len(PAUSES_S) + 1):
-        last_s = max(0.0, means_s[number] - warm_s) if number in means_s else last_s
-        added.append(last_s)
-    return warm_s, tuple(added)
+def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
+    """By least squares over passes that had their device to themselves; of few, their mean alone."""
+    rows = np.array([run.extra_row(batch) for run in runs for batch in run.alone], np.float64)
+    if not len(rows):
+        return None
+    rows = rows[rows[:, 0] / rows[:, 1] <= np.quantile(rows[:, 0] / rows[:, 1], KEPT_SHARE)]
+    longer_s, calibrated_s, weight_bytes, pauses = rows.T
+    if len(rows) < LEAST_SAMPLES:
+        return PassExtra(max(0.0, float(longer_s.mean())), 0.0, 0.0, (0.0,) * len(PAUSES_S))
+    after = [pauses >= number for number in range(1, len(PAUSES_S) + 1)]
+    work = np.stack([np.ones(len(rows)), calibrated_s, weight_bytes, *after], axis=1)
+    told = [True, *(_differ(column) for column in (calibrated_s, weight_bytes))]
+    told += [LEAST_SAMPLES <= column.sum() <= len(rows) - LEAST_SAMPLES for column in after]
+    units = np.maximum(work.max(axis=0), 1e-300)
+    trust = 1 / np.sqrt(calibrated_s)  # long passes scatter by more
+    least = np.array([0.0, -MOST_FASTER, *[0.0] * (len(after) + 1)]) * units
+    prices = np.zeros(len(told))
+    prices[told] = lsq_linear((work / units * trust[:, None])[:, told], longer_s * trust, (least[told], np.inf)).x
+    always_s, share, per_byte_s, *added_s = (prices / units).tolist()
+    return PassExtra(always_s, share, per_byte_s, tuple(np.cumsum(added_s).tolist()))
+
+
+def _differ(values: NDArray[np.float64]) -> bool:
+    """Enough to tell what depends on them."""
+    return bool(values.max() > TELLING_RATIO * values.min())
 
 
 def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:

@@ -343,7 +343,8 @@ class DeviceModel(Record):
     period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
     input_bytes_at = dispatches_at = dispatches = there_at = there_count = back_at = back_count = INT
     busy_dispatches_at = busy_dispatches = busy_there_at = busy_there_count = busy_back_at = busy_back_count = INT
-    slice_ns = extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
+    slice_ns = start_slice_ns = INT
+    extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
         ended_image_ns
     ) = INT
     chores_mw = REAL

@@ -232,7 +232,8 @@ class Program:
         model.chores_mw, model.chores_permille = tables.chores_mw, tables.chores_permille
         if (chores := tables.chores) is not None:
             model.has_chores = 1
-            model.taken_at, model.slice_ns = add(chores.taken), chores.slice_ns
+            model.taken_at = add(chores.taken)
+            model.slice_ns, model.start_slice_ns = chores.slice_ns, chores.start_slice_ns
             model.moved_ns, model.moved_image_ns = chores.moved
             model.begun_ns, model.begun_image_ns = chores.begun
             model.ended_ns, model.ended_image_ns = chores.ended

@@ -510,7 +510,9 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
         "busy_dispatches_ns": _draw_quantiles(draws, step_ns, 30),
         "busy_there_ns": _draw_quantiles(draws, step_ns, 50),
         "busy_back_ns": _draw_quantiles(draws, step_ns, 50),
-        "chores": ChoreTable(taken_after, moved, begun, ended, step_ns * draws.pick((0, 1, 3)))
+        "chores": ChoreTable(
+            taken_after, moved, begun, ended, *(step_ns * steps for steps in draws.pick(((0, 0), (1, 3), (3, 1))))
+        )
         if draws.chance(70)
         else None,
         "extra_ns": draws.pick(((0,) * 4, (0, step_ns, 2 * step_ns, 7 * step_ns))),

@@ -32,7 +32,7 @@ from scenarios.executors.checking import (
 )
 from scenarios.executors.preflight import stamp_warnings
 from scenarios.executors.serving import ServingOverheads, is_served, with_overheads
-from scenarios.executors.serving_costs import DeviceCosts, ServingCosts
+from scenarios.executors.serving_costs import DeviceCosts, PassExtra, ServingCosts
 from scenarios.metrics.result import Result
 from scenarios.runs.simulate import run_simulation
 from scenarios.show.check import RULE, check_document, check_table
@@ -227,7 +227,7 @@ def test_what_serving_costs_stands_beside_what_was_calibrated() -> None:
     """The curves stay, so that a check compares like with like; the simulator adds the rest to every pass, and a
     modelled power, which follows from busy time, lasts as long."""
     calibrated = worlds.profile()
-    found = ServingCosts(HOST, (DeviceCosts(dispatch_s=(2e-4,), extra_s=3e-4),))
+    found = ServingCosts(HOST, (DeviceCosts(dispatch_s=(2e-4,), extra=PassExtra(3e-4, 0.0, 0.0, (0.0,) * 3)),))
     served = with_overheads(calibrated, ServingOverheads(found, ""), 0)
     assert served.latency == calibrated.latency
     assert not is_served(calibrated)

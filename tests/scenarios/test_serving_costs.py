@@ -76,8 +76,35 @@ def found(run: RunRecord, tables: DeviceTables) -> DeviceCosts:
 
 def test_a_pass_takes_more_the_longer_the_pause_before_it() -> None:
     costs = found(served(device()), device())
-    assert costs.extra_s == pytest.approx(40e-6, rel=1e-3)
-    assert costs.extra_after_pause_s == pytest.approx((30e-6, 50e-6, 120e-6), rel=0.03)  # nothing ran before the first
+    assert costs.extra is not None
+    assert costs.extra.always_s == pytest.approx(40e-6, rel=1e-3)
+    assert (costs.extra.share, costs.extra.per_byte_s) == (0.0, 0.0)  # one key in one size tells neither
+    assert costs.extra.after_pause_s == pytest.approx((30e-6, 50e-6, 120e-6), rel=0.03)  # nothing ran before the first
+
+
+def test_what_a_pass_takes_more_depends_on_its_length_and_on_its_weights() -> None:
+    """A fifth of what was calibrated, 10 us, and 5 us for each of its instance's units of weights."""
+    tables, rng, unit_bytes = device(), np.random.default_rng(0), 1_000_000
+    memory = tables.profile.memory
+    costs = [cost.model_copy(update={"vram_bytes": unit_bytes * (1 + i)}) for i, cost in enumerate(memory.instances)]
+    profile = tables.profile.model_copy(update={"memory": memory.model_copy(update={"instances": tuple(costs)})})
+    tables, batches, now_ns = compile_tables(profile, 32), [], BEGIN_NS
+    for i in range(400):
+        curve, size = profile.latency[i % len(profile.latency)], int(rng.integers(1, 33))
+        key = (curve.segment, curve.width, curve.previous_width)
+        units = profile.weights_bytes(curve.segment, curve.width) // unit_bytes
+        ended_ns = now_ns + round(1.2 * tables.keys[key].latency_ns[size]) + (10 + 5 * units) * US
+        batches.append(BatchRecord(0, i, 0, *key, size, now_ns, now_ns, ended_ns, ended_ns))
+        now_ns = ended_ns
+    extra = found(record(batches=tuple(batches)), tables).extra
+    assert extra is not None
+    assert extra.always_s == pytest.approx(10e-6, rel=0.02)
+    assert extra.share == pytest.approx(0.2, rel=0.01)
+    assert extra.per_byte_s == pytest.approx(5e-6 / unit_bytes, rel=0.01)
+    served = compile_tables(with_costs(profile, None, DeviceCosts(extra=extra)), 32)
+    last = batches[-1]
+    key = (last.segment, last.width, last.previous_width)
+    assert served.keys[key].latency_ns[last.size] == pytest.approx(last.ended_ns - last.started_ns, rel=0.005)
 
 
 def test_what_else_a_process_does_on_a_cpu_is_told_by_kind_and_pause() -> None:
@@ -124,7 +151,8 @@ def test_all_is_brought_to_full_speed() -> None:
     tables = device(slowdown=slowdown)
     readings = tuple((0, at * 10**8, REFERENCE_S * 1.2) for at in range(100))
     costs = found(replace(served(tables, slower=1.44), references=readings), tables)
-    assert costs.extra_s == pytest.approx(40e-6, rel=1e-2)
+    assert costs.extra is not None
+    assert costs.extra.always_s == pytest.approx(40e-6, rel=1e-2)
     assert costs.chores is not None
     assert costs.chores.taken.block_s + 2 * costs.chores.taken.image_s == pytest.approx(60e-6, rel=1e-2)
     assert max(costs.dispatch_s) == pytest.approx(50e-6, rel=1e-2)
@@ -136,7 +164,7 @@ def test_passes_that_met_others_tell_no_cost() -> None:
     run = served(tables)
     crowded = [replace_times(batch, BEGIN_NS + i) for i, batch in enumerate(run.batches)]
     costs = found(replace(run, batches=tuple(crowded)), tables)
-    assert (costs.extra_s, costs.dispatch_s[1:]) == (None, costs.dispatch_s[:-1] if costs.dispatch_s else ())
+    assert (costs.extra, costs.dispatch_s[1:]) == (None, costs.dispatch_s[:-1] if costs.dispatch_s else ())
 
 
 def replace_times(batch: BatchRecord, started_ns: int) -> BatchRecord:
