@@ -117,7 +117,7 @@ def test_one_wild_point_rules_nothing() -> None:
 
 
 def test_another_kernel_for_one_batch_size_is_followed() -> None:
-    """From 16 images on a pass takes three times as long, more so where it is wide; sizes below are left as they are."""
+    """At 16 images a pass takes three times as long, more so where it is wide; sizes below are as they were."""
     world, sizes = World(own=0.0), (1, 2, 15, 16)
 
     def truth_s(point: Point) -> float:
