@@ -114,7 +114,7 @@ class SoloResult:
         samples: the repeats at the device's full speed; all of them, where it never had it (`is_slow`).
         slow: the others; None where there are none.
         passes, slow_passes: of all tries, and how many of them were not at full speed.
-        reference_s: the median reference beside `samples`; 0 without references.
+        reference_s, slow_reference_s: the median reference beside `samples`, and beside `slow`; 0 without references.
         least_reference_s: the least one beside any pass, but for a few per cent that are flukes.
         disturbed_share: of its time, what other programs took.
         tries: how often it was measured, because of them or for want of full speed; the best one is kept.
@@ -128,6 +128,7 @@ class SoloResult:
     passes: int = 0
     slow_passes: int = 0
     reference_s: float = 0.0
+    slow_reference_s: float = 0.0
     least_reference_s: float = 0.0
     disturbed_share: float = 0.0
     tries: int = 1

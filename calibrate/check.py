@@ -28,7 +28,7 @@ from calibrate.measure import perform
 from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together, Watch, estimate_s
 from calibrate.samples import Pooled
 from calibrate.sharing import Floats, observed_sets, predict_slow_downs
-from calibrate.slowdown import SlowdownLook
+from calibrate.slowdown import EXPONENT, SlowdownLook, Speed
 from policies.errors import InputError
 from sim.profile import LatencyCurve, Profile
 from sim.tables import sharing_of
@@ -266,7 +266,6 @@ class _Visit:
 
     Attributes:
         slowdown: how the device's own speed comes and goes now; points and sets are compared at its full speed.
-        slow_factor: how much longer passes take in a slow spell; from the profile, else as the reference does.
         exponent: what makes the reference x times slower makes passes x to this power slower.
     """
 
@@ -274,7 +273,6 @@ class _Visit:
     profile: Profile
     curves: Mapping[Key, LatencyCurve]
     slowdown: SlowdownLook
-    slow_factor: float
     exponent: float
 
     @classmethod
@@ -283,16 +281,15 @@ class _Visit:
         seen = perform(bench, Watch(Point(*min(curves), 1)), replace(EFFORT, min_s=WATCH_S), _guess(curves))
         assert isinstance(seen, WatchResult)
         known = profile.slowdown
-        slow_factor = seen.slowdown.slow_reference if known is None else known.slow_factor
-        return cls(
-            bench, profile, curves, seen.slowdown, slow_factor, 1.0 if known is None else known.reference_exponent
-        )
+        return cls(bench, profile, curves, seen.slowdown, EXPONENT if known is None else known.reference_exponent)
 
     def solo(self, point: Point) -> Pair:
         """A point alone, at full speed; what never had it is brought there."""
         result = perform(self.bench, Solo(point), EFFORT, _guess(self.curves), self.slowdown)
         assert isinstance(result, SoloResult)
-        measured_s = Pooled.of([result.samples]).quantile(0.5) / (self.slow_factor if result.is_slow else 1.0)
+        measured_s = Pooled.of([result.samples]).quantile(0.5)
+        if result.is_slow:
+            measured_s /= Speed(self.slowdown.full_s, self.exponent).slowdown(result.reference_s)
         return Pair(str(point), (predict_solo_s(self.curves[point.key], point.batch),), (measured_s,))
 
     def together(self, points: tuple[Point, ...], across: bool) -> list[Pair]:

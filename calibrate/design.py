@@ -13,6 +13,7 @@ from scipy.linalg import LinAlgError
 from calibrate.costs import Key, KeyCost
 from calibrate.measure import Measurement
 from calibrate.plan import Planned, Point, Solo
+from calibrate.slowdown import Speed
 from calibrate.solo import solo_points
 from calibrate.surface import FEWEST_POINTS, Surface, least_sure
 
@@ -24,12 +25,12 @@ class LeastSure:
 
     Args:
         costs: of every key.
-        slow_factor: how much longer passes take in a slow spell.
+        speed: what references say of passes.
     """
 
-    def __init__(self, costs: Mapping[Key, KeyCost], slow_factor: float) -> None:
+    def __init__(self, costs: Mapping[Key, KeyCost], speed: Speed) -> None:
         self._costs = costs
-        self._slow_factor = slow_factor
+        self._speed = speed
 
     def __call__(self, spare: Sequence[Planned], finished: Callable[[], Sequence[Measurement]]) -> Iterator[Planned]:
         """One after the other, each group chosen from what is finished when it begins."""
@@ -48,7 +49,7 @@ class LeastSure:
     ) -> Sequence[Point]:
         """The next group; the first of what is left where no surface tells."""
         cost_s = {planned.step.point: planned.estimated_s for planned in left if isinstance(planned.step, Solo)}
-        solo = solo_points(finished, 1, self._slow_factor, held_out=False)
+        solo = solo_points(finished, 1, self._speed, held_out=False)
         number = max(1, len(solo) // AT_ONCE)
         if len(solo) < FEWEST_POINTS or {point.key for point in solo} != set(self._costs):
             return list(cost_s)[:number]

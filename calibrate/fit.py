@@ -46,7 +46,7 @@ from calibrate.sharing import (
     predicted_and_seen,
     sharing_from,
 )
-from calibrate.slowdown import SHORTEST_SPELL_S, SLACK, UNSEEN, SlowdownLook
+from calibrate.slowdown import EXPONENT, SHORTEST_SPELL_S, SLACK, UNSEEN, SlowdownLook, Speed
 from calibrate.solo import SoloFit, SoloPoint, fit_solo, solo_points
 from policies.vocabulary import Provenance
 from sim.profile import (
@@ -71,7 +71,7 @@ from sim.profile import (
 MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full speed
 SPELL_SHARE = 0.2  # of a point's passes: fewer slow ones are interrupts
 FEWEST_RATIOS = 5  # points with spells, to tell what they do to passes
-EXPONENTS = (0.5, 1.5)  # within reason, of how a pass slows down with the reference
+EXPONENTS = (0.3, 1.5)  # within reason, of how a pass slows down with the reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def fit(
     """
     measurements, seen = _hindsight(measurements, seen)
     slowdown = _slowdown_fit(measurements, seen)
-    solo = solo_points(measurements, facts.cores, slowdown.factor, held_out=False)
+    solo = solo_points(measurements, facts.cores, slowdown.speed, held_out=False)
     steady = power_points(measurements, facts.power, held_out=False)
     fitted = fit_solo(solo, costs, facts.bandwidth_bytes_s, by)
     curves = _with_energy(fitted.curves, steady, costs, facts)
@@ -156,29 +156,29 @@ class SlowdownFit:
     """How the device's own speed came and went.
 
     Attributes:
-        factor: how much longer passes take in a slow spell.
-        reference_exponent: what makes the reference x times slower makes passes x to this power slower.
+        speed: what references say of passes.
         model: for the profile; None where there was no reference.
     """
 
-    factor: float
-    reference_exponent: float
+    speed: Speed
     model: Slowdown | None
 
 
 def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> SlowdownFit:
     """Of the watched spells; what they do to passes is told by the points that had passes of both kinds."""
     if not seen.best_s:
-        return SlowdownFit(1.0, 1.0, None)
+        return SlowdownFit(Speed(0.0), None)
     solos = [r for s, r in measurements if isinstance(s, Solo) and isinstance(r, SoloResult) and not s.held_out]
-    ratios = [
-        Pooled.of([r.slow]).quantile(0.5) / Pooled.of([r.samples]).quantile(0.5)
+    both = [
+        (Pooled.of([r.slow]).quantile(0.5) / Pooled.of([r.samples]).quantile(0.5), r.slow_reference_s / r.reference_s)
         for r in solos
-        if r.slow is not None and r.slow_passes > SPELL_SHARE * r.passes
+        if r.slow is not None and r.slow_reference_s and r.slow_passes > SPELL_SHARE * r.passes
     ]
-    told = len(ratios) >= FEWEST_RATIOS
-    factor = max(1.0, float(np.median(ratios))) if told else seen.slow_reference
-    exponent = float(np.log(factor) / np.log(seen.slow_reference)) if told and seen.slow_reference > SLACK else 1.0
+    exponent, factor = EXPONENT, seen.slow_reference**EXPONENT
+    if len(both) >= FEWEST_RATIOS:
+        factors, references = np.transpose(both)
+        exponent = float(np.clip(np.median(np.log(factors) / np.log(references)), *EXPONENTS))
+        factor = float(np.median(references)) ** exponent
     slow, every = sum(r.slow_passes for r in solos), sum(r.passes for r in solos)
     slow_s, full_s = factor * slow, float(every - slow)
     model = Slowdown(
@@ -186,10 +186,10 @@ def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> Sl
         slow_share=min(MOST_SLOW, slow_s / (slow_s + full_s)) if every else seen.slow_share,
         mean_slow_s=seen.mean_slow_s or SHORTEST_SPELL_S,
         reference_s=seen.full_s,
-        reference_exponent=min(max(exponent, EXPONENTS[0]), EXPONENTS[1]),
+        reference_exponent=exponent,
         provenance=Provenance.MEASURED,
     )
-    return SlowdownFit(factor, model.reference_exponent, model)
+    return SlowdownFit(Speed(seen.full_s, exponent), model)
 
 
 def _hindsight(measurements: Sequence[Measurement], seen: SlowdownLook) -> tuple[list[Measurement], SlowdownLook]:
@@ -208,7 +208,7 @@ def _hindsight(measurements: Sequence[Measurement], seen: SlowdownLook) -> tuple
 
 
 def _observed(measurements: Iterable[Measurement], slowdown: SlowdownFit, *, held_out: bool) -> list[ObservedSet]:
-    return observed_sets(measurements, held_out=held_out, reference_exponent=slowdown.reference_exponent)
+    return observed_sets(measurements, held_out=held_out, reference_exponent=slowdown.speed.exponent)
 
 
 def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
@@ -290,7 +290,7 @@ def _errors(
 ) -> Iterator[StatedError]:
     held_out = {
         point: found.times
-        for point, found in solo_points(measurements, facts.cores, slowdown.factor, held_out=True).items()
+        for point, found in solo_points(measurements, facts.cores, slowdown.speed, held_out=True).items()
     }
     rounds = {point: found.round_medians_s for point, found in solo.items()}
     yield from solo_errors(held_out, curves, rounds, fitted.left_out[fitted.by])

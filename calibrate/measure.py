@@ -392,9 +392,14 @@ def undisturbed(results: Sequence[Disturbable]) -> Sequence[Disturbable]:
 
 
 def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
-    """Again while others take the device or a part of its speed; the attempt that they took least of counts."""
+    """Again while others take the device or a part of its speed; the attempt that they took least of counts.
+
+    A slow spell outlasts most tries, and what it does is known: it is worth half as many.
+    """
     tries = [attempt()]
     while tries[-1].disturbance > DISTURBED and len(tries) < most:
+        if tries[-1].disturbed_share <= DISTURBED and len(tries) >= most // 2:
+            break
         tries.append(attempt())
     best = replace(min(tries, key=lambda result: result.disturbance), tries=len(tries))
     if not isinstance(best, SoloResult):
@@ -420,6 +425,7 @@ def _solo(bench: Bench, point: Point, effort: Effort, forward_s: float, best_s: 
         passes=len(is_full),
         slow_passes=int(np.count_nonzero(~is_full)),
         reference_s=float(np.median(references_s[kept])),
+        slow_reference_s=0.0 if is_slow or is_full.all() else float(np.median(references_s[~is_full])),
         least_reference_s=float(np.quantile(references_s, BEST_SHARE)),
         disturbed_share=loop.disturbed_share,
     )

@@ -17,7 +17,7 @@ from calibrate.measure import Measurement, Progress, measure, scout
 from calibrate.opening import bench_of, opened
 from calibrate.plan import Extras, Plan, Point, make_plan
 from calibrate.probe import Probe
-from calibrate.slowdown import SlowdownLook
+from calibrate.slowdown import SlowdownLook, Speed
 from calibrate.stamps import OF_A_GPU, require_model
 from hw.device import DeviceSpec
 from hw.emulated import EmulatedDevice
@@ -94,7 +94,7 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
         extras = Extras(power=ready.found.metered, peer=has_peer, sibling=not played, rise_s=rise_s)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
-        plan = replace(plan, order=LeastSure(costs.keys, seen.slowdown.slow_reference))
+        plan = replace(plan, order=LeastSure(costs.keys, Speed(seen.slowdown.full_s)))
         told.on_plan(plan)
         measured = measure(
             ready.bench,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 SLACK = 1.2  # a reference that takes longer than this beside the best one was slowed; of quick ones 90 % lie below 1.07
 BEST_SHARE = 0.02  # the best: below it lie fewer than these
+EXPONENT = 0.65  # where nothing tells: while the reference takes 1.8 times as long, passes take 1.2 to 1.8 times
 SHORTEST_SPELL_S = 0.01  # what is shorter is an interrupt
 
 Floats = npt.NDArray[np.float64]
@@ -40,6 +41,23 @@ class SlowdownLook:
 
 
 UNSEEN = SlowdownLook(0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a reference says of passes.
+
+    Attributes:
+        full_s: the reference at full speed; 0 where there is none.
+        exponent: what makes the reference x times slower makes passes x to this power slower.
+    """
+
+    full_s: float
+    exponent: float = EXPONENT
+
+    def slowdown(self, reference_s: float) -> float:
+        """How many times as long as at full speed passes take; 1 where nothing tells."""
+        return max(1.0, reference_s / self.full_s) ** self.exponent if self.full_s and reference_s else 1.0
 
 
 def look(repeats_s: Sequence[float], references_s: Sequence[float]) -> SlowdownLook:

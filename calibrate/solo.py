@@ -19,6 +19,7 @@ from calibrate.errors import Pairs
 from calibrate.measure import DISTURBED, Measurement, undisturbed
 from calibrate.plan import Point, Solo, scouted_batches
 from calibrate.samples import Pooled
+from calibrate.slowdown import Speed
 from calibrate.surface import FEWEST_POINTS, Seen, Surface
 from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
 from sim.profile import JITTER_QUANTILES, LatencyCurve, LatencyFit
@@ -26,7 +27,7 @@ from sim.profile import JITTER_QUANTILES, LatencyCurve, LatencyFit
 FOLDS = 5
 FEWEST_LEFT_OUT = 8  # predicted points to choose by
 DOUBT = 0.1  # of the logarithm, of a point that was never undisturbed; and the share that others took, up to all
-SLOW_DOUBT = 0.1  # of a point that never had full speed
+SLOW_DOUBT = 0.04  # of a point that never had full speed: what slows it down by half slows others by a fifth
 QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 MEDIAN_S = np.pi / 2  # a median's variance over a mean's
 
@@ -71,24 +72,24 @@ class SoloFit:
 
 
 def solo_points(
-    measurements: Iterable[Measurement], cores: int, slow_factor: float, *, held_out: bool
+    measurements: Iterable[Measurement], cores: int, speed: Speed, *, held_out: bool
 ) -> dict[Point, SoloPoint]:
     """Those that are fitted, or those that are held out.
 
     Args:
         cores: that CPU time is a share of.
-        slow_factor: how much longer passes take in a slow spell.
+        speed: what references say of passes.
     """
     rounds: dict[Point, list[SoloResult]] = {}
     for step, result in measurements:
         if isinstance(step, Solo) and isinstance(result, SoloResult) and step.held_out == held_out:
             rounds.setdefault(step.point, []).append(result)
-    return {point: _solo_point(undisturbed(results), cores, slow_factor) for point, results in rounds.items()}
+    return {point: _solo_point(undisturbed(results), cores, speed) for point, results in rounds.items()}
 
 
-def _solo_point(results: Sequence[SoloResult], cores: int, slow_factor: float) -> SoloPoint:
+def _solo_point(results: Sequence[SoloResult], cores: int, speed: Speed) -> SoloPoint:
     """At full speed: what never had it is brought there."""
-    rounds = [r.samples.scaled(1 / slow_factor) if r.is_slow else r.samples for r in results]
+    rounds = [r.samples.scaled(1 / speed.slowdown(r.reference_s)) if r.is_slow else r.samples for r in results]
     medians = tuple(Pooled.of([samples]).quantile(0.5) for samples in rounds)
     share = sum(map(_cpu_share, results)) / len(results) / cores
     disturbance = max(result.disturbed_share + SLOW_DOUBT * result.is_slow for result in results)

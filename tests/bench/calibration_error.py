@@ -33,7 +33,7 @@ from calibrate.measure import Station
 from calibrate.opening import bench_of
 from calibrate.plan import LAVISH, Planned, Point, Solo, Watch
 from calibrate.session import model_costs, observe
-from calibrate.slowdown import UNSEEN
+from calibrate.slowdown import UNSEEN, Speed
 from calibrate.solo import solo_points
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
@@ -90,7 +90,7 @@ class Subject:
             seen = log.results[watched.id]
             assert isinstance(seen, WatchResult)
             measured = [(planned.step, log.results[planned.id]) for planned in steps]
-        found = solo_points(measured, 1, seen.slowdown.slow_reference, held_out=False)
+        found = solo_points(measured, 1, Speed(seen.slowdown.full_s), held_out=False)
         return {point: each.times.quantile(0.5) for point, each in found.items()}
 
     def profiles(self, budget_s: float) -> tuple[dict[LatencyFit, Profile], LatencyFit | None, set[Point]]:

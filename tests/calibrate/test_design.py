@@ -13,6 +13,7 @@ from calibrate.design import LeastSure
 from calibrate.log import Log
 from calibrate.measure import Measured, measure, scout
 from calibrate.plan import Extras, Plan, Planned, Point, Solo, make_plan
+from calibrate.slowdown import Speed
 from calibrate.surface import Surface
 from tests.calibrate.fake import LIMIT, FakeBench, all_keys, model_costs
 
@@ -23,7 +24,7 @@ def session(bench: FakeBench, path: Path, budget_s: float = BUDGET_S) -> tuple[P
     with Log(path, {"device": "fake"}) as log:
         seen = scout(bench, all_keys(), LIMIT, log, bench.clock, budget_s)
         plan = make_plan(all_keys(), LIMIT, budget_s, seen.guess_s, Extras(False, False), np.random.default_rng(0))
-        plan = replace(plan, order=LeastSure(model_costs().keys, 1.0))
+        plan = replace(plan, order=LeastSure(model_costs().keys, Speed(0.0)))
         return plan, measure(bench, plan, seen.guess_s, log, budget_s, bench.clock)
 
 
@@ -71,7 +72,7 @@ def test_held_out_points_do_not_choose(tmp_path: Path) -> None:
     before = [m for m in measured.measurements if not (isinstance(m[0], Solo) and m[0] in {p.step for p in spare})]
     without = [m for m in before if not (isinstance(m[0], Solo) and m[0].held_out)]
     assert len(without) < len(before)
-    order = LeastSure(model_costs().keys, 1.0)
+    order = LeastSure(model_costs().keys, Speed(0.0))
     first, second = (next(order(spare, lambda seen=seen: seen)) for seen in (before, without))  # type: ignore[misc]
     assert first == second
 
@@ -79,7 +80,7 @@ def test_held_out_points_do_not_choose(tmp_path: Path) -> None:
 def test_where_no_surface_tells_the_order_is_the_plans() -> None:
     """Nothing finished, or too little: the most telling batch size first, as planned."""
     spare = [Planned(Solo(Point(*key, 4)), 1, False, 1.0, is_spare=True) for key in all_keys()]
-    assert list(LeastSure(model_costs().keys, 1.0)(spare, list)) == spare
+    assert list(LeastSure(model_costs().keys, Speed(0.0))(spare, list)) == spare
 
 
 def test_no_surface_is_fitted_where_nothing_more_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_no_surface_is_fitted_where_nothing_more_is_finished(tmp_path: Path, mon
         return Surface(*arguments)
 
     monkeypatch.setattr("calibrate.design.Surface", counted)
-    order = LeastSure(model_costs().keys, 1.0)
+    order = LeastSure(model_costs().keys, Speed(0.0))
     drawn = list(order(spare, lambda: measured.measurements))
     assert sorted(map(str, drawn)) == sorted(map(str, spare))
     assert len(drawn) > len(all_keys())  # a group, of a quarter of four sizes a key

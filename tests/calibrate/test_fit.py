@@ -228,6 +228,8 @@ def test_slow_spells_of_the_host_are_seen_through(tmp_path: Path) -> None:
     assert np.mean(np.abs(np.asarray(ratios) - 1)) < 0.02
     assert found.slowdown is not None
     assert found.slowdown.slow_factor == pytest.approx(SLOW_FACTOR, rel=0.02)
+    exponent = np.log(SLOW_FACTOR) / np.log(SLOW_REFERENCE)
+    assert found.slowdown.reference_exponent == pytest.approx(exponent, rel=0.05)
     assert found.slowdown.slow_share == pytest.approx(0.55, abs=0.15)
     assert found.concurrency.beta == pytest.approx(bench.beta, abs=0.05)
     assert errors(found)[CONCURRENCY_ERROR].median_abs_pct < 8
@@ -247,7 +249,9 @@ def test_the_share_of_slow_spells_is_one_of_time(tmp_path: Path) -> None:
             return measurement
         full = Samples.of([bench.truth_s(step.point)] * 9)
         slow = Samples.of([SLOW_FACTOR * bench.truth_s(step.point)] * 9)
-        return step, replace(result, samples=full, slow=slow, is_slow=False, passes=100, slow_passes=40)
+        return step, replace(result, samples=full, slow=slow, is_slow=False, passes=100, slow_passes=40,
+            reference_s=REFERENCE_S, slow_reference_s=REFERENCE_S * SLOW_REFERENCE,
+        )  # fmt: skip
 
     found = fit([with_passes(m) for m in seen.measurements], model_costs(), facts(), "fake", seen=scouted.slowdown)
     assert found.slowdown is not None
