@@ -16,6 +16,7 @@ from policies.ppo.training import CHECKPOINT
 from scenarios.files.documents import read_checked
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
+from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.train import require_compiled, score_router, train_world
 from scenarios.learn.tune import tune_world
 from scenarios.learn.tuned_files import save_tuned
@@ -27,6 +28,7 @@ from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
 
+SCORES = "scores.jsonl"  # of a direct search, so far
 ENGINE_WORDS: dict[Simulator, str] = {
     "compiled": "the compiled engine (`slimsched train --engine simpy` trains on the reference)",
     "simpy": "the reference, SimPy and torch",
@@ -58,8 +60,13 @@ def make_tuned(job: Job, world: World, kind: str) -> Score:
         knobs = knobs_of(world, seed=given.seed)
         if warning := learning_warning(knobs.decisions, given.name):
             job.say(warning)
+        kept = job.folder.working(job.folder / "training" / fingerprint[:12]) / SCORES
         with Progress(f"tune {kind}", knobs.decisions, unit="decision", quiet=job.quiet) as bar:
-            found = tune_world(world, kind, knobs, on_progress=lambda done, _: bar.set(min(done, knobs.decisions)))
+
+            def tell(done: int, _: float) -> None:
+                bar.set(min(done, knobs.decisions))
+
+            found = tune_world(world, kind, knobs, on_progress=tell, kept=KeptScores(job.folder.working(kept)))
         job.say(f"train: {tuned_text(found)}")
         with job.folder.making(path):
             save_tuned(found, world, knobs, path, f"slimsched train {given.name}")

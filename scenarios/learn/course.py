@@ -12,6 +12,7 @@ from policies.chance import derived_seed, stream
 from policies.interfaces import RoutingPolicy
 from policies.plan_of import plan_of
 from policies.rules.specs import POINT
+from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
 from scenarios.world.workloads import Excerpt
@@ -31,11 +32,14 @@ class Course:
 
     Args:
         workers: what they run on; compiled code holds no lock.
+        kept: what an interrupted search of the same has measured.
     """
 
-    def __init__(self, world: World, knobs: TuningKnobs, workers: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, world: World, knobs: TuningKnobs, workers: ThreadPoolExecutor, kept: KeptScores | None = None
+    ) -> None:
         self.world, self.knobs, self.decisions = world, knobs, 0
-        self._program, self._workers = program_of(world.cluster), workers
+        self._program, self._workers, self._kept = program_of(world.cluster), workers, kept
         self._priors = tuple_priors(self._program)
         self.context = world.context
 
@@ -60,7 +64,11 @@ class Course:
 
     def measure(self, tries: Sequence[tuple[RoutingPolicy, RunSpec]]) -> list[RunScore]:
         """Each router on its run; a router serves one run."""
-        scores = list(self._workers.map(self._one, *zip(*tries, strict=True)))
+        scores = None if self._kept is None else self._kept.take(len(tries))
+        if scores is None:
+            scores = list(self._workers.map(self._one, *zip(*tries, strict=True)))
+            if self._kept is not None:
+                self._kept.put(scores)
         self.decisions += sum(score.decisions for score in scores)
         return scores
 

@@ -23,6 +23,7 @@ from policies.rules.costs import efficient_tuples
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import POINT, FixedRule, LadderRule, PlacedRule, RouterSpec, Space
 from scenarios.learn.course import MOST_THREADS, Course, latency_cost, shortfall, unserved
+from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
 from scenarios.metrics.served import LIMIT
@@ -80,12 +81,14 @@ def tune_world(
     *,
     start: Reals | None = None,
     on_progress: Progress | None = None,
+    kept: KeptScores | None = None,
 ) -> Tuned:
     """Tune one kind of router.
 
     Args:
         start: begin here, looking half as far.
         on_progress: gets decisions simulated and the best objective after each generation.
+        kept: what was measured of the same before it was interrupted.
 
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.
@@ -98,7 +101,7 @@ def tune_world(
         problem = f"{knobs.floor:g} is above the most accurate width tuple; possible is up to {best:.4f}"
         raise InputError(world.scenario.name, "--floor", problem)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
-        course = Course(world, knobs, workers)
+        course = Course(world, knobs, workers, kept)
         space: Space | None = KINDS[kind].load().space(world.context, knobs.floor, knobs.without)
         if space is None:
             return _best_tuple(course)

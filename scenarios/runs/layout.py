@@ -44,7 +44,7 @@ COMMAND_OF: Final = {  # of a stage, where it is not its name
     **{f"train-{kind}": "train" for kind in TUNED},
 }
 _RECORD = r"(result|timeline|lives)\.json|(requests|blocks|batches|telemetry)\.parquet|events[^/]*\.jsonl\.gz"
-_TRAINED = r"(checkpoint\.safetensors|scalars\.json|events\.out\.tfevents\.[^/]+)"  # the last is TensorBoard's
+_TRAINED = r"(checkpoint\.safetensors|scores\.jsonl|scalars\.json|events\.out\.tfevents\.[^/]+)"  # last TensorBoard's
 _DEEPER = re.compile(
     rf"""{re.escape(OWN)}/(lock|manifest\.jsonl) | \.stages/[^/]+\.json | calibration/[^/]+\.(yaml|jsonl)
     | calibration/served/[^/]+\.yaml | profiles/[^/]+\.yaml | decisions/[^/]+\.json

@@ -23,6 +23,7 @@ from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
 from scenarios.files.router_names import made_by
 from scenarios.learn.course import Course, latency_cost
+from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
 from scenarios.learn.tune import FloorError, Tuned, _first, _generation, floor_to, natural_floor, tune_world
@@ -326,3 +327,40 @@ def test_a_users_note_is_no_failure_of_ours(tmp_path: Path) -> None:
     note_failure(out, "none (slimsched tune x.yaml)")
     note_failure(out, None)
     assert note.read_text() == "mine"
+
+
+@pytest.mark.parametrize("damage", ["none", "torn", "garbage"])
+def test_an_interrupted_search_goes_on(
+    world: World, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured is not simulated again, and what is found is the same."""
+    knobs, path = replace(KNOBS, floor=0.75), tmp_path / "scores.jsonl"
+    whole, runs = tune_world(world, "tide", knobs), list[int]()
+    one = Course._one
+
+    def counted(self: Course, *arguments: Any) -> Any:
+        runs.append(1)
+        return one(self, *arguments)
+
+    def interrupt(done: int, _: float) -> None:
+        if done > knobs.decisions / 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Course, "_one", counted)
+    with pytest.raises(KeyboardInterrupt):
+        tune_world(world, "tide", knobs, on_progress=interrupt, kept=KeptScores(path))
+    before, lost = len(runs), 0
+    if damage != "none":
+        lines = path.read_bytes().splitlines(keepends=True)
+        lost = len(json.loads(lines[-1]))
+        path.write_bytes(b"".join(lines[:-1]) + (lines[-1][:-9] if damage == "torn" else b"[{}]\n"))
+    runs.clear()
+    again = tune_world(world, "tide", knobs, kept=KeptScores(path))
+    assert np.array_equal(again.values, whole.values)
+    assert (again.spec, again.decisions, again.history) == (whole.spec, whole.decisions, whole.history)
+    first = len(runs)
+    runs.clear()
+    tune_world(world, "tide", knobs, kept=KeptScores(path))
+    assert not runs
+    assert before > lost or damage == "none"
+    assert first + before - lost == sum(len(json.loads(line)) for line in path.read_text().splitlines())
