@@ -113,6 +113,10 @@ class SimulatedDevice:
         first = self.next_end()
         return now_ns if first is None else min(limit_ns, max(now_ns, first.end_ns) + behind_ns)
 
+    def chores_end_ns(self, now_ns: int) -> int:
+        """When those end that are done now; now, where none are."""
+        return max(now_ns, self.chores_until_ns) if self._paused_from_ns <= now_ns else now_ns
+
     def do_chore(self, work_ns: int, now_ns: int, from_ns: int) -> None:
         """A process does something besides its passes on the cores that compute: one chore after the other, and passes
         stand still meanwhile. Where it need not wait for other chores, it begins at `from_ns`."""

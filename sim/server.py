@@ -410,12 +410,12 @@ class SimulatedServer:
         self._agenda.at(start_ns, rank(self.index, Kind.BATCH_START, command.batch), self._begin, command, limit_ns)
 
     def _begin(self, command: RunBatch, limit_ns: int) -> None:
-        """The pass begins, once it has a core: it waits for one until the limit."""
+        """The pass begins once it has a core: it waits for passes until the limit, and for chores to their end."""
         now_ns, physics, place = self._agenda.now_ns, self._device.physics, (self.index, command.batch)
         physics.waiting_ns.pop(place, None)
         if not self._is_working(command.epoch):
             return
-        free_ns = physics.free_ns(now_ns, limit_ns)
+        free_ns = max(physics.free_ns(now_ns, limit_ns), physics.chores_end_ns(now_ns))
         if free_ns > now_ns:
             table = self._tables.keys[command.segment, command.served_width, command.previous_width]
             physics.waiting_ns[place] = table.latency_ns[command.padded]

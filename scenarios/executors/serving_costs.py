@@ -30,7 +30,7 @@ from sim.tables import DeviceTables
 WARMUP_S = 1.0
 PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
-SLICE_S, START_SLICE_S = 2.3e-3, 0.5e-3  # where too few waited: as it was on a Linux 6.18 with ticks of 4 ms
+SLICE_S = START_SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
 MOST_FASTER = 0.5  # of a calibrated pass, that a served one may take less
 LEAST_SAMPLES = 20  # of a distribution, or of a state that is to be told from another

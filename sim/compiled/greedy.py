@@ -44,6 +44,7 @@ from sim.compiled.ledger import record_batch, record_reading, record_variance, r
 from sim.compiled.physics import (
     advance_device,
     busy_ms,
+    chores_end_ns,
     do_chore,
     energy_mj,
     free_ns,
@@ -575,7 +576,7 @@ def _begin(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> No
     key += instance.key % (p.widths + 1)
     costs_at = model.costs_at + key * (model.batch_limit + 1) * _COST
     if model.has_chores:
-        free = free_ns(c, p, device, now, instance.limit_ns, 0)
+        free = max(free_ns(c, p, device, now, instance.limit_ns, 0), chores_end_ns(device, now))
         if free > now:
             instance.waiting_ns = BatchCost(p, costs_at, instance.padded).latency_ns
             device.waiting_ns += instance.waiting_ns

@@ -87,6 +87,12 @@ def free_ns(c: Cluster, p: Parameters, device: Device, now: int, limit: int, beh
 
 
 @kernel
+def chores_end_ns(device: Device, now: int) -> int:
+    """`SimulatedDevice.chores_end_ns`."""
+    return max(now, device.chores_until_ns) if device.paused_from_ns <= now else now
+
+
+@kernel
 def core_free_ns(c: Cluster, p: Parameters, device: Device, now: int) -> int:
     """`SharedDevice.free_ns`."""
     return max(

@@ -431,6 +431,7 @@ def _host_mutants() -> Iterator[Mutant]:
     yield Mutant("blocks overtake on their way", _set(SimulatedServer, "hand_over", _overtake))
     yield Mutant("a pause costs the host nothing", _around(HostTable, "cost_ns", lambda f: lambda *a: f(*a[:-1], 0)))
     yield Mutant("passes go on beside chores", _set(SimulatedDevice, "_chores_ns", lambda self, now_ns: 0))
+    yield Mutant("a pass begins beside a chore", _set(SimulatedDevice, "chores_end_ns", lambda self, now_ns: now_ns))
     yield Mutant("chores take nothing", _around(SimulatedDevice, "do_chore", lambda f: lambda d, _, now: f(d, 0, now)))
     yield Mutant("a pause makes nothing cold", _set(SimulatedDevice, "pause", lambda self, now_ns: 0))
     yield Mutant("a device is never busy", _set(SharedDevice, "is_busy", False))
