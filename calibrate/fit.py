@@ -69,7 +69,7 @@ from sim.profile import (
 )
 
 MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full speed
-SPELL_SHARE = 0.2  # of a point's passes: fewer slow ones are interrupts
+FEWEST_OF_EACH = 3  # passes of a point, quick and slow: of fewer, those at the ends of a spell are too many
 FEWEST_RATIOS = 5  # points with spells, to tell what they do to passes
 EXPONENTS = (0.3, 1.5)  # within reason, of how a pass slows down with the reference
 
@@ -172,7 +172,7 @@ def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> Sl
     both = [
         (Pooled.of([r.slow]).quantile(0.5) / Pooled.of([r.samples]).quantile(0.5), r.slow_reference_s / r.reference_s)
         for r in solos
-        if r.slow is not None and r.slow_reference_s and r.slow_passes > SPELL_SHARE * r.passes
+        if r.slow is not None and r.slow_reference_s and min(r.slow.count, r.samples.count) >= FEWEST_OF_EACH
     ]
     exponent, factor = EXPONENT, seen.slow_reference**EXPONENT
     if len(both) >= FEWEST_RATIOS:
