@@ -15,6 +15,7 @@ from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import Changes, mean_slowdown
 from scenarios.files.spec import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
+    DRAWN,
     GROWTH_OF_SATURATION,
     Foreign,
     Kind,
@@ -183,6 +184,7 @@ class Campaign:
         self._hardware = hardware
         self._earlier = {_key(run): run for run in finished}
         self._twins: dict[tuple[object, ...], Result] = {}
+        self._drawn: dict[tuple[object, ...], dict[str, float | None]] = {}
         self._curves: dict[tuple[str, int], LoadCurve] = {}
 
     def carry_out(self) -> Iterator[Finished]:
@@ -288,7 +290,10 @@ class Campaign:
             yield self._finish(planned, *self._hardware(planned))
 
     def _keep(self, run: ValidationRun) -> None:
-        self._twins[run["kind"], run["router"], run["load"], run["seed"]] = run["simulated"]
+        place = run["kind"], run["router"], run["load"], run["seed"]
+        self._twins[place] = run["simulated"]
+        if drawn_s := run.get("drawn_s"):
+            self._drawn[place] = drawn_s
         self.runs.append(run)
 
     def _finish(self, planned: PlannedRun, hardware: Result, record: RunRecord) -> Finished:
@@ -314,9 +319,18 @@ class Campaign:
             scale=self._scale_of(hardware["latency_s"]["mean"], planned) if planned.kind == "near" else None,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
             foreign_load=_shares_of(record.foreign_load),
+            drawn_s=self._drawn_s(planned) if planned.kind == "pair" and planned.slowdowns else None,
         )
         self._keep(run)
         return Finished(run, planned, record, twin_record if planned.repeat == 0 else None)
+
+    def _drawn_s(self, planned: PlannedRun) -> dict[str, float | None]:
+        """Latencies where the slowdowns are drawn; one simulation serves all repeats."""
+        place = _key_of(planned)
+        if place not in self._drawn:
+            result, _ = self._simulation(replace(planned, slowdowns={}, repeat=0, is_probe=True))
+            self._drawn[place] = {measure.stem: measure.of(result) for measure in DRAWN}
+        return self._drawn[place]
 
     def _scale_of(self, latency_s: float | None, planned: PlannedRun) -> float | None:
         """How many times the planned rate makes the simulation so slow."""

@@ -31,6 +31,7 @@ GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog
 FORMER_KEYS: Final = {"pace": "slowdown"}  # in documents of former versions
 
 _LATENCY = MEASURES["latency_mean_s"]
+DRAWN: Final = (_LATENCY, MEASURES["latency_p99_s"])  # told with slowdowns replayed, and with them drawn
 _ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
 
 
@@ -56,6 +57,8 @@ class ValidationRun(TypedDict):
     is how many times as long as at full speed the devices took during the hardware run (their twin replays it), the
     mean over those that were read; null where none was, and missing in older ones. `foreign_load` is null where
     nothing told it, and likewise missing in older ones.
+    `drawn_s` is of pairs whose twin replays slowdowns: latencies of a simulation that draws them, as the profile says;
+    null of others, and missing in older ones.
     """
 
     kind: Kind
@@ -70,6 +73,7 @@ class ValidationRun(TypedDict):
     scale: float | None
     slowdown: NotRequired[float | None]
     foreign_load: NotRequired[Foreign | None]
+    drawn_s: NotRequired[dict[str, float | None] | None]
 
 
 class Pair(TypedDict):
@@ -107,6 +111,7 @@ class Row(TypedDict):
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
     `foreign_load`, `lateness_s` and `cpu` are those of the run that had most of it.
     Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
+    `drawn_error_pct` is the error of latencies where slowdowns are drawn and not replayed: a prediction.
     """
 
     router: str
@@ -122,6 +127,7 @@ class Row(TypedDict):
     met: dict[str, bool | None]
     stages_s: Stages
     slowdown: NotRequired[Estimate]
+    drawn_error_pct: NotRequired[dict[str, Estimate]]
     foreign_load: NotRequired[Foreign | None]
     lateness_s: NotRequired[Lateness | None]
     cpu: NotRequired[Cpu | None]
@@ -331,6 +337,10 @@ def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float
     return change_pct(measure.of(run["simulated"]), measure.of(run["hardware"]))
 
 
+def _drawn_error_pct(run: ValidationRun, measure: Measure) -> float | None:
+    return change_pct((run.get("drawn_s") or {}).get(measure.stem), measure.of(run["hardware"]))
+
+
 def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
     found, first = _served(runs), runs[0]
     seeds = list(dict.fromkeys(run["seed"] for run in runs))
@@ -351,6 +361,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         target_pct=targets,
         met={name: None if is_marked(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
         slowdown=estimate([run.get("slowdown") for run in runs]),
+        drawn_error_pct={m.stem: _estimate_of(runs, [_drawn_error_pct(run, m) for run in runs]) for m in DRAWN},
         foreign_load=_most_foreign(runs),
         lateness_s=_most_late(runs),
         cpu=_fullest(runs),

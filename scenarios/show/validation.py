@@ -37,6 +37,10 @@ WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
     "hardware": "on the hardware",
 }
 MOST_DOWNTIMES = 40  # on a terminal; `validation.json` has all
+_DRAWN = (
+    "the error of the mean latency where slow spells are drawn as the profile says, and not replayed: only that is a "
+    "prediction."
+)
 _FOREIGN = (
     "what other programs (stolen: a virtual machine's host) took of the device that had most of it, in the run that "
     "had most."
@@ -172,7 +176,7 @@ def _errors_table(rows: Sequence[Row]) -> Table:
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head]
     head += [column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
-    head += columns("slowdown") if slowed else []
+    head += [*columns("slowdown"), Column("drawn", "%", meaning=_DRAWN)] if slowed else []
     foreign_head, foreign_cells = _disturbances(rows)
     head += foreign_head
     for measure in VALIDATED:
@@ -183,7 +187,7 @@ def _errors_table(rows: Sequence[Row]) -> Table:
         cells = [_name(row), *found]
         cells += [shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware")]
         cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
-        cells += [interval(row["slowdown"], 2)] if slowed else []
+        cells += [interval(row["slowdown"], 2), _drawn(row)] if slowed else []
         cells += foreign
         for measure in VALIDATED:
             cells.append(change(row["error_pct"][measure.stem], unit=""))
@@ -191,6 +195,11 @@ def _errors_table(rows: Sequence[Row]) -> Table:
                 cells.append(verdict(row["target_pct"][measure.stem], row["met"][measure.stem]))
         body.append(cells)
     return Table(head, body, load_title(rows[0]), *_unserved_lines(rows))
+
+
+def _drawn(row: Row) -> str:
+    errors = row.get("drawn_error_pct", {})
+    return change(errors[_LATENCY.stem], unit="") if _LATENCY.stem in errors else NONE
 
 
 def _name(row: AnyRow) -> str:
@@ -326,6 +335,7 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append("Intervals (95 %) are over repeats of one trace.")
     if any(map(_is_slowed, rows)):
         notes.append("Slowdown: how many times as long as at full speed the devices took; each run's twin replays it.")
+        notes.append(f"Drawn: {_DRAWN}")
     if _foreign_loads(validation):
         notes.append(f"Foreign load: {_FOREIGN}")
     if any(row.get("lateness_s") for row in rows):

@@ -14,6 +14,7 @@ from hw.networks import ModelFile
 from policies.errors import InputError, WorkError
 from policies.records import ForeignLoad
 from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
+from scenarios.executors.slowdown import Changes
 from scenarios.files.documents import read_checked
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
@@ -112,6 +113,25 @@ def test_what_others_took_is_kept_with_the_run(world: World) -> None:
 
     found = list(Campaign(plan(world, ("random",), repeats=2), simulate, hardware).carry_out())
     assert [each.run["foreign_load"] for each in found] == [{"programs": 0.4, "stolen": 0.1}, None]
+
+
+def test_slowdowns_are_replayed_by_each_twin_and_drawn_once(world: World) -> None:
+    """Only what is drawn is a prediction; where none was read there is nothing to tell apart."""
+    ours: list[PlannedRun] = []
+    slowdowns: list[dict[int, Changes]] = [{0: ((0, 1.5),)}, {0: ((0, 2.0),)}]
+    wanted = plan(world, ("random",), repeats=2)
+    campaign = Campaign(wanted, side(world, ours), side(world, []), (), lambda _: slowdowns[len(campaign.runs)])
+    first, second = [each.run for each in campaign.carry_out()]
+    assert [planned.slowdowns for planned in ours] == [slowdowns[0], {}, slowdowns[1]]
+    plain = side(world, [])(ours[1])[0]["latency_s"]
+    assert first["drawn_s"] == second["drawn_s"] == {"latency_mean": plain["mean"], "latency_p99": plain["p99"]}
+    assert first["simulated"]["latency_s"]["mean"] != plain["mean"]
+    again: list[PlannedRun] = []
+    resumed = Campaign(wanted, side(world, again), side(world, []), (first,), lambda _: slowdowns[1])
+    assert [each.run["drawn_s"] for each in resumed.carry_out()] == [first["drawn_s"]]
+    assert [planned.slowdowns for planned in again] == [slowdowns[1]]
+    unread = Campaign(wanted, side(world, []), side(world, []))
+    assert [each.run["drawn_s"] for each in unread.carry_out()] == [None, None]
 
 
 def test_loads_are_shares_of_what_the_slowest_router_carries(world: World, slower: World) -> None:

@@ -61,6 +61,19 @@ def test_errors_are_relative_to_hardware() -> None:
     assert found["not_applicable"] == {}
 
 
+def test_what_was_drawn_is_told_beside_what_was_replayed() -> None:
+    """The error of each repeat against the same drawn simulation; nothing where nothing was drawn."""
+    drawn_s: dict[str, float | None] = {"latency_mean": 0.8, "latency_p99": 3.0}
+    runs = repeats("a", 1.0, [1.0, 2.0])
+    for run in runs:
+        run["drawn_s"] = drawn_s
+    (row,) = validated(*runs)["rows"]
+    assert row["error_pct"]["latency_mean"]["mean"] == pytest.approx(-25)
+    assert row["drawn_error_pct"]["latency_mean"]["mean"] == pytest.approx((-20 - 60) / 2)
+    (bare,) = validated(pair("a", 1, 1))["rows"]
+    assert bare["drawn_error_pct"]["latency_mean"]["mean"] is None
+
+
 def test_modelled_power_has_no_error_of_energy() -> None:
     """Where the hardware's power is modelled, its errors are null, and the reason is given."""
     found = validate_results([pair("a", 1, 1)], Provenance.MODELLED)
