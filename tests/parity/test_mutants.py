@@ -138,11 +138,9 @@ BROKEN = {
     "what begins before what ends": Line(
         "faults", "return one.order < other.order", "return one.order > other.order", "an outage ends as"
     ),
-    "the host hears while it works": Line(
-        "host", "max(now, c.host_free_ns) + cost_ns", "now + cost_ns", "messages wait"
-    ),
-    "the host decides and is free": Line(
-        "host", "c.host_free_ns = ended_ns + cost_ns", "c.host_free_ns = ended_ns", "messages wait"
+    "the host works on two things": Line("host", "begun = max(now, c.host_free_ns)", "begun = now", "messages wait"),
+    "the host is free at once": Line(
+        "host", "c.host_free_ns = begun + work", "c.host_free_ns = begun", "messages wait"
     ),
     "what the host costs rounded down": Line("host", "return ceil(", "return int(", "messages wait"),
     "messages overtake": Line(
