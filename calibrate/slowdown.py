@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 SLACK = 1.2  # a reference that takes longer than this beside the best one was slowed; of quick ones 90 % lie below 1.07
 BEST_SHARE = 0.02  # the best: below it lie fewer than these
-EXPONENT = 0.7  # where nothing tells: between 0.64 and 0.81 in seven long looks at an AMD EPYC virtual machine
+EXPONENT = 0.7  # where nothing tells: between 0.62 and 0.80 in six long looks at an AMD EPYC virtual machine
 SHORTEST_SPELL_S = 0.01  # what is shorter is an interrupt
 
 Floats = npt.NDArray[np.float64]

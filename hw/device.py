@@ -87,7 +87,8 @@ class DeviceSpec:
         if self.kind == "cuda":
             return {**common, "device": f"cuda:{self.index}"}
         cores = ",".join(map(str, self.cores)) or "any"
-        return {**common, "device": "cpu", "cores": cores, "threads": str(self.threads), "onednn": str(self.onednn)}
+        kernels = {"threads": str(self.threads), "onednn": str(self.onednn), "nnpack": "False"}  # see `hw.instances`
+        return {**common, "device": "cpu", "cores": cores, **kernels}
 
 
 def require_torch_device(name: str) -> None:

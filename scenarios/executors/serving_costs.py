@@ -33,6 +33,7 @@ KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 SLICE_S = START_SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
 MOST_FASTER = 0.5  # of a calibrated pass, that a served one may take less
+FEWEST_WAITS = 5  # that a pass's end did not cut short: they tell to within a half, an assumption to within four times
 LEAST_SAMPLES = 20  # of a distribution, or of a state that is to be told from another
 
 
@@ -320,7 +321,7 @@ def _slice_s(waits: Sequence[Wait]) -> float | None:
     """The mean time until who waits beside a pass gets its core, from waits that the pass's end may have cut short: the
     most likely one if it is exponential. None of too few."""
     sooner = sum(took_s < left_s for took_s, left_s in waits)
-    return None if sooner < LEAST_SAMPLES else sum(min(wait) for wait in waits) / sooner
+    return None if sooner < FEWEST_WAITS else sum(min(wait) for wait in waits) / sooner
 
 
 Rows = Sequence[tuple[float, float, float]]  # how many, of how many images, at which cost

@@ -28,7 +28,7 @@ from scenarios.job.deciding import with_decision_times
 from scenarios.job.job import Job
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
-from scenarios.job.router import able_engine, make_routers
+from scenarios.job.router import make_routers, refused_by_compiled
 from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
@@ -81,8 +81,8 @@ def _carry_out(job: Job) -> Outcome:
         job.say(text)
     make_routers(job, world, None, job.kinds_to_make)
     world = with_decision_times(job, world, job.routers_that_run)
-    engine = able_engine(job, world) if job.kinds_to_make else "simpy"  # it is compiled where routers were made
-    comparison = compare(job, world, engine)
+    is_compiled = bool(job.kinds_to_make) and not refused_by_compiled(world)  # in this process, to make routers
+    comparison = compare(job, world, "compiled" if is_compiled else "simpy")
     validation = validate(job, world) if job.can_validate else None
     return Outcome(comparison, validation, build_report(job.folder))
 

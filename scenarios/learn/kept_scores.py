@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +33,7 @@ class KeptScores:
                 self._taken += 1
                 return scores
             del self._lines[self._taken :]
-            self._path.write_bytes(b"".join(self._lines))
+            os.truncate(self._path, sum(map(len, self._lines)))
         return None
 
     def put(self, scores: Sequence[RunScore]) -> None:

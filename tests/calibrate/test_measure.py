@@ -9,8 +9,9 @@ import pytest
 
 from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
-from calibrate.measure import DISTURBED, Measured, Progress, measure, perform, scout
+from calibrate.measure import DISTURBED, Measured, Progress, _retried, measure, perform, scout
 from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Point, Solo, estimate_s, make_plan
+from calibrate.samples import Samples
 from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys
 
 
@@ -162,6 +163,20 @@ def test_a_slow_device_is_asked_again_for_its_full_speed(tmp_path: Path) -> None
     for point, result in kept:
         assert max(result.samples.values) == pytest.approx(bench.truth_s(point))
         assert result.slow is None or min(result.slow.values) == pytest.approx(SLOW_FACTOR * bench.truth_s(point))
+
+
+@pytest.mark.parametrize(("foreign_share", "is_slow", "tries"), [(0.0, False, 1), (0.5, False, 5), (0.0, True, 2)])
+def test_a_slow_spell_is_waited_for_half_as_often_as_other_programs(
+    foreign_share: float, is_slow: bool, tries: int
+) -> None:
+    """It outlasts most tries, and what it does is known."""
+    attempts: list[int] = []
+
+    def attempt() -> SoloResult:
+        attempts.append(1)
+        return SoloResult(Samples.of([1.0]), 1.0, 1.0, is_slow=is_slow, disturbed_share=foreign_share)
+
+    assert _retried(attempt, 5).tries == len(attempts) == tries
 
 
 def test_further_rounds_that_did_not_fit_are_no_failure(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from policies.records import BatchRecord, BlockRecord, ChoreCost, Handover, Rout
 from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
 from scenarios.executors.serving import with_costs
-from scenarios.executors.serving_costs import DeviceCosts, ServingCosts, costs_of
+from scenarios.executors.serving_costs import SLICE_S, START_SLICE_S, DeviceCosts, ServingCosts, costs_of
 from sim.profile import Profile
 from sim.tables import DeviceTables, compile_tables
 from tests import worlds
@@ -118,6 +118,34 @@ def test_what_else_a_process_does_on_a_cpu_is_told_by_kind_and_pause() -> None:
     assert chores.taken_after_pause == pytest.approx((1.5, 2.0, 4.0), rel=1e-3)
     kinds = (chores.moved, chores.begun, chores.ended)
     assert [of_two(cost) for cost in kinds] == pytest.approx([25e-6, 12e-6, 18e-6], rel=1e-3)
+
+
+@pytest.mark.parametrize("number", [200, 2])
+def test_how_long_a_core_is_waited_for_is_told_by_waits_that_passes_cut_short(number: int) -> None:
+    """Blocks wait 2 ms on average beside a pass, batches half a millisecond, but not beyond its end: 3 ms later. Of two
+    waits nothing is told."""
+    tables, rng = device(), np.random.default_rng(4)
+    run = served(tables)
+    batches, ways = [b for b in run.batches if b.commanded_ns < b.started_ns], []
+    at_ns = max(batch.ended_ns for batch in run.batches) + 50 * MS
+    for i in range(number):
+        passed_ns, told_ns, block_ns = at_ns + 4 * MS, at_ns + MS, at_ns + 200 * MS
+        begun_ns = told_ns + min(round(rng.exponential(0.5 * MS)), 3 * MS)
+        for times_ns in (
+            (at_ns - 1, at_ns, passed_ns, passed_ns),
+            (told_ns, begun_ns, begun_ns + 4 * MS, begun_ns + 4 * MS),
+            (block_ns - 1, block_ns, block_ns + 4 * MS, block_ns + 4 * MS),
+        ):
+            batches.append(BatchRecord(0, len(batches), 0, 1, 1.0, 0.0, 2, *times_ns))
+        ways.append(Handover(0, True, block_ns + MS, min(round(rng.exponential(2 * MS)), 3 * MS + 1)))
+        at_ns += 400 * MS
+    chores = found(replace(run, batches=tuple(batches), handovers=(*run.handovers, *ways)), tables).chores
+    assert chores is not None
+    if number == 2:
+        assert (chores.slice_s, chores.start_slice_s) == (SLICE_S, START_SLICE_S)
+        return
+    assert chores.slice_s == pytest.approx(2e-3, rel=0.2)
+    assert chores.start_slice_s == pytest.approx(0.5e-3, rel=0.2)
 
 
 def test_a_gpu_computes_beside_its_agent() -> None:
