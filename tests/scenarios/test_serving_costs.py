@@ -128,7 +128,7 @@ def test_how_long_a_core_is_waited_for_is_told_by_waits_that_passes_cut_short(nu
     run = served(tables)
     batches, ways = [b for b in run.batches if b.commanded_ns < b.started_ns], []
     at_ns = max(batch.ended_ns for batch in run.batches) + 50 * MS
-    for i in range(number):
+    for _ in range(number):
         passed_ns, told_ns, block_ns = at_ns + 4 * MS, at_ns + MS, at_ns + 200 * MS
         begun_ns = told_ns + min(round(rng.exponential(0.5 * MS)), 3 * MS)
         for times_ns in (
