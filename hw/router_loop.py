@@ -36,16 +36,19 @@ from hw.transfers import Cargo, Images, Transfers
 from hw.watch import Watch
 from policies.errors import WorkError
 from policies.faults import WORKER_DIED, Poison, Supervision
-from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, ForeignLoad, RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
 from policies.vocabulary import (
     NS_PER_S,
+    ArrivalsEnded,
     Block,
     Decide,
     Decided,
+    Held,
+    Hold,
     ReleaseActivations,
     RequestArrived,
     RouterCommand,
@@ -179,6 +182,7 @@ class RouterLoop:
         self._events: deque[RouterEvent] = deque()
         self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
         self._arrived = 0
+        self._holds = router.hold_limit_ns > 0
         self._own_cores = own_cores(cluster.servers)
         self._busy_ns = self._idle_ns = 0
         self._busy_from_ns = 0
@@ -226,6 +230,9 @@ class RouterLoop:
             for server in self._servers:
                 server.start_clock()
             self._busy_from_ns = time.thread_time_ns() - self._idle_ns
+            rule = hold_rule_of(self._routing.policy)
+            if self._holds and rule is not None:
+                self._tell_router(rule, 0)
             while not self._is_over():
                 self._turn()
             self._busy_ns = self._busy_so_far_ns()
@@ -278,6 +285,9 @@ class RouterLoop:
         """Everything that is due now, then a wait for whatever comes first."""
         now_ns = self._clock.now_ns()
         self._arrive(now_ns)
+        if self._holds and self._spec.end == "drain" and now_ns >= self._spec.horizon_ns:
+            self._holds = False
+            self._tell_router(ArrivalsEnded(), now_ns)
         if (due_ns := self._faults.next_ns) is not None and due_ns <= now_ns:
             self._faults.ring(now_ns)
         if (due_ns := self._transfers.next_ns) is not None and due_ns <= now_ns:
@@ -487,7 +497,11 @@ class RouterLoop:
     def _carry_out(self, command: RouterCommand) -> None:
         match command:
             case Decide(decision, view):
-                self._events.append(Decided(decision, self._routing.policy.choose(view, self._routing.rng)))
+                choice = self._routing.policy.choose(view, self._routing.rng)
+                if isinstance(choice, Hold):
+                    self._events.append(Held(decision, choice))
+                else:
+                    self._events.append(Decided(decision, choice))
                 if self._meter is not None:
                     self._meter.made()
             case SendBlock():

@@ -7,17 +7,27 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from policies.vocabulary import Choice, ClusterView, WorkKey
+from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, WorkKey
 
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
 
 class RoutingPolicy(Protocol):
-    """Chooses for the candidate block of a view. It must choose a server that is `valid` and a width it can hold."""
+    """Chooses for the candidate block of a view. It must choose a server that is `valid` and a width it can hold.
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+    Where `view.hold_left_ns` is above 0 it may answer with a `Hold`. It may also have an attribute `hold`, a `HoldRule`
+    by which the router's core holds lines from the run's start on (`hold_rule_of`).
+    """
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """Decide; `rng` is this router's own named stream."""
         ...
+
+
+def hold_rule_of(policy: RoutingPolicy) -> HoldRule | None:
+    """What a router wants held without being asked; None for nothing."""
+    rule: HoldRule | None = getattr(policy, "hold", None)
+    return rule
 
 
 class CostModel(Protocol):
@@ -49,6 +59,7 @@ class RouterConfig:
         block_key: whether a block's members must share the location of their activations.
         max_retries: how often a request is tried again after a rejection or a server's death.
         shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
+        hold_limit_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
     """
 
     segments: int
@@ -59,6 +70,7 @@ class RouterConfig:
     block_key: Literal["location", "any"] = "location"
     max_retries: int = 3
     shed_expired: bool = False
+    hold_limit_ns: int = 0
 
     @property
     def servers(self) -> int:

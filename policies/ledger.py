@@ -28,6 +28,7 @@ from policies.vocabulary import (
     BlockFinished,
     Decide,
     HeadKey,
+    HoldBegun,
     RequestArrived,
     RequestCompleted,
     RequestFailed,
@@ -197,6 +198,7 @@ class Ledger:
         self._journeys: dict[int, _Journey] = {}
         self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
+        self._holds: dict[int, list[tuple[int, int]]] = {}  # of a request: (decision, when it had entered the FIFO)
         self._of_router: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._note_arrival,
             RequestsReturned: self._note_return,
@@ -204,6 +206,7 @@ class Ledger:
             ServerUp: self._note_epoch,
             ServerDown: self._note_death,
             Decide: self._note_question,
+            HoldBegun: self._note_hold,
             RequestCompleted: self._note_completion,
             RequestFailed: self._note_failure,
             BlockFinished: self._close_block,
@@ -304,6 +307,9 @@ class Ledger:
         if self._detail:
             self._asked = _OpenDecision(command.view.head, now_ns)
 
+    def _note_hold(self, command: HoldBegun, now_ns: int) -> None:
+        self._holds.setdefault(command.request, []).append((command.decision, command.entered_ns))
+
     def _note_block(self, command: SendBlock, now_ns: int) -> None:
         """What was asked last has been answered: one decision is under way at a time."""
         block, decision = command.block, self._asked
@@ -321,6 +327,10 @@ class Ledger:
 
     def _note_failure(self, command: RequestFailed, now_ns: int) -> None:
         self._close_request(command.request, now_ns, "failed", reason=command.reason, retries=command.retries)
+        for decision, entered_ns in self._holds.pop(command.request, ()):
+            energy_j = self._power.energy_j(now_ns) - self._power.energy_j(entered_ns)
+            terms = self._terms(0.0, (now_ns - entered_ns) / NS_PER_S, energy_j)
+            self._credits.append((decision, terms))
 
     def _close_request(
         self,
@@ -358,18 +368,23 @@ class Ledger:
             lasted_ns += ended_ns - entered_ns
             energy_j += power.energy_j(ended_ns) - power.energy_j(entered_ns)
         latency_s = lasted_ns / members / NS_PER_S
-        terms = reward_terms(
-            self._weights,
-            p_acc=self._accuracy(ended),
-            mean_top1=self._prior.mean_top1,
-            latency_s=latency_s,
-            energy_j=energy_j / members,
-            gpu_var=self._variance(),
-        )
+        terms = self._terms(self._accuracy(ended), latency_s, energy_j / members)
         self._credits.append((ended.decision, terms))
+        for request in ended.requests:  # who held them shares the credit: what they waited is in it
+            self._credits += [(decision, terms) for decision, _ in self._holds.pop(request, ())]
         if self._detail:
             decision = self._open.pop(ended.decision)
             self.blocks.append(_block_record(ended, decision, now_ns, latency_s, terms))
+
+    def _terms(self, p_acc: float, latency_s: float, energy_j: float) -> RewardTerms:
+        return reward_terms(
+            self._weights,
+            p_acc=p_acc,
+            mean_top1=self._prior.mean_top1,
+            latency_s=latency_s,
+            energy_j=energy_j,
+            gpu_var=self._variance(),
+        )
 
     def _accuracy(self, ended: BlockFinished) -> float:
         """p_acc: correct or not at the last segment, the prior of the widths so far before it; a failed member is 0."""

@@ -19,7 +19,7 @@ from policies.registry import KINDS, RULES, RouterKind
 from policies.rules.context import RouterContext
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import SCHEMA, FixedRule, RouterSpec, RuleSpec
-from policies.vocabulary import Choice, ClusterView
+from policies.vocabulary import Choice, ClusterView, Hold
 
 ROUTER_NAMES: Final = tuple(
     dict.fromkeys((*PLACEMENT_NAMES, *(kind.name for kind in KINDS.values() if not kind.needs_numbers)))
@@ -134,18 +134,22 @@ class CheckedRouter:
     router: RoutingPolicy
     config: RouterConfig
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """The router's choice; raises `WorkError` where that is none, or where the router fails."""
         try:
             choice = self.router.choose(view, rng)
             found = in_a_line(repr(choice))
         except FAILURES as error:
             raise WorkError(f"{self.name}: choose: {failure(error)}") from error
-        choice = _plain(choice)
-        problem = problem_with(choice, view, self.config.widths)
+        most = self.config.groups[-1]  # a block takes no more; an engine counts in 64 bits
+        problem = hold_problem(choice, view, most) if isinstance(choice, Hold) else None
+        if not isinstance(choice, Hold):
+            choice = _plain(choice)
+            problem = problem_with(choice, view, self.config.widths)
         if problem is not None:
             raise WorkError(f"{self.name}: choose returned {found}; {problem}")
-        most = self.config.groups[-1]  # a block takes no more; an engine counts in 64 bits
+        if isinstance(choice, Hold):
+            return Hold(choice.requests, min(choice.wait_ns, view.hold_left_ns))
         return Choice(choice.server, choice.width, min(choice.group, most))
 
 
@@ -156,6 +160,17 @@ def _plain(choice: Choice) -> Choice:
     server, group = (int(part) if isinstance(part, np.integer) else part for part in (choice.server, choice.group))
     is_number = isinstance(choice.width, int | np.integer | np.floating) and not isinstance(choice.width, bool)
     return Choice(server, float(choice.width) if is_number else choice.width, group)
+
+
+def hold_problem(hold: Hold, view: ClusterView, most: int) -> str | None:
+    """What is wrong with a hold for a view, and what is allowed; None where it can begin."""
+    if view.hold_left_ns <= 0:
+        return "these candidates may not be held now (view.hold_left_ns is 0; see router.hold_limit_s)"
+    if type(hold.requests) is not int or type(hold.wait_ns) is not int:
+        return "allowed are Python's int for requests and wait_ns"
+    if not view.candidates < hold.requests <= most:
+        return f"allowed requests are from {view.candidates + 1} (one more than wait) to {most} (the largest group)"
+    return None if hold.wait_ns >= 1 else "wait_ns must be above 0"
 
 
 def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -> str | None:

@@ -3,7 +3,8 @@
 Events and the time go in, commands come out. When somebody waits and a server can take a block, it wants its timer at
 once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`, with a
 snapshot of the cluster and the candidate block frozen). The answer (`Decided`) sends up to the chosen number of the
-candidates. One decision is under way at a time. A request is, at any moment, in exactly one place: the FIFO, a block,
+candidates. One decision is under way at a time. Or it holds the candidates' line back for a while (`Held`; a `HoldRule`
+does so without being asked): they stay in the FIFO, and the line is passed over. A request is, at any moment, in exactly one place: the FIFO, a block,
 or done; its segment is one more than the widths it has. States, events and invariants: `docs/theory-of-operation.md`.
 """
 
@@ -16,11 +17,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from policies.fifo import KeyedFifo
+from policies.holds import MOST_HOLDS, Holds
 from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
     IMAGE,
     ROUTER,
+    ArrivalsEnded,
     Block,
     BlockFinished,
     Choice,
@@ -28,6 +31,9 @@ from policies.vocabulary import (
     Decide,
     Decided,
     HeadKey,
+    Held,
+    HoldBegun,
+    HoldRule,
     ReleaseActivations,
     RequestArrived,
     RequestCompleted,
@@ -59,7 +65,10 @@ class _Line(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class _Request(msgspec.Struct):
-    """One request's entry in the router's ledger; `block` is the decision whose block it is in, None in the FIFO."""
+    """One request's entry in the router's ledger; `block` is the decision whose block it is in, None in the FIFO.
+
+    `held_ns` counts over all segments, `holds` those that decisions gave it, as its line's oldest, since its last block.
+    """
 
     deadline_ns: int | None
     entered_ns: int
@@ -68,6 +77,16 @@ class _Request(msgspec.Struct):
     location_epoch: int = 0
     retries: int = 0
     block: int | None = None
+    held_ns: int = 0
+    holds: int = 0
+
+
+class _Asked(NamedTuple):
+    """What a decision is about, frozen; `may_hold` says whether the answer may be a hold."""
+
+    line: _Line
+    requests: tuple[int, ...]
+    may_hold: bool
 
 
 class _Member(NamedTuple):
@@ -157,12 +176,16 @@ class RouterCore:
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
         self._lines: dict[tuple[int, float, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
-        self._candidates: tuple[_Line, tuple[int, ...]] | None = None
+        self._holds: Holds[_Line] = Holds(config.hold_limit_ns, config.groups[-1])
+        self._asked: _Asked | None = None
         self._decision = 0
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
         self._take: dict[type, Callable[[Any, int, list[RouterCommand]], None]] = {
             RequestArrived: self._admit,
             Decided: self._send,
+            Held: self._hold,
+            HoldRule: self._set_hold_rule,
+            ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
             RequestsReturned: self._advance,
@@ -205,12 +228,22 @@ class RouterCore:
         return commands
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
-        """Now, if a decision can be asked for; at the head's deadline, if all that can be done is to shed it."""
-        if self._candidates is not None or not self._fifo.waiting:
+        """Now, if a decision can be asked for; else at the end of a hold, or at the deadline of a head that can only be
+        shed."""
+        if self._asked is not None or not self._fifo.waiting:
             return None
-        if not self._all_at_cap:
+        if not self._all_at_cap and not self._is_all_held():
             return now_ns
-        return self._requests[self._oldest()].deadline_ns if self.config.shed_expired else None
+        wake_ns = self._holds.next_ns
+        if self._all_at_cap and self.config.shed_expired:
+            deadline_ns = self._requests[self._oldest()].deadline_ns
+            wake_ns = min((at for at in (wake_ns, deadline_ns) if at is not None), default=None)
+        return None if wake_ns is None else max(now_ns, wake_ns)
+
+    def _is_all_held(self) -> bool:
+        """Whether everyone who waits is held back."""
+        held = self._holds.lines
+        return bool(held) and self._fifo.waiting == sum(self._fifo.length(line) for line in held)
 
     def _oldest(self) -> int:
         """The request at the FIFO's head."""
@@ -233,7 +266,11 @@ class RouterCore:
         """To the FIFO's tail, under the key that its place and activations give it."""
         entry.entered_ns = now_ns
         entry.block = None
-        self._fifo.push(self._line(request, entry), (request,))
+        line = self._line(request, entry)
+        self._fifo.push(line, (request,))
+        if self._holds.is_on and line.alone == _TOGETHER:
+            if self._holds.join(line, entry, line.head.segment, self._fifo.length(line), now_ns):
+                self._end_hold(line, now_ns)
 
     def _line(self, request: int, entry: _Request) -> _Line:
         location = entry.location if self.config.block_key == "location" else ANYWHERE
@@ -247,35 +284,41 @@ class RouterCore:
 
     def _ask(self, event: RouterTimer, now_ns: int, commands: list[RouterCommand]) -> None:
         """Ask for a decision if none is under way, somebody waits, and a server can take a block."""
-        if self._candidates is not None or not self._fifo.waiting:
+        if self._asked is not None or not self._fifo.waiting:
             return
+        for line in self._holds.due(now_ns):
+            self._end_hold(line, now_ns)
         if self.config.shed_expired:
             self._shed(now_ns, commands)
             if not self._fifo.waiting:
                 return
         found = self._oldest_servable()
         if found is None:
-            self._all_at_cap = True
+            self._all_at_cap = not self._is_all_held()
             return
         line, servers = found
         requests = self._fifo.peek(line, self.config.groups[-1])
-        self._candidates = (line, requests)
+        left_ns = self._hold_left_ns(line, requests, now_ns)
+        self._asked = _Asked(line, requests, left_ns > 0)
         self._decision += 1
-        entered_ns = self._requests[requests[0]].entered_ns
-        view = ClusterView(now_ns, line.head, len(requests), entered_ns, self._fifo.waiting, self.completed, servers)
+        entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
+        view = ClusterView(now_ns, line.head, len(requests), entered_ns, waiting, self.completed, servers, left_ns)
         commands.append(Decide(self._decision, view))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
-        """The head's line; where no free server can hold its segment, the oldest line that one can."""
+        """The head's line; where it is held back or no free server can hold its segment, the oldest that can go."""
         head = self._fifo.head()
         if head is None:
             return None
-        servers = self._server_views(head.head.segment)
-        if _can_any(servers):
-            return head, servers
+        if head not in self._holds:
+            servers = self._server_views(head.head.segment)
+            if _can_any(servers):
+                return head, servers
         cap = self.config.outstanding_blocks
         if any(state.up and state.blocks < cap for state in self._servers):
             for line in self._fifo.by_age():
+                if line in self._holds:
+                    continue
                 servers = self._server_views(line.head.segment)
                 if _can_any(servers):
                     return line, servers
@@ -306,14 +349,10 @@ class RouterCore:
 
         Between question and answer the server may have died: then nothing is sent and the question is asked anew.
         """
-        assert self._candidates is not None, "an answer to no question"
-        assert event.decision == self._decision, "an answer to another question"
-        choice, (line, candidates) = event.choice, self._candidates
-        head = line.head
-        self._candidates = None
+        line, candidates, _ = self._answered(event.decision)
+        choice, head = event.choice, line.head
         server = self._servers[choice.server]
-        still_there = self._fifo.peek(line, len(candidates)) == candidates
-        if not server.up or not still_there:
+        if not server.up or self._fifo.peek(line, len(candidates)) != candidates:
             return
         self._require_legal(choice, head)
         requests = self._fifo.take(line, min(choice.group, len(candidates)))
@@ -321,9 +360,17 @@ class RouterCore:
         block = Block(event.decision, choice.server, server.epoch, key, requests)
         self._blocks[event.decision] = _OpenBlock(block, {})
         for request in requests:
-            self._requests[request].block = event.decision
+            entry = self._requests[request]
+            entry.block, entry.holds = event.decision, 0
         server.add(key, len(requests), blocks=1)
         commands.append(SendBlock(block, self._moves(choice.server, requests)))
+
+    def _answered(self, decision: int) -> _Asked:
+        """What the decision was about that has been answered."""
+        asked, self._asked = self._asked, None
+        assert asked is not None, "an answer to no question"
+        assert decision == self._decision, "an answer to another question"
+        return asked
 
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
         widths = self.config.widths
@@ -349,6 +396,46 @@ class RouterCore:
             entry = self._requests.get(request)
             if entry is not None and entry.block == event.block:
                 entry.location, entry.location_epoch = event.destination, epoch
+
+    # -------------------------------------------------------------------------------------------------------- holds
+
+    def _hold_left_ns(self, line: _Line, candidates: tuple[int, ...], now_ns: int) -> int:
+        """For how long they may be held; not at all if they are as many as may be, alone, or were held too often."""
+        entries = [self._requests[request] for request in candidates]
+        may_hold = len(candidates) < self.config.groups[-1] and line.alone == _TOGETHER
+        return self._holds.left_ns(entries, now_ns) if may_hold and entries[0].holds < MOST_HOLDS else 0
+
+    def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
+        """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""
+        hold, (line, candidates, may_hold) = event.hold, self._answered(event.decision)
+        assert may_hold, "the policy held those who may not be held"
+        assert hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1], f"no such hold: {hold}"
+        waiting = self._fifo.length(line)
+        is_in_time = self._holds.is_on and waiting < hold.requests
+        if not is_in_time or self._fifo.peek(line, len(candidates)) != candidates:
+            return
+        members = [self._requests[request] for request in self._fifo.peek(line, waiting)]
+        until_ns = self._holds.begin(line, members, hold.requests, hold.wait_ns, now_ns)
+        members[0].holds += 1
+        commands.append(HoldBegun(event.decision, candidates[0], members[0].entered_ns, until_ns))
+
+    def _set_hold_rule(self, event: HoldRule, now_ns: int, commands: list[RouterCommand]) -> None:
+        assert len(event.requests) == len(event.wait_ns) == self.config.segments, f"not one a segment: {event}"
+        self._holds.set_rule(event)
+
+    def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._holds.is_on = False
+        self._end_holds(now_ns)
+
+    def _end_holds(self, now_ns: int) -> None:
+        for line in self._holds.lines:
+            self._end_hold(line, now_ns)
+
+    def _end_hold(self, line: _Line, now_ns: int) -> None:
+        """Its requests may be asked about again."""
+        members = self._fifo.peek(line, self._fifo.length(line))
+        self._holds.end(line, [self._requests[request] for request in members], now_ns)
+        self._all_at_cap = False
 
     # ------------------------------------------------------------------------------------------------ what comes back
 
@@ -422,6 +509,7 @@ class RouterCore:
 
     def _gain(self, event: ServerUp, now_ns: int, commands: list[RouterCommand]) -> None:
         self._servers[event.server].reset(event.epoch, up=True)
+        self._end_holds(now_ns)  # whoever waited for company may go there
         self._all_at_cap = False
 
     def _lose(self, event: ServerDown, now_ns: int, commands: list[RouterCommand]) -> None:
@@ -435,6 +523,7 @@ class RouterCore:
             return
         state = self._servers[server]
         state.up = False
+        self._end_holds(now_ns)
         members = [
             request
             for open_block in self._blocks.values()

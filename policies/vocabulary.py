@@ -92,6 +92,18 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     group: int
 
 
+class Hold(msgspec.Struct, frozen=True, array_like=True):
+    """What a router may decide instead: the candidates wait, and so does whoever joins their line.
+
+    Attributes:
+        requests: until so many wait in the line: more than the view's candidates, at most the largest group.
+        wait_ns: for so long at most, above 0.
+    """
+
+    requests: int
+    wait_ns: int
+
+
 class ServerView(msgspec.Struct, frozen=True):
     """What the router knows of one server when it decides.
 
@@ -122,6 +134,7 @@ class ClusterView(msgspec.Struct, frozen=True):
         candidates: how many requests the largest group could hold now.
         head_entered_ns: when the oldest candidate entered the FIFO.
         fifo_length, completed: q_fifo and c_done of Eq. 1.
+        hold_left_ns: for how long the candidates may be held now; 0 where `Hold` is no answer.
     """
 
     now_ns: int
@@ -131,6 +144,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     fifo_length: int
     completed: int
     servers: tuple[ServerView, ...]
+    hold_left_ns: int = 0
 
 
 # --------------------------------------------------------------------------------------- events into the router core
@@ -148,6 +162,29 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     decision: int
     choice: Choice
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The policy has answered a `Decide` with a hold."""
+
+    decision: int
+    hold: Hold
+
+
+class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From now on a line that begins waits by itself, without a decision: by segment, for how many and how long.
+
+    Attributes:
+        requests: (S,) until so many wait in the line; 1 holds nobody.
+        wait_ns: (S,) for so long at most; 0 holds nobody.
+    """
+
+    requests: tuple[int, ...]
+    wait_ns: tuple[int, ...]
+
+
+class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """No image will arrive any more: nobody is held from now on."""
 
 
 class TransferStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -341,6 +378,20 @@ class Decide(msgspec.Struct, frozen=True, array_like=True, tag=True):
     view: ClusterView
 
 
+class HoldBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The hold of a decision has begun; nothing is to be done. It gets the credit of the oldest request's next block.
+
+    Attributes:
+        request: the oldest whom it holds, and `entered_ns`, when that entered the FIFO.
+        until_ns: when it ends, if nothing ends it before.
+    """
+
+    decision: int
+    request: int
+    entered_ns: int
+    until_ns: int
+
+
 class SendBlock(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Bring these requests' inputs to the block's server, then hand the block to its scheduler.
 
@@ -453,6 +504,9 @@ class RejectRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
 RouterEvent = (
     RequestArrived
     | Decided
+    | Held
+    | HoldRule
+    | ArrivalsEnded
     | TransferStarted
     | TransferFinished
     | TransferFailed
@@ -465,7 +519,7 @@ RouterEvent = (
     | StragglerEnded
     | RouterTimer
 )
-RouterCommand = Decide | SendBlock | RequestCompleted | RequestFailed | BlockFinished | ReleaseActivations
+RouterCommand = Decide | HoldBegun | SendBlock | RequestCompleted | RequestFailed | BlockFinished | ReleaseActivations
 ServerEvent = (
     BlockArrived
     | InstanceLoaded

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from policies.chance import derived_seed
 from policies.faults import Fault, Supervision
-from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, RunColumns, RunRecord, ServerTotals
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
@@ -24,9 +24,12 @@ from policies.router import RouterCore
 from policies.vocabulary import (
     NS_PER_S,
     ROUTER,
+    ArrivalsEnded,
     Choice,
     Decide,
     Decided,
+    Held,
+    Hold,
     RequestArrived,
     RouterEvent,
     RouterTimer,
@@ -124,6 +127,7 @@ class Simulation:
         self._asked: Decide | None = None
         self._arrived = 0
         self._ended_ns: int | None = None
+        self._wake_ns: int | None = None  # the last instant that the router's timer was planned for
         cores = [] if cluster.host is None else [self._devices[index] for index in cluster.host.devices]
         self._host = SimulatedHost(cluster.host, run.seed, cores)
         outcomes = Outcomes(self._labels, run.seed, poisoned_requests(run.faults))
@@ -146,6 +150,8 @@ class Simulation:
                 device.start_slowdown(derived_seed(self.spec.seed, f"pace:{index}"))
         for fault in self.spec.faults:
             self._faults.plan(fault)
+        if self.cluster.router.hold_limit_ns and self.spec.end == "drain":
+            self._agenda.at(self.spec.horizon_ns, HOST, self._tell_router, ArrivalsEnded())
         self._plan_arrival()
 
     # ------------------------------------------------------------------------------------------------ the caller's
@@ -177,13 +183,18 @@ class Simulation:
         now_ns, wake_ns = self._agenda.now_ns, self.router.next_wake_ns
         return wake_ns is not None and wake_ns <= now_ns and self._host.free_ns <= now_ns
 
-    def decide(self, choice: Choice) -> None:
+    def decide(self, choice: Choice | Hold) -> None:
         """Answer the pending decision; it takes effect when policy and host are done with it."""
         assert self._asked is not None, "nothing was asked"
         asked, self._asked = self._asked, None
-        images = min(choice.group, asked.view.candidates)
-        sent_ns = self._host.decide(choice.server, asked.decision, images, self.cluster.decision_ns, self.now_ns)
-        self._agenda.at(sent_ns, HOST, self._tell_router, Decided(asked.decision, choice))
+        number, decision_ns, now_ns = asked.decision, self.cluster.decision_ns, self.now_ns
+        if isinstance(choice, Hold):
+            sent_ns = self._host.decide(0, number, 0, decision_ns, now_ns)
+            self._agenda.at(sent_ns, HOST, self._tell_router, Held(number, choice))
+        else:
+            images = min(choice.group, asked.view.candidates)
+            sent_ns = self._host.decide(choice.server, number, images, decision_ns, now_ns)
+            self._agenda.at(sent_ns, HOST, self._tell_router, Decided(number, choice))
         if self._host.free_ns > sent_ns:
             self._agenda.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
 
@@ -194,6 +205,9 @@ class Simulation:
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
         """The same, for who wants no record."""
+        rule = hold_rule_of(policy)
+        if rule is not None and self.cluster.router.hold_limit_ns:
+            self._tell_router(rule)
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
 
@@ -267,7 +281,8 @@ class Simulation:
             elif type(command) is Decide:
                 self._asked = command
         wake_ns = router.next_wake_ns
-        if wake_ns is not None and wake_ns > now_ns:
+        if wake_ns is not None and wake_ns > now_ns and wake_ns != self._wake_ns:
+            self._wake_ns = wake_ns
             self._agenda.at(wake_ns, HOST, self._pass)  # `advance` looks at the router's timer at that instant
 
     def _hear(self, message: RouterMessage, number: int) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from policies.observation import ObservationSpec, masks
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, ClusterView, Decide
+from policies.vocabulary import Choice, ClusterView, Decide, Hold
 from sim.cluster import ClusterSpec
 
 Observation = NDArray[np.float32]
@@ -33,7 +33,7 @@ class Run(Protocol):
         """Run to the next decision; None when the run has ended."""
         ...
 
-    def decide(self, choice: Choice) -> None:
+    def decide(self, choice: Choice | Hold) -> None:
         """Answer it."""
         ...
 

@@ -23,7 +23,7 @@ from hw.router_loop import no_collections, on_cores, own_cores
 from hw.telemetry import cpu_name
 from policies.chance import derived_seed, stream
 from policies.interfaces import RoutingPolicy
-from policies.vocabulary import NS_PER_S, Choice, ClusterView
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
 from scenarios.executors.run import hardware_servers
 from scenarios.files.decision_times import SCHEMA, DecisionTime
 from scenarios.world.world import World
@@ -50,7 +50,7 @@ class _Recorder:
         self.views: list[ClusterView] = []
         self._policy = policy
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         if len(self.views) == VIEWS:
             raise _EnoughError
         self.views.append(view)

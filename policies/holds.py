@@ -1,0 +1,106 @@
+"""Which lines of the router's FIFO are held back, and until when. It has no clock, and knows no FIFO.
+
+A held line is passed over when a decision is asked for; its requests stay where they are. What begins and ends a hold
+stands in `docs/theory-of-operation.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from policies.vocabulary import HoldRule
+
+MOST_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
+
+Line = TypeVar("Line", bound=Hashable)
+
+
+class Holdable(Protocol):
+    """A request's entry in the router's ledger, as far as holds go: `held_ns` is for how long it was held so far."""
+
+    deadline_ns: int | None
+    entered_ns: int
+    held_ns: int
+
+
+class _Hold(msgspec.Struct):
+    """One line's hold: until so many wait, or until a time."""
+
+    since_ns: int
+    until_ns: int
+    requests: int
+
+
+class Holds(Generic[Line]):
+    """The holds of one router.
+
+    Args:
+        limit_ns: for how long a request may be held in all; 0 holds nobody.
+        most: the largest group: nobody waits for more.
+    """
+
+    def __init__(self, limit_ns: int, most: int) -> None:
+        self.is_on = limit_ns > 0
+        self._limit_ns, self._most = limit_ns, most
+        self._rule: HoldRule | None = None
+        self._held: dict[Line, _Hold] = {}
+
+    def __contains__(self, line: Line) -> bool:
+        return line in self._held
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Those that are held."""
+        return tuple(self._held)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next hold ends by itself."""
+        return min((hold.until_ns for hold in self._held.values()), default=None)
+
+    def set_rule(self, rule: HoldRule) -> None:
+        """By this, lines that begin from now on are held."""
+        self._rule = rule
+
+    def left_ns(self, members: Iterable[Holdable], now_ns: int) -> int:
+        """For how long these may be held from now on: what is left to the first of them, its deadline at most."""
+        return max(0, min(self._last_ns(entry, now_ns) for entry in members) - now_ns) if self.is_on else 0
+
+    def _last_ns(self, entry: Holdable, since_ns: int) -> int:
+        last_ns = since_ns + self._limit_ns - entry.held_ns
+        return last_ns if entry.deadline_ns is None else min(last_ns, entry.deadline_ns)
+
+    def begin(self, line: Line, members: Iterable[Holdable], requests: int, wait_ns: int, now_ns: int) -> int:
+        """Hold a line that is not held; returns until when at most."""
+        until_ns = now_ns + min(wait_ns, self.left_ns(members, now_ns))
+        self._held[line] = _Hold(now_ns, until_ns, min(requests, self._most))
+        return until_ns
+
+    def join(self, line: Line, entry: Holdable, segment: int, waiting: int, now_ns: int) -> bool:
+        """A request has entered a line, in which so many wait now; returns whether that ends the line's hold.
+
+        The rule holds a line that begins with it.
+        """
+        hold = self._held.get(line)
+        if hold is not None:
+            hold.until_ns = min(hold.until_ns, self._last_ns(entry, now_ns))
+            return waiting >= hold.requests
+        if self._rule is not None and waiting == 1:
+            requests, wait_ns = self._rule.requests[segment - 1], self._rule.wait_ns[segment - 1]
+            if min(requests, self._most) > 1 and wait_ns > 0:
+                self.begin(line, (entry,), requests, wait_ns, now_ns)
+        return False
+
+    def end(self, line: Line, members: Iterable[Holdable], now_ns: int) -> None:
+        """A line's hold is over: its members have been held from its start, or their entry, until now or its end."""
+        hold = self._held.pop(line)
+        ended_ns = min(now_ns, hold.until_ns)
+        for entry in members:
+            entry.held_ns += max(0, ended_ns - max(hold.since_ns, entry.entered_ns))
+
+    def due(self, now_ns: int) -> tuple[Line, ...]:
+        """The lines whose time is over."""
+        return tuple(line for line, hold in self._held.items() if hold.until_ns <= now_ns)

@@ -1,0 +1,215 @@
+"""Waiting as an action: what begins a hold, what ends it, and that nobody waits for longer than the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.holds import MOST_HOLDS
+from policies.vocabulary import (
+    ArrivalsEnded,
+    Choice,
+    Decided,
+    Held,
+    Hold,
+    HoldBegun,
+    HoldRule,
+    RequestArrived,
+    RequestFailed,
+    RouterTimer,
+    ServerDown,
+    ServerUp,
+)
+from tests.policies.test_router import arrive, ask, back, handle, router, send
+
+LIMIT = 1000
+
+
+def hold(core: Any, now: int, requests: int = 4, wait_ns: int = 100) -> HoldBegun | None:
+    """Ask, and answer with a hold."""
+    decide = ask(core, now)
+    begun = handle(core, Held(decide.decision, Hold(requests, wait_ns)), now)
+    return begun[0] if begun else None
+
+
+def holding(**changes: Any) -> Any:
+    return router(**{"hold_limit_ns": LIMIT, **changes})
+
+
+def test_a_hold_ends_when_enough_wait() -> None:
+    """They stay in the FIFO; the decision that follows sees all of them."""
+    core = holding()
+    arrive(core, 0, 1)
+    assert hold(core, 0) == HoldBegun(1, 1, 0, 100)
+    assert core.next_wake_ns == 100
+    arrive(core, 10, 2, 3)
+    assert (core.next_wake_ns, core.fifo_length) == (100, 3)
+    arrive(core, 20, 4)
+    assert core.next_wake_ns == 20
+    assert ask(core, 20).view.candidates == 4
+
+
+def test_a_hold_ends_with_its_time_and_the_decision_is_asked_for_anew() -> None:
+    """Not a moment sooner."""
+    core = holding()
+    arrive(core, 0, 1)
+    hold(core, 0)
+    assert handle(core, RouterTimer(), 99) == []
+    assert ask(core, 100).view.candidates == 1
+
+
+def test_only_the_line_is_held_back() -> None:
+    """A request of another segment goes ahead of the FIFO's head."""
+    core = holding()
+    arrive(core, 0, 1)
+    block = send(core, 0, 0)
+    arrive(core, 1, 2)
+    hold(core, 1)
+    back(core, 5, block)
+    assert core.next_wake_ns == 5
+    assert ask(core, 5).view.head.segment == 2
+
+
+def test_a_request_is_held_no_longer_than_the_limit_in_all() -> None:
+    """Over segments; whoever joins a line brings what is left to it."""
+    core = holding()
+    arrive(core, 0, 1)
+    assert hold(core, 0, wait_ns=700) == HoldBegun(1, 1, 0, 700)
+    block = send(core, 700, 0)
+    back(core, 800, block)
+    decide = ask(core, 800)
+    assert decide.view.hold_left_ns == LIMIT - 700
+    (begun,) = handle(core, Held(decide.decision, Hold(2, 10_000)), 800)
+    assert begun.until_ns == 1100
+    assert ask(core, 1100).view.hold_left_ns == 0
+
+
+def test_whoever_joins_a_held_line_brings_what_is_left_to_it() -> None:
+    """One that has been held before ends the hold sooner, and is charged from when it joined."""
+    core = holding(segments=3)
+    arrive(core, 0, 1)
+    hold(core, 0, wait_ns=900)
+    first = send(core, 900, 0)
+    arrive(core, 900, 2)
+    second = send(core, 900, 0)
+    back(core, 1000, second)
+    assert hold(core, 1000, wait_ns=500) == HoldBegun(4, 2, 1000, 1500)
+    back(core, 1010, first)
+    assert core.next_wake_ns == 1110
+    assert ask(core, 1110).view.hold_left_ns == 0
+
+
+def test_a_decision_sees_how_long_it_may_hold() -> None:
+    """Not at all without a limit, as many as the largest group, or too often."""
+    core = router()
+    arrive(core, 0, 1)
+    assert ask(core, 0).view.hold_left_ns == 0
+    core = holding()
+    arrive(core, 0, 1, 2, 3, 4)
+    assert ask(core, 0).view.hold_left_ns == 0
+    core = holding()
+    arrive(core, 0, 1)
+    for number in range(MOST_HOLDS):
+        assert hold(core, number, wait_ns=1) is not None
+    decide = ask(core, MOST_HOLDS)
+    assert decide.view.hold_left_ns == 0
+    with pytest.raises(AssertionError, match="may not be held"):
+        handle(core, Held(decide.decision, Hold(2, 1)), MOST_HOLDS)
+
+
+@pytest.mark.parametrize("wrong", [Hold(1, 5), Hold(5, 5), Hold(2, 0)])
+def test_a_hold_waits_for_more_than_there_are_and_no_more_than_a_group(wrong: Hold) -> None:
+    """Else it would end where it began."""
+    core = holding()
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    with pytest.raises(AssertionError, match="no such hold"):
+        handle(core, Held(decide.decision, wrong), 0)
+
+
+def test_a_hold_that_is_full_when_it_is_answered_is_none() -> None:
+    """The question is asked anew."""
+    core = holding()
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    arrive(core, 5, 2)
+    assert handle(core, Held(decide.decision, Hold(2, 50)), 6) == []
+    assert ask(core, 6).view.candidates == 2
+
+
+@pytest.mark.parametrize("event", [ServerUp(1, 2), ServerDown(1, 1, "crash"), ArrivalsEnded()])
+def test_a_hold_ends_when_a_server_goes_or_comes_and_when_arrivals_end(event: Any) -> None:
+    """After the end of arrivals nobody is held any more."""
+    core = holding()
+    arrive(core, 0, 1)
+    hold(core, 0)
+    handle(core, event, 10)
+    assert core.next_wake_ns == 10
+    assert (ask(core, 10).view.hold_left_ns > 0) == (not isinstance(event, ArrivalsEnded))
+
+
+def test_a_hold_ends_at_a_deadline() -> None:
+    """Whose it is may be shed then; without `shed` it is asked about."""
+    core = holding(shed_expired=True)
+    handle(core, RequestArrived(1, 60), 0)
+    assert hold(core, 0) == HoldBegun(1, 1, 0, 60)
+    assert core.next_wake_ns == 60
+    (failed,) = handle(core, RouterTimer(), 60)
+    assert isinstance(failed, RequestFailed)
+    assert core.next_wake_ns is None
+
+
+def test_what_is_held_keeps_nobody_asleep() -> None:
+    """All servers were at their cap at the last look; a hold's end looks again."""
+    core = holding(outstanding_blocks=1, servers=1)
+    arrive(core, 0, 1)
+    hold(core, 0)
+    core.handle(ServerDown(0, 1, "crash"), 1)
+    assert handle(core, RouterTimer(), 1) == []
+    core.handle(ServerUp(0, 2), 2)
+    assert core.next_wake_ns == 2
+
+
+def test_a_rule_holds_lines_that_begin_without_a_decision() -> None:
+    """Until so many wait or the time is over; what a block leaves is not held."""
+    core = holding()
+    core.handle(HoldRule((3, 1), (50, 50)), 0)
+    arrive(core, 0, 1)
+    assert core.next_wake_ns == 50
+    arrive(core, 10, 2, 3)
+    assert core.next_wake_ns == 10
+    send(core, 10, 0, group=2)
+    assert core.next_wake_ns == 10
+    block = send(core, 10, 0)
+    arrive(core, 20, 4)
+    assert core.next_wake_ns == 70
+    back(core, 30, block)  # the second segment's lines are not held
+    assert core.next_wake_ns == 30
+
+
+def test_a_rule_holds_nobody_longer_than_the_limit() -> None:
+    """Its time is cut; a rule that holds nobody changes nothing."""
+    core = holding(hold_limit_ns=30)
+    core.handle(HoldRule((4, 4), (50, 50)), 0)
+    arrive(core, 0, 1)
+    assert core.next_wake_ns == 30
+    core = holding()
+    core.handle(HoldRule((1, 4), (50, 0)), 0)
+    arrive(core, 0, 1)
+    assert core.next_wake_ns == 0
+
+
+def test_what_goes_alone_is_held_by_nobody() -> None:
+    """It shares no block: there is nobody to wait for."""
+    core = holding(servers=1)
+    core.handle(HoldRule((4, 4), (50, 50)), 0)
+    arrive(core, 0, 1)
+    for epoch in (1, 2):
+        send(core, 50 * epoch, 0)
+        core.handle(ServerDown(0, epoch, "crash"), 50 * epoch)
+        core.handle(ServerUp(0, epoch + 1), 50 * epoch)
+    assert core.next_wake_ns == 100
+    decide = ask(core, 100)
+    assert decide.view.hold_left_ns == 0
+    assert handle(core, Decided(decide.decision, Choice(0, 1.0, 4)), 100)
