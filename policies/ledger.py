@@ -198,7 +198,8 @@ class Ledger:
         self._journeys: dict[int, _Journey] = {}
         self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
-        self._holds: dict[int, list[tuple[int, int]]] = {}  # of a request: (decision, when it had entered the FIFO)
+        self._holds: dict[int, list[tuple[int, int]]] = {}  # of a waiting request: (decision, when it entered the FIFO)
+        self._held_before: dict[int, list[int]] = {}  # of a block: the decisions that held its members
         self._of_router: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._note_arrival,
             RequestsReturned: self._note_return,
@@ -207,13 +208,13 @@ class Ledger:
             ServerDown: self._note_death,
             Decide: self._note_question,
             HoldBegun: self._note_hold,
+            SendBlock: self._note_block,
             RequestCompleted: self._note_completion,
             RequestFailed: self._note_failure,
             BlockFinished: self._close_block,
         }
         if detail:
             self._of_router |= {
-                SendBlock: self._note_block,
                 RequestsRejected: self._note_rejection,
                 TransferFailed: self._note_failed_transfer,
                 TransferFinished: self._note_transfer,
@@ -313,6 +314,11 @@ class Ledger:
     def _note_block(self, command: SendBlock, now_ns: int) -> None:
         """What was asked last has been answered: one decision is under way at a time."""
         block, decision = command.block, self._asked
+        if self._holds:
+            holds = [hold for request in block.requests for hold, _ in self._holds.pop(request, ())]
+            self._held_before[block.block] = holds
+        if not self._detail:
+            return
         assert decision is not None, "a block that nobody asked for"
         decision.sent_ns = decision.gathered_ns = now_ns
         decision.width, decision.number = block.key.width, block.block
@@ -370,8 +376,8 @@ class Ledger:
         latency_s = lasted_ns / members / NS_PER_S
         terms = self._terms(self._accuracy(ended), latency_s, energy_j / members)
         self._credits.append((ended.decision, terms))
-        for request in ended.requests:  # who held them shares the credit: what they waited is in it
-            self._credits += [(decision, terms) for decision, _ in self._holds.pop(request, ())]
+        for hold in self._held_before.pop(ended.decision, ()):  # what they waited is in it
+            self._credits.append((hold, terms))
         if self._detail:
             decision = self._open.pop(ended.decision)
             self.blocks.append(_block_record(ended, decision, now_ns, latency_s, terms))

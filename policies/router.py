@@ -3,9 +3,10 @@
 Events and the time go in, commands come out. When somebody waits and a server can take a block, it wants its timer at
 once; at `RouterTimer`, which comes after all other events of the instant, it asks for a decision (`Decide`, with a
 snapshot of the cluster and the candidate block frozen). The answer (`Decided`) sends up to the chosen number of the
-candidates. One decision is under way at a time. Or it holds the candidates' line back for a while (`Held`; a `HoldRule`
-does so without being asked): they stay in the FIFO, and the line is passed over. A request is, at any moment, in exactly one place: the FIFO, a block,
-or done; its segment is one more than the widths it has. States, events and invariants: `docs/theory-of-operation.md`.
+candidates, or (`Held`) it holds their line back for a while: they stay in the FIFO, and the line is passed over. A
+`HoldRule` holds lines without being asked. One decision is under way at a time. A request is, at any moment, in exactly
+one place: the FIFO, a block, or done; its segment is one more than the widths it has. States, events and invariants:
+`docs/theory-of-operation.md`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class _Line(msgspec.Struct, frozen=True, cache_hash=True):
 class _Request(msgspec.Struct):
     """One request's entry in the router's ledger; `block` is the decision whose block it is in, None in the FIFO.
 
-    `held_ns` counts over all segments, `holds` those that decisions gave it, as its line's oldest, since its last block.
+    `held_ns` is of all segments; `holds` are those by decisions, of which it was the oldest, since its last block.
     """
 
     deadline_ns: int | None
@@ -268,9 +269,10 @@ class RouterCore:
         entry.block = None
         line = self._line(request, entry)
         self._fifo.push(line, (request,))
-        if self._holds.is_on and line.alone == _TOGETHER:
-            if self._holds.join(line, entry, line.head.segment, self._fifo.length(line), now_ns):
-                self._end_hold(line, now_ns)
+        if not self._holds.is_on or line.alone != _TOGETHER:
+            return
+        if self._holds.join(line, entry, line.head.segment, self._fifo.length(line), now_ns):
+            self._end_hold(line, now_ns)
 
     def _line(self, request: int, entry: _Request) -> _Line:
         location = entry.location if self.config.block_key == "location" else ANYWHERE
@@ -409,7 +411,8 @@ class RouterCore:
         """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""
         hold, (line, candidates, may_hold) = event.hold, self._answered(event.decision)
         assert may_hold, "the policy held those who may not be held"
-        assert hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1], f"no such hold: {hold}"
+        is_one = hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1]
+        assert is_one, f"no such hold: {hold}"
         waiting = self._fifo.length(line)
         is_in_time = self._holds.is_on and waiting < hold.requests
         if not is_in_time or self._fifo.peek(line, len(candidates)) != candidates:

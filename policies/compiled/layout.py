@@ -11,6 +11,7 @@ from typing import Final
 from policies.compiled.record import INT, REAL, Record
 
 NONE: Final = -1
+HOLD: Final = -2  # in place of a server: wait; the width is until how many, the group for how long, in ns
 ANYWHERE: Final = -2  # `policies.vocabulary.ANYWHERE`
 OUTSIDE: Final = 0  # the rule of widths of a plan whose decisions are made by whoever runs it
 
@@ -19,6 +20,7 @@ class Sheet(Record):
     """What a router sees, for one decision; what it sees of each server follows."""
 
     now_ns = segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
+    hold_left_ns = INT
 
 
 class SeenServer(Record):

@@ -40,7 +40,7 @@ class SheetWriter:
         head = view.head
         self._head[0] = (
             view.now_ns, head.segment - 1, self._code[head.previous_width], head.location, view.candidates,
-            view.head_entered_ns, view.fifo_length, view.completed,
+            view.head_entered_ns, view.fifo_length, view.completed, view.hold_left_ns,
         )  # fmt: skip
         for index, (server, image_ns) in enumerate(zip(view.servers, self._image_ns, strict=True)):
             holds = sum(1 << number for number, can in enumerate(server.widths) if can)

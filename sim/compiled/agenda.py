@@ -7,6 +7,7 @@ at the instant (`sim.agenda`). Every slot knows its own next time, so no event i
 
 from __future__ import annotations
 
+from policies.compiled.layout import HOLD
 from policies.jit import ints, ints_at, kernel, reals_at
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import (
@@ -33,11 +34,12 @@ from sim.compiled.greedy import (
     schedule,
     take_block_in,
 )
+from sim.compiled.holds import end_due_holds
 from sim.compiled.host import arrive_at_host, begin_decision, hear_next
 from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.ledger import record_rest
 from sim.compiled.physics import advance_device, rerate
-from sim.compiled.router import arrive, ask, ask_ns, end_transfer, may_send, plan_arrival, send_block
+from sim.compiled.router import arrive, ask, ask_ns, end_transfer, hold_back, may_send, plan_arrival, send_block
 from sim.compiled.rows import block_at, device_at, model_of, reschedule, server_at, soonest_ns, soonest_server
 
 
@@ -62,7 +64,7 @@ def advance(c: Cluster, p: Parameters) -> int:
         _set_off(c, p)
     while c.status == 0:
         now = c.now_ns
-        due = min(min(c.arrival_ns, soonest_ns(c, p)), min(c.decision_end_ns, c.hear_ns))
+        due = min(min(min(c.arrival_ns, c.arrivals_end_ns), soonest_ns(c, p)), min(c.decision_end_ns, c.hear_ns))
         wake = ask_ns(c, p)
         if wake <= now and due > now:
             if ask(c, p, now):
@@ -102,8 +104,13 @@ def _lacks(c: Cluster, p: Parameters) -> int:
 
 @kernel
 def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> None:
-    """Answer the decision that is asked for; it takes effect when policy and host are done with it."""
-    c.asked, c.server, c.width, c.group = 0, server, width, group
+    """Answer the decision that is asked for; it takes effect when policy and host are done with it (or see `HOLD`)."""
+    c.asked = 0
+    if server == HOLD:
+        c.hold_requests, c.hold_wait_ns = width, group
+        c.decision_end_ns = begin_decision(c, p, 0, 0)
+        return
+    c.hold_requests, c.server, c.width, c.group = 0, server, width, group
     c.decision_end_ns = begin_decision(c, p, server, min(group, c.candidates))
 
 
@@ -117,9 +124,15 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
         _happen(c, p, server, now)
         _rerate_touched(c, p, server, now)
         reschedule(c, p, server)
+    elif c.arrivals_end_ns == now:
+        c.arrivals_end_ns = NEVER
+        c.may_hold = 0
+        end_due_holds(c, p, NEVER, now)
     elif c.decision_end_ns == now:
         c.decision_end_ns = NEVER
-        if may_send(c, p):
+        if c.hold_requests:
+            hold_back(c, p, now)
+        elif may_send(c, p):
             number = send_block(c, p, now)
             server = server_at(c, p, c.server)
             if block_at(c, p, number).moves == 0:

@@ -835,7 +835,7 @@ def come_up(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     for n in range(knobs.preload_count):
         spec = ints(p)[knobs.preload_at + n]
         _load(c, p, server, spec, now, 0 if server.epoch == 1 else _costs_of(p, server, spec).load_ns)
-    gain_server(c, p, server)
+    gain_server(c, p, server, now)
 
 
 @kernel

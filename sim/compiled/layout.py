@@ -22,13 +22,16 @@ class Cluster(Record):
     status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
     arrivals_at = arrival_count = arrived = INT
     deadline_ns = NONE
-    arrival_ns = decision_end_ns = hear_ns = NEVER
+    arrival_ns = arrivals_end_ns = decision_end_ns = hear_ns = NEVER
     host_core = NONE
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
     slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
     first_heard = last_heard = NONE
     line = is_alone = candidates = removals = removals_seen = server = width = group = INT
     fifo_length = completed = failed = in_flight = INT
+    may_hold = has_hold_rule = held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
+    next_hold_ns = NEVER
+    first_held = NONE
     free_requests = free_instances = free_blocks = free_messages = free_servers = gone = INT
     power_ns = INT
     mean_power_w = energy_j = variance = REAL
@@ -150,6 +153,13 @@ class SlowdownChange(Record):
 # ----------------------------------------------------------------------------------------------------------- the pools
 
 
+class HoldMade(Record):
+    """A hold that a decision has begun, of the oldest request of its line: it has still to get its credit."""
+
+    decision = tag = entered_ns = INT
+    entered_j = REAL
+
+
 class Request(Record):
     """A request in flight; its `Journey` follows where a run keeps records."""
 
@@ -159,6 +169,10 @@ class Request(Record):
     arrived_ns = INT
     arrived_j = REAL
     deadline_ns = INT
+    held_ns = holds = INT
+    first_hold = HoldMade.blank()
+    second_hold = HoldMade.blank()
+    third_hold = HoldMade.blank()
 
 
 class Journey(Record):
@@ -212,13 +226,18 @@ class Member(Record):
 
     request = has_ended = source = span_ns = INT
     energy_j = accuracy = REAL
+    holds = INT
+    first_hold = HoldMade.blank()
+    second_hold = HoldMade.blank()
+    third_hold = HoldMade.blank()
 
 
 class Line(Record):
     """A line of the router's FIFO: those who may share a block."""
 
     head = tail = NONE
-    count = INT
+    count = is_held = since_ns = until_ns = requests = INT
+    next_held = previous_held = NONE
 
 
 class Calendar(Record):
@@ -302,7 +321,7 @@ class Parameters(Record):
     """A cluster's parameters: the beginning of their row."""
 
     servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
-    decision_ns = anywhere = max_retries = sheds = INT
+    decision_ns = anywhere = max_retries = sheds = hold_limit_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
     ) = returned_image_ns = sent_permille = INT
@@ -314,7 +333,7 @@ class Parameters(Record):
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
-    credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT
+    hold_rule_at = credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT
     messages_at = messages = INT
     request_size = INT
     margin = server_knobs_at = device_models_at = logs_at = INT
@@ -382,7 +401,7 @@ class InstanceCost(Record):
 class HeadSeen(Record):
     """What a router may know of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
 
-    segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
+    segment = previous_width = location = candidates = entered_ns = fifo_length = completed = hold_left_ns = INT
 
 
 class ServerSeen(Record):

@@ -69,7 +69,7 @@ def utilization_variance(c: Cluster, p: Parameters) -> float:
 
 
 @kernel
-def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> None:
+def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> Credit:
     """A block has ended: Eq. 7 for the decision that made it."""
     members = block.count
     span_ns, block_j, accuracy = 0, 0.0, 0.0
@@ -92,6 +92,7 @@ def close_block(c: Cluster, p: Parameters, block: Block, now: int) -> None:
     credited.total = terms.accuracy + terms.latency + terms.energy + terms.imbalance + terms.bonus
     if c.detail:
         _record_block(c, block, terms, latency_s, now)
+    return credited
 
 
 # --------------------------------------------------------------------------------------------------------- the records

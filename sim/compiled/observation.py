@@ -57,7 +57,7 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     request = request_at(c, p, c.slot)
     head.segment, head.previous_width, head.location = request.segment, request.previous_width, request.location
     head.candidates, head.entered_ns = c.candidates, request.entered_ns
-    head.fifo_length, head.completed = c.fifo_length, c.completed
+    head.fifo_length, head.completed, head.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
     at = _HEAD_SEEN
     for index in range(p.servers):
         server, seen = server_at(c, p, index), ServerSeen(out, at)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.compiled.record import Record
+from policies.holds import MOST_HOLDS
 from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
 from sim.cluster import ClusterSpec
@@ -140,7 +141,7 @@ class Program:
             p.after_pause_at = self._writer.add(host.after_pause, np.float64)
             p.host_devices_at, p.host_devices = self._writer.add([*host.devices, NONE]), len(host.devices)
         p.anywhere = config.block_key == "any"
-        p.max_retries, p.sheds = config.max_retries, config.shed_expired
+        p.max_retries, p.sheds, p.hold_limit_ns = config.max_retries, config.shed_expired, config.hold_limit_ns
         p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta
         p.bonus, p.centre, p.mean_top1 = weights.bonus, weights.centre, cluster.prior.mean_top1
         p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
@@ -304,7 +305,8 @@ class Shape:
         self.program = program
         self.requests, self.instances, self.blocks, self.messages = requests, instances, blocks, messages
         self.faults, self.keeps = faults, keeps
-        self.most_credits = blocks + 2  # between two decisions
+        holds = MOST_HOLDS * (requests + blocks * program.group) if program.cluster.router.hold_limit_ns else 0
+        self.most_credits = blocks + 2 + holds  # between two decisions
         self.parameters = program.parameters.copy()
         p = self.p = Parameters(self.parameters)
         p.readings = max(max(d.power_window, d.utilization_window) + 1 for d in program.cluster.devices)
@@ -329,6 +331,7 @@ class Shape:
             "lines_at": p.lines * Line.size,
             "faults_at": faults * PlannedFault.size,
             "candidates_at": p.group,
+            "hold_rule_at": 2 * p.segments,
             "parts_at": _MOST_PARTS,
             "credits_at": self.most_credits * Credit.size,
             "instances_at": instances * Instance.size,

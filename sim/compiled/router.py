@@ -10,6 +10,15 @@ from policies.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
 from sim.compiled.chance import hashed_share
 from sim.compiled.codes import ALONE, COMPLETED, DEADLINE, DRAWN, FAILED, NEVER, NO_REASON, NO_TUPLE, NONE, SERVER_LOST
 from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with
+from sim.compiled.holds import (
+    begin_hold,
+    credit_given_up,
+    credit_holds,
+    end_due_holds,
+    join,
+    may_hold_ns,
+    take_along,
+)
 from sim.compiled.layout import Block, Cluster, Journey, Medium, Message, Parameters, Request, Server, ServerKnobs
 from sim.compiled.ledger import (
     close_block,
@@ -54,6 +63,7 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
     request.id = c.arrived
     request.segment, request.previous_width, request.code, request.retries = 0, 0, 0, 0
     request.location, request.epoch = NONE, 0
+    request.held_ns, request.holds = 0, 0
     request.arrived_ns = now
     request.deadline_ns = now + c.deadline_ns if c.deadline_ns != NONE else NEVER
     if c.keeps:
@@ -79,6 +89,7 @@ def enter(c: Cluster, p: Parameters, slot: int, now: int) -> None:
     request.entered_ns, request.entered_j = now, energy_j(c, now)
     request.block = NONE
     push(c, p, slot)
+    join(c, p, slot, now)
 
 
 @kernel
@@ -100,27 +111,30 @@ def ask_ns(c: Cluster, p: Parameters) -> int:
     """From when on a decision may be asked for; NEVER while nothing can be asked (`RouterCore.next_wake_ns`)."""
     if c.slot != NONE or c.fifo_head == NONE:
         return NEVER
-    wake = c.now_ns
-    if c.at_cap:
-        if not p.sheds:
-            return NEVER
-        wake = max(wake, request_at(c, p, c.fifo_head).deadline_ns)
-    return max(wake, c.host_free_ns)
+    if not c.at_cap and c.held < c.fifo_length:
+        return max(c.now_ns, c.host_free_ns)
+    wake = c.next_hold_ns
+    if c.at_cap and p.sheds:
+        wake = min(wake, request_at(c, p, c.fifo_head).deadline_ns)
+    return max(max(c.now_ns, wake), c.host_free_ns)
 
 
 @kernel
 def ask(c: Cluster, p: Parameters, now: int) -> bool:
     """Ask for a decision if somebody waits and a server can take a block (`RouterCore._ask`)."""
+    if c.next_hold_ns <= now:
+        end_due_holds(c, p, now, now)
     if p.sheds:
         _shed(c, p, now)
     slot = _oldest_servable(c, p)
     if slot == NONE:
         if c.fifo_head != NONE:
-            c.at_cap = 1
+            c.at_cap = c.held < c.fifo_length
         return False
     candidates = min(waiting_with(c, p, slot), p.group)
     request = request_at(c, p, slot)
     c.slot, c.candidates = slot, candidates
+    c.hold_left_ns = may_hold_ns(c, p, slot, candidates, now)
     c.line, c.is_alone = line_of(c, p, request), request.line == ALONE
     if c.faulty:
         c.removals_seen = c.removals
@@ -152,10 +166,15 @@ def _oldest_servable(c: Cluster, p: Parameters) -> int:
     slot = c.fifo_head
     while slot != NONE:
         request = request_at(c, p, slot)
-        if ints(c)[p.valid_at + request.segment] > 0 and is_oldest(c, p, slot):
+        if ints(c)[p.valid_at + request.segment] > 0 and is_oldest(c, p, slot) and not _is_held(c, p, request):
             return slot
         slot = request.fifo_next
     return NONE
+
+
+@kernel
+def _is_held(c: Cluster, p: Parameters, request: Request) -> bool:
+    return c.held > 0 and request.line != ALONE and line_at(c, p, request.line).is_held == 1
 
 
 @kernel
@@ -193,6 +212,15 @@ def may_send(c: Cluster, p: Parameters) -> bool:
 
 
 @kernel
+def hold_back(c: Cluster, p: Parameters, now: int) -> None:
+    """The decision has ended, which was to wait."""
+    slot = _oldest_asked(c, p)
+    c.slot = NONE
+    if slot == NONE or not begin_hold(c, p, slot, now):
+        c.dropped += 1
+
+
+@kernel
 def send_block(c: Cluster, p: Parameters, now: int) -> int:
     """Form the chosen block and book its transfers (`RouterCore._send`, `Simulation._send`); returns its slot."""
     slot, count = c.slot, min(c.group, c.candidates)
@@ -211,6 +239,7 @@ def send_block(c: Cluster, p: Parameters, now: int) -> int:
         request, member = request_at(c, p, slot), member_at(p, block, position)
         request.block, request.position = number, position
         member.request, member.has_ended, member.source = slot, 0, request.location
+        take_along(request, member)
         if request.location != c.server:
             _add_move(block, request.location)
         slot = following
@@ -526,6 +555,7 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
 def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     request = request_at(c, p, slot)
     c.failed += 1
+    credit_given_up(c, p, request, now)
     record_request(c, p, request, FAILED, reason, request.retries, 0, now)
     release(c, p, slot)
 
@@ -545,7 +575,10 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
         _count_free(c, p, server, 1)
     server.blocks -= 1
     c.at_cap = 0
-    close_block(c, p, block, now)
+    credited = close_block(c, p, block, now)
+    if c.pending_holds > 0:
+        for n in range(block.count):
+            credit_holds(c, p, member_at(p, block, n), credited)
     _free_slot(c, p, server, number)
 
 
@@ -553,10 +586,11 @@ def _leave_block(c: Cluster, p: Parameters, number: int, position: int, now: int
 
 
 @kernel
-def gain_server(c: Cluster, p: Parameters, server: Server) -> None:
+def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """A server is in service, in a new epoch, with nothing sent there (`ServerUp` at the router)."""
     _count_free(c, p, server, 1)
     c.at_cap = 0
+    end_due_holds(c, p, NEVER, now)
     server.seen_vram_bytes = 0
 
 
@@ -568,6 +602,7 @@ def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     """
     if server.blocks < p.cap:
         _count_free(c, p, server, -1)
+    end_due_holds(c, p, NEVER, now)
     scratch = _scratch(c, p)
     waiting = _remove_waiting(c, p, server, scratch)
     _retry_blocks(c, p, server, now)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.chance import derived_seed
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import NS_PER_S, HoldRule
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec
 from sim.compiled.codes import (
@@ -17,6 +17,7 @@ from sim.compiled.codes import (
     DRAWN,
     INSTANCES_FULL,
     MESSAGES_FULL,
+    NEVER,
     NONE,
     RECORDS_FULL,
     REPLAYED,
@@ -128,6 +129,9 @@ class RunRow:
         arrivals = np.ascontiguousarray(run.arrivals_ns, np.int64)
         c.arrivals_at, c.arrival_count = self._keep(arrivals), len(arrivals)
         c.horizon_ns, c.limit_ns, c.drains = run.horizon_ns, run.drain_limit_ns, run.end == "drain"
+        if p.hold_limit_ns:
+            c.may_hold = 1
+            c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
         c.deadline_ns = NONE if run.deadline_ns is None else run.deadline_ns
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
         c.jitter_salt, c.dispatch_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, DISPATCH)
@@ -148,6 +152,12 @@ class RunRow:
                 device.changes_at, device.changes = self._keep(changes), len(run.slowdowns[index])
         self.records.place_in(c)
         self._set_scratch()
+
+    def set_hold_rule(self, rule: HoldRule | None) -> None:
+        """What the router holds without a decision, from the run's start on."""
+        if rule is not None and self.cluster.may_hold:
+            self.cluster.has_hold_rule, at = 1, self.shape.p.hold_rule_at
+            self.row[at : at + 2 * self.program.segments] = [*rule.requests, *rule.wait_ns]
 
     def _set_scratch(self) -> None:
         self._scratch = np.zeros(self.shape.requests, np.int64)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from policies.compiled.layout import HOLD
 from policies.errors import WorkError
-from policies.interfaces import RoutingPolicy
+from policies.interfaces import RoutingPolicy, hold_rule_of
 from policies.plan_of import plan_of
 from policies.records import (
     BatchRecord,
@@ -23,7 +24,18 @@ from policies.records import (
     TelemetryPoint,
 )
 from policies.reward import RewardTerms
-from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, Choice, ClusterView, Decide, HeadKey, ServerView, WorkKey
+from policies.vocabulary import (
+    ANYWHERE,
+    IMAGE,
+    NS_PER_S,
+    Choice,
+    ClusterView,
+    Decide,
+    HeadKey,
+    Hold,
+    ServerView,
+    WorkKey,
+)
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.codes import (
     ASKED,
@@ -109,9 +121,12 @@ class CompiledSimulation:
         self._asked = Decide(run.cluster.decision, self._view())
         return self._asked
 
-    def decide(self, choice: Choice) -> None:
+    def decide(self, choice: Choice | Hold) -> None:
         """Answer the pending decision; it takes effect `decision_ns` after it was asked for."""
         assert self._asked is not None, "nothing was asked"
+        if isinstance(choice, Hold):
+            self._hold(choice, self._asked.view)
+            return
         head, widths = self._asked.view.head, self.cluster.router.widths
         width = widths.index(choice.width)
         _require(choice.group >= 1, f"an empty group: {choice}")
@@ -120,6 +135,13 @@ class CompiledSimulation:
         _require(self._asked.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
         self._asked = None
         self._answer = (choice.server, width, choice.group)
+
+    def _hold(self, hold: Hold, view: ClusterView) -> None:
+        _require(view.hold_left_ns > 0, "the policy held those who may not be held")
+        most = self.cluster.router.groups[-1]
+        _require(hold.wait_ns > 0 and view.candidates < hold.requests <= most, f"no such hold: {hold}")
+        self._asked = None
+        self._answer = (HOLD, hold.requests, hold.wait_ns)
 
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision.
@@ -132,6 +154,7 @@ class CompiledSimulation:
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
         """The same, for who wants no record."""
+        self._run.set_hold_rule(hold_rule_of(policy))
         planned = plan_of(policy, self.cluster.router) if type(rng) is np.random.Generator else None
         if planned is not None and not self._has_ended:
             try:
@@ -163,7 +186,7 @@ class CompiledSimulation:
         run = self._run
         length = read_view(run.row, run.shape.parameters, self._seen)
         numbers, reals = self._seen[:length].tolist(), self._seen[:length].view(np.float64).tolist()
-        segment, x, location, candidates, entered_ns, fifo_length, completed = numbers[:_HEAD_SEEN]
+        segment, x, location, candidates, entered_ns, fifo_length, completed, left_ns = numbers[:_HEAD_SEEN]
         if self.cluster.router.block_key == "any":
             location = ANYWHERE
         servers, at = [], _HEAD_SEEN
@@ -186,7 +209,8 @@ class CompiledSimulation:
             )
             at = end
         head = HeadKey(segment + 1, self._widths[x], location)
-        return ClusterView(self.now_ns, head, candidates, entered_ns, fifo_length, completed, tuple(servers))
+        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), left_ns)
+        return ClusterView(self.now_ns, head, *seen)
 
     # ------------------------------------------------------------------------------------------------------ records
 
