@@ -30,6 +30,7 @@ from policies.vocabulary import (
     Decided,
     Held,
     Hold,
+    HoldRule,
     RequestArrived,
     RouterEvent,
     RouterTimer,
@@ -198,6 +199,11 @@ class Simulation:
         if self._host.free_ns > sent_ns:
             self._agenda.at(self._host.free_ns, HOST, self._pass)  # the next decision may begin
 
+    def set_hold_rule(self, rule: HoldRule) -> None:
+        """What the router holds without a decision, where it may hold; for before the first one."""
+        if self.cluster.router.hold_limit_ns:
+            self._tell_router(rule)
+
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision."""
         self.finish(policy, rng)
@@ -206,8 +212,8 @@ class Simulation:
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
         """The same, for who wants no record."""
         rule = hold_rule_of(policy)
-        if rule is not None and self.cluster.router.hold_limit_ns:
-            self._tell_router(rule)
+        if rule is not None:
+            self.set_hold_rule(rule)
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
 

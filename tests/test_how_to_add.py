@@ -15,7 +15,7 @@ import pytest
 
 from policies.names import make_router
 from scenarios.cli import COMMANDS
-from tests.policies.cluster_views import context, server, view
+from tests.policies.cluster_views import choice_of, context, server, view
 from tests.test_architecture import ROOT, SOURCES
 
 PAGE = ROOT / "docs" / "how-to-add.md"
@@ -124,5 +124,5 @@ def test_the_router_of_the_page_decides(tmp_path: Path, monkeypatch: pytest.Monk
     router = make_router("my_rules:FewestBlocks", context())
     monkeypatch.delitem(sys.modules, "my_rules")
     seen = view(server(3), server(0, valid=False), server(0, widths=(False, True, True, True)))
-    choice = router.choose(seen, np.random.default_rng(0))
+    choice = choice_of(router, seen, np.random.default_rng(0))
     assert (choice.server, choice.width) == (2, 0.5)

@@ -10,6 +10,7 @@ from sim.compiled.ledger import energy_j, utilization_variance
 from sim.compiled.rows import line_at, request_at
 
 _OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]
+_CREDIT = Credit.size
 _NS = 1_000_000_000
 
 
@@ -139,7 +140,7 @@ def credit_holds(c: Cluster, p: Parameters, member: Member, block: Credit) -> No
     for n in range(member.holds):
         made, credited = HoldMade(member, _OF_MEMBER, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
-        for number in range(Credit.size):
+        for number in range(_CREDIT):
             ints(credited)[number] = ints(block)[number]
         credited.decision, credited.tag = made.decision, made.tag
     c.pending_holds -= member.holds

@@ -153,9 +153,9 @@ class RunRow:
         self.records.place_in(c)
         self._set_scratch()
 
-    def set_hold_rule(self, rule: HoldRule | None) -> None:
+    def set_hold_rule(self, rule: HoldRule) -> None:
         """What the router holds without a decision, from the run's start on."""
-        if rule is not None and self.cluster.may_hold:
+        if self.cluster.may_hold:
             self.cluster.has_hold_rule, at = 1, self.shape.p.hold_rule_at
             self.row[at : at + 2 * self.program.segments] = [*rule.requests, *rule.wait_ns]
 

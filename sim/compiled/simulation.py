@@ -33,6 +33,7 @@ from policies.vocabulary import (
     Decide,
     HeadKey,
     Hold,
+    HoldRule,
     ServerView,
     WorkKey,
 )
@@ -143,6 +144,10 @@ class CompiledSimulation:
         self._asked = None
         self._answer = (HOLD, hold.requests, hold.wait_ns)
 
+    def set_hold_rule(self, rule: HoldRule) -> None:
+        """What the router holds without a decision, where it may hold; for before the first one."""
+        self._run.set_hold_rule(rule)
+
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision.
 
@@ -154,7 +159,9 @@ class CompiledSimulation:
 
     def finish(self, policy: RoutingPolicy, rng: np.random.Generator) -> None:
         """The same, for who wants no record."""
-        self._run.set_hold_rule(hold_rule_of(policy))
+        rule = hold_rule_of(policy)
+        if rule is not None:
+            self.set_hold_rule(rule)
         planned = plan_of(policy, self.cluster.router) if type(rng) is np.random.Generator else None
         if planned is not None and not self._has_ended:
             try:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 from policies.chance import stream
 from policies.records import RunRecord
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, Decide
+from policies.vocabulary import Choice, Decide, Hold, HoldRule
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from tests.parity.scenarios import Scenario
 
@@ -35,7 +35,9 @@ class Engine(Protocol):
 
     def advance(self) -> Decide | None: ...
 
-    def decide(self, choice: Choice) -> None: ...
+    def set_hold_rule(self, rule: HoldRule) -> None: ...
+
+    def decide(self, choice: Choice | Hold) -> None: ...
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]: ...
 
@@ -64,6 +66,8 @@ def play(make: MakeEngine, scenario: Scenario) -> Iterator[Moment]:
     """Run a scenario with its own policy, moment by moment."""
     engine = make(scenario.cluster, scenario.run)
     policy, rng = scenario.policy(), stream(scenario.run.seed, "parity")
+    if scenario.hold_rule is not None:
+        engine.set_hold_rule(scenario.hold_rule)
     while (asked := engine.advance()) is not None:
         assert engine.pending is asked or engine.pending == asked, "pending is not what was asked"
         yield Moment(engine.now_ns, asked, engine.take_credits())

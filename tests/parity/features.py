@@ -16,6 +16,8 @@ from policies.vocabulary import (
     BlockArrived,
     Decide,
     Decided,
+    Held,
+    HoldBegun,
     InstanceLoaded,
     InstanceUnloaded,
     LoadInstance,
@@ -80,6 +82,9 @@ FEATURES = (
     "a block from several places",
     "a block that stays",
     "a block that a hung server never reads",
+    "a hold that ended before its time",
+    "a hold that lasted its time",
+    "a hold that was over when it was answered",
     "a message of an earlier epoch",
     "a message waits for the host",
     "a question when the host is free again",
@@ -144,7 +149,7 @@ def happenings(scenario: Scenario, record: RunRecord) -> Iterator[tuple[int, int
                 yield now_ns, EVERYWHERE, "arrival"
             elif isinstance(event, TransferFinished):
                 yield now_ns, event.destination, "transfer end"
-            elif isinstance(event, Decided):
+            elif isinstance(event, Decided | Held):
                 yield now_ns, EVERYWHERE, "decision end"
             elif isinstance(event, RequestsReturned | RequestsRejected):
                 if cluster.host is not None:
@@ -200,6 +205,7 @@ def features(scenario: Scenario, record: RunRecord) -> set[str]:
     return {
         *_of_records(scenario, record),
         *_of_router(scenario, record),
+        *_of_holds(record),
         *_of_servers(scenario, record),
         *_of_host(scenario, record),
         *_of_messages(scenario, record),
@@ -283,6 +289,23 @@ def _of_router(scenario: Scenario, record: RunRecord) -> Iterator[str]:
                 yield "lost packets" if rounds_s >= 3 else "no packets lost"
 
 
+def _of_holds(record: RunRecord) -> Iterator[str]:
+    begun: dict[int, HoldBegun] = {}  # by when the oldest of the line had entered
+    for step in record.log:
+        for command in step.commands:
+            if isinstance(command, HoldBegun):
+                begun[command.entered_ns] = command
+            elif isinstance(command, Decide) and command.view.head_entered_ns in begun:
+                hold = begun.pop(command.view.head_entered_ns)
+                yield (
+                    "a hold that lasted its time"
+                    if step.now_ns >= hold.until_ns
+                    else "a hold that ended before its time"
+                )
+        if isinstance(step.event, Held) and not any(isinstance(c, HoldBegun) for c in step.commands):
+            yield "a hold that was over when it was answered"
+
+
 def _of_host(scenario: Scenario, record: RunRecord) -> Iterator[str]:
     host = scenario.cluster.host
     if host is None:
@@ -297,7 +320,7 @@ def _of_host(scenario: Scenario, record: RunRecord) -> Iterator[str]:
                     sent_ns |= dict.fromkeys(command.requests, step.now_ns)
             elif isinstance(command, Decide) and done_ns == step.now_ns:
                 yield "a question when the host is free again"
-        if isinstance(step.event, Decided | RequestsReturned | RequestsRejected):
+        if isinstance(step.event, Decided | Held | RequestsReturned | RequestsRejected):
             done_ns = step.now_ns
         if isinstance(step.event, RequestsReturned | RequestsRejected):
             requests = step.event.requests

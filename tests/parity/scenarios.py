@@ -8,7 +8,7 @@ only so do durations meet on the grid.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from math import inf
@@ -22,7 +22,7 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.rules.context import RouterContext
-from policies.vocabulary import NS_PER_S, Choice, ClusterView
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold, HoldRule
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec
 from sim.costs import ProfileCosts
@@ -65,9 +65,15 @@ class Scenario:
     run: RunSpec
     policy_name: str = "first"
     choices: Mapping[int, Choice] = field(default_factory=dict)
+    holds_percent: int = 0
+    hold_rule: HoldRule | None = None
 
     def policy(self) -> RoutingPolicy:
-        """A fresh one: routers may have memory."""
+        """A fresh one: routers may have memory. In some of a hundred decisions it holds, where it may."""
+        chooser = self._chooser()
+        return Holder(chooser, self.cluster.router.groups[-1], self.holds_percent) if self.holds_percent else chooser
+
+    def _chooser(self) -> RoutingPolicy:
         config = self.cluster.router
         if self.policy_name == "first":
             return Script(config, self.choices)
@@ -86,6 +92,21 @@ class Scenario:
         deadline_s = None if self.run.deadline_ns is None else self.run.deadline_ns / NS_PER_S
         limits_w = tuple(cluster.devices[server.device].cap_mw / 1000 for server in cluster.servers)
         return RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s)
+
+
+@dataclass
+class Holder:
+    """Holds some of the candidates, for some of what is left; else another router chooses."""
+
+    router: RoutingPolicy
+    most: int
+    percent: int
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        if view.hold_left_ns > 0 and rng.random() * 100 < self.percent:
+            more = int(rng.integers(view.candidates + 1, self.most + 1))
+            return Hold(more, int(rng.integers(1, 2 * view.hold_left_ns + 1)))
+        return self.router.choose(view, rng)
 
 
 def held(config: RouterConfig, view: ClusterView, server: int) -> list[float]:
@@ -436,7 +457,23 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
         ),
     )
     run = _draw_run(draws, step_ns, cluster)
-    return Scenario(name, cluster, run, draws.pick(POLICIES))
+    found = Scenario(name, cluster, run, draws.pick(POLICIES))
+    return _with_holds(draws, step_ns, found) if draws.chance(50) else found
+
+
+def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
+    cluster, segments = scenario.cluster, scenario.cluster.router.segments
+    limit_ns = step_ns * draws.pick((10, 3, 40, 1))
+    rule = HoldRule(
+        tuple(draws.pick((2, 1, 4, 8)) for _ in range(segments)),
+        tuple(step_ns * draws.pick((2, 5, 0, 9)) for _ in range(segments)),
+    )
+    return replace(
+        scenario,
+        cluster=replace(cluster, router=replace(cluster.router, hold_limit_ns=limit_ns)),
+        holds_percent=draws.pick((0, 20, 60)),
+        hold_rule=rule if draws.chance(60) else None,
+    )
 
 
 def _fit_limit(knobs: dict[str, object], devices: Sequence[Device | DeviceTables]) -> dict[str, object]:

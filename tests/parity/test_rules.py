@@ -30,7 +30,7 @@ from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRob
 from policies.rules.slackfit import SlackFit, SlackFitRule
 from policies.rules.specs import FixedRule, LadderRule
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
-from policies.vocabulary import NS_PER_S, Choice, ClusterView
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
 from sim.accuracy import MatrixCorrectness
 from sim.cluster import Simulation
 from sim.compiled import run_plan
@@ -56,7 +56,7 @@ class Asked:
 
     router: RoutingPolicy
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         return self.router.choose(view, rng)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.interfaces import RouterConfig
+import numpy as np
+
+from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
-from policies.vocabulary import IMAGE, ROUTER, ClusterView, HeadKey, ServerView, WorkKey
+from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 TABLE: dict[tuple[float, ...], float] = {
@@ -67,3 +69,10 @@ def context(costs: LinearCosts | None = None, deadline_s: float | None = None, s
     """Four segments, the paper's widths and groups, servers that hold everything."""
     config = RouterConfig(segments=4, widths=WIDTHS, holds=(((True,) * 4,) * 4,) * servers)
     return RouterContext(config, costs or LinearCosts(), AccuracyPrior(TABLE), (250.0,) * servers, deadline_s)
+
+
+def choice_of(router: RoutingPolicy, view: ClusterView, rng: np.random.Generator) -> Choice:
+    """What a router chooses; it may not hold."""
+    choice = router.choose(view, rng)
+    assert isinstance(choice, Choice)
+    return choice

@@ -28,7 +28,7 @@ from policies.rules.specs import FixedRule, PlacedRule, RuleSpec
 from policies.rules.widths import Ladder, held_width
 from policies.tide.knobs import UNTUNED
 from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
-from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view
+from tests.policies.cluster_views import WIDTHS, LinearCosts, choice_of, context, server, view
 
 RULE_NAMES = [name for name in ROUTER_NAMES if name != "tide"]  # which is no rule: tests/policies/tide
 ALL_NAMES = (
@@ -43,7 +43,8 @@ ALL_NAMES = (
 
 def choose(name: str, seen: ClusterView, costs: LinearCosts | None = None, seed: int = 0) -> Choice:
     """One decision of a fresh router."""
-    return make_router(name, context(costs, servers=len(seen.servers))).choose(seen, np.random.default_rng(seed))
+    router = make_router(name, context(costs, servers=len(seen.servers)))
+    return choice_of(router, seen, np.random.default_rng(seed))
 
 
 def at(segment: int, location: int, previous_width: float = 1.0) -> HeadKey:
@@ -118,7 +119,7 @@ def test_chance_is_drawn_one_uniform_number_at_a_time(name: str) -> None:
     router = make_router(name, context())
     drawn = {"random": 3, "weighted-random": 1, "power-of-two": 2, "power-of-two-speed": 2, "jiq": 1}
     rng = Uniforms(*[0.5] * drawn.get(name, 1 if name.endswith("@random") else 0))
-    router.choose(view(server(3), server(2), server(4)), rng)  # type: ignore[arg-type]
+    choice_of(router, view(server(3), server(2), server(4)), rng)  # type: ignore[arg-type]
     assert rng.left == []
 
 
@@ -149,7 +150,7 @@ def test_random_is_uniform_over_what_is_valid() -> None:
     router = make_router("random", context())
     rng = np.random.default_rng(1)
     seen = view(server(500), server(valid=False), server(widths=(True, False, True, True)))
-    choices = [router.choose(seen, rng) for _ in range(6000)]
+    choices = [choice_of(router, seen, rng) for _ in range(6000)]
     by_server = Counter(choice.server for choice in choices)
     by_width = Counter(choice.width for choice in choices if choice.server == 2)
     by_group = Counter(choice.group for choice in choices)
@@ -166,9 +167,9 @@ def test_round_robin_takes_turns_and_skips() -> None:
     router = make_router("round-robin", context())
     rng = np.random.default_rng(0)
     everyone = view(server(9), server(), server())
-    assert [router.choose(everyone, rng).server for _ in range(4)] == [0, 1, 2, 0]
-    assert router.choose(view(server(), server(valid=False), server()), rng).server == 2
-    assert router.choose(everyone, rng).server == 0
+    assert [choice_of(router, everyone, rng).server for _ in range(4)] == [0, 1, 2, 0]
+    assert choice_of(router, view(server(), server(valid=False), server()), rng).server == 2
+    assert choice_of(router, everyone, rng).server == 0
 
 
 def test_jsq_counts_requests_and_least_work_counts_time() -> None:
@@ -207,7 +208,7 @@ def test_weighted_random_is_as_likely_as_a_server_is_fast() -> None:
     router = make_router("weighted-random", context(LinearCosts((1.0, 4.0, 100.0, 5.0)), servers=4))
     rng = np.random.default_rng(4)
     seen = view(server(90), server(), server(valid=False), server())
-    counts = Counter(router.choose(seen, rng).server for _ in range(4000))
+    counts = Counter(choice_of(router, seen, rng).server for _ in range(4000))
     assert counts[2] == 0
     assert chisquare([counts[index] for index in (0, 1, 3)], [400, 1600, 2000]).pvalue > 0.01
 
@@ -216,7 +217,7 @@ def test_weighted_random_has_a_server_for_every_number() -> None:
     """From 0 to the largest one below 1."""
     router = make_router("weighted-random", context(LinearCosts((1.0, 3.0, 6.0))))
     numbers = [0.0, 0.0999, 0.1001, 0.3999, 0.4001, np.nextafter(1.0, 0.0)]
-    chosen = [router.choose(view(server(), server(), server()), Uniforms(u)).server for u in numbers]  # type: ignore[arg-type]
+    chosen = [choice_of(router, view(server(), server(), server()), Uniforms(u)).server for u in numbers]  # type: ignore[arg-type]
     assert chosen == [0, 0, 1, 1, 2, 2]
 
 
@@ -246,7 +247,7 @@ def test_idle_queue_takes_who_has_nothing_else_anyone() -> None:
     router = make_router("jiq", context())
     rng = np.random.default_rng(5)
     busy = view(server(90), server(1), server(valid=False), server(7))
-    counts = Counter(router.choose(busy, rng).server for _ in range(3000))
+    counts = Counter(choice_of(router, busy, rng).server for _ in range(3000))
     assert counts[2] == 0
     assert chisquare([counts[index] for index in (0, 1, 3)]).pvalue > 0.01
 
@@ -256,26 +257,26 @@ def test_images_between_two_segments_count_where_their_place_is(name: str) -> No
     """An image has had one segment of four at server 0: nothing is outstanding, and three quarters are to come."""
     router, rng = make_router(name, context(servers=2)), np.random.default_rng(0)
     empty = view(server(), server())
-    assert [router.choose(empty, rng).server for _ in range(2)] == [0, 1]
+    assert [choice_of(router, empty, rng).server for _ in range(2)] == [0, 1]
     router = make_router(name, context(servers=2))
-    assert router.choose(empty, rng).server == 0
+    assert choice_of(router, empty, rng).server == 0
     one_more = view(server(), server(1))
-    assert router.choose(one_more, rng).server == 1  # one segment that is queued is less than what is to come
+    assert choice_of(router, one_more, rng).server == 1  # one segment that is queued is less than what is to come
     down = view(server(valid=False), server(1))
-    assert router.choose(down, rng).server == 1
-    assert router.choose(view(server(), server(1)), rng).server == 0  # what was to come to it died with it
+    assert choice_of(router, down, rng).server == 1
+    assert choice_of(router, view(server(), server(1)), rng).server == 0  # what was to come to it died with it
 
 
 def test_images_that_move_leave_nothing_behind_and_what_is_lost_is_forgotten() -> None:
     router, rng = make_router("least-work-coming", context(servers=2)), np.random.default_rng(0)
     placement = router.placement  # type: ignore[attr-defined]
     empty = view(server(), server(), candidates=8)
-    router.choose(empty, rng)
+    choice_of(router, empty, rng)
     assert placement.coming == [6.0, 0.0]
-    router.choose(view(server(90), server(), candidates=8, head=at(2, 0)), rng)
+    choice_of(router, view(server(90), server(), candidates=8, head=at(2, 0)), rng)
     assert placement.coming == [0.0, 4.0]
     later = msgspec.structs.replace(empty, now_ns=empty.now_ns + placement.forget_ns)
-    assert router.choose(later, rng).server == 0
+    assert choice_of(router, later, rng).server == 0
     assert placement.coming == [6.0, 2.0]
 
 
@@ -355,7 +356,7 @@ def test_ladder_steps_down_as_load_passes_each_threshold() -> None:
 
     def width_at(fifo: int, outstanding: int) -> float:
         seen = view(server(outstanding), server(), fifo=fifo)
-        return router.choose(seen, np.random.default_rng(0)).width
+        return choice_of(router, seen, np.random.default_rng(0)).width
 
     assert [width_at(*load) for load in [(10, 10), (11, 10), (30, 10), (1, 40)]] == [1.0, 0.5, 0.5, 0.25]
 
@@ -386,7 +387,7 @@ def slackfit(
     """What it chooses on one server, where a batch of b takes 1 ms + b x width ms; a segment has deadline_s / 4."""
     router = make_router("slackfit", context(LinearCosts(move_s=move_s), deadline_s, servers=1))
     seen = view(server(load), candidates=candidates, waited_ns=waited_ns)
-    return router.choose(seen, np.random.default_rng(0))
+    return choice_of(router, seen, np.random.default_rng(0))
 
 
 def test_slackfit_with_ample_slack_takes_all_at_full_width() -> None:
@@ -481,7 +482,7 @@ def test_a_users_class_is_called_with_the_context(monkeypatch: pytest.MonkeyPatc
     module.First = _First  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "users_routers", module)
     router: RoutingPolicy = make_router("users_routers:First", context())
-    assert router.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.25, 1)
+    assert choice_of(router, view(server()), np.random.default_rng(0)) == Choice(0, 0.25, 1)
 
 
 @pytest.mark.parametrize(
@@ -507,14 +508,14 @@ def test_a_users_nonsense_is_one_line_with_what_is_allowed(choice: Any, words: s
     users = SimpleNamespace(choose=lambda view, rng: choice)
     router = CheckedRouter("my.routers:Mine", users, context().config)
     with pytest.raises(WorkError, match=f"my.routers:Mine: .*{words}"):
-        router.choose(seen, np.random.default_rng(0))
+        choice_of(router, seen, np.random.default_rng(0))
 
 
 def test_a_users_router_may_choose_with_numpys_numbers() -> None:
     """They are what `argmin` and a row of widths give; a core gets Python's."""
     given = Choice(np.int64(1), np.float64(0.5), np.int32(2))  # type: ignore[arg-type]
     router = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: given), context().config)
-    chosen = router.choose(view(server(), server()), np.random.default_rng(0))
+    chosen = choice_of(router, view(server(), server()), np.random.default_rng(0))
     assert chosen == Choice(1, 0.5, 2)
     assert [type(part) for part in (chosen.server, chosen.width, chosen.group)] == [int, float, int]
 
@@ -540,9 +541,9 @@ def test_a_users_error_is_one_line() -> None:
 
     router = CheckedRouter("my.routers:Mine", SimpleNamespace(choose=choose), context().config)
     with pytest.raises(WorkError, match=r"my\.routers:Mine: choose: KeyError: 'missing'"):
-        router.choose(view(server()), np.random.default_rng(0))
+        choice_of(router, view(server()), np.random.default_rng(0))
     fine = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, 16)), context().config)
-    assert fine.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 16)
+    assert choice_of(fine, view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 16)
 
 
 @pytest.mark.parametrize("group", [33, 64, 2**63, 10**30])
@@ -550,7 +551,7 @@ def test_a_users_group_beyond_the_largest_is_the_largest(group: int) -> None:
     """No block takes more; a compiled engine could not even count so far."""
     users = SimpleNamespace(choose=lambda view, rng: Choice(0, 0.5, group))
     router = CheckedRouter("m:C", users, context().config)
-    assert router.choose(view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 32)
+    assert choice_of(router, view(server()), np.random.default_rng(0)) == Choice(0, 0.5, 32)
 
 
 @pytest.mark.parametrize("where", ["module", "class", "choose"])
