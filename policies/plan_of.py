@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
@@ -45,6 +45,8 @@ from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
 from policies.rules import groups, infaas, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
+from policies.rules.holding import HoldingRouter
+from policies.vocabulary import HoldRule
 
 if TYPE_CHECKING:
     from policies.tide.router import TideRouter
@@ -64,12 +66,14 @@ class Planned:
     Attributes:
         row: its plan; what it remembers changes there.
         replan: what to call with (plan, sheet) when the plan asks for it; None where it never does.
+        hold: what the router's core holds back for it.
         keep: puts what the plan remembers into the router that it was made from.
     """
 
     row: Ints
     replan: Replan | None = None
     keep: Callable[[], None] = lambda: None
+    hold: HoldRule | None = None
 
 
 class _NotCompiled(Exception):  # noqa: N818 - no error: Python decides
@@ -83,6 +87,10 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> Planned | None:
     costs that can't be told for some key, and for a table of transfers that would be too large (`MOST_TRANSFERS`).
     """
     kind = type(policy)
+    if kind is HoldingRouter:
+        holder = cast(HoldingRouter, policy)
+        planned = plan_of(holder.router, config)
+        return None if planned is None else replace(planned, hold=holder.hold)
     if (kind.__module__, kind.__qualname__) == _TIDE:
         return _tide(cast("TideRouter", policy), config)
     writer = _Writer(config)

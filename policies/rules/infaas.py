@@ -159,7 +159,7 @@ class InfaasRule(PlacedRule):
         starts = [np.append(start[:3], least / POINT), start]
         return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0]), np.array([1.0, 0.0, 0.0, 0.0]), rule, starts)
 
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
         target_s = default_target_s(context) if self.target_s is None else self.target_s
         try:

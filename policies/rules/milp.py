@@ -156,7 +156,7 @@ class MilpRule(RuleSpec):
         first = np.array([log(1.2), log(1.0)])
         return Space("MilpSpace", first, np.array([0.4, 0.8]), np.array([-1.0, 0.0]), rule)
 
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`."""
         groups = self.groups(context.config, source, key)
         try:

@@ -90,7 +90,7 @@ class SlackFitRule(PlacedRule):
         first = np.array([log(default_target_s(context))])
         return Space("SlackFitSpace", first, np.array([1.5]), np.ones(1), lambda x: cls(target_s=exp(x[0])))
 
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> SlackFit:
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> SlackFit:
         """See `RuleSpec`."""
         config = context.config
         placement = make_placement(self.placement, context, FixedWidths(config.widths, full_widths(config)))

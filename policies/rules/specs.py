@@ -4,6 +4,7 @@
     kind: ladder                    # one of `policies.registry.RULES`
     placement: sticky               # by name; a `milp` places itself
     group: largest                  # or the most that a block may take
+    hold: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # what the core holds back; or nothing
     rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
     thresholds: [24]
     made_by: {command: slimsched tune ..., seed: 7}         # anything; no decision depends on it
@@ -28,6 +29,7 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
 from policies.rules.costs import efficient_tuples, full_widths, spread
 from policies.rules.groups import LargestGroup, RandomGroup
+from policies.rules.holding import HoldSpec, holding
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, make_placement
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.strict import Plain, StrictModel, form
@@ -116,17 +118,23 @@ class RuleSpec(StrictModel, ABC):
 
     Attributes:
         group: the most that a block may take, or `largest`.
+        hold: which lines the router's core holds back; nobody where it is not given.
         made_by: where the parameters come from; free, and no decision depends on it.
     """
 
     KIND: ClassVar[str]
 
     group: Group = "largest"
+    hold: HoldSpec | None = None
     made_by: Plain = Field(default_factory=dict)
 
-    @abstractmethod
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """A fresh router for a cluster; raises `InputError` (naming `source` and `key`) where it doesn't fit."""
+        return holding(self.chooser(context, source, key), self.hold)
+
+    @abstractmethod
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """That router without what is held; raises `InputError` as `make` does."""
 
     @classmethod
     def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space | None:
@@ -136,6 +144,8 @@ class RuleSpec(StrictModel, ABC):
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Whether the rule fits the network's segments and widths, and the groups; raises `InputError` if not."""
         self.groups(config, source, key)
+        if self.hold is not None:
+            self.hold.check(config, source, key)
 
     def groups(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
         """The group sizes that it may use; raises `InputError` where there are none."""
@@ -147,9 +157,17 @@ class RuleSpec(StrictModel, ABC):
     def to_dict(self) -> dict[str, Any]:
         """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster."""
         dumped = self.model_dump(mode="json", by_alias=True)
-        made_by, group = dumped.pop("made_by"), dumped.pop("group")
+        made_by, group, hold = dumped.pop("made_by"), dumped.pop("group"), dumped.pop("hold")
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
-        raw = {"schema": SCHEMA, "kind": self.KIND, **placement, "group": group, **dumped, "made_by": made_by or None}
+        raw = {
+            "schema": SCHEMA,
+            "kind": self.KIND,
+            **placement,
+            "group": group,
+            "hold": hold,
+            **dumped,
+            "made_by": made_by or None,
+        }
         return {key: value for key, value in raw.items() if value is not None}
 
 
@@ -182,7 +200,7 @@ class FixedRule(PlacedRule):
         if self.tuple_ is not None:
             _check_tuple(self.tuple_, config, source, key)
 
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
         self.check(context.config, source, key)
         wanted = full_widths(context.config) if self.tuple_ is None else self.tuple_
@@ -227,7 +245,7 @@ class LadderRule(PlacedRule):
         for rung in self.rungs or ():
             _check_tuple(rung, config, source, key)
 
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`; a short accuracy table makes a short ladder: thresholds that are left over are dropped."""
         self.check(context.config, source, key)
         rungs = self.rungs or spread(efficient_tuples(context), len(self.thresholds) + 1)

@@ -21,6 +21,7 @@ from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
 from policies.rules.costs import middle_widths, tuple_cost_s
+from policies.rules.holding import HoldSpec
 from policies.tide.knobs import KIND, OTHERS, PRICES, Reals, knobs
 from policies.vocabulary import Choice, ClusterView
 
@@ -114,8 +115,8 @@ class TideRouter:
 
     # ------------------------------------------------------------------------------------------------------- files
 
-    def save(self, path: Path, made_by: Mapping[str, Any]) -> None:
-        """Write it, atomically, for `TideSpec.read`; `made_by` says how it came about."""
+    def save(self, path: Path, made_by: Mapping[str, Any], hold: HoldSpec | None = None) -> None:
+        """Write it, atomically, for `TideSpec.read`, with what is held back for it, and how it came about (`made_by`)."""
         config = self.context.config
         names = [knob.name for knob in knobs(config.segments, len(config.widths))]
         header = {
@@ -125,6 +126,8 @@ class TideRouter:
             "segments": str(config.segments),
             "made_by": json.dumps(dict(made_by)),
         }
+        if hold is not None:
+            header["hold"] = hold.model_dump_json()
         checkpoint.write(path, {"tide.values": self.values}, header)
 
 

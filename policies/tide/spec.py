@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from policies.errors import InputError
-from policies.interfaces import RouterConfig
+from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
+from policies.rules.holding import HoldSpec, holding
 from policies.rules.specs import Space
 from policies.tide.knobs import Reals, knobs, spread, start
 
@@ -30,11 +31,13 @@ class TideSpec:
 
     Attributes:
         values: (K,) in the order of `knobs.knobs`.
+        hold: which lines the router's core holds back.
         network: the segments and widths that they were learned for; None where they are not from a file.
     """
 
     values: Reals | None = field(default=None, compare=False)
     network: tuple[int, tuple[float, ...]] | None = None
+    hold: HoldSpec | None = None
 
     @classmethod
     def read(cls, path: Path) -> TideSpec:
@@ -44,6 +47,7 @@ class TideSpec:
         try:
             network = (int(header["segments"]), tuple(json.loads(header["widths"])))
             found, values = json.loads(header["names"]), tensors["tide.values"]
+            hold = HoldSpec.model_validate_json(header["hold"]) if "hold" in header else None
             if not (1 <= network[0] <= MOST and 1 <= len(network[1]) <= MOST and values.dtype == np.float64):
                 raise ValueError(f"{network[0]} segments, {len(network[1])} widths, numbers of {values.dtype}")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -59,7 +63,7 @@ class TideSpec:
         if (largest := float(np.abs(values).max())) > LARGEST:
             problem = f"holds {largest:.3g}: damaged (of tuned numbers none is beyond {LARGEST:g})"
             raise InputError(str(path), "tide.values", problem)
-        return cls(values, network)
+        return cls(values, network, hold)
 
     @classmethod
     def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
@@ -77,9 +81,15 @@ class TideSpec:
             problem = f"trained for {segments} segments at widths {list(widths)}"
             here = f"the scenario has {config.segments} at {list(config.widths)}"
             raise InputError(source, key, f"{problem}; {here}. Train one for this network: slimsched tune")
+        if self.hold is not None:
+            self.hold.check(config, source, key)
 
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> TideRouter:
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """A fresh router for a cluster; raises `InputError` as `check` does."""
+        return holding(self.chooser(context, source, key), self.hold)
+
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> TideRouter:
+        """That router without what is held."""
         self.check(context.config, source, key)
         from policies.tide.router import TideRouter  # it needs numba, which rules must not wait for
 

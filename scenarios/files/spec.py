@@ -318,6 +318,11 @@ class RouterSection(StrictModel):
     block_key: Literal["location", "any"] = Field(
         "location", description="whether requests of a block must have their activations in one place"
     )
+    hold_limit_s: Annotated[float, Field(ge=0, le=60)] = Field(
+        0.0,
+        description="how long a request may be held back in all, over all segments, so that others join its block; "
+        "0: nobody is held",
+    )
     max_retries: Whole = Field(3, description="tries after a rejection or a server's death before a request fails")
     decision_s: Annotated[
         Annotated[Literal["measured"], Tag("<word>")] | Annotated[float, Field(ge=0, le=60), Tag("<number>")],

@@ -76,6 +76,8 @@ class Course:
         planned = plan_of(router, self.context.config)
         assert planned is not None, "every kind that is tuned has a compiled form"
         run = RunRow(self._program, spec)
+        if planned.hold is not None:
+            run.set_hold_rule(planned.hold)
         run_to_end(run, planned.row, stream(spec.seed, "router:tuned"), planned.replan)
         warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
         return score_run(run, self._priors, round(warmup_s * 1e9))

@@ -9,7 +9,6 @@ from policies.errors import InputError, nearest
 from policies.registry import TUNED
 from policies.rules.specs import RuleSpec
 from policies.tide import knobs as tide_knobs
-from policies.tide.router import TideRouter
 from policies.tide.spec import TideSpec
 from scenarios.files.documents import write_text
 from scenarios.files.made_routers import ending_of
@@ -100,7 +99,6 @@ def save_tuned(
     if isinstance(found.spec, RuleSpec):
         write_rule(path, found.spec.model_copy(update={"made_by": making}))
     else:
-        router = found.spec.make(world.context)
-        assert isinstance(router, TideRouter)
-        router.save(path, making)
+        assert isinstance(found.spec, TideSpec), "the only other kind that is tuned"
+        found.spec.chooser(world.context).save(path, making, found.spec.hold)
     return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **making}

@@ -96,6 +96,6 @@ def test_a_slow_server_has_only_variants_that_meet_the_target_alone() -> None:
 
 def test_without_a_target_the_deadline_is_it() -> None:
     """As for slackfit."""
-    router = InfaasRule(down=0.5).make(context(deadline_s=0.2))
+    router = InfaasRule(down=0.5).chooser(context(deadline_s=0.2))
     assert isinstance(router.width, Variants)
     assert router.width.down_ns == NS_PER_S // 10

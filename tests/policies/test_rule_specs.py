@@ -79,7 +79,7 @@ def test_parameters_reach_the_router() -> None:
     milp = SOME[7].make(context())
     assert isinstance(milp, Milp)
     assert (milp.period_ns, milp.headroom) == (500_000_000, 1.3)
-    assert isinstance(FixedRule(placement="power-of-two").make(context()).placement, PowerOfTwo)
+    assert isinstance(FixedRule(placement="power-of-two").chooser(context()).placement, PowerOfTwo)
 
 
 def test_what_is_left_out_is_the_default() -> None:
@@ -170,6 +170,6 @@ def test_a_rule_for_another_network_is_refused(rule: RuleSpec, words: str) -> No
 def test_a_group_that_no_cluster_has_is_refused() -> None:
     """A cap above the smallest group means the largest one below it."""
     few = replace(context(), config=replace(context().config, groups=(4, 8)))
-    assert FixedRule(group=7).make(few).group == LargestGroup((4,))
+    assert FixedRule(group=7).chooser(few).group == LargestGroup((4,))
     with pytest.raises(InputError, match="group 3 is below the smallest that there is, 4"):
         MilpRule(group=3).make(few)

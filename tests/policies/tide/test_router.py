@@ -192,7 +192,7 @@ def test_the_worth_of_steps_adds_up_for_a_table_that_does() -> None:
 def test_a_file_reads_back_as_the_same_router(tmp_path: Path) -> None:
     path, router = tmp_path / "tide.safetensors", tide(price=-3.0)
     router.save(path, {"seed": 7})
-    again = TideSpec.read(path).make(context(servers=2))
+    again = TideSpec.read(path).chooser(context(servers=2))
     assert again.values == pytest.approx(router.values)
     assert (again.plan() == tide(price=-3.0).plan()).all()
     assert checkpoint.kind_of(path) == "tide"

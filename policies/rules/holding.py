@@ -1,0 +1,56 @@
+"""A router whose lines are held back by a rule: the core does that, and the router itself decides as it would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from policies.errors import InputError
+from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.strict import StrictModel
+from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
+
+LONGEST_S = 3600.0
+
+
+class HoldSpec(StrictModel):
+    """By segment, until how many requests a line waits, and for how long at most: nobody waits for 1, or for 0 s."""
+
+    requests: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    wait_s: Annotated[tuple[Annotated[float, Field(ge=0, le=LONGEST_S)], ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_a_segment(self) -> HoldSpec:
+        if len(self.requests) != len(self.wait_s):
+            raise ValueError(f"{len(self.requests)} requests and {len(self.wait_s)} wait_s; each needs one a segment")
+        return self
+
+    def check(self, config: RouterConfig, source: str, key: str) -> None:
+        """Whether it fits the network; raises `InputError` if not."""
+        if len(self.requests) != config.segments:
+            problem = f"holds {len(self.requests)} segments; the network has {config.segments}: one number for each"
+            raise InputError(source, f"{key}.hold" if key else "hold", problem)
+
+    def rule(self) -> HoldRule:
+        """As the router's core takes it."""
+        return HoldRule(self.requests, tuple(nanoseconds(wait_s) for wait_s in self.wait_s))
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingRouter:
+    """A router, and what its core holds."""
+
+    router: RoutingPolicy
+    hold: HoldRule
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        """What the router decides."""
+        return self.router.choose(view, rng)
+
+
+def holding(router: RoutingPolicy, hold: HoldSpec | None) -> RoutingPolicy:
+    """A router with what is to be held; itself without."""
+    return router if hold is None else HoldingRouter(router, hold.rule())
