@@ -131,7 +131,7 @@ def together(world: World, runs: Sequence[Run], command: str) -> MeasuredHost:
     when = datetime.now(UTC).date().isoformat()
     return MeasuredHost(
         schema="slimsched.host/1",
-        measured=f"{machine()}; over loopback, {when}; {command}",
+        measured=f"{machine()}, {when}, by `{command}`",
         spread=spread_of(runs),
         router_host=pooled,
         handover=_middle([run.way for run in runs]),
