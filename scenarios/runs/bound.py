@@ -274,13 +274,13 @@ def busy_router_of(world: World) -> str | None:
     if load is None or load.share < HARDLY:
         return None
     keeps = "can't keep up" if load.share >= 1 else "hardly keeps up"
-    back = "in 1 message" if load.messages == 1 else f"in at least {load.messages} messages"
+    back = "1 message" if load.messages == 1 else f"at least {load.messages} messages"
     return (
-        f"{world.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} segments "
-        f"are {load.blocks_s:.4g} blocks/s, if all are as large as router.groups allows ({load.largest} images); each "
-        f"takes {1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to take back "
-        f"({back}): {100 * load.share:.0f} % of its one core, and more where blocks are smaller; lower the rate, or allow "
-        "larger blocks (router.groups, cluster.greedy.batch_limit)"
+        f"{world.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} "
+        f"segments are {load.blocks_s:.4g} blocks/s, if all are as large as router.groups allows ({load.largest} "
+        f"images); each takes {1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to "
+        f"take back (in {back}): {100 * load.share:.0f} % of its one core, and more where blocks are smaller; lower the "
+        "rate, or allow larger blocks (router.groups, cluster.greedy.batch_limit)"
     )
 
 
