@@ -279,8 +279,8 @@ def busy_router_of(world: World) -> str | None:
         f"{world.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} "
         f"segments are {load.blocks_s:.4g} blocks/s, if all are as large as router.groups allows ({load.largest} "
         f"images); each takes {1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to "
-        f"take back (in {back}): {100 * load.share:.0f} % of its one core, and more where blocks are smaller; lower the "
-        "rate, or allow larger blocks (router.groups, cluster.greedy.batch_limit)"
+        f"take back (in {back}): {100 * load.share:.0f} % of its one core, and more where blocks are smaller; lower "
+        "the rate, or allow larger blocks (router.groups, cluster.greedy.batch_limit)"
     )
 
 
