@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from calibrate.costs import ELEMENT_BYTES, Key, KeyCost, ModelCosts
-from calibrate.host import MeasuredHost
+from calibrate.host import STAMP, MeasuredHost
 from calibrate.plan import full_grid
 from calibrate.sensors import gpu_sensor
 from hw.telemetry.nvml import timing_of
@@ -183,7 +183,7 @@ def synthesize(
 
 def _stamps(host: MeasuredHost | None) -> dict[str, str]:
     source = {"source": "datasheet"}
-    return source if host is None else {**source, "router_host_and_handover": f"measured on {host.measured}"}
+    return source if host is None else {**source, STAMP: f"measured on {host.measured}"}
 
 
 @dataclass(frozen=True, slots=True)

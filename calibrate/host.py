@@ -6,7 +6,7 @@ costs was measured once, and stands in every profile that `profile synth` makes 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -14,11 +14,15 @@ from policies import strict
 from policies.strict import StrictModel
 from sim.profile import Handover, RouterHost
 
+STAMP: Final = "router_host_and_handover"  # of a profile: on what another host's were measured
+
 
 class MeasuredHost(StrictModel):
-    """Attributes:
-    measured: on what, when, and by which command; profiles repeat it.
-    spread: how far single runs lay apart, in words.
+    """What one host was measured to cost.
+
+    Attributes:
+        measured: on what, when, and by which command; profiles repeat it.
+        spread: how far single runs lay apart, in words.
     """
 
     schema_: Literal["slimsched.host/1"] = Field(alias="schema")
