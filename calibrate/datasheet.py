@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from calibrate.costs import ELEMENT_BYTES, Key, KeyCost, ModelCosts
+from calibrate.host import STAMP, MeasuredHost
 from calibrate.plan import full_grid
 from calibrate.sensors import gpu_sensor
 from hw.telemetry.nvml import timing_of
@@ -50,6 +51,7 @@ DISK_BYTES_S, HOST_BYTES_S = 5e8, 6e9
 FIRST_LOAD_S, RELOAD_S, UNLOAD_S = 5e-3, 1e-3, 5e-4
 ALPHA, BETA = 0.1, 1.0  # fair sharing, and a little contention for bandwidth
 THROTTLE, PHI_MIN = 0.3, 0.7
+OMITTED = "everything: derived from published figures, nothing was measured"
 DIGITS = 5  # significant ones in a profile: more would pretend
 
 MemoryKind = Literal["HBM", "GDDR"]
@@ -139,8 +141,13 @@ def find_gpu(name: str) -> Gpu:
     return GPUS[key]
 
 
-def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Profile:
+def synthesize(
+    gpu_name: str, costs: ModelCosts, batch_limit: int = 128, *, host: MeasuredHost | None = None
+) -> Profile:
     """A profile of a GPU running a model, derived from the GPU's published figures.
+
+    Args:
+        host: what deciding for it costs, and the ways to its server; none of it is in the profile where it is None.
 
     Raises:
         InputError: no such GPU in the table, or the batch limit is below 1.
@@ -152,10 +159,12 @@ def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Prof
         schema=SCHEMA,
         name=f"{gpu_key(gpu_name)}-{costs.info.name}",
         provenance=Provenance.DATASHEET,
-        device=DeviceInfo(kind="cuda", name=gpu.name, vram_bytes=gpu.vram_bytes, stamps={"source": "datasheet"}),
+        device=DeviceInfo(kind="cuda", name=gpu.name, vram_bytes=gpu.vram_bytes, stamps=_stamps(host)),
         model=costs.info,
         execution={"dtype": "float32", "mode": "eager"},
         dispatch_s=DISPATCH_S,
+        router_host=None if host is None else host.router_host,
+        handover=None if host is None else host.handover,
         latency=tuple(_curve(gpu, key, costs, batch_limit) for key in sorted(costs.keys)),
         memory=Memory(context_bytes=CONTEXT_BYTES, instances=_instances(costs, batch_limit)),
         concurrency=Concurrency(alpha=ALPHA, beta=BETA, provenance=Provenance.DATASHEET),
@@ -168,8 +177,13 @@ def synthesize(gpu_name: str, costs: ModelCosts, batch_limit: int = 128) -> Prof
             provenance=Provenance.DATASHEET,
         ),
         sensor=gpu.sensor,
-        omitted=("everything: derived from published figures, nothing was measured",),
+        omitted=(OMITTED if host is None else f"{OMITTED} but router_host and handover, which are of another host",),
     )
+
+
+def _stamps(host: MeasuredHost | None) -> dict[str, str]:
+    source = {"source": "datasheet"}
+    return source if host is None else {**source, STAMP: f"measured on {host.measured}"}
 
 
 @dataclass(frozen=True, slots=True)

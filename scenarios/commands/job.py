@@ -9,6 +9,7 @@ from policies.errors import InputError, WorkError
 from scenarios.commands.shared import (
     announcing_compilation,
     begin_job,
+    load_world_of,
     make_job,
     read_scenario,
     require_made,
@@ -33,6 +34,7 @@ from scenarios.show.validation import format_validation
 from scenarios.show.verdict import verdict
 from scenarios.terminal.output import Output
 from scenarios.terminal.screen import screen_width
+from scenarios.world.materials import default_folder
 
 
 def run(arguments: Namespace) -> int:
@@ -122,7 +124,8 @@ def tune(arguments: Namespace) -> int:
         without=tuple(arguments.without),
     )
     path = wanted.path
-    read_scenario(arguments)  # refuses results in the place of its files
+    scenario = read_scenario(arguments)  # refuses results in the place of its files
+    tell_overload(output, load_world_of(scenario, default_folder(scenario)))
     with announcing_compilation(output, (), "compiled"):
         found, document = tune_router(wanted, quiet=output.quiet, say=output.remark)
     return output.result(f"{tuned_text(found)}\nrouter: {path}", document)

@@ -23,8 +23,9 @@ from scenarios.executors.checking import (
 )
 from scenarios.executors.devices import chosen_devices
 from scenarios.executors.preflight import other_programs, stamp_warnings
-from scenarios.files.documents import json_text, write_text
+from scenarios.files.documents import json_text, read_text, write_text
 from scenarios.files.reading import as_made, read_profile
+from scenarios.files.shipped import SHIPPED_HOST
 from scenarios.show.check import check_document, format_check
 from scenarios.show.profile import described
 from scenarios.terminal.output import Output
@@ -53,6 +54,7 @@ def profile_synth(arguments: Namespace) -> int:
     """A profile from published figures, or one of every GPU."""
     from calibrate.costs import costs_of
     from calibrate.datasheet import GPUS, synthesize
+    from calibrate.host import MeasuredHost
 
     output = Output(arguments)
     if arguments.all == (arguments.gpu is not None):
@@ -66,11 +68,12 @@ def profile_synth(arguments: Namespace) -> int:
         _require_synthesized(path)
     network = Network(arguments.network, arguments.options, "--network", "")
     costs = costs_of(network.build(), network.label, network.label)
+    host = MeasuredHost.from_yaml(read_text(SHIPPED_HOST), str(SHIPPED_HOST))
     if arguments.all:
         for key, path in zip(GPUS, paths, strict=True):
-            write_text(path, synthesize(key, costs, arguments.batch_limit).to_yaml())
+            write_text(path, synthesize(key, costs, arguments.batch_limit, host=host).to_yaml())
         return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
-    profile = synthesize(arguments.gpu, costs, arguments.batch_limit)
+    profile = synthesize(arguments.gpu, costs, arguments.batch_limit, host=host)
     document = profile.model_dump(mode="json", by_alias=True)
     if arguments.out is None:
         return output.result(profile.to_yaml().rstrip(), document)

@@ -104,9 +104,11 @@ def tell_foreign(output: Output, world: World, routers: Sequence[str]) -> None:
 
 def tell_overload(output: Output, world: World) -> None:
     """Warn of a rate beyond any router's capacity; the work goes on, as overload may be what is looked at."""
-    from scenarios.runs.bound import overload_of
+    from scenarios.runs.bound import busy_router_of, overload_of
 
-    if not output.quiet and (problem := overload_of(world)) is not None:
+    if output.quiet:
+        return
+    for problem in filter(None, (busy_router_of(world), overload_of(world))):
         output.remark(f"warning: {problem}")
 
 

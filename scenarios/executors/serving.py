@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from calibrate.host import STAMP
 from calibrate.interference import Interference, require_quiet
 from hw.cluster import HardwareCluster
 from hw.datasets import Dataset
@@ -273,8 +274,10 @@ def with_overheads(profile: Profile, overheads: ServingOverheads, device: int) -
 
 
 def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCosts) -> Profile:
-    """The profile with them."""
+    """The profile with them; what it may have named of another host is gone."""
+    stamps = {name: text for name, text in profile.device.stamps.items() if name != STAMP}
     update: dict[str, object] = {
+        "device": profile.device.model_copy(update={"stamps": stamps}),
         "router_host": router_host,
         "handover": found.handover,
         "busy_serving": found.busy,

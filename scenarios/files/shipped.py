@@ -10,6 +10,7 @@ from policies.files import lies_there
 
 SHIPPED: Final = Path(__file__).parents[1] / "data"
 SHIPPED_PROFILES: Final = SHIPPED / "profiles"
+SHIPPED_HOST: Final = SHIPPED / "host.yaml"  # what serving cost the host that datasheet profiles name
 CALIBRATED: Final = Path("profiles")  # where `slimsched calibrate` writes by default
 _MOVED: Final = ("models", "profiles", "routers", "traces")  # they lay beside the scenarios; now they lie in `data`
 

@@ -38,6 +38,7 @@ Edge = tuple[int, float, float]  # (segment, width, previous width)
 Vector = NDArray[np.float64]
 MOST_UNKNOWNS = 2e6
 MOST_WINDOWS = 1_000_000
+HARDLY = 0.9  # of the router's core: chance alone then makes long queues
 NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
 
 
@@ -221,6 +222,65 @@ def overload_of(world: World) -> str | None:
         f"{world.scenario.name}: {rate_img_s:.4g} images/s arrive on average, and no router can carry more than "
         f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies tell of the run's length; "
         "lower the rate, or add servers or bandwidth (`slimsched bound`, `slimsched capacity`)"
+    )
+
+
+@dataclass(frozen=True)
+class RouterLoad:
+    """What the router's process has to do at the mean rate, where all blocks are as large as they may be.
+
+    Attributes:
+        largest: images of such a block.
+        messages: in which it comes back, at least: a server's batches are no larger than its limit.
+        decided_s: a decision, the policy's own time, and the sending of the block.
+        returned_s: taking it back.
+    """
+
+    rate_img_s: float
+    segments: int
+    largest: int
+    messages: int
+    decided_s: float
+    returned_s: float
+
+    @property
+    def blocks_s(self) -> float:
+        """Every image passes the router before each of its segments."""
+        return self.rate_img_s * self.segments / self.largest
+
+    @property
+    def share(self) -> float:
+        """Of the one core that it has."""
+        return self.blocks_s * (self.decided_s + self.returned_s)
+
+
+def router_load_of(world: World) -> RouterLoad | None:
+    """At the scenario's mean rate; None where it has none."""
+    cluster, rate_img_s = world.cluster, world.mean_rate_img_s
+    if rate_img_s is None:
+        return None
+    largest = cluster.router.groups[-1]
+    messages = -(-largest // max(server.knobs.batch_limit for server in cluster.servers))
+    decided_s, returned_s = cluster.decision_ns / NS_PER_S, 0.0
+    if (host := cluster.host) is not None:
+        decided_s += _host_s(host.decision, largest)
+        returned_s = _host_s(host.returned, largest) + (messages - 1) * _host_s(host.returned, 0)
+    return RouterLoad(rate_img_s, cluster.router.segments, largest, messages, decided_s, returned_s)
+
+
+def busy_router_of(world: World) -> str | None:
+    """What is wrong where the router's process can't keep up, or hardly, even with its largest blocks; else None."""
+    load = router_load_of(world)
+    if load is None or load.share < HARDLY:
+        return None
+    keeps = "can't keep up" if load.share >= 1 else "hardly keeps up"
+    back = "1 message" if load.messages == 1 else f"at least {load.messages} messages"
+    return (
+        f"{world.scenario.name}: the router's process {keeps}: {load.rate_img_s:.4g} images/s in {load.segments} "
+        f"segments are {load.blocks_s:.4g} blocks/s, if all are as large as router.groups allows ({load.largest} "
+        f"images); each takes {1e6 * load.decided_s:.4g} us to decide and send, and {1e6 * load.returned_s:.4g} us to "
+        f"take back (in {back}): {100 * load.share:.0f} % of its one core, and more where blocks are smaller; lower "
+        "the rate, or allow larger blocks (router.groups, cluster.greedy.batch_limit)"
     )
 
 

@@ -16,8 +16,10 @@ from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.runs.bound import (
     FluidModel,
     bound,
+    busy_router_of,
     oracle_accuracy,
     overload_of,
+    router_load_of,
     window_rates_img_s,
 )
 from scenarios.runs.simulate import simulate_metrics
@@ -280,6 +282,47 @@ def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(
     light = write_scenario(tmp_path)
     assert main(["simulate", str(light), *flags]) == 0
     assert "warning" not in capsys.readouterr().err
+
+
+def test_what_a_rate_asks_of_the_router_by_hand() -> None:
+    """Two segments in blocks of 32: a policy of 1 ms, a decision, and two messages back, as batches hold 16."""
+    world = at_rate(made(toy("a", 1.0, router_host=HOST, handover=HANDOVER)), 100.0)
+    load = router_load_of(world)
+    assert load is not None
+    assert (load.largest, load.messages, load.blocks_s) == (32, 2, 2 * 100 / 32)
+    assert load.decided_s == pytest.approx(0.001 + 2e-4 + 32 * 5e-5)
+    assert load.returned_s == pytest.approx(2 * 3e-4 + 32 * 4e-5)
+    assert load.share == pytest.approx(6.25 * (2.8e-3 + 1.88e-3))
+    full_img_s = 100 / load.share
+    assert busy_router_of(at_rate(world, 0.89 * full_img_s)) is None
+    assert "hardly keeps up" in (busy_router_of(at_rate(world, 0.91 * full_img_s)) or "")
+    told = busy_router_of(at_rate(world, 4800.0)) or ""
+    assert "fluid: the router's process can't keep up: 4800 images/s in 2 segments are 300 blocks/s" in told
+    assert "(32 images); each takes 2800 us to decide and send, and 1880 us to take back (in at least 2 mes" in told
+    assert "140 % of its one core" in told
+    assert "router.groups, cluster.greedy.batch_limit" in told
+
+
+def test_a_router_that_nobody_measured_has_its_policy_only() -> None:
+    """One millisecond for 32 images of two segments: 16,000 a second."""
+    world = made(toy("a", 1.0))
+    assert busy_router_of(at_rate(world, 14_000.0)) is None
+    told = busy_router_of(at_rate(world, 16_000.0)) or ""
+    assert "1000 us to decide and send, and 0 us to take back (in at least 2 messages): 100 % of" in told
+
+
+def test_a_busy_router_is_told_by_the_commands_that_simulate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside what no router can carry; not where nobody is to be bothered."""
+    path = write_scenario(tmp_path)
+    path.write_text(path.read_text() + "router: {groups: [1], decision_s: 0.01}\n")
+    flags = ["--out", str(tmp_path / "run")]
+    for command in ("simulate", "compare"):
+        assert main([command, str(path), *flags]) == 0
+        assert "warning: tiny: the router's process can't keep up: " in capsys.readouterr().err
+    assert main(["simulate", str(path), *flags, "--quiet"]) == 0
+    assert "keep up" not in capsys.readouterr().err
 
 
 def test_no_warning_where_only_the_narrowest_is_slow() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from calibrate.costs import costs_of
 from calibrate.datasheet import GPUS, synthesize
+from calibrate.host import MeasuredHost
 from hw.networks import Network
 from policies import strict
 from policies.errors import InputError
@@ -32,6 +33,8 @@ from scenarios.show.profile_charts import (
 )
 from scenarios.show.profile_curves import latency_bands, stated_solo_error, under_load
 from scenarios.show.profile_page import profile_page
+from scenarios.world.materials import load_world
+from sim.host import HostTable
 from sim.profile import Profile, Range, Slowdown, StatedError
 from sim.steady import knee
 from tests import worlds
@@ -73,13 +76,51 @@ def test_shipped_profiles_are_what_the_model_makes() -> None:
     """Each is small, and what `make profiles` writes today; there is one of every GPU, and no other."""
     network = Network("slimresnet18", {}, "", "")
     costs = costs_of(network.build(), network.label, network.label)
+    host = MeasuredHost.from_yaml(shipped.SHIPPED_HOST.read_text(encoding="utf-8"), "host")
     files = {path.stem: path for path in shipped.SHIPPED_PROFILES.iterdir()}
     assert files.keys() == GPUS.keys()
     for key, path in files.items():
-        assert path.read_text(encoding="utf-8") == synthesize(key, costs, 128).to_yaml(), f"{path}: run `make profiles`"
+        assert path.read_text(encoding="utf-8") == synthesize(key, costs, 128, host=host).to_yaml(), (
+            f"{path}: run `make profiles`"
+        )
         assert path.stat().st_size < 60_000
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert shipped.SHIPPED.parent.name in packages["packages"]  # a wheel takes all files of a package
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_shipped_profile_names_the_host_that_it_is_served_by(name: str) -> None:
+    """Costs of deciding and ways were measured, and it says on what and how; nothing else in it was."""
+    profile = read_profile(Path(name))
+    host = MeasuredHost.from_yaml(shipped.SHIPPED_HOST.read_text(encoding="utf-8"), "host")
+    assert (profile.router_host, profile.handover) == (host.router_host, host.handover)
+    assert 0 < host.router_host.decision.image_s < host.router_host.decision.block_s < 1e-3
+    assert 0 < host.router_host.returned.image_s < host.router_host.returned.block_s < 1e-3
+    stamp = profile.device.stamps["router_host_and_handover"]
+    assert stamp == f"measured on {host.measured}"
+    assert "`python -m tests.bench.router_host" in stamp
+    assert "but router_host and handover" in profile.omitted[0]
+    assert (profile.busy_serving, profile.chores) == (None, None)
+
+
+def test_a_world_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its host is the measured one and its policy takes nothing more; every image pays, to the same nanosecond."""
+    path = tmp_path / "shipped.yaml"
+    path.write_text(SHIPPED_SCENARIO)
+    world, host = load_world(path), read_profile(Path("rtx-2080-ti")).router_host
+    assert host is not None
+    assert (world.cluster.decision_ns, world.cluster.host) == (0, HostTable.of(host))
+    found = []
+    for engine in ("simpy", "compiled"):
+        assert main(["simulate", str(path), "--router", "jsq", "--engine", engine, "--json", "-"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+        assert (found[-1].pop("engine"), found[-1].pop("wall_s") > 0) == (engine, True)
+    assert found[0] == found[1]
+    least_s = 4 * host.decision.block_s * host.sent_share * host.spread[0]
+    assert found[0]["stages_s"]["decision"] > least_s
+    assert found[0]["stages_s"]["handover"] > 4 * (5e-5 + 3.8e-5)
 
 
 def test_the_whole_table_is_written_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

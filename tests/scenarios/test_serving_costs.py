@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from calibrate.host import STAMP
 from policies.records import BatchRecord, BlockRecord, ChoreCost, Handover, RouterCost, RunRecord
 from policies.reward import RewardTerms
 from policies.vocabulary import ROUTER, HeadKey
@@ -259,6 +260,16 @@ def test_the_profile_keeps_what_was_calibrated_and_can_be_read_again() -> None:
     assert profile.served_extra_s == pytest.approx(40e-6, rel=1e-3)
     assert profile.chores is not None
     assert Profile.from_yaml(profile.to_yaml(), "served.yaml") == profile
+
+
+def test_what_was_measured_here_no_longer_names_another_host() -> None:
+    """An emulated device plays a datasheet, which names the host of its costs; they are this one's now."""
+    tables = device()
+    of_another = {"stamps": {"source": "datasheet", STAMP: "measured elsewhere"}}
+    given = tables.profile.model_copy(update={"device": tables.profile.device.model_copy(update=of_another)})
+    found_here = costs_of([served(tables)], [tables], [0])
+    profile = with_costs(given, found_here.router_host, found_here.devices[0])
+    assert profile.device.stamps == {"source": "datasheet"}
 
 
 def test_the_routers_costs_are_found_again_from_samples_of_several_blocks() -> None:
