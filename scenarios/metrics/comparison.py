@@ -18,6 +18,7 @@ from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.metrics.result import Engine, Result, charged_decisions
 from scenarios.metrics.served import leaves_many, served, shares_in
+from scenarios.metrics.service import Service
 from scenarios.metrics.signatures import tally
 from scenarios.metrics.statistics import change_pct, estimate, paired_difference
 
@@ -70,7 +71,7 @@ class Comparison(TypedDict):
 
     A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved;
     `by_seed` has the values of `PAIRED`, one a seed. A stored comparison may be older than these, than `shares`, and
-    than the last six keys.
+    than the last seven keys.
     """
 
     schema: str
@@ -86,6 +87,7 @@ class Comparison(TypedDict):
     worst: list[dict[str, Any]]
     emulated_slowdowns: list[float]
     own_decision_s: dict[str, float]
+    service: Service | None
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
@@ -131,6 +133,7 @@ def compare_results(
         worst=[_worst(router, runs) for router, runs in by_router.items()],
         emulated_slowdowns=sorted({k for result in results for k in result.get("emulated_slowdowns", [])}),
         own_decision_s=charged_decisions(results),
+        service=results[0].get("service"),
     )
 
 

@@ -31,6 +31,16 @@ from policies.records import (
 )
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, Provenance
+from scenarios.metrics.service import (
+    NO_PROMISE,
+    Kept,
+    Promise,
+    Service,
+    kept_of,
+    service_of,
+    tuples_run,
+    window_edges_ns,
+)
 
 Mode = Literal["simulation", "hardware"]
 Simulator = Literal["simpy", "compiled"]
@@ -160,7 +170,7 @@ def lateness_share(of: Lateness) -> float:
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may lack the last twelve keys, `accuracy_provenance`, `end` and `shares`.
+    """`slimsched.result/1`; a stored one may lack the last fourteen keys, `accuracy_provenance`, `end` and `shares`.
 
     Attributes:
         end: what became of that which was under way at the horizon: worked off, or cut off there.
@@ -172,6 +182,7 @@ class Result(TypedDict):
         cpu: of a run on executors; null in simulation.
         own_decision_s: what a decision of this router was charged beyond one of `random`, as it was measured here; 0
             where nothing was, null on executors, which take what they take.
+        service: what the scenario promises; `kept`: in which share of the windows it was.
     """
 
     schema: str
@@ -210,6 +221,8 @@ class Result(TypedDict):
     lateness_s: Lateness | None
     cpu: Cpu | None
     own_decision_s: float | None
+    service: Service
+    kept: Kept
 
 
 class Score(TypedDict):
@@ -277,13 +290,14 @@ class RunLabel:
 class Window:
     """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`.
 
-    `end` says what became of that which was under way at the horizon.
+    `end` says what became of that which was under way at the horizon, `promise` what the scenario promises.
     """
 
     warmup_s: float
     horizon_s: float
     deadline_s: float | None = None
     end: End = "drain"
+    promise: Promise = NO_PROMISE
 
     @property
     def ns(self) -> tuple[int, int]:
@@ -306,6 +320,7 @@ def summarise(
         lateness_s = _lateness_s(run.batches) if label.engine == "emulated" else None
         run = RunColumns.of(run)
     window_ns, requests = window.ns, run.requests
+    edges_ns = window_edges_ns(*window_ns)
     counted = (window_ns[0] <= requests.arrived_ns) & (requests.arrived_ns <= window_ns[1])
     done = counted & (requests.status == COMPLETED)
     latencies_s = _latencies_s(requests)
@@ -349,6 +364,8 @@ def summarise(
         lateness_s=lateness_s,
         cpu=cpu,
         own_decision_s=label.own_decision_s,
+        service=service_of(window.promise, edges_ns),
+        kept=kept_of(requests, edges_ns, window.promise, prior),
     )
 
 
@@ -421,13 +438,10 @@ def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, fl
 
 def _expected_accuracy(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
     """The prior's mean over the width tuples that ran: accuracy without the chance of labels."""
-    width = requests.width[done]
-    if not len(width):
+    if not done.any():
         return None
-    codes = width @ len(requests.widths) ** np.arange(width.shape[1])  # a number for each tuple
-    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
-    priors = [prior(tuple(requests.widths[place] for place in width[at])) for at in first]
-    return fsum(count * top1 for count, top1 in zip(counts.tolist(), priors, strict=True)) / len(width)
+    priors, place = tuples_run(requests, done, prior)
+    return fsum(count * top1 for count, top1 in zip(np.bincount(place).tolist(), priors, strict=True)) / len(place)
 
 
 def _latencies_s(requests: RequestColumns) -> NDArray[np.float64]:
