@@ -129,10 +129,12 @@ def _solving(programmes: int, output: Output) -> Progress:
 
 
 def capacity(arguments: Namespace) -> int:
-    """The largest stable rate."""
+    """The largest rate that is stable, and keeps what the flags ask."""
     from scenarios.files.router_names import display_name
+    from scenarios.metrics.service import Promise
     from scenarios.runs.capacity import Search, under_poisson
     from scenarios.runs.capacity import capacity as find_capacity
+    from scenarios.show.capacity import capacity_text, tried_text
 
     output = Output(arguments)
     check_router(arguments.router, "--router")
@@ -140,27 +142,24 @@ def capacity(arguments: Namespace) -> int:
     world = load_world_of(scenario, folder)
     tell_effort(output, under_poisson(world), CAPACITY_RUNS, arguments.engine, duration_s=arguments.duration)
     tell_foreign(output, world, (arguments.router,))
+    search = Search(
+        display_name(arguments.router),
+        require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
+        arguments.duration,
+        arguments.precision,
+        arguments.workload == "own",
+        arguments.engine,
+        Promise(arguments.floor, arguments.p99),
+    )
     with announcing_compilation(output, (arguments.router,), arguments.engine):
         found = find_capacity(
             world,
             lambda: world.router(arguments.router, folder),
-            Search(
-                display_name(arguments.router),
-                require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
-                arguments.duration,
-                arguments.precision,
-                arguments.workload == "own",
-                arguments.engine,
-            ),
-            on_progress=lambda rate, stable: output.remark(
-                f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"
-            ),
+            search,
+            on_progress=lambda tried: output.remark(tried_text(tried, search.promise)),
         )
-    text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
-    seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"
-    text += f" ({found.workload} arrivals, {arguments.duration:g} s, {seeds})"
     document = {"schema": "slimsched.capacity/1", "engine": arguments.engine, **dataclasses.asdict(found)}
-    return output.result(text, document)
+    return output.result(capacity_text(found, search), document)
 
 
 def bound(arguments: Namespace) -> int:

@@ -24,7 +24,11 @@ from scenarios.metrics.statistics import change_pct, estimate, paired_difference
 
 BASELINE = "random"
 _AVERAGED = tuple(dict.fromkeys(measure.keys[0] for measure in MEASURES.values() if measure.is_averaged))
-_LATENCY, _ENERGY = MEASURES["latency_mean_s"], MEASURES["energy_j"]  # whose changes against the baseline a row has
+_CHANGES = {  # against the baseline
+    "latency_change_pct": MEASURES["latency_mean_s"],
+    "energy_change_pct": MEASURES["energy_j"],
+    "energy_per_image_change_pct": MEASURES["energy_per_image_j"],
+}
 ACCURACY_DIGITS = 9  # sums of the same priors differ beyond them
 
 
@@ -147,7 +151,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
     for key in _AVERAGED:
         row[key] = _fold([shares_in(run) if key == "shares" else run.get(key) for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
-    for key, measure in (("latency_change_pct", _LATENCY), ("energy_change_pct", _ENERGY)):
+    for key, measure in _CHANGES.items():
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
     found = served(runs)
     row["failures"], row["is_marked"] = found["failures"], leaves_many(found)

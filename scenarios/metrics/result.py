@@ -342,7 +342,7 @@ def summarise(
         accuracy=_ratio(_count(requests.correct & done), _count(done)),
         latency_s=_latency(latencies_s[done]),
         energy_j=_spread(requests.energy_j[done]),
-        energy_per_image_j=_energy_per_image(run.devices, duration_s, images["completed"]),
+        energy_per_image_j=energy_per_image(run.devices, duration_s, images["completed"]),
         gpu_var=_spread(run.gpu_var),
         throughput_img_s=_rate_img_s(requests, latencies_s, window_ns, None),
         duration_s=duration_s,
@@ -357,7 +357,7 @@ def summarise(
         failures=_failures(requests),
         stages_s=_stages_s(requests, done),
         extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
-        expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
+        expected_accuracy=None if prior is None else expected_accuracy_of(requests, done, prior),
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
         signatures=None,
         emulated_slowdowns=list(label.emulated_slowdowns),
@@ -436,7 +436,7 @@ def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, fl
     return dict(zip(STAGES, (np.mean(stages_ns, axis=0) / NS_PER_S).tolist(), strict=True))
 
 
-def _expected_accuracy(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
+def expected_accuracy_of(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
     """The prior's mean over the width tuples that ran: accuracy without the chance of labels."""
     if not done.any():
         return None
@@ -475,7 +475,8 @@ def _latency(latencies_s: NDArray[np.float64]) -> LatencyMetrics:
     return LatencyMetrics(**spread, p50=p50, p95=p95, p99=p99, max=float(ascending[-1]))
 
 
-def _energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
+def energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
+    """Of the whole run."""
     if not completed:
         return EnergyPerImage(total=None, dynamic=None, base=None, idle=None)
     total_j = sum(device.energy_j for device in devices)

@@ -109,7 +109,7 @@ def test_a_window_holds_its_last_moment_and_not_its_first() -> None:
     """So each completion is in one window; those of the warm-up are in none."""
     at_ends = [request(0, 0.5, 0.5), narrow(1, 1.5, 0.5), request(2, 2.5, 0.5)]
     assert kept(*at_ends, promise=FLOOR)["floor"] == 2 / 3
-    warmed_up = {"warmup_s": 1.0, "horizon_s": 4.0}
+    warmed_up: dict[str, Any] = {"warmup_s": 1.0, "horizon_s": 4.0}
     assert kept(narrow(0, 0.5, 0.5), request(1, 0.5, 0.6), promise=FLOOR, **warmed_up)["floor"] == 1.0
 
 
