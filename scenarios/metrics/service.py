@@ -99,7 +99,7 @@ def kept_of(requests: RequestColumns, edges_ns: Counts, promise: Promise, prior:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """Which window each image ended in: `len(ends_ns)` for later and never, -1 for earlier than the first."""
+    """Which window each image ended in, or the run did before it: `len(ends_ns)` for later, -1 for before the first."""
 
     requests: RequestColumns
     ends_ns: Counts
@@ -107,9 +107,7 @@ class _Fate:
 
     @classmethod
     def of(cls, requests: RequestColumns, edges_ns: Counts) -> _Fate:
-        window = np.searchsorted(edges_ns, requests.finished_ns) - 1
-        window[requests.status == IN_FLIGHT] = len(edges_ns) - 1
-        return cls(requests, edges_ns[1:], window)
+        return cls(requests, edges_ns[1:], np.searchsorted(edges_ns, requests.finished_ns) - 1)
 
     def ended(self, status: int) -> NDArray[np.bool_]:
         """Who ended like this in any of the windows."""

@@ -126,7 +126,7 @@ def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: S
     joules = energy_per_image(columns.devices, columns.ended_ns / NS_PER_S, int(np.count_nonzero(completed)))
     return Reading(
         is_steady=_is_steady(columns, half_ns),
-        p99_s=_p99_s(columns, half_ns, search.promise.p99_limit_s),
+        p99_s=p99_of(columns, half_ns, search.promise.p99_limit_s),
         accuracy=expected_accuracy_of(requests, completed & late, world.accuracy.prior),
         energy_per_image_j=joules["total"],
     )
@@ -142,7 +142,7 @@ def _is_steady(columns: RunColumns, half_ns: int) -> bool:
     return arrived - done <= GROWTH_LIMIT * arrived + NOISE_IMAGES and failed <= LIMIT * arrived
 
 
-def _p99_s(columns: RunColumns, half_ns: int, limit_s: float | None) -> float | None:
+def p99_of(columns: RunColumns, half_ns: int, limit_s: float | None) -> float | None:
     """Of what ended in the second half, as windows are judged (`scenarios.metrics.service`): a failed image has waited
     without end, and one that is in flight at the run's end counts once it has been for longer than the limit."""
     requests = columns.requests

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from policies.errors import InputError, WorkError
+from policies.records import RunColumns
+from policies.vocabulary import NS_PER_S
 from scenarios.cli import main
 from scenarios.metrics.service import Promise
 from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import Capacity, Reading, Search, Tried, capacity, read
+from scenarios.runs.capacity import Capacity, Reading, Search, Tried, capacity, p99_of, read
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
+from tests.scenarios.test_result import record, request
 
 POISSON = "{kind: poisson, rate_img_s: 200}"
 TRACE = "{kind: trace, file: trace.csv}"
@@ -162,6 +165,22 @@ def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
         InputError, match=r"--floor: 0\.95 is beyond the most accurate width tuple; allowed is up to 0\.9"
     ):
         search(world, rising, promise=Promise(floor=0.95))
+
+
+def test_who_fails_or_waits_longer_than_the_limit_is_in_the_p99() -> None:
+    """A failed image waits without end; one in flight for as long as it has; of the first half nobody counts."""
+    quick = [request(number, 5.5, 0.1) for number in range(98)]
+    for others, limit_s, p99_s in (
+        ([request(98, 0.5, 3.0)], 1.0, 0.1),
+        ([request(98, 6.0, 4.0, "in_flight")], None, 0.1),
+        ([request(98, 6.0, 4.0, "in_flight")], 5.0, 0.1),
+        ([request(98, 6.0, 4.0, "in_flight")], 1.0, 4.0),
+        ([request(98, 6.0, 0.1, "failed")], None, None),
+        ([request(98, 6.0, 0.1, "failed"), request(99, 6.0, 0.1)], None, 0.1),  # one of a hundred
+    ):
+        columns = RunColumns.of(record(*quick, *others))
+        assert p99_of(columns, 5 * NS_PER_S, limit_s) == (None if p99_s is None else pytest.approx(p99_s))
+    assert p99_of(RunColumns.of(record()), 5 * NS_PER_S, None) is None
 
 
 def test_a_run_is_read_by_its_second_half(tmp_path: Path) -> None:

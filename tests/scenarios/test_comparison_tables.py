@@ -115,7 +115,7 @@ def test_what_a_user_feels_is_first_then_means(promise: Promise, heads: list[str
 
 def test_energy_differences_have_their_sign() -> None:
     """In every table: who spends more has a plus."""
-    runs = []
+    runs: list[Result] = []
     for router, joules in (("random", 2.0), ("dear", 3.0), ("lean", 1.0)):
         for seed in (0, 1):
             one = run(router, seed, 0.7, 1.0)

@@ -82,6 +82,8 @@ def test_who_is_still_in_flight_beyond_the_limit_is_over_it_at_the_end_of_every_
     young, old = request(0, 0.95, 0.07), request(0, 0.85, 0.17)
     assert kept(young, *quick(10), promise=LIMIT)["p99_limit"] == 1.0
     assert kept(old, *quick(10), promise=LIMIT)["p99_limit"] == 0.0
+    cut = request(0, 2.5, 0.5, "in_flight")  # the run ends with the last window
+    assert kept(cut, *quick(98, 2.5), promise=LIMIT)["p99_limit"] == 0.0
     on_the_dot = request(0, 0.9, 5.0, "in_flight")  # waits for just the limit at the first end, beyond it at the next
     assert kept(on_the_dot, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=LIMIT)["p99_limit"] == 1 / 3
 
@@ -91,6 +93,7 @@ def test_nobody_completed_is_not_kept_where_anybody_was_there() -> None:
     both = Promise(FLOOR.floor, LIMIT.p99_limit_s)
     assert kept(request(0, 0.5, 2.0), promise=both) == {"both": 0.0, "floor": 1 / 3, "p99_limit": 0.0}
     assert kept(request(0, 0.5, 0.1, "failed"), *quick(1, 1.5), promise=both)["both"] == 0.5
+    assert kept(request(0, 0.98, 0.05), promise=LIMIT)["p99_limit"] == 0.5  # in the first window it was there, no more
     assert kept(*quick(1, 1.5), promise=both) == {"both": 1.0, "floor": 1.0, "p99_limit": 1.0}
     assert kept(promise=both) == {"both": None, "floor": None, "p99_limit": None}
     assert kept(*quick(1, 4.0), promise=both)["both"] is None
