@@ -193,6 +193,10 @@ def _capacity(parser: argparse.ArgumentParser) -> None:
     )
     text = "the scenario's by default; may be given several times: then most of them must be stable"
     parser.add_argument("--seed", type=whole, action="append", metavar="N", help=text)
+    text = "also ask for a p99 latency of at most that, such as 10ms"
+    parser.add_argument("--p99", type=duration_s, metavar="TIME", help=text)
+    text = "also ask for at least this mean accuracy, 0 to 1, by the table, of the widths that ran"
+    parser.add_argument("--floor", type=share, metavar="SHARE", help=text)
     text = "of each run, 20s by default; near its limit a router may take long to show that it fails"
     parser.add_argument("--duration", type=duration_s, default=20.0, metavar="TIME", help=text)
     text = "of the rate, as a share of it; 0.05 by default"
@@ -266,7 +270,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "simulate", "routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)
     ),
     "validate": Command("job", "the same workload in simulation and on real executors", (_scenario, _routers, _go_on)),
-    "capacity": Command("simulate", "the largest stable rate with a router", (_scenario, _capacity, _engine)),
+    "capacity": Command(
+        "simulate",
+        "the largest rate that a router carries: stable, at a p99 and an accuracy",
+        (_scenario, _capacity, _engine),
+    ),
     "bound": Command("simulate", "what no router can beat: the fluid model's bound", (_scenario, _bound)),
     "replay": Command("job", "replay a run's event logs through fresh cores", (_run_folder,)),
     "report": Command("job", "write a run folder's report.html again", (_run_folder, _picture)),

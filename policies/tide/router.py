@@ -116,7 +116,7 @@ class TideRouter:
     # ------------------------------------------------------------------------------------------------------- files
 
     def save(self, path: Path, made_by: Mapping[str, Any], hold: HoldSpec | None = None) -> None:
-        """Write it, atomically, for `TideSpec.read`, with what is held back for it, and how it came about (`made_by`)."""
+        """Write it, atomically, for `TideSpec.read`, with what is held back for it; `made_by` says how it came."""
         config = self.context.config
         names = [knob.name for knob in knobs(config.segments, len(config.widths))]
         header = {

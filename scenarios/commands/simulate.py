@@ -31,6 +31,7 @@ CAPACITY_RUNS = 8  # that a search takes, about
 
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import Bounds, Comparison
+    from scenarios.terminal.progress import Progress
     from scenarios.world.world import World
 
 
@@ -107,26 +108,33 @@ def compare(arguments: Namespace) -> int:
 def _bounds(world: World, comparison: Comparison, output: Output) -> Bounds:
     """The fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
     from scenarios.metrics.comparison import bound_accuracies
-    from scenarios.runs.bound import bound as find_bound
-    from scenarios.terminal.progress import Progress
+    from scenarios.runs.bound import OF_A_BOUND, FluidModel
 
     accuracies = bound_accuracies(comparison)
     curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
-    with Progress("bound", len(accuracies), unit="point", quiet=output.quiet) as progress:
+    with _solving(OF_A_BOUND * len(accuracies), output) as progress:
+        model = FluidModel(world, on_solved=progress.update)
         for accuracy in accuracies:
-            found = find_bound(world, accuracy)
+            found = model.bound(accuracy, world.mean_rate_img_s)
             curves["latency_mean_s"].append((accuracy, found.latency_s))
             if found.energy_per_image_j is not None:
                 curves["energy_dynamic_j"].append((accuracy, found.energy_per_image_j))
-            progress.update()
     return curves
 
 
+def _solving(programmes: int, output: Output) -> Progress:
+    from scenarios.terminal.progress import Progress
+
+    return Progress("bound", programmes, unit="programme", quiet=output.quiet)
+
+
 def capacity(arguments: Namespace) -> int:
-    """The largest stable rate."""
+    """The largest rate that is stable, and keeps what the flags ask."""
     from scenarios.files.router_names import display_name
+    from scenarios.metrics.service import Promise
     from scenarios.runs.capacity import Search, under_poisson
     from scenarios.runs.capacity import capacity as find_capacity
+    from scenarios.show.capacity import capacity_text, tried_text
 
     output = Output(arguments)
     check_router(arguments.router, "--router")
@@ -134,40 +142,38 @@ def capacity(arguments: Namespace) -> int:
     world = load_world_of(scenario, folder)
     tell_effort(output, under_poisson(world), CAPACITY_RUNS, arguments.engine, duration_s=arguments.duration)
     tell_foreign(output, world, (arguments.router,))
+    search = Search(
+        display_name(arguments.router),
+        require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
+        arguments.duration,
+        arguments.precision,
+        arguments.workload == "own",
+        arguments.engine,
+        Promise(arguments.floor, arguments.p99),
+    )
     with announcing_compilation(output, (arguments.router,), arguments.engine):
         found = find_capacity(
             world,
             lambda: world.router(arguments.router, folder),
-            Search(
-                display_name(arguments.router),
-                require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
-                arguments.duration,
-                arguments.precision,
-                arguments.workload == "own",
-                arguments.engine,
-            ),
-            on_progress=lambda rate, stable: output.remark(
-                f"{rate:.1f} images/s: {'stable' if stable else 'not stable'}"
-            ),
+            search,
+            on_progress=lambda tried: output.remark(tried_text(tried, search.promise)),
         )
-    text = f"{found.router}: stable at {found.stable_img_s:.1f} images/s, not at {found.unstable_img_s:.1f}"
-    seeds = f"seed{'s' if len(found.seeds) > 1 else ''} {', '.join(map(str, found.seeds))}"
-    text += f" ({found.workload} arrivals, {arguments.duration:g} s, {seeds})"
     document = {"schema": "slimsched.capacity/1", "engine": arguments.engine, **dataclasses.asdict(found)}
-    return output.result(text, document)
+    return output.result(capacity_text(found, search), document)
 
 
 def bound(arguments: Namespace) -> int:
     """What the fluid model allows; with a load that moves also what an oracle could make of it."""
-    from scenarios.runs.bound import FluidModel, oracle_of
+    from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
 
     output = Output(arguments)
     world = load_world_of(*scenario_and_folder(arguments))
     tell_effort(output, world, 1, "compiled")
     accuracy = min(world.accuracy.prior.top1.values()) if arguments.accuracy is None else arguments.accuracy
-    model = FluidModel(world)
-    found = model.bound(accuracy, world.mean_rate_img_s)
-    oracle = oracle_of(model, arguments.window)
+    with _solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario), output) as progress:
+        model = FluidModel(world, on_solved=progress.update)
+        found = model.bound(accuracy, world.mean_rate_img_s)
+        oracle = oracle_of(model, arguments.window)
     rate = f"at {number(found.rate_img_s, 1)} images/s" if found.rate_img_s else "at the trace's own rate"
     lines = [
         f"at a mean accuracy of at least {100 * found.accuracy:.2f} %, no router can",

@@ -27,6 +27,7 @@ from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
+from scenarios.metrics.service import Promise
 from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.output import Say
@@ -173,7 +174,7 @@ def run_on_hardware(
         accuracy_provenance=world.accuracy.provenance,
         emulated_slowdowns=world.emulated_slowdowns,
     )
-    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end)
+    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end, Promise.of(scenario))
     result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
     return diagnosed(result, world.signature_context), record
 

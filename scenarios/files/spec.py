@@ -718,6 +718,13 @@ Routers = Annotated[tuple[RouterName, ...], Field(min_length=1, max_length=1000)
 Seeds = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=10_000), AfterValidator(unique)]
 
 
+class ServiceSection(StrictModel):
+    """What the operator promises: results say in how much of the time it was kept ([metrics](metrics.md))."""
+
+    floor: Share | None = Field(None, description="mean accuracy to keep; null: `tuning.floor`, where there is one")
+    p99_limit_s: Seconds | None = Field(None, description="most that the p99 latency may be; null for no limit")
+
+
 class CompareSection(StrictModel):
     """The simulated comparison: every router with every seed."""
 
@@ -780,6 +787,7 @@ class Scenario(StrictModel):
     )
     deadline_s: Seconds | None = Field(None, description="a request's time limit, for goodput; null for none")
     shed: bool = Field(False, description="give up requests whose deadline has passed")
+    service: ServiceSection = Field(default_factory=ServiceSection, description="what is promised to users")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
     training: TrainingSection = Field(default_factory=TrainingSection, description="of the PPO router")
     tuning: TuningSection = Field(default_factory=TuningSection, description="of rules and of Tide, by search")

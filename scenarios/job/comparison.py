@@ -11,6 +11,7 @@ from scenarios.files.router_names import display_name
 from scenarios.job.job import Job
 from scenarios.metrics.comparison import Bounds, Comparison, compare_results
 from scenarios.metrics.result import Result, Simulator
+from scenarios.metrics.service import Promise
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
 from scenarios.terminal.progress import Progress
@@ -56,8 +57,10 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
+    promised = Promise.of(job.scenario)
     fingerprint = job.fingerprint(
         *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM,
+        (promised.floor, promised.p99_limit_s),
         *world.decision_parts([display_name(router) for router in given.routers]),
     )  # fmt: skip
     target = job.folder / RESULTS

@@ -83,11 +83,22 @@ def _share(key: str, meaning: str, better: Literal["higher", "lower"]) -> Measur
     return Measure(name, keys, f"images {key}", key, meaning, unit="%", scale=100, digits=2, better=better)
 
 
+def _kept(name: str, key: str, title: str, head: str, meaning: str) -> Measure:
+    return Measure(name, ("kept", key), title, head, meaning, unit="%", scale=100, digits=1, better="higher")
+
+
 def _seconds(name: str, title: str, meaning: str) -> Measure:
     return Measure(name, (name,), title, title, meaning, unit="s", digits=1, is_averaged=False)
 
 
 _ALL: Final = (
+    _kept("kept_share", "both", "windows kept", "kept",
+          "Share of the windows of 10 s in which all that `service` promises was kept. `null` where it promises "
+          "nothing."),
+    _kept("floor_kept_share", "floor", "windows that kept the floor", "floor kept",
+          "Share in which the mean accuracy, by the network's table, was at least `service.floor`."),
+    _kept("p99_kept_share", "p99_limit", "windows that kept the p99 limit", "p99 kept",
+          "Share in which the p99 latency was at most `service.p99_limit_s`."),
     _images("arrived", "Requests of the whole run. Each is counted once more below: completed, in flight or failed."),
     _images("completed", "Requests whose last segment was done when the run ended."),
     _images("in_flight", "Requests that were still under way when the run ended."),
@@ -178,9 +189,12 @@ def measures(*names: str) -> tuple[Measure, ...]:
 # Who shows what, in the order in which it is shown.
 SERVED: Final = measures("completed_share", "unfinished_share", "failed_share")
 """How much of what arrived was served: beside every table's routers, the last two where anybody has some."""
+KEPT: Final = measures("kept_share", "floor_kept_share", "p99_kept_share")
+"""In how much of the time was kept what the scenario promises: before all else, where it promises something."""
 COMPARED: Final = measures(
-    *("accuracy", "latency_mean_s", "latency_p99_s", "energy_j", "energy_per_image_j", "throughput_img_s", "gpu_var")
+    *("latency_p99_s", "accuracy", "energy_per_image_j", "throughput_img_s", "latency_mean_s", "energy_j")
 )
+"""What a user feels first, then means."""
 PAIRED: Final = measures(
     *("accuracy", "expected_accuracy", "latency_mean_s", "latency_p99_s", "energy_j", "energy_per_image_j"),
     *("energy_dynamic_j", "throughput_img_s"),

@@ -18,12 +18,17 @@ from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.metrics.result import Engine, Result, charged_decisions
 from scenarios.metrics.served import leaves_many, served, shares_in
+from scenarios.metrics.service import Service
 from scenarios.metrics.signatures import tally
 from scenarios.metrics.statistics import change_pct, estimate, paired_difference
 
 BASELINE = "random"
 _AVERAGED = tuple(dict.fromkeys(measure.keys[0] for measure in MEASURES.values() if measure.is_averaged))
-_LATENCY, _ENERGY = MEASURES["latency_mean_s"], MEASURES["energy_j"]  # whose changes against the baseline a row has
+_CHANGES = {  # against the baseline
+    "latency_change_pct": MEASURES["latency_mean_s"],
+    "energy_change_pct": MEASURES["energy_j"],
+    "energy_per_image_change_pct": MEASURES["energy_per_image_j"],
+}
 ACCURACY_DIGITS = 9  # sums of the same priors differ beyond them
 
 
@@ -70,7 +75,7 @@ class Comparison(TypedDict):
 
     A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved;
     `by_seed` has the values of `PAIRED`, one a seed. A stored comparison may be older than these, than `shares`, and
-    than the last six keys.
+    than the last seven keys.
     """
 
     schema: str
@@ -86,6 +91,7 @@ class Comparison(TypedDict):
     worst: list[dict[str, Any]]
     emulated_slowdowns: list[float]
     own_decision_s: dict[str, float]
+    service: Service | None
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
@@ -131,6 +137,7 @@ def compare_results(
         worst=[_worst(router, runs) for router, runs in by_router.items()],
         emulated_slowdowns=sorted({k for result in results for k in result.get("emulated_slowdowns", [])}),
         own_decision_s=charged_decisions(results),
+        service=results[0].get("service"),
     )
 
 
@@ -144,7 +151,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
     for key in _AVERAGED:
         row[key] = _fold([shares_in(run) if key == "shares" else run.get(key) for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
-    for key, measure in (("latency_change_pct", _LATENCY), ("energy_change_pct", _ENERGY)):
+    for key, measure in _CHANGES.items():
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
     found = served(runs)
     row["failures"], row["is_marked"] = found["failures"], leaves_many(found)

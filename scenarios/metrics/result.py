@@ -31,6 +31,16 @@ from policies.records import (
 )
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, Provenance
+from scenarios.metrics.service import (
+    NO_PROMISE,
+    Kept,
+    Promise,
+    Service,
+    kept_of,
+    service_of,
+    tuples_run,
+    window_edges_ns,
+)
 
 Mode = Literal["simulation", "hardware"]
 Simulator = Literal["simpy", "compiled"]
@@ -160,7 +170,7 @@ def lateness_share(of: Lateness) -> float:
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may lack the last twelve keys, `accuracy_provenance`, `end` and `shares`.
+    """`slimsched.result/1`; a stored one may lack the last fourteen keys, `accuracy_provenance`, `end` and `shares`.
 
     Attributes:
         end: what became of that which was under way at the horizon: worked off, or cut off there.
@@ -172,6 +182,7 @@ class Result(TypedDict):
         cpu: of a run on executors; null in simulation.
         own_decision_s: what a decision of this router was charged beyond one of `random`, as it was measured here; 0
             where nothing was, null on executors, which take what they take.
+        service: what the scenario promises; `kept`: in which share of the windows it was.
     """
 
     schema: str
@@ -210,6 +221,8 @@ class Result(TypedDict):
     lateness_s: Lateness | None
     cpu: Cpu | None
     own_decision_s: float | None
+    service: Service
+    kept: Kept
 
 
 class Score(TypedDict):
@@ -277,13 +290,14 @@ class RunLabel:
 class Window:
     """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`.
 
-    `end` says what became of that which was under way at the horizon.
+    `end` says what became of that which was under way at the horizon, `promise` what the scenario promises.
     """
 
     warmup_s: float
     horizon_s: float
     deadline_s: float | None = None
     end: End = "drain"
+    promise: Promise = NO_PROMISE
 
     @property
     def ns(self) -> tuple[int, int]:
@@ -306,6 +320,7 @@ def summarise(
         lateness_s = _lateness_s(run.batches) if label.engine == "emulated" else None
         run = RunColumns.of(run)
     window_ns, requests = window.ns, run.requests
+    edges_ns = window_edges_ns(*window_ns)
     counted = (window_ns[0] <= requests.arrived_ns) & (requests.arrived_ns <= window_ns[1])
     done = counted & (requests.status == COMPLETED)
     latencies_s = _latencies_s(requests)
@@ -327,7 +342,7 @@ def summarise(
         accuracy=_ratio(_count(requests.correct & done), _count(done)),
         latency_s=_latency(latencies_s[done]),
         energy_j=_spread(requests.energy_j[done]),
-        energy_per_image_j=_energy_per_image(run.devices, duration_s, images["completed"]),
+        energy_per_image_j=energy_per_image(run.devices, duration_s, images["completed"]),
         gpu_var=_spread(run.gpu_var),
         throughput_img_s=_rate_img_s(requests, latencies_s, window_ns, None),
         duration_s=duration_s,
@@ -342,13 +357,15 @@ def summarise(
         failures=_failures(requests),
         stages_s=_stages_s(requests, done),
         extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
-        expected_accuracy=None if prior is None else _expected_accuracy(requests, done, prior),
+        expected_accuracy=None if prior is None else expected_accuracy_of(requests, done, prior),
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
         signatures=None,
         emulated_slowdowns=list(label.emulated_slowdowns),
         lateness_s=lateness_s,
         cpu=cpu,
         own_decision_s=label.own_decision_s,
+        service=service_of(window.promise, edges_ns),
+        kept=kept_of(requests, edges_ns, window.promise, prior),
     )
 
 
@@ -419,15 +436,12 @@ def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, fl
     return dict(zip(STAGES, (np.mean(stages_ns, axis=0) / NS_PER_S).tolist(), strict=True))
 
 
-def _expected_accuracy(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
+def expected_accuracy_of(requests: RequestColumns, done: NDArray[np.bool_], prior: AccuracyPrior) -> float | None:
     """The prior's mean over the width tuples that ran: accuracy without the chance of labels."""
-    width = requests.width[done]
-    if not len(width):
+    if not done.any():
         return None
-    codes = width @ len(requests.widths) ** np.arange(width.shape[1])  # a number for each tuple
-    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
-    priors = [prior(tuple(requests.widths[place] for place in width[at])) for at in first]
-    return fsum(count * top1 for count, top1 in zip(counts.tolist(), priors, strict=True)) / len(width)
+    priors, place = tuples_run(requests, done, prior)
+    return fsum(count * top1 for count, top1 in zip(np.bincount(place).tolist(), priors, strict=True)) / len(place)
 
 
 def _latencies_s(requests: RequestColumns) -> NDArray[np.float64]:
@@ -461,7 +475,8 @@ def _latency(latencies_s: NDArray[np.float64]) -> LatencyMetrics:
     return LatencyMetrics(**spread, p50=p50, p95=p95, p99=p99, max=float(ascending[-1]))
 
 
-def _energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
+def energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
+    """Of the whole run."""
     if not completed:
         return EnergyPerImage(total=None, dynamic=None, base=None, idle=None)
     total_j = sum(device.energy_j for device in devices)

@@ -18,10 +18,13 @@ own rate and its tuples' accuracy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import product
 from math import inf
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +33,7 @@ from scipy.sparse import coo_array, csr_array, vstack
 
 from policies.errors import InputError, WorkError
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
-from scenarios.files.spec import GammaWorkload, PoissonWorkload
+from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
 from scenarios.world.world import World
 from sim.tables import DeviceTables, KeyTable
 
@@ -40,6 +43,8 @@ MOST_UNKNOWNS = 2e6
 MOST_WINDOWS = 1_000_000
 HARDLY = 0.9  # of the router's core: chance alone then makes long queues
 NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
+OF_A_BOUND: Final = 3  # programmes: the rate, the energy, the latency
+ORACLE_POINTS: Final = 24  # rates at which an oracle's programme is solved, after that of the capacity
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,14 @@ class FluidModel:
 
     Args:
         widths: those that may run; all of the network's by default.
+        on_solved: told of each programme that is solved, for of many servers one takes many seconds.
     """
 
-    def __init__(self, world: World, widths: Sequence[float] = ()) -> None:
+    def __init__(
+        self, world: World, widths: Sequence[float] = (), on_solved: Callable[[], None] = lambda: None
+    ) -> None:
         self.world, config = world, world.cluster.router
+        self._on_solved = on_solved
         self.idle_w = sum(tables.context_idle_mw for tables in world.cluster.devices) / 1000
         allowed = tuple(widths) or config.widths
         require_solvable(world, len(allowed))
@@ -147,6 +156,7 @@ class FluidModel:
         accuracy = min(accuracy, float(self.top1.max()))
         capacity_img_s = self.capacity_img_s(accuracy)
         if rate_img_s is None or rate_img_s > capacity_img_s:
+            self._on_solved()  # of the energy there is nothing to solve
             return Bound(accuracy, rate_img_s, capacity_img_s, None, None, self.latency_s(accuracy, None))
         energy_j = self.energy_j(accuracy, rate_img_s)
         return Bound(
@@ -175,19 +185,25 @@ class FluidModel:
         equal, sums = self._balances, np.zeros(self._balances.shape[0])
         if rate_img_s is not None:
             equal, sums = vstack([equal, csr_array(self._all_tuples()[None, :])]), np.append(sums, rate_img_s)
-        found = linprog(cost, A_ub=below, b_ub=levels, A_eq=equal, b_eq=sums, method="highs")
+        found = _beside(lambda: linprog(cost, A_ub=below, b_ub=levels, A_eq=equal, b_eq=sums, method="highs"))
         if not found.success:
             raise WorkError(f"the fluid model has no solution: {found.message}")
+        self._on_solved()
         return float(found.fun)
 
 
-def bound(world: World, accuracy: float, rate_img_s: float | None = None) -> Bound:
-    """The fluid bound at a mean accuracy and a rate, the scenario's mean rate by default.
+def _beside(work: Callable[[], Any]) -> Any:
+    """What the work gives, in a thread of its own: the solver is deaf to interruptions, who waits for it is not."""
+    made: Future[Any] = Future()
 
-    Raises:
-        InputError: no width tuple is so accurate.
-    """
-    return FluidModel(world).bound(accuracy, world.mean_rate_img_s if rate_img_s is None else rate_img_s)
+    def do() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=do, daemon=True).start()
+    return made.result()
 
 
 def require_solvable(world: World, widths: int | None = None) -> None:
@@ -303,7 +319,9 @@ class Oracle:
     overload_share: float
 
 
-def oracle_accuracy(model: FluidModel, rates_img_s: Sequence[float], window_s: float = 1.0, points: int = 24) -> Oracle:
+def oracle_accuracy(
+    model: FluidModel, rates_img_s: Sequence[float], window_s: float = 1.0, points: int = ORACLE_POINTS
+) -> Oracle:
     """The highest mean accuracy if each window's images had to be carried within it, at the fluid model's best.
 
     An **estimate** of what foresight is worth, no bound: a queue may carry images over to a quieter window, for the
@@ -331,10 +349,15 @@ def oracle_accuracy(model: FluidModel, rates_img_s: Sequence[float], window_s: f
     return Oracle(window_s, right / images, max(rates_img_s), overloaded / len(rates_img_s))
 
 
+def programmes_of_an_oracle(scenario: Scenario) -> int:
+    """How many are solved for it: the capacity's, and one a rate; none where the load does not move."""
+    return 0 if isinstance(scenario.workload, PoissonWorkload | GammaWorkload) else 1 + ORACLE_POINTS
+
+
 def oracle_of(model: FluidModel, window_s: float = 1.0) -> Oracle | None:
     """The oracle for the scenario's own arrivals (with its seed); None where the load does not move."""
     scenario = model.world.scenario
-    if isinstance(scenario.workload, PoissonWorkload | GammaWorkload):
+    if not programmes_of_an_oracle(scenario):
         return None
     if window_s > scenario.duration_s:
         raise InputError("--window", "", f"{window_s:g} s is longer than the scenario ({scenario.duration_s:g} s)")

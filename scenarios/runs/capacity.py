@@ -1,8 +1,8 @@
-"""How much a cluster can carry with a router: the largest stable rate, found by simulation."""
+"""How much a cluster can carry with a router: the largest rate at which it keeps what is asked, found by simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,15 +11,59 @@ from policies.chance import stream
 from policies.errors import InputError, WorkError
 from policies.faults import NO_LABEL
 from policies.interfaces import RoutingPolicy
-from policies.records import FAILED, IN_FLIGHT
+from policies.records import COMPLETED, FAILED, IN_FLIGHT, RunColumns
+from policies.vocabulary import NS_PER_S
 from scenarios.files.spec import PoissonWorkload
-from scenarios.metrics.result import Simulator
+from scenarios.metrics.result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.served import LIMIT
+from scenarios.metrics.service import NO_PROMISE, P99, ROUNDING, Promise
 from scenarios.world.world import World
 
 GROWTH_LIMIT = 0.03  # of the second half's arrivals: more backlog than that is growth, not noise
 NOISE_IMAGES = 30
+LEAST_IMAGES = 200  # in a run, so that its second half has a p99
 OF_FAULTS = (NO_LABEL, "server_down")  # reasons of failed requests that no load brings about
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one run says of its rate; None where no image was completed, of `p99_s` also where that one failed.
+
+    Attributes:
+        is_steady: see `read`.
+        p99_s, accuracy: of the run's second half; accuracy is the table's, of the width tuples that ran.
+        energy_per_image_j: of all devices over the whole run.
+    """
+
+    is_steady: bool
+    p99_s: float | None = None
+    accuracy: float | None = None
+    energy_per_image_j: float | None = None
+
+    def keeps_limit(self, promise: Promise) -> bool:
+        """Whether its p99 is within what is asked."""
+        return promise.p99_limit_s is None or (self.p99_s is not None and self.p99_s <= promise.p99_limit_s)
+
+    def keeps_floor(self, promise: Promise) -> bool:
+        """Whether it is as accurate as is asked."""
+        return promise.floor is None or (self.accuracy is not None and self.accuracy >= promise.floor - ROUNDING)
+
+    def keeps(self, promise: Promise) -> bool:
+        """Whether it is steady, and keeps both."""
+        return self.is_steady and self.keeps_limit(promise) and self.keeps_floor(promise)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the runs at one rate say; `carries`: most of the seeds keep what is asked."""
+
+    rate_img_s: float
+    carries: bool
+    readings: tuple[Reading, ...]
+
+    def kept(self, promise: Promise) -> list[Reading]:
+        """Those that say that it is carried."""
+        return [each for each in self.readings if each.keeps(promise)]
 
 
 @dataclass(frozen=True)
@@ -28,6 +72,8 @@ class Capacity:
 
     Attributes:
         workload: the kind of arrivals it was searched with.
+        floor, p99_limit_s: what else was asked of a rate than that it is stable; None for nothing.
+        p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that say that it is carried.
     """
 
     router: str
@@ -36,6 +82,11 @@ class Capacity:
     stable_img_s: float
     unstable_img_s: float
     runs: int
+    floor: float | None
+    p99_limit_s: float | None
+    p99_s: float | None
+    accuracy: float | None
+    energy_per_image_j: float | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +98,7 @@ class Search:
         duration_s: of each run.
         precision: of the rate, as a share of it.
         own_workload: keep the scenario's arrivals and faults.
+        promise: what a rate must keep, besides being stable.
     """
 
     router: str
@@ -55,10 +107,11 @@ class Search:
     precision: float = 0.05
     own_workload: bool = False
     engine: Simulator = "simpy"
+    promise: Promise = NO_PROMISE
 
 
-def backlog_is_steady(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> bool:
-    """Whether a run at `scale` times the world's rate ends its second half with about the backlog it began with.
+def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> Reading:
+    """A run at `scale` times the world's rate; steady if its second half ends with about the backlog it began with.
 
     A backlog that is kept small by giving images up is not: no more than `LIMIT` of what arrived then may fail (but for
     what only planned faults bring about).
@@ -66,8 +119,21 @@ def backlog_is_steady(world: World, policy: RoutingPolicy, scale: float, seed: i
     run = world.run_spec(seed, duration_s=search.duration_s, scale=scale, detail=False, end="cut")
     simulation = world.simulation(run, search.engine)
     simulation.finish(policy, stream(seed, f"router:{search.router}"))
-    requests = simulation.columns().requests
-    half_ns = run.horizon_ns // 2
+    columns = simulation.columns()
+    requests, half_ns = columns.requests, run.horizon_ns // 2
+    late = requests.finished_ns > half_ns
+    completed = requests.status == COMPLETED
+    joules = energy_per_image(columns.devices, columns.ended_ns / NS_PER_S, int(np.count_nonzero(completed)))
+    return Reading(
+        is_steady=_is_steady(columns, half_ns),
+        p99_s=p99_of(columns, half_ns, search.promise.p99_limit_s),
+        accuracy=expected_accuracy_of(requests, completed & late, world.accuracy.prior),
+        energy_per_image_j=joules["total"],
+    )
+
+
+def _is_steady(columns: RunColumns, half_ns: int) -> bool:
+    requests = columns.requests
     arrived = int(np.count_nonzero(requests.arrived_ns > half_ns))
     done = int(np.count_nonzero((requests.status != IN_FLIGHT) & (requests.finished_ns > half_ns)))
     by_load = [reason not in OF_FAULTS for reason in requests.reasons]
@@ -76,57 +142,127 @@ def backlog_is_steady(world: World, policy: RoutingPolicy, scale: float, seed: i
     return arrived - done <= GROWTH_LIMIT * arrived + NOISE_IMAGES and failed <= LIMIT * arrived
 
 
+def p99_of(columns: RunColumns, half_ns: int, limit_s: float | None) -> float | None:
+    """Of what ended in the second half, as windows are judged (`scenarios.metrics.service`): a failed image has waited
+    without end, and one that is in flight at the run's end counts once it has been for longer than the limit."""
+    requests = columns.requests
+    latency_s = (requests.finished_ns - requests.arrived_ns) / NS_PER_S
+    overdue = (requests.status == IN_FLIGHT) & (latency_s > (np.inf if limit_s is None else limit_s))
+    latency_s[requests.status == FAILED] = np.inf
+    chosen = np.sort(latency_s[(requests.finished_ns > half_ns) & ((requests.status != IN_FLIGHT) | overdue)])
+    found = percentile(chosen, P99) if len(chosen) else np.inf
+    return found if np.isfinite(found) else None
+
+
 def capacity(
     world: World,
     policy: Callable[[], RoutingPolicy],
     search: Search,
     *,
-    is_steady: Callable[[World, RoutingPolicy, float, int, Search], bool] = backlog_is_steady,
-    on_progress: Callable[[float, bool], None] | None = None,
+    read: Callable[[World, RoutingPolicy, float, int, Search], Reading] = read,
+    on_progress: Callable[[Tried], None] = lambda tried: None,
 ) -> Capacity:
-    """Bisect on stability (not on overload throughput, which falls as the rate rises).
+    """Bisect on stability (not on overload throughput, which falls as the rate rises), and on what else is asked.
 
     A rate is stable if, over the second half of a run, the backlog grows by no more than 3 % of what arrives, and that
-    with more than half of the seeds: near its limit a router may fare well or badly by chance.
+    with more than half of the seeds: near its limit a router may fare well or badly by chance. Where a floor or a limit
+    of p99 is asked, the same runs must keep them; it is taken that whoever keeps all at a rate does so below it.
 
     A stable rate is one that can last, so it is searched with Poisson arrivals and no faults on the scenario's cluster,
     whatever moves there. `own_workload` keeps the scenario's arrivals and faults: then bursts of that length decide.
 
     Args:
-        is_steady: what one run says, by world, router, scale of the rate, seed and search.
+        read: what one run says, by world, router, scale of the rate, seed and search.
 
     Raises:
-        InputError: the workload is a trace, which has no rate, and its own arrivals are asked for.
-        WorkError: even a thousandth of the estimated capacity is not stable.
+        InputError: the workload is a trace, which has no rate, and its own arrivals are asked for; or no width tuple is
+            as accurate as the floor.
+        WorkError: no rate keeps what is asked, down to a thousandth of the estimated capacity.
     """
     world = world if search.own_workload else under_poisson(world)
     if world.rate_img_s is None:
         problem = "a trace has no rate to search; take poisson, or name another workload"
         raise InputError(world.scenario.name, "workload.kind", problem)
-    given_img_s, runs, needed = world.rate_img_s, 0, len(search.seeds) // 2 + 1
+    _require_possible(world, search.promise)
+    given_img_s, tries = world.rate_img_s, list[Tried]()
 
-    def is_stable(rate_img_s: float) -> bool:
-        nonlocal runs
-        steady_runs = 0
-        for tried, seed in enumerate(search.seeds, start=1):
-            scale = rate_img_s / given_img_s
-            steady_runs += is_steady(world, policy(), scale, seed, search)
-            runs += 1
-            if steady_runs >= needed or steady_runs + len(search.seeds) - tried < needed:
-                break  # the others can't change it
-        if on_progress is not None:
-            on_progress(rate_img_s, steady_runs >= needed)
-        return steady_runs >= needed
+    def attempt(rate_img_s: float) -> Tried:
+        made = _tried(rate_img_s, lambda seed: read(world, policy(), rate_img_s / given_img_s, seed, search), search)
+        tries.append(made)
+        on_progress(made)
+        return made
 
-    low, high = 0.0, world.capacity_img_s
-    while is_stable(high):
-        low, high = high, high * 2
-    while high - low > search.precision * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_stable(middle) else (low, middle)
-        if high < 1e-3 * world.capacity_img_s:
-            raise WorkError(f"{search.router}: no stable rate above {high:.3g} images/s")
-    return Capacity(search.router, world.scenario.workload.kind, search.seeds, low, high, runs)
+    low, high, least_img_s = None, attempt(world.capacity_img_s), _least_img_s(world, search)
+    while high.carries:
+        low, high = high, attempt(high.rate_img_s * 2)
+    while low is None or high.rate_img_s - low.rate_img_s > search.precision * high.rate_img_s:
+        if low is None and high.rate_img_s < least_img_s:
+            raise WorkError(f"{search.router}: {_why_none(tries, search.promise, world)}")
+        middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
+        low, high = (middle, high) if middle.carries else (low, middle)
+    return Capacity(
+        router=search.router,
+        workload=world.scenario.workload.kind,
+        seeds=search.seeds,
+        stable_img_s=low.rate_img_s,
+        unstable_img_s=high.rate_img_s,
+        runs=sum(len(each.readings) for each in tries),
+        floor=search.promise.floor,
+        p99_limit_s=search.promise.p99_limit_s,
+        p99_s=_mean(each.p99_s for each in low.kept(search.promise)),
+        accuracy=_mean(each.accuracy for each in low.kept(search.promise)),
+        energy_per_image_j=_mean(each.energy_per_image_j for each in low.kept(search.promise)),
+    )
+
+
+def _tried(rate_img_s: float, run: Callable[[int], Reading], search: Search) -> Tried:
+    """As many seeds as it takes until the others can't change what most of them say."""
+    needed, kept, readings = len(search.seeds) // 2 + 1, 0, list[Reading]()
+    for seed in search.seeds:
+        readings.append(run(seed))
+        kept += readings[-1].keeps(search.promise)
+        if kept >= needed or kept + len(search.seeds) - len(readings) < needed:
+            break
+    return Tried(rate_img_s, kept >= needed, tuple(readings))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _least_img_s(world: World, search: Search) -> float:
+    """Below it nobody looks: the fewer images a run has, the less it says, least of all of a p99."""
+    asked = 0.0 if search.promise == NO_PROMISE else LEAST_IMAGES / search.duration_s
+    return max(1e-3 * world.capacity_img_s, asked)
+
+
+def _require_possible(world: World, promise: Promise) -> None:
+    best = max(world.accuracy.prior.top1.values())
+    if promise.floor is not None and promise.floor > best + ROUNDING:
+        problem = f"{promise.floor:g} is beyond the most accurate width tuple; allowed is up to {best:.4f}"
+        raise InputError("--floor", "", problem)
+
+
+def _why_none(tries: Sequence[Tried], promise: Promise, world: World) -> str:
+    """What was not kept even at the lowest rate, and the nearest to it that was seen at any."""
+    lowest = min(tries, key=lambda each: each.rate_img_s)
+    if not all(each.is_steady for each in lowest.readings):
+        return f"no stable rate above {lowest.rate_img_s:.3g} images/s"
+    seen = [(reading, each.rate_img_s) for each in tries for reading in each.readings]
+    parts = []
+    if not all(each.keeps_limit(promise) for each in lowest.readings) and promise.p99_limit_s is not None:
+        told = f"no rate keeps a p99 of {promise.p99_limit_s * 1000:g} ms"
+        if p99s := [(of.p99_s, rate_img_s) for of, rate_img_s in seen if of.p99_s is not None]:
+            told += f": the lowest seen is {min(p99s)[0] * 1000:.2f} ms, at {min(p99s)[1]:.4g} images/s"
+        parts.append(f"{told}; allow more with --p99, or take narrower widths")
+    if not all(each.keeps_floor(promise) for each in lowest.readings) and promise.floor is not None:
+        told = f"no rate keeps an accuracy of {100 * promise.floor:g} %"
+        if found := [(of.accuracy, rate_img_s) for of, rate_img_s in seen if of.accuracy is not None]:
+            told += f": the highest seen is {100 * max(found)[0]:.2f} %, at {max(found)[1]:.4g} images/s"
+        best = 100 * max(world.accuracy.prior.top1.values())
+        parts.append(f"{told} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")
+    return "; ".join(parts)
 
 
 def under_poisson(world: World) -> World:

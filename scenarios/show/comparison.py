@@ -15,7 +15,9 @@ from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.words import (
     decisions_text,
     extrapolated,
+    kept_measures,
     marked,
+    promise_text,
     provenance,
     served_measures,
     served_of,
@@ -25,6 +27,7 @@ from scenarios.show.words import (
 from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
 
+_CHANGES = {"energy_per_image_change_pct": "energy change", "latency_change_pct": "latency change"}  # a row's keys
 MOST_PLACES = 6  # of a difference, after the point
 
 
@@ -53,19 +56,23 @@ def comparison_table(comparison: Comparison) -> Table:
     """The paper's table: one row a router, mean +- 95 % half-width over seeds."""
     baseline = comparison["baseline"]
     found = {row["router"]: served_of(row) for row in comparison["rows"]}
-    measures = [*served_measures(found.values()), *COMPARED]
+    service = comparison.get("service")
+    promised = kept_measures(service)
+    measures = [*promised, *served_measures(found.values()), *COMPARED]
     head = [Column("router"), *(column(measure, provenance=_origin(measure, comparison)) for measure in measures)]
     rows = [
         [
             _name(row),
             *(shown(measure, measure.of(row)) for measure in measures),
-            *(change(row[key]) for key in ("latency_change_pct", "energy_change_pct")),
+            *(change(row[key]) if key in row else NONE for key in _CHANGES),
         ]
         for row in comparison["rows"]
     ]
     seeds = plural(max(len(row["seeds"]) for row in comparison["rows"]), "seed")
     note = f"Mean and 95 % interval over {seeds}. E is the paper's: mean power x latency. Energy is of all devices, "
-    note += "shared among the completed images. Imbalance is the variance of utilization over servers."
+    note += "shared among the completed images."
+    if service is not None and promised:
+        note += f" Kept: of what is promised, {promise_text(service)}."
     note += f" Changes are against {baseline!r}, seed by seed." if baseline else " No baseline, so no changes."
     largest = max((row.get("extrapolated_share") or {"mean": 0.0})["mean"] or 0.0 for row in comparison["rows"])
     beware = [f"Beware: up to {extrapolated(largest)}"] if largest > 0 else []
@@ -77,7 +84,7 @@ def comparison_table(comparison: Comparison) -> Table:
         many.append("Every router leaves more than 1 % unserved: nobody wins.")
     warnings = [*many, *beware, *signs]
     base = next((_name(row) for row in comparison["rows"] if row["router"] == baseline), None)
-    return Table([*head, *columns("latency change", "E change")], rows, title, [note, *charged, *few], warnings, base)
+    return Table([*head, *columns(*_CHANGES.values())], rows, title, [note, *charged, *few], warnings, base)
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -97,7 +104,7 @@ def _origin(measure: Measure, comparison: Comparison) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- pairs
 
-_DIFFERENCES = tuple(MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "energy_per_image_j"))
+_DIFFERENCES = tuple(MEASURES[name] for name in ("latency_p99_s", "energy_per_image_j", "latency_mean_s"))
 
 
 def paired_table(comparison: Comparison) -> Table:

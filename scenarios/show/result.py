@@ -13,6 +13,7 @@ from scenarios.show.words import (
     cpu_text,
     downtime_table,
     extrapolated,
+    kept_text,
     late_text,
     provenance,
     signature_texts,
@@ -34,17 +35,21 @@ def format_result(result: Result) -> str:
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
     images, latency, joules = result["images"], result["latency_s"], result["energy_per_image_j"]
     found = served([result])
+    if (kept := kept_text(result)) is not None:
+        yield "kept", kept
     completed = f"{images['completed']} of {images['arrived']} completed ({share(found['completed'])})"
     yield "images", f"{completed}, {images['failed']} failed, {images['in_flight']} unfinished"
     yield from (("unserved", line) for lines in unserved_lines([(result["router"], "", found)]) for line in lines)
-    yield "accuracy", share(result["accuracy"])
-    shares = f"p50 {duration(latency['p50'])}, p95 {duration(latency['p95'])}, p99 {duration(latency['p99'])}"
-    yield "latency", f"mean {duration(latency['mean'])}, {shares}"
+    shares = f"p95 {duration(latency['p95'])}, p50 {duration(latency['p50'])}"
+    yield "latency", f"p99 {duration(latency['p99'])}, mean {duration(latency['mean'])}, {shares}"
+    expected = result.get("expected_accuracy")
+    of_table = "" if expected is None else f" ({share(expected)} by the table, of the tuples that ran)"
+    yield "accuracy", f"{share(result['accuracy'])}{of_table}"
+    parts = ", ".join(f"{key} {number(joules[key], 4)}" for key in ("dynamic", "base", "idle"))
+    yield "energy", f"{number(joules['total'], 4)} J/image ({parts})"
     yield "throughput", f"{number(result['throughput_img_s'], 1)} images/s"
     if result["goodput_img_s"] is not None:
         yield "goodput", f"{number(result['goodput_img_s'], 1)} images/s within the deadline"
-    parts = ", ".join(f"{key} {number(joules[key], 4)}" for key in ("dynamic", "base", "idle"))
-    yield "energy", f"{number(joules['total'], 4)} J/image ({parts})"
     yield "paper's E", f"{number(result['energy_j']['mean'], 4)} J (mean power x latency)"
     yield "provenance", provenance(result)
     if (late := result.get("lateness_s")) is not None:

@@ -1,25 +1,31 @@
 """What a run's comparison and validation say, in one paragraph: who won, by how much, and what simulation was worth.
 
-A pure function of the two documents. Where a learned router loses, that comes first; where chance could have made a
-difference, that is said, with numbers. What counts as winning: `scenarios.metrics.standing`.
+A pure function of the two documents. What is kept of a promise to users comes first, then where a learned router
+loses; where chance could have made a difference, that is said, with numbers. What counts as winning:
+`scenarios.metrics.standing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import Any
 
 from scenarios.files.made_routers import LEARNED, TUNED_HERE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Row, Validation
 from scenarios.metrics.standing import COMPARABLE, Contender, Standing, compared, validated
+from scenarios.metrics.statistics import change_pct
 from scenarios.show.charts import StandingBar
-from scenarios.show.numbers import NONE, PLUS_MINUS, number, plural
+from scenarios.show.numbers import NONE, PLUS_MINUS, duration, interval, number, plural, share
 from scenarios.show.validation import busy_warnings, emulated_devices, rows_at_middle
-from scenarios.show.words import provenance
+from scenarios.show.words import kept_measures, promise_text, provenance
 
 LADDER = f"{TUNED_HERE}ladder"  # what a learned router is set beside, whoever else is quicker
+MOST_TOLD = 3  # routers, of those that keep most of what is promised
 _LATENCY, _ACCURACY, _P99 = (MEASURES[name] for name in ("latency_mean_s", "accuracy", "latency_p99_s"))
+_KEPT, _ENERGY = MEASURES["kept_share"], MEASURES["energy_per_image_j"]
 _POINT = 100.0  # points of accuracy in one
 
 
@@ -47,6 +53,8 @@ def standing_bars(comparison: Comparison | None, validation: Validation | None) 
 
 
 def _sentences(comparison: Comparison | None, validation: Validation | None) -> Iterator[str]:
+    if comparison is not None:
+        yield from _kept(comparison)
     if validation is not None and validation.get("rows"):
         real = validated(validation, "hardware")
         yield from _losses(real, _executors(validation))
@@ -73,6 +81,29 @@ def _executors(validation: Validation) -> str:
 def _simulation(comparison: Comparison) -> str:
     seeds = max(len(row["seeds"]) for row in comparison["rows"])
     return f"In simulation ({provenance(comparison)}, {plural(seeds, 'seed')})"
+
+
+def _kept(comparison: Comparison) -> Iterator[str]:
+    """Who keeps what the scenario promises in most of the time, and what users and the meter have of it."""
+    service = comparison.get("service")
+    if service is None or not kept_measures(service):
+        return
+    able = [row for row in comparison["rows"] if not row.get("is_marked") and _KEPT.of(row)["mean"] is not None]
+    able.sort(key=lambda row: (-_KEPT.of(row)["mean"], _ENERGY.of(row)["mean"] or inf))
+    told = [f"{row['router']} {interval(_KEPT.of(row), 1, 100)} % ({_felt(row, able[0])})" for row in able[:MOST_TOLD]]
+    if told:
+        yield (
+            f"{_simulation(comparison)}, of what is promised, {promise_text(service)}, most is kept by "
+            f"{', '.join(told)}."
+        )
+
+
+def _felt(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Its p99, accuracy and energy; that also against the first one's, with its sign."""
+    p99_s, accuracy, joules = (measure.of(row)["mean"] for measure in (_P99, _ACCURACY, _ENERGY))
+    text = f"p99 {duration(p99_s)}, accuracy {share(accuracy)}, {number(joules, None)} {_ENERGY.unit}"
+    less = None if row is first else change_pct(joules, _ENERGY.of(first)["mean"])
+    return text if less is None else f"{text}: {number(less, 1, signed=True)} %"
 
 
 def _percent(found: Contender, other: Contender) -> str:

@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from hw.accuracy import MEASURED
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
-from scenarios.metrics.catalogue import SERVED, Measure
+from scenarios.metrics.catalogue import KEPT, SERVED, Measure
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.result import Cpu, Lateness, Restart, Result, Signature, lateness_share
 from scenarios.metrics.served import MARK, WHY, Served, leaves_many
+from scenarios.metrics.service import Service
 from scenarios.metrics.signatures import tally_text
 from scenarios.show.numbers import NONE, duration, number, share
 from scenarios.show.table import Column, Table
@@ -58,6 +59,38 @@ def served_measures(found: Iterable[Served]) -> list[Measure]:
     """The columns that say how much was served: unfinished and failed where there are any; none for old documents."""
     known = [each for each in found if each["completed"] is not None]
     return [each for each in SERVED if known and (each is SERVED[0] or any(each.of({"shares": of}) for of in known))]
+
+
+def kept_measures(service: Service | None) -> list[Measure]:
+    """The columns that say in how much of the time a promise was kept; its two parts where it has two."""
+    if service is None or service["floor"] is service["p99_limit_s"] is None:
+        return []
+    return list(KEPT[:1] if None in (service["floor"], service["p99_limit_s"]) else KEPT)
+
+
+def promise_text(service: Service) -> str:
+    """What was promised, and in which windows it was looked at."""
+    floor, limit_s = service["floor"], service["p99_limit_s"]
+    parts = [] if floor is None else [f"an accuracy of at least {share(floor)}"]
+    parts += [] if limit_s is None else [f"a p99 of at most {duration(limit_s)}"]
+    return f"{' and '.join(parts)} in each of {service['windows']} windows of {service['window_s']:.3g} s"
+
+
+def kept_text(result: Result) -> str | None:
+    """In how much of a run its promise was kept; None where there is none."""
+    service = result.get("service")
+    if service is None or not (measures := kept_measures(service)):
+        return None
+    parts = [
+        f"{measure.title.removeprefix('windows that kept ')} in {_of(measure, result)}" for measure in measures[1:]
+    ]
+    told = f"in {_of(measures[0], result)} of the time: {promise_text(service)}"
+    return f"{told} ({', '.join(parts)})" if parts else told
+
+
+def _of(measure: Measure, result: Result) -> str:
+    found = measure.of(result)
+    return NONE if found is None else f"{number(found, measure.digits, measure.scale)} %"
 
 
 def unserved_text(found: Served) -> str:

@@ -50,7 +50,9 @@ WINDOW = Window(WARMUP_S, HORIZON_S)
 def summary(record: RunRecord, **changes: Any) -> Result:
     """A record's result with plain settings; changes are of the label or of the window, a `prior`, or a `context`."""
     prior, context = changes.pop("prior", None), changes.pop("context", None)
-    of_window = {key: changes.pop(key) for key in ("warmup_s", "horizon_s", "deadline_s", "end") if key in changes}
+    of_window = {
+        key: changes.pop(key) for key in ("warmup_s", "horizon_s", "deadline_s", "end", "promise") if key in changes
+    }
     result = summarise(record, replace(LABEL, **changes), replace(WINDOW, **of_window), wall_s=0.1, prior=prior)
     return result if context is None else diagnosed(result, context)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,8 @@ from policies.errors import InputError, WorkError
 from scenarios.cli import main
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.runs.bound import (
+    ORACLE_POINTS,
     FluidModel,
-    bound,
     busy_router_of,
     oracle_accuracy,
     overload_of,
@@ -133,7 +136,7 @@ def test_no_run_beats_the_bound(name: str) -> None:
 def test_one_server_by_hand() -> None:
     """A single server at full width: every part of the bound is a sum of a few of the profile's numbers."""
     world = made(toy("a", 1.0, dispatch_s=0.0005, host_share=0.5), link="{latency_s: 0.003, bandwidth_bytes_s: 1e6}")
-    found = bound(world, 0.7, 100.0)
+    found = FluidModel(world).bound(0.7, 100.0)
     # Two segments at width 1: batch 1 takes 1 + 0.2 ms, an image of the best batch (64) (1 + 0.2 * 64) / 64 ms.
     busy_s = 2 * (1e-3 + 2e-4 * 64) / 64
     # Demand is rounded to permille; in the largest batch (16) the host is busy half of 4.2 ms for 16 images.
@@ -142,14 +145,16 @@ def test_one_server_by_hand() -> None:
     assert found.latency_s == pytest.approx(2 * (0.001 + 0.0005 + 0.0012) + moved_s, rel=1e-6)
     assert found.energy_per_image_j == pytest.approx(2 * 0.02)
     assert found.total_energy_per_image_j == pytest.approx(2 * 0.02 + 30 / 100)
-    assert bound(made(toy("a", 1.0, host_share=0.5)), 0.7, 100.0).capacity_img_s == pytest.approx(1 / busy_s, rel=1e-3)
+    assert FluidModel(made(toy("a", 1.0, host_share=0.5))).bound(0.7, 100.0).capacity_img_s == pytest.approx(
+        1 / busy_s, rel=1e-3
+    )
 
 
 def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
     """Latency of an image alone: the means of all that is on its way. Capacity: full groups, full batches returned."""
     quick = toy("a", 4.0, router_host=HOST, handover=HANDOVER, host_share=0.0)
     world = made(quick, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")
-    found = bound(world, 0.7, 1.0)
+    found = FluidModel(world).bound(0.7, 1.0)
     hop_s = 0.001 + 2.5e-4 + 3e-4 + 0.0012 / 4 + 4e-4 + 3.4e-4  # policy, decision, there, pass, back, return
     assert found.latency_s == pytest.approx(2 * hop_s + 0.003 + 3072 / 1e9, rel=1e-6)
     image_s = (0.001 + 2e-4) / 32 + 5e-5 + 3e-4 / 16 + 4e-5
@@ -259,6 +264,40 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
     assert "in 0.1 s: a router that knew it" in told
     assert main(["bound", str(moving), "--window", "2s"]) == 2
     assert "longer than the scenario (1 s)" in capsys.readouterr().err
+
+
+def test_every_programme_is_told_and_no_more_than_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three of a bound, beyond the capacity, too; then those of the oracle; of a comparison three a point."""
+    mmpp = "{kind: mmpp, rate_img_s: 50, burst_factor: 1.5, burst_share: 0.5, dwell_s: 0.02}"
+    for workload, told in (
+        ("{kind: poisson, rate_img_s: 200}", "bound: 3 of 3 programmes"),
+        ("{kind: poisson, rate_img_s: 200000}", "bound: 3 of 3 programmes"),
+        (mmpp, f"bound: {3 + 1 + ORACLE_POINTS} of {3 + 1 + ORACLE_POINTS} programmes"),
+    ):
+        path = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", workload)
+        assert main(["bound", str(path)]) == 0
+        assert told in capsys.readouterr().err
+        assert main(["bound", str(path), "--quiet"]) == 0
+        assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("usual_interrupts")
+def test_an_interruption_is_heard_while_the_solver_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would hear none before its programme is solved."""
+    path, ended = write_scenario(tmp_path), threading.Event()
+
+    def solve(*_: Any, **__: Any) -> None:
+        assert threading.current_thread() is not threading.main_thread()  # where compiled code hears nothing
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.wait(60)
+
+    monkeypatch.setattr("scenarios.runs.bound.linprog", solve)
+    assert main(["bound", str(path)]) == 130
+    assert not ended.is_set()
+    ended.set()
+    assert "interrupted; nothing of it is kept" in capsys.readouterr().err
 
 
 def test_a_rate_beyond_any_router_is_told_by_the_commands_that_simulate(

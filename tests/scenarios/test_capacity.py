@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from policies.errors import InputError
+from policies.errors import InputError, WorkError
+from policies.records import RunColumns
+from policies.vocabulary import NS_PER_S
 from scenarios.cli import main
+from scenarios.metrics.service import Promise
 from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import Capacity, Search, backlog_is_steady, capacity
+from scenarios.runs.capacity import Capacity, Reading, Search, Tried, capacity, p99_of, read
+from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
+from tests.scenarios.test_result import record, request
 
 POISSON = "{kind: poisson, rate_img_s: 200}"
 TRACE = "{kind: trace, file: trace.csv}"
@@ -27,9 +33,9 @@ def world_of(folder: Path, workload: str = POISSON, more: str = "") -> World:
     return load_world(path)
 
 
-def search(world: World, is_steady: Any = backlog_is_steady, **changes: Any) -> Capacity:
+def search(world: World, read: Any = read, **changes: Any) -> Capacity:
     settings = replace(Search("sticky", (0,), duration_s=0.4, precision=0.25), **changes)
-    return capacity(world, lambda: world.router("sticky"), settings, is_steady=is_steady)
+    return capacity(world, lambda: world.router("sticky"), settings, read=read)
 
 
 def test_it_lies_between_a_stable_and_an_unstable_rate_and_below_the_fluid_bound(tmp_path: Path) -> None:
@@ -49,7 +55,7 @@ def test_who_sheds_what_it_cannot_carry_is_not_stable(tmp_path: Path) -> None:
     wanted = Search("sticky", (0,), duration_s=0.4)
     for engine in ("simpy", "compiled"):
         found = [
-            backlog_is_steady(each, each.router("sticky"), scale, 0, replace(wanted, engine=engine))
+            read(each, each.router("sticky"), scale, 0, replace(wanted, engine=engine)).is_steady
             for each in (world, patient)
             for scale in (0.2, far)
         ]
@@ -63,9 +69,9 @@ class Limits:
         self.limits_img_s = limits_img_s
         self.asked: list[tuple[int, float]] = []
 
-    def __call__(self, world: World, policy: Any, scale: float, seed: int, search: Search) -> bool:
+    def __call__(self, world: World, policy: Any, scale: float, seed: int, search: Search) -> Reading:
         self.asked.append((seed, scale * (world.rate_img_s or 0.0)))
-        return self.asked[-1][1] < self.limits_img_s[seed]
+        return Reading(self.asked[-1][1] < self.limits_img_s[seed])
 
 
 def test_most_seeds_decide_and_no_more_are_run_than_needed(tmp_path: Path) -> None:
@@ -102,6 +108,104 @@ def test_a_trace_has_no_rate_of_its_own(tmp_path: Path) -> None:
         search(world, own_workload=True)
 
 
+def rising(world: World, policy: Any, scale: float, seed: int, search: Search) -> Reading:
+    """Instead of simulating: p99 rises and accuracy falls with the rate; stable below 400 images/s."""
+    rate_img_s = scale * (world.rate_img_s or 0.0)
+    return Reading(rate_img_s < 400, 0.005 + rate_img_s / 1e5, 0.9 - rate_img_s / 1e3, 2.0)
+
+
+def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
+    """The least of the three rates decides; what is there at the rate is told."""
+    world = world_of(tmp_path)
+    for promise, most_img_s in (
+        (Promise(), 400.0),
+        (Promise(p99_limit_s=0.008), 300.0),
+        (Promise(floor=0.7), 200.0),
+        (Promise(0.7, 0.008), 200.0),
+        (Promise(0.7, 0.006), 100.0),
+    ):
+        found = search(world, rising, duration_s=20.0, precision=0.01, promise=promise)
+        assert found.stable_img_s <= most_img_s <= found.unstable_img_s <= 1.011 * found.stable_img_s
+        assert (found.floor, found.p99_limit_s) == (promise.floor, promise.p99_limit_s)
+        assert found.p99_s == pytest.approx(0.005 + found.stable_img_s / 1e5)
+        assert found.accuracy == pytest.approx(0.9 - found.stable_img_s / 1e3)
+        assert found.energy_per_image_j == 2.0
+
+
+def test_what_is_told_is_of_the_runs_that_carry_it(tmp_path: Path) -> None:
+    """One seed of three is over the limit: it is outvoted, and its p99 is in no mean."""
+
+    def unlike(world: World, policy: Any, scale: float, seed: int, search: Search) -> Reading:
+        return Reading(scale * (world.rate_img_s or 0.0) < 400, 9.0 if seed == 1 else 0.001, 0.8, 2.0)
+
+    found = search(world_of(tmp_path), unlike, seeds=(0, 1, 2), duration_s=20.0, promise=Promise(p99_limit_s=0.01))
+    assert found.p99_s == 0.001
+
+
+def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
+    """Not below some hundred images a run: they would say nothing."""
+    world, tries = world_of(tmp_path), list[Tried]()
+    for promise, told in (
+        (Promise(p99_limit_s=0.004), r"no rate keeps a p99 of 4 ms: the lowest seen is 5\.\d\d ms, at \d"),
+        (Promise(floor=0.9), r"accuracy of 90 %: the highest seen is 8\d\.\d\d %, at .* tuple has 90\.00 %"),
+    ):
+        tries.clear()
+        with pytest.raises(WorkError, match=told):
+            capacity(
+                world,
+                lambda: world.router("sticky"),
+                Search("sticky", (0,), promise=promise),
+                read=rising,
+                on_progress=tries.append,
+            )
+        assert tries[-1].rate_img_s < 200 / 20 <= tries[-2].rate_img_s
+    with pytest.raises(WorkError, match="no stable rate above"):
+        search(world, Limits({0: 0.0}), promise=Promise(p99_limit_s=1.0))
+    with pytest.raises(
+        InputError, match=r"--floor: 0\.95 is beyond the most accurate width tuple; allowed is up to 0\.9"
+    ):
+        search(world, rising, promise=Promise(floor=0.95))
+
+
+def test_who_fails_or_waits_longer_than_the_limit_is_in_the_p99() -> None:
+    """A failed image waits without end; one in flight for as long as it has; of the first half nobody counts."""
+    quick = [request(number, 5.5, 0.1) for number in range(98)]
+    for others, limit_s, p99_s in (
+        ([request(98, 0.5, 3.0)], 1.0, 0.1),
+        ([request(98, 6.0, 4.0, "in_flight")], None, 0.1),
+        ([request(98, 6.0, 4.0, "in_flight")], 5.0, 0.1),
+        ([request(98, 6.0, 4.0, "in_flight")], 1.0, 4.0),
+        ([request(98, 6.0, 0.1, "failed")], None, None),
+        ([request(98, 6.0, 0.1, "failed"), request(99, 6.0, 0.1)], None, 0.1),  # one of a hundred
+    ):
+        columns = RunColumns.of(record(*quick, *others))
+        assert p99_of(columns, 5 * NS_PER_S, limit_s) == (None if p99_s is None else pytest.approx(p99_s))
+    assert p99_of(RunColumns.of(record()), 5 * NS_PER_S, None) is None
+
+
+def test_a_run_is_read_by_its_second_half(tmp_path: Path) -> None:
+    """Both engines alike; overload is over any limit, though the few that are completed may be quick."""
+    world = world_of(tmp_path)
+    for widths, accuracy in (("0.5,0.5", 0.7), ("1,1", 0.9)):
+        wanted = Search("fixed", (0,), duration_s=1.0, promise=Promise(p99_limit_s=0.05))
+        found = [
+            read(world, world.router(f"fixed:{widths}"), 0.5, 0, replace(wanted, engine=engine))
+            for engine in ("simpy", "compiled")
+        ]
+        assert found[0] == found[1]
+        assert found[0].accuracy == pytest.approx(accuracy)
+        assert found[0].energy_per_image_j is not None
+        result = simulate_metrics(
+            world, world.router(f"fixed:{widths}"), "fixed", 0, scale=0.5, duration_s=1.0, warmup_s=0.5, end="cut"
+        )
+        assert found[0].p99_s == pytest.approx(result["latency_s"]["p99"], rel=0.3)  # by arrival, not by completion
+        far = 20 * world.capacity_img_s / (world.rate_img_s or 1.0)
+        flooded = read(world, world.router(f"fixed:{widths}"), far, 0, wanted)
+        assert not flooded.is_steady
+        assert flooded.p99_s is not None
+        assert flooded.p99_s > 0.5  # of those that wait for the first half's end and longer
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Several seeds, a length and a precision; what is out of range is refused."""
     path = str(write_scenario(tmp_path))
@@ -111,6 +215,18 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(streams.out)
     assert (found["seeds"], found["workload"], found["engine"]) == ([3, 4], "poisson", "simpy")
     assert "(poisson arrivals, 0.2 s, seeds 3, 4)" in streams.err
+    told = streams.err.splitlines()[-1]
+    assert re.fullmatch(r"  there: p99 [\d.]+ ms, accuracy [\d.]+ %, [\d.]+ J/image", told)
+    assert {found["floor"], found["p99_limit_s"]} == {None}
+    asked = ["capacity", path, "--router", "fixed:0.5,0.5", "--precision", "0.4", "--duration", "1s"]
+    assert main([*asked, "--p99", "50ms", "--floor", "0.69"]) == 0
+    streams = capsys.readouterr()
+    assert "images/s at a p99 of at most 50.00 ms and an accuracy of at least 69.00 %, not" in streams.out
+    assert "stable, and keeps what is asked" in streams.err
+    assert main([*asked, "--floor", "0.8"]) == 1
+    streams = capsys.readouterr()
+    assert "stable, but accuracy 70.00 %" in streams.err
+    assert "no rate keeps an accuracy of 80 %: the highest seen is 70.00 %" in streams.err
     assert main(["capacity", path, "--precision", "0"]) == 2
     assert "must be a number from 0.001 to 0.5" in capsys.readouterr().err
     assert main(["capacity", path, "--workload", "onw"]) == 2

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from policies.errors import InputError
+from policies.reward import AccuracyPrior
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.result import Result
+from scenarios.metrics.service import Promise
 from scenarios.show.charts import save, trade_off_chart
 from scenarios.show.comparison import comparison_tables, paired_table, paper_table, trade_off_table
 from scenarios.show.paper import HEAVY, RANDOM, RELAXED, paper_row
+from scenarios.show.result import format_result
 from tests.scenarios.folders import summary
 from tests.scenarios.test_comparison import run
 from tests.scenarios.test_result import WINDOW, record, request
@@ -73,6 +76,55 @@ def three_routers() -> Comparison:
         for seed, latency_s in enumerate(of_seeds)
     ]
     return compare_results(runs, bounds={"latency_mean_s": [(0.7, 0.5)]})
+
+
+def promised(promise: Promise) -> Result:
+    """A run of two windows with somebody in them; the second keeps neither."""
+    runs = [request(0, 3.0, 0.01), request(1, 5.0, 0.5)]
+    prior = AccuracyPrior({(1.0,): 0.8})
+    return summary(record(*runs), **WINDOW, promise=promise, prior=prior)
+
+
+@pytest.mark.parametrize(
+    ("promise", "heads", "told"),
+    [
+        (Promise(0.7, 0.02), ["kept", "floor kept", "p99 kept"], "at least 70.00 % and a p99 of at most 20.00 ms"),
+        (Promise(0.7), ["kept"], "an accuracy of at least 70.00 % in each of 3 windows of 2.67 s"),
+        (Promise(None, 0.02), ["kept"], "a p99 of at most 20.00 ms in each of 3 windows of 2.67 s"),
+        (Promise(), [], ""),
+    ],
+)
+def test_what_a_user_feels_is_first_then_means(promise: Promise, heads: list[str], told: str) -> None:
+    """What is kept where something is promised, in a comparison, on its page and in a single run; two parts of two."""
+    found = promised(promise)
+    table = comparison_tables(compare_results([found]))[0]
+    titles = [column.head for column in table.columns]
+    felt = ["p99", "accuracy", "energy", "throughput", "latency", "E", "energy change", "latency change"]
+    assert titles == ["router", *heads, "completed", *felt]
+    shares = {"kept": "50.0", "floor kept": "100.0", "p99 kept": "50.0"}
+    if promise.p99_limit_s is not None:
+        assert table.rows[0][1 : 1 + len(heads)] == [shares[head] for head in heads]
+    assert told in table.notes[0]
+    assert ("Kept:" in table.notes[0]) == bool(heads)
+    first = format_result(found).splitlines()[1]
+    assert first.startswith("  kept " if heads else "  images")
+    assert told in first or not heads
+    if len(heads) == 3:
+        assert first.endswith("(the floor in 100.0 %, the p99 limit in 50.0 %)")
+
+
+def test_energy_differences_have_their_sign() -> None:
+    """In every table: who spends more has a plus."""
+    runs: list[Result] = []
+    for router, joules in (("random", 2.0), ("dear", 3.0), ("lean", 1.0)):
+        for seed in (0, 1):
+            one = run(router, seed, 0.7, 1.0)
+            runs.append({**one, "energy_per_image_j": {**one["energy_per_image_j"], "total": joules}})
+    first, paired, _ = comparison_tables(compare_results(runs))
+    place = [column.head for column in first.columns].index("energy change")
+    assert [row[place].split()[0] for row in first.rows] == ["+0.0", "+50.0", "-50.0"]
+    place = [column.head for column in paired.columns].index("energy")
+    assert [(row[place][0], row[place + 1][:5]) for row in paired.rows] == [("+", "+50.0"), ("-", "-50.0")]
 
 
 def test_differences_have_a_star_where_they_are_no_chance(compared: Comparison) -> None:

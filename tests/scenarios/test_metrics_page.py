@@ -123,9 +123,9 @@ def test_no_cell_is_longer_than_can_be_read() -> None:
 
 
 def test_what_a_measure_is_called_tells_where_it_lies(result: Result) -> None:
-    """Each is found in a result (these two need a table of accuracies, and a deadline); a stem has no unit."""
+    """Each is found in a result (these need a promise, a table of accuracies, a deadline); a stem has no unit."""
     lost = [name for name, measure in MEASURES.items() if measure.of(result) is None]
-    assert lost == ["goodput_img_s", "expected_accuracy"]
+    assert lost == ["kept_share", "floor_kept_share", "p99_kept_share", "goodput_img_s", "expected_accuracy"]
     stems = {name: MEASURES[name].stem for name in ("latency_p99_s", "throughput_img_s", "energy_j", "accuracy")}
     assert list(stems.values()) == ["latency_p99", "throughput", "energy", "accuracy"]
 

@@ -148,7 +148,7 @@ def test_every_table_of_a_comparison_has_the_mark() -> None:
     compared = compare_results([{**run, "scenario": "paper"} for run in runs])
     first, paper, paired, trade_offs = comparison_tables(compared)
     heads = [column.head for column in first.columns]
-    assert heads[:4] == ["router", "completed", "failed", "accuracy"]
+    assert heads[:4] == ["router", "completed", "failed", "p99"]
     assert [row[:3] for row in first.rows] == [
         ["random", "99.50 +-0.00", "0.50 +-0.00"],
         ["shedder !", "95.00 +-0.00", "5.00 +-0.00"],
@@ -193,7 +193,7 @@ def test_a_comparison_of_a_former_version_is_shown_as_it_was() -> None:
         for key in ("shares", "failures", "is_marked"):
             del row[key]
     first, trade_offs = comparison_tables(found)
-    assert [column.head for column in first.columns][:2] == ["router", "accuracy"]
+    assert [column.head for column in first.columns][:2] == ["router", "p99"]
     assert [row[0] for row in trade_offs.rows] == ["random", "jsq"]
 
 

@@ -10,6 +10,7 @@ from policies.vocabulary import Provenance
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
 from scenarios.metrics.result import Result
+from scenarios.metrics.service import Promise
 from scenarios.metrics.standing import compared, validated
 from scenarios.show.verdict import standing_bars, verdict
 from tests.scenarios.folders import summary, validation_run
@@ -62,6 +63,24 @@ def test_a_clear_win() -> None:
 def _low_error(found: Validation, stem: str) -> str:
     """The least error of the routers, which the wobble moves by a hundredth of a percent."""
     return f"{min(row['error_pct'][stem]['mean'] or 0.0 for row in found['rows']):+.1f} to"
+
+
+def test_what_is_kept_of_a_promise_comes_before_all() -> None:
+    """The three that keep most, of equals the thrifty one first; energy with its sign; nobody who is marked."""
+    found = {"fifth": (0.5, 3.0), "dear": (1.0, 4.0), "thrifty": (1.0, 2.0), "lean": (0.75, 1.0), "lost": (1.0, 0.1)}
+    runs = []
+    for router, (kept, joules) in found.items():
+        one = result(router, 1.0, 0.95, promise=Promise(0.9, 0.01))
+        one["kept"], one["energy_per_image_j"]["total"] = {"both": kept, "floor": kept, "p99_limit": kept}, joules
+        one["shares"]["unserved"] = 0.5 if router == "lost" else 0.0
+        runs.append(one)
+    text = verdict(compare_results(runs), validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.25, 0.9495)))
+    assert text.startswith(
+        "In simulation (datasheet, 1 seed), of what is promised, an accuracy of at least 90.00 % and a p99 of at most "
+        "10.00 ms in each of 3 windows of 2.67 s, most is kept by thrifty 100.0 % (p99 1.000 s, accuracy 100.00 %, "
+        "2.00 J/image), dear 100.0 % (p99 1.000 s, accuracy 100.00 %, 4.00 J/image: +100.0 %), lean 75.0 % "
+        "(p99 1.000 s, accuracy 100.00 %, 1.00 J/image: -50.0 %). On real executors"
+    )
 
 
 def test_a_clear_loss_comes_first() -> None:

@@ -1,0 +1,133 @@
+"""In how much of a run a promise was kept: hand-made records, window by window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from policies.records import RequestRecord
+from policies.reward import AccuracyPrior
+from policies.vocabulary import NS_PER_S
+from scenarios.metrics.service import Kept, Promise, window_edges_ns
+from scenarios.runs.simulate import simulate_metrics
+from scenarios.world.materials import load_world
+from tests.scenarios.files import write_scenario
+from tests.scenarios.folders import summary
+from tests.scenarios.test_result import record, request
+
+PRIOR = AccuracyPrior({(0.5,): 0.7, (1.0,): 0.8})
+FLOOR, LIMIT = Promise(floor=0.75), Promise(p99_limit_s=0.1)
+THIRDS = {"warmup_s": 0.0, "horizon_s": 3.0}  # windows of a second
+
+
+def narrow(*arguments: Any, **options: Any) -> RequestRecord:
+    """A request at half the width."""
+    return replace(request(*arguments, **options), widths=(0.5,))
+
+
+def kept(*requests: RequestRecord, promise: Promise, prior: AccuracyPrior | None = PRIOR, **window: Any) -> Kept:
+    window = {**THIRDS, **window}
+    run = record(*requests, ended_s=max(window["horizon_s"], 10.0))
+    return summary(run, **window, promise=promise, prior=prior)["kept"]
+
+
+def test_windows_are_of_ten_seconds_or_thirds_of_a_short_run() -> None:
+    """The last one takes what is left over, so that all of the time is in some window."""
+    second = NS_PER_S
+    assert (window_edges_ns(5 * second, 35 * second) / second).tolist() == [5, 15, 25, 35]
+    assert (window_edges_ns(0, 39 * second) / second).tolist() == [0, 10, 20, 39]
+    assert (window_edges_ns(2 * second, 29 * second) / second).tolist() == [2, 11, 20, 29]
+    found = summary(record(request(0, 3, 1), ended_s=48), warmup_s=2.0, horizon_s=48.0, promise=FLOOR)["service"]
+    assert found == {"floor": 0.75, "p99_limit_s": None, "window_s": 10.0, "windows": 4}
+
+
+def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:
+    """Where they arrived is not asked; a mean of just the floor keeps it, whatever the rounding; labels don't count."""
+    on_floor = [request(0, 0.1, 0.5, correct=False), narrow(1, 0.2, 0.5)]
+    below = [request(2, 0.9, 0.2), narrow(3, 0.9, 0.2), narrow(4, 0.9, 0.2)]
+    above = [request(5, 2.1, 0.1)]
+    assert kept(*on_floor, *below, *above, promise=FLOOR) == {"both": 2 / 3, "floor": 2 / 3, "p99_limit": None}
+    equal = AccuracyPrior({(0.5,): 0.1, (1.0,): 0.1})
+    many = [request(number, 0.5, 0.01) for number in range(10)]
+    assert kept(*many, promise=Promise(floor=0.1), prior=equal)["floor"] == 1.0  # ten times 0.1 is less than 1
+
+
+def test_the_limit_is_kept_by_99_of_100() -> None:
+    """By nearest rank: one of a hundred may be over it, of 99 nobody; exactly the limit is not over it."""
+    late, rest = request(0, 0.5, 0.2), [request(number, 0.5, 0.1) for number in range(1, 100)]
+    assert kept(late, *rest, promise=LIMIT) == {"both": 1.0, "floor": None, "p99_limit": 1.0}
+    assert kept(late, *rest[:-1], promise=LIMIT)["p99_limit"] == 0.0
+
+
+def quick(count: int, at_s: float = 0.5) -> list[RequestRecord]:
+    """So many that keep the limit."""
+    return [request(1000 + round(at_s * 1e4) + number, at_s, 0.05) for number in range(count)]
+
+
+def test_who_fails_is_over_the_limit() -> None:
+    """One of a hundred may, one of 99 not."""
+    failed = request(0, 0.5, 0.05, "failed")
+    assert kept(failed, *quick(99), promise=LIMIT)["p99_limit"] == 1.0
+    assert kept(failed, *quick(98), promise=LIMIT)["p99_limit"] == 0.0
+
+
+def test_who_is_still_in_flight_beyond_the_limit_is_over_it_at_the_end_of_every_window() -> None:
+    """Whether it is completed later or never; who came less than the limit ago is not yet over it."""
+    stuck, all_through = request(0, 0.5, 9.5, "in_flight"), [*quick(98), *quick(98, 1.5), *quick(98, 2.5)]
+    assert kept(stuck, *all_through, promise=LIMIT)["p99_limit"] == 0.0
+    assert kept(stuck, *all_through, *quick(1, 2.6), promise=LIMIT)["p99_limit"] == 1 / 3
+    assert kept(request(0, 0.5, 7.0), *all_through, promise=LIMIT)["p99_limit"] == 0.0  # after the last window
+    young, old = request(0, 0.95, 0.07), request(0, 0.85, 0.17)
+    assert kept(young, *quick(10), promise=LIMIT)["p99_limit"] == 1.0
+    assert kept(old, *quick(10), promise=LIMIT)["p99_limit"] == 0.0
+    cut = request(0, 2.5, 0.5, "in_flight")  # the run ends with the last window
+    assert kept(cut, *quick(98, 2.5), promise=LIMIT)["p99_limit"] == 0.0
+    on_the_dot = request(0, 0.9, 5.0, "in_flight")  # waits for just the limit at the first end, beyond it at the next
+    assert kept(on_the_dot, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=LIMIT)["p99_limit"] == 1 / 3
+
+
+def test_nobody_completed_is_not_kept_where_anybody_was_there() -> None:
+    """Where nobody was there at all nothing was to be kept: such windows do not count."""
+    both = Promise(FLOOR.floor, LIMIT.p99_limit_s)
+    assert kept(request(0, 0.5, 2.0), promise=both) == {"both": 0.0, "floor": 1 / 3, "p99_limit": 0.0}
+    assert kept(request(0, 0.5, 0.1, "failed"), *quick(1, 1.5), promise=both)["both"] == 0.5
+    assert kept(request(0, 0.98, 0.05), promise=LIMIT)["p99_limit"] == 0.5  # in the first window it was there, no more
+    assert kept(*quick(1, 1.5), promise=both) == {"both": 1.0, "floor": 1.0, "p99_limit": 1.0}
+    assert kept(promise=both) == {"both": None, "floor": None, "p99_limit": None}
+    assert kept(*quick(1, 4.0), promise=both)["both"] is None
+
+
+def test_both_are_kept_in_the_windows_that_keep_both() -> None:
+    """One window keeps the floor alone, one the limit alone, one both."""
+    found = [request(0, 0.5, 0.2), narrow(1, 1.5, 0.05), request(2, 2.5, 0.05)]
+    both = Promise(FLOOR.floor, LIMIT.p99_limit_s)
+    assert kept(*found, promise=both) == {"both": 1 / 3, "floor": 2 / 3, "p99_limit": 2 / 3}
+    assert kept(*found, promise=both, prior=None) == {"both": None, "floor": None, "p99_limit": 2 / 3}
+    assert kept(*found, promise=Promise()) == {"both": None, "floor": None, "p99_limit": None}
+
+
+def test_a_window_holds_its_last_moment_and_not_its_first() -> None:
+    """So each completion is in one window; those of the warm-up are in none."""
+    at_ends = [request(0, 0.5, 0.5), narrow(1, 1.5, 0.5), request(2, 2.5, 0.5)]
+    assert kept(*at_ends, promise=FLOOR)["floor"] == 2 / 3
+    warmed_up: dict[str, Any] = {"warmup_s": 1.0, "horizon_s": 4.0}
+    assert kept(narrow(0, 0.5, 0.5), request(1, 0.5, 0.6), promise=FLOOR, **warmed_up)["floor"] == 1.0
+
+
+def test_a_scenario_promises_it_and_both_engines_tell_the_same(tmp_path: Path) -> None:
+    """The floor of tuning stands for one that `service` does not name."""
+    path = write_scenario(tmp_path)
+    path.write_text(path.read_text() + "tuning: {floor: 0.7}\nservice: {p99_limit_s: 12ms}\n")
+    world = load_world(path)
+    assert Promise.of(world.scenario) == Promise(0.7, 0.012)
+    found = [
+        simulate_metrics(world, world.router("random"), "random", 0, engine=engine, scale=4.0)
+        for engine in ("simpy", "compiled")
+    ]
+    assert found[0]["kept"] == found[1]["kept"]
+    assert found[0]["service"] == {"floor": 0.7, "p99_limit_s": 0.012, "window_s": 0.3, "windows": 3}
+    assert None not in found[0]["kept"].values()
+    path.write_text(path.read_text().replace("{p99", "{floor: 0.9, p99"))
+    assert Promise.of(load_world(path).scenario).floor == 0.9
