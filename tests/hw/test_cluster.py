@@ -38,6 +38,9 @@ from policies.vocabulary import (
     NS_PER_S,
     Choice,
     ClusterView,
+    Held,
+    Hold,
+    HoldRule,
     InstanceLoaded,
     LoadInstance,
     RequestArrived,
@@ -454,3 +457,32 @@ def test_an_agent_of_another_carrier_that_dies_is_replaced(far: HardwareCluster,
     assert lives == [(0, 1, WORKER_DIED), (0, 2, ""), (1, 1, "")]
     assert abs(far.slots[0].agent.offset.offset_ns - AHEAD_NS) <= far.slots[0].agent.offset.error_ns
     assert replay_run(found.log, found.agent_logs, router(2), [knobs()] * 2) == []
+
+
+class Waiter(Wanderer):
+    """Holds every second of those that may be held; the core holds those before segment 2 by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTHS)
+        self.held, self.hold = 0, HoldRule((1, 4, 1), (0, 20_000_000, 0))
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:  # type: ignore[override]
+        if view.hold_left_ns > 0 and rng.random() < 0.5:
+            self.held += 1
+            return Hold(view.candidates + 1, 5_000_000)
+        return super().choose(view, rng)
+
+
+def test_real_requests_are_held_and_the_log_replays(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """By decisions and by a rule: all are served, right, and the core does the same again by its log."""
+    waiter, config = Waiter(), router(len(cluster.servers))
+    config = dataclasses.replace(config, hold_limit_ns=50_000_000)
+    routing = Routing(waiter, np.random.default_rng(1), RewardWeights(), PRIOR)
+    record = cluster.run(_run(model), config, routing)
+    _require_conservation(record)
+    assert {request.status for request in record.requests} == {"completed"}
+    assert all(request.correct for request in record.requests)
+    events = [step.event for step in record.log]
+    assert sum(isinstance(event, Held) for event in events) == waiter.held > 0
+    assert sum(isinstance(event, HoldRule) for event in events) == 1
+    assert replay_run(record.log, record.agent_logs, config, [knobs()] * 2) == []

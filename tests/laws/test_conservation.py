@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.replay import replay_run
-from policies.vocabulary import NS_PER_S, RouterEvent
+from policies.vocabulary import NS_PER_S, HoldRule, RouterEvent
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.faults import poisoned_requests
 from sim.host import HostTable
@@ -95,6 +95,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "block_key": draw(st.sampled_from(["location", "any"])),
         "outstanding_blocks": draw(st.integers(1, 3)),
         "shed_expired": draw(st.booleans()),
+        "hold_limit_ns": draw(st.sampled_from([0, 30_000_000, 2_000_000])),
     }
     link = draw(st.sampled_from(["wifi5", "10gbe", "loopback"]))
     spec = worlds.cluster(
@@ -151,6 +152,7 @@ class Watched(Simulation):
         assert router.arrived == router.completed + router.failed + router.in_flight
         in_blocks = sum(state.requests for state in router._servers)
         assert router.in_flight == router.fifo_length + in_blocks
+        assert all(entry.held_ns <= router.config.hold_limit_ns for entry in router._requests.values())
         for server, state in zip(self.servers, router._servers, strict=True):
             assert state.blocks <= self.cluster.router.outstanding_blocks
             memory = server.scheduler.memory
@@ -165,6 +167,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
     """arrived = completed + in flight + failed, each once; VRAM within its cap; Little's law; bounds on energy."""
     spec, run = scenario.cluster, scenario.run
     simulation = Watched(spec, run)
+    simulation.set_hold_rule(HoldRule((4, 2, 4, 1), (20_000_000, 1_000_000, 5_000_000, 0)))
     record = simulation.run(worlds.Uniform(), np.random.default_rng(0))
 
     assert sorted(r.request for r in record.requests) == list(range(sum(run.arrivals_ns <= record.ended_ns)))

@@ -20,6 +20,7 @@ from policies.chance import hashed
 from policies.faults import RestartPlan
 from policies.fifo import KeyedFifo
 from policies.greedy import GreedyScheduler, Instance, InstanceState
+from policies.holds import Holds
 from policies.ledger import Ledger, ReportedPower
 from policies.memory import MemoryBook
 from policies.router import RouterCore
@@ -412,8 +413,81 @@ def _router_mutants() -> Iterator[Mutant]:
     yield Mutant(
         "who was with a dead server returns in the reverse order", _around(RouterCore, "_retry", _reversed_retry)
     )
+    yield from _hold_mutants()
     yield from _host_mutants()
     yield Mutant("reports of an earlier epoch count", _around(SimulatedServer, "_report", _as_of_now))
+
+
+def _hold_mutants() -> Iterator[Mutant]:
+    nothing = lambda self, *_: None  # noqa: E731 - in place of a method
+    yield Mutant("a request may be held for the limit in each hold", _around(Holds, "_last_ns", _forgetful))
+    yield Mutant("whoever joins a line was held from its start", _around(Holds, "end", _from_the_start))
+    yield Mutant("whoever joins a line has all time left", _around(Holds, "join", _with_all_left))
+    yield Mutant("a full line waits on", _around(Holds, "join", lambda f: lambda *a: f(*a) and False))
+    yield Mutant("a rule holds whatever enters a line", _around(Holds, "join", _as_if_it_began))
+    yield Mutant("holds outlive a server", _set(RouterCore, "_end_holds", nothing))
+    yield Mutant("holds go on after the last arrival", _set(RouterCore, "_end_holding", nothing))
+    yield Mutant("a held head blocks the others", _around(RouterCore, "_oldest_servable", _head_first))
+    yield Mutant("a hold has no credit", _set(Ledger, "_note_hold", nothing))
+    yield Mutant("a hold is given up without a credit", _around(Ledger, "_note_failure", _without_credit))
+    yield Mutant("a hold costs the host nothing", _around(SimulatedHost, "decide", _holds_for_nothing))
+
+
+def _forgetful(last_ns: Callable[..., int]) -> Callable[..., int]:
+    return lambda self, entry, since_ns: last_ns(self, entry, since_ns) + entry.held_ns
+
+
+def _from_the_start(end: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: Any, line: Any, members: Any, now_ns: int) -> None:
+        since_ns = self._held[line].since_ns
+        late = [entry for entry in members if entry.entered_ns > since_ns]
+        end(self, line, members, now_ns)
+        for entry in late:
+            entry.held_ns += min(entry.entered_ns, now_ns) - since_ns
+
+    return mutated
+
+
+def _with_all_left(join: Callable[..., bool]) -> Callable[..., bool]:
+    def mutated(self: Any, line: Any, entry: Any, *rest: int) -> bool:
+        hold = self._held.get(line)
+        until_ns = hold.until_ns if hold else 0
+        is_full = join(self, line, entry, *rest)
+        if hold:
+            hold.until_ns = until_ns
+        return is_full
+
+    return mutated
+
+
+def _as_if_it_began(join: Callable[..., bool]) -> Callable[..., bool]:
+    def mutated(self: Any, line: Any, entry: Any, segment: int, waiting: int, now_ns: int) -> bool:
+        return join(self, line, entry, segment, waiting if line in self._held else 1, now_ns)
+
+    return mutated
+
+
+def _head_first(oldest: Callable[..., Any]) -> Callable[..., Any]:
+    def mutated(self: Any) -> Any:
+        found = oldest(self)
+        return None if self._fifo.head() in self._holds else found
+
+    return mutated
+
+
+def _without_credit(note: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: Any, command: Any, now_ns: int) -> None:
+        self._holds.pop(command.request, ())
+        note(self, command, now_ns)
+
+    return mutated
+
+
+def _holds_for_nothing(decide: Callable[..., int]) -> Callable[..., int]:
+    def mutated(self: Any, server: int, decision: int, images: int, decision_ns: int, now_ns: int) -> int:
+        return decide(self, server, decision, images, decision_ns, now_ns) if images else now_ns
+
+    return mutated
 
 
 def _host_mutants() -> Iterator[Mutant]:
@@ -575,8 +649,9 @@ def _as_of_now(report: Callable[..., None]) -> Callable[..., None]:
 def _thawed(handle: Callable[..., Any]) -> Callable[..., Any]:
     def mutated(self: Any, event: RouterEvent, now_ns: int) -> Any:
         if isinstance(event, Decided):
-            line, _ = self._candidates
-            self._candidates = (line, self._fifo.peek(line, self.config.groups[-1]))
+            asked = self._asked
+            requests = self._fifo.peek(asked.line, self.config.groups[-1])
+            self._asked = asked._replace(requests=requests)
         return handle(self, event, now_ns)
 
     return mutated

@@ -16,8 +16,12 @@ from policies.vocabulary import (
     Decide,
     Decided,
     HeadKey,
+    Held,
+    Hold,
+    HoldBegun,
     RequestArrived,
     RequestCompleted,
+    RequestFailed,
     RequestsReturned,
     RouterTimer,
     RunBatch,
@@ -125,3 +129,35 @@ def test_no_stage_is_negative_where_a_servers_clock_is_ahead() -> None:
     (request,) = kept.requests
     assert min(request.stages_ns) >= 0
     assert sum(request.stages_ns) == S
+
+
+def asked(kept: Ledger, decision: int, now: int, entered: int) -> None:
+    view = ClusterView(now, HeadKey(1, 0.0, -1), 1, entered, 1, 0, ())
+    kept.observe_router(RouterTimer(), (Decide(decision, view),), now)
+
+
+def test_a_decision_that_held_gets_the_credit_of_the_block_that_takes_whom_it_held() -> None:
+    """What was waited is in the block's latency; a block of others brings it nothing."""
+    kept = Ledger(2, 2, RewardWeights(alpha=0.0, beta=1.0), AccuracyPrior({(1.0, 1.0): 0.8}), detail=False)
+    kept.observe_router(RequestArrived(1), (), 0)
+    asked(kept, 1, 0, 0)
+    kept.observe_router(Held(1, Hold(4, S)), (HoldBegun(1, 1, 0, S),), 0)
+    for decision, request in ((2, 7), (3, 1)):
+        asked(kept, decision, S, 0)
+        block = Block(decision, 0, 1, WorkKey(1, 1.0, 0.0), (request,))
+        kept.observe_router(Decided(decision, Choice(0, 1.0, 1)), (SendBlock(block, ()),), S)
+        ended = BlockFinished(decision, 0, 1, (request,), (0,), (2 * S,), ((1.0,),), (), (False,))
+        kept.observe_router(RequestsReturned(0, 1, (request,), 1, 1.0), (ended,), 2 * S)
+    credits = [(decision, terms.latency) for decision, terms in kept.take_credits()]
+    assert credits == [(2, -2.0), (3, -2.0), (1, -2.0)]
+
+
+def test_a_decision_that_held_whom_nobody_served_gets_a_wrong_blocks_credit() -> None:
+    """Shed while it waited: no accuracy, and all the time since it entered."""
+    kept = Ledger(2, 2, RewardWeights(alpha=1.0, beta=1.0, centre=True), AccuracyPrior({(1.0, 1.0): 0.8}), detail=False)
+    kept.observe_router(RequestArrived(1), (), 0)
+    asked(kept, 1, S, 0)
+    kept.observe_router(Held(1, Hold(4, S)), (HoldBegun(1, 1, 0, 2 * S),), S)
+    kept.observe_router(RouterTimer(), (RequestFailed(1, "deadline", 0),), 3 * S)
+    ((decision, terms),) = kept.take_credits()
+    assert (decision, terms.accuracy, terms.latency) == (1, -0.8, -3.0)

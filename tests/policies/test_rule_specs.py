@@ -99,7 +99,7 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
         ({"kind": ["ladder"]}, "kind", ["known: fixed"]),
         ({"treshholds": [4]}, "treshholds", ["unknown key; did you mean 'thresholds'"]),
-        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, made_by, placement, rungs"]),
+        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, hold, made_by, placement, rungs"]),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
         ({"group": 0}, "group", ["found 0", "greater than or equal to 1"]),
