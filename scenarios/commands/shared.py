@@ -98,7 +98,7 @@ def tell_foreign(output: Output, world: World, routers: Sequence[str]) -> None:
     """Warn of routers that were tuned for another cluster."""
     from scenarios.world.routers import foreign_routers
 
-    for warning in foreign_routers(routers, world.device_names):
+    for warning in foreign_routers(routers, world.device_names, world.cluster):
         output.remark(warning)
 
 

@@ -70,7 +70,7 @@ def _carry_out(job: Job) -> Outcome:
     given = job.scenario.compare
     if warning := require_effort(effort_of(world, len(given.routers) * len(given.seeds)), job.scenario.name):
         job.say(warning)
-    for warning in foreign_routers(job.routers, world.device_names):
+    for warning in foreign_routers(job.routers, world.device_names, world.cluster):
         job.warn(warning)
     if job.can_validate:
         require_ready(world, job.model_to_serve, job.scenario.validate_.routers, None)

@@ -63,7 +63,7 @@ def validate(job: Job, world: World) -> Validation:
         warn_of_other_programs(job)
         if warning := real_time_warning(plan.hardware_runs, plan.duration_s, job.scenario.name):
             job.say(warning)
-        for warning in foreign_routers(given.routers, world.device_names):
+        for warning in foreign_routers(given.routers, world.device_names, world.cluster):
             job.warn(warning)
         folder = job.folder
         validation = validate_world(

@@ -20,19 +20,18 @@ from policies.chance import stream
 from policies.errors import InputError, WorkError, nearest
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
-from policies.rules.placements import PLACEMENT_NAMES
-from policies.rules.specs import POINT, FixedRule, LadderRule, PlacedRule, RouterSpec, Space
+from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, Space
 from scenarios.learn.course import MOST_THREADS, Course, latency_cost, shortfall, unserved
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
+from scenarios.learn.settings import PRICE, best_settings, settled
 from scenarios.metrics.served import LIMIT
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 from sim.compiled.scoring import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
-_PRICE = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
 _BLOWN_UP = 1.0  # so much more than another start costs, in the logarithm of the latency
 _STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
 
@@ -105,39 +104,13 @@ def tune_world(
         space: Space | None = KINDS[kind].load().space(world.context, knobs.floor, knobs.without)
         if space is None:
             return _best_tuple(course)
-        space = _placed(space, course, space.start if start is None else start, "placement, first")
-        found, history = _search(space, course, start, on_progress)
+        first = space.spec(space.start if start is None else start)
+        settings = best_settings(first, course, "settings, first", {})
+        found, history = _search(settled(space, settings), course, start, on_progress)
+        settings = best_settings(space.spec(found[0]), course, "settings, last", settings)
         searched = course.decisions
-        space = _placed(space, course, found[0], "placement, last")
-        levelled = _levelled(kind, space, course, found)
+        levelled = _levelled(kind, settled(space, settings), course, found)
         return replace(levelled, decisions=searched, history=tuple(history))
-
-
-def _placed(space: Space, course: Course, values: Reals, name: str) -> Space:
-    """The same rules on the placement that does best with these numbers; finding it comes on top of the budget."""
-    rule = space.spec(values)
-    if not isinstance(rule, PlacedRule):
-        return space
-    placement = _best_placement(rule, course, name)
-
-    def spec(values: Reals) -> RouterSpec:
-        made = space.spec(values)
-        assert isinstance(made, PlacedRule), "it was one before"
-        return made.model_copy(update={"placement": placement})
-
-    return replace(space, spec=spec)
-
-
-def _best_placement(rule: PlacedRule, course: Course, name: str) -> str:
-    """On excerpts that all placements see alike."""
-    knobs, context = course.knobs, course.context
-    runs = [course.excerpt(f"{name}:{part}", part) for part in range(knobs.episodes)]
-    costs = []
-    for placement in PLACEMENT_NAMES:
-        placed = rule.model_copy(update={"placement": placement})
-        scores = course.measure([(placed.make(context), run) for run in runs])
-        costs.append(latency_cost(scores, knobs) + _PRICE * max(0.0, shortfall(scores, knobs.floor)))
-    return PLACEMENT_NAMES[int(np.argmin(costs))]
 
 
 def _search(
@@ -152,7 +125,7 @@ def _search(
         stream(knobs.seed, f"tune:{space.stream}"),
         SearchKnobs(population=knobs.population, elite=knobs.elite),
     )
-    price = FloorMultiplier((0.1, 0.05, 0.05), start=_PRICE)
+    price = FloorMultiplier((0.1, 0.05, 0.05), start=PRICE)
     history: list[tuple[int, float]] = []
     generation = 0
     limit = course.decisions + knobs.decisions
@@ -175,7 +148,7 @@ def _first(space: Space, course: Course) -> Reals:
     if not space.starts:
         return space.start
     starts = np.array(space.starts)
-    costs, _ = _generation(space, course, starts, -1, _PRICE, race=False)
+    costs, _ = _generation(space, course, starts, -1, PRICE, race=False)
     best: Reals = starts[int(np.argmin(costs)) if costs[0] > costs.min() + _BLOWN_UP else 0]
     return best
 
@@ -287,7 +260,7 @@ def _find_shift(
 def _best_tuple(course: Course) -> Tuned:
     """The quickest fixed tuple that is accurate enough, of the four cheapest efficient ones, on full-length runs.
 
-    Each is on its best placement.
+    Each has its best settings.
     """
     knobs, context = course.knobs, course.world.context
     able = [widths for widths in efficient_tuples(context) if context.prior(widths) >= knobs.floor][-4:]
@@ -295,7 +268,7 @@ def _best_tuple(course: Course) -> Tuned:
     best: tuple[float, FixedRule, list[RunScore]] | None = None
     for widths in able:
         rule = FixedRule(tuple=widths)
-        rule = rule.model_copy(update={"placement": _best_placement(rule, course, f"placement of {widths}")})
+        rule = rule.model_copy(update=dict(best_settings(rule, course, f"settings of {widths}", {})))
         scores = course.measure([(rule.make(context), spec) for spec in specs])
         cost = latency_cost(scores, knobs)
         if best is None or cost < best[0]:

@@ -16,6 +16,7 @@ from scenarios.files.router_names import made_by, without_ending, write_rule
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import Reals
 from scenarios.learn.tune import Tuned
+from scenarios.world.routers import deciding_in
 from scenarios.world.world import World
 
 FAILURE_SUFFIX: Final = ".failed.txt"
@@ -85,6 +86,7 @@ def save_tuned(
     making = {
         "command": command,
         "devices": list(world.device_names),
+        "deciding": deciding_in(world.cluster),
         "floor": knobs.floor,
         "decisions": found.decisions,
         "level_decisions": found.level_decisions,

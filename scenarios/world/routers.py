@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 from policies.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.rules.context import RouterContext
+from policies.vocabulary import NS_PER_S
 from scenarios.files.documents import with_remedy
 from scenarios.files.made_routers import made_file, made_kind
 from scenarios.files.router_names import made_by, read_router, router_file
 from scenarios.files.spec import Scenario
+from sim.cluster import ClusterSpec
+
+USUAL_BLOCK: Final = 16  # images
+ALIKE: Final = 1.5  # times as dear, and a decision is about the same
 
 
 def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]) -> None:
@@ -29,14 +35,46 @@ def require_routers(scenario: Scenario, segments: int, widths: tuple[float, ...]
             read_router(path).check(config, router)
 
 
-def foreign_routers(routers: Sequence[str], devices: Sequence[str]) -> Iterator[str]:
+def deciding_in(cluster: ClusterSpec) -> dict[str, float]:
+    """What a decision costs in a cluster, how much may be under way, for how long it may hold: rules depend on it."""
+    host, config = cluster.host, cluster.router
+    block_ns, image_ns = (0, 0) if host is None else host.decision
+    return {
+        "decision_s": (cluster.decision_ns + block_ns) / NS_PER_S,
+        "image_s": image_ns / NS_PER_S,
+        "outstanding_blocks": config.outstanding_blocks,
+        "hold_limit_s": config.hold_limit_ns / NS_PER_S,
+    }
+
+
+def _is_another(tuned: Mapping[str, Any], here: Mapping[str, float]) -> bool:
+    """Whether a router was tuned for another way of deciding: no two calibrations agree on a decision's cost."""
+    try:
+        there = {name: float(tuned[name]) for name in here}
+    except (KeyError, TypeError, ValueError):
+        return False  # it does not say
+    costs_s = sorted(each["decision_s"] + USUAL_BLOCK * each["image_s"] for each in (there, here))
+    rest = ("outstanding_blocks", "hold_limit_s")
+    return costs_s[1] > ALIKE * costs_s[0] or any(there[name] != here[name] for name in rest)
+
+
+def _in_words(deciding: Mapping[str, float]) -> str:
+    cost = f"{1e6 * deciding['decision_s']:.3g} us + {1e6 * deciding['image_s']:.3g} us an image a decision"
+    return f"{cost}, {deciding['outstanding_blocks']:g} blocks a server, holds of {1e3 * deciding['hold_limit_s']:g} ms"
+
+
+def foreign_routers(routers: Sequence[str], devices: Sequence[str], cluster: ClusterSpec) -> Iterator[str]:
     """A warning for each router's file that was tuned on another cluster, as far as it says: it fits, but its numbers
     were found elsewhere. (What PPO learned fits no other cluster, and is refused.)"""
     for name in dict.fromkeys(routers):
-        tuned = made_by(path).get("devices") if (path := router_file(name)) is not None else None
+        made = made_by(path) if (path := router_file(name)) is not None else {}
+        tuned, deciding, here_too = made.get("devices"), made.get("deciding"), deciding_in(cluster)
         if isinstance(tuned, list) and tuned != list(devices):
             there, here = (", ".join(map(str, each)) for each in (tuned, devices))
             yield f"warning: {name} was tuned for other servers ({there:.300}; here: {here:.300}); tune it here as well"
+        elif isinstance(deciding, Mapping) and _is_another(deciding, here_too):
+            there, here = _in_words(deciding), _in_words(here_too)
+            yield f"warning: {name} was tuned for another way of deciding ({there}; here: {here}); tune it here as well"
 
 
 def make_named(

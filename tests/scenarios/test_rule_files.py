@@ -15,6 +15,7 @@ from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.router_names import display_name, read_rule, write_rule
 from scenarios.world.materials import load_world
+from scenarios.world.routers import deciding_in
 from tests.scenarios.files import write_scenario
 
 RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), group=8, made_by={"seed": 1})
@@ -103,3 +104,22 @@ def test_a_router_that_was_tuned_elsewhere_is_told(tmp_path: Path, capsys: pytes
         assert main(command) == 0
         warning = f"warning: {rule} was tuned for other servers (T4, toy, toy; here: toy, toy)"
         assert (warning in capsys.readouterr().err) == told
+
+
+def test_a_router_that_was_tuned_for_another_way_of_deciding_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what a decision costs, if it is half as dear again, and by what may be held; a little dearer is the same."""
+    path = with_rule(tmp_path)
+    rule = tmp_path / "rules" / "mine.rule.yaml"
+    here = deciding_in(load_world(path).cluster)
+    for changes, told in (
+        ({}, False),
+        ({"decision_s": 1.2 * here["decision_s"]}, False),
+        ({"decision_s": 2 * here["decision_s"]}, True),
+        ({"hold_limit_s": 0.004}, True),
+        ({"hold_limit_s": "long"}, False),
+    ):
+        write_rule(rule, RULE.model_copy(update={"made_by": {"deciding": {**here, **changes}}}))
+        assert main(["compare", str(path), "--router", str(rule), "--seed", "0", "--out", str(tmp_path / "run")]) == 0
+        assert ("another way of deciding" in capsys.readouterr().err) == told

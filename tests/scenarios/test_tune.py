@@ -76,7 +76,7 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
     assert found.p99_s >= found.mean_s
     if kind != "fixed":
         assert found.accuracy < floor + 0.006, "no more accurate than asked for: that would cost latency"
-        assert [n for n, _ in found.history][-1] == found.decisions >= KNOBS.decisions
+        assert found.decisions >= [n for n, _ in found.history][-1] >= KNOBS.decisions
         spent = [n for n, _ in found.history]
         assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
 
