@@ -9,7 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from scenarios.study import ablation, paper_table, results, tune_all
+from policies.registry import TUNED
+from scenarios.files.documents import read_json
+from scenarios.study import ablation, faster, paper_table, results, tune_all
 from scenarios.terminal.exits import exit_code
 from scenarios.terminal.flags import Parser, new_file, new_folder, positive, whole
 
@@ -75,6 +77,25 @@ def _ablation(parser: Parser) -> Work:
     return work
 
 
+def _faster(parser: Parser) -> Work:
+    parser.add_argument("scenario", type=Path, nargs="+", metavar="SCENARIO", help="with a floor, and a hold_limit_s")
+    parser.add_argument("--router", choices=TUNED, default="ladder", metavar="KIND", help="what is tuned (ladder)")
+    parser.add_argument("--decisions", type=positive, default=2_000_000, metavar="N", help="of a search (2,000,000)")
+    parser.add_argument("--searches", type=positive, default=2, metavar="N", help="of each row (2)")
+    parser.add_argument(
+        "--duration", type=float, metavar="S", help="of the full-length runs; the scenario's by default"
+    )
+    text = "for the rows; an interrupted run goes on with the next one (docs/faster.json)"
+    parser.add_argument("--json", type=new_file, default="docs/faster.json", metavar="FILE", help=text)
+
+    def work(given: argparse.Namespace) -> int:
+        faster.make_rows(given.scenario, given.router, given.decisions, given.searches, given.json, given.duration)
+        sys.stdout.write(faster.text(read_json(given.json)["rows"]) + "\n")
+        return 0
+
+    return work
+
+
 def _paper_table(parser: Parser) -> Work:
     def work(given: argparse.Namespace) -> int:
         sys.stdout.write(paper_table.text())
@@ -92,6 +113,7 @@ COMMANDS: Final[dict[str, tuple[ModuleType, Callable[[Parser], Work]]]] = {
     "results": (results, _results),
     "tune": (tune_all, _tune),
     "ablation": (ablation, _ablation),
+    "faster": (faster, _faster),
     "paper-table": (paper_table, _paper_table),
 }
 

@@ -1,0 +1,124 @@
+"""Is a faster router ever worse? One kind tuned at several decision times and blocks a server, waiting or not.
+
+    python -m scenarios.study faster scenarios/main-mmpp-10g.yaml scenarios/main-poisson70-10g.yaml
+
+Deciding takes the time of the row and nothing else, so that it alone differs. Each row is tuned by several searches
+with one budget, levelled to the scenario's floor, and run on seeds that no tuning saw. Rows are told as they come, and
+kept: an interrupted run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from policies.errors import InputError, WorkError
+from scenarios.files.documents import write_json
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.tune import tune_world
+from scenarios.learn.tuning import knobs_of
+from scenarios.study.ablation import held_out, kept_rows
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+
+SCHEMA: Final = "slimsched.faster/1"
+DECISIONS_US: Final = (1000, 100, 10, 3)
+BLOCKS: Final = (4, 16, 64)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row: how long a decision takes, how many blocks a server may have at once, whether the router may wait."""
+
+    decision_us: int
+    blocks: int
+    may_wait: bool
+
+    def world(self, world: World) -> World:
+        """The scenario's world with it."""
+        limit_ns = world.cluster.router.hold_limit_ns if self.may_wait else 0
+        router = replace(world.cluster.router, outstanding_blocks=self.blocks, hold_limit_ns=limit_ns)
+        return replace(
+            world, cluster=replace(world.cluster, router=router, decision_ns=1000 * self.decision_us, host=None)
+        )
+
+
+def points() -> Iterator[Point]:
+    """All rows of a scenario."""
+    for blocks, may_wait, decision_us in product(BLOCKS, (True, False), DECISIONS_US):
+        yield Point(decision_us, blocks, may_wait)
+
+
+def row_of(world: World, kind: str, point: Point, base: TuningKnobs, searches: int) -> dict[str, Any]:
+    """Tune so often, and run each on the seeds of the scenario's comparison."""
+    its, means_ms, accuracies, p99s_ms = point.world(world), [], [], []
+    row = {"scenario": world.scenario.name, "router": kind, **vars(point)}
+    for seed in range(base.seed, base.seed + searches):
+        knobs = replace(base, seed=seed)
+        try:
+            scores = held_out(its, tune_world(its, kind, knobs), knobs)
+        except WorkError as error:
+            return {**row, "problem": str(error)}
+        means_ms.append(float(1000 * np.mean([score.mean_s for score in scores])))
+        p99s_ms.append(float(1000 * np.mean([score.p99_s for score in scores])))
+        accuracies.append(float(np.mean([score.accuracy for score in scores])))
+    return {**row, "means_ms": means_ms, "p99s_ms": p99s_ms, "accuracies": accuracies}
+
+
+def make_rows(
+    scenarios: Sequence[Path], kind: str, decisions: int, searches: int, path: Path, duration_s: float | None
+) -> None:
+    """Every row of these scenarios that is not there yet.
+
+    Raises:
+        InputError: a scenario has no floor, or nobody may wait in it; what is there is of another command.
+    """
+    names = " ".join(each.as_posix() for each in scenarios)
+    command = f"python -m scenarios.study faster {names} --router {kind} --decisions {decisions} --searches {searches}"
+    command += "" if duration_s is None else f" --duration {duration_s:g}"
+    rows = kept_rows(path, command)
+    for scenario in scenarios:
+        world = load_world(scenario)
+        if world.scenario.tuning.floor is None or not world.cluster.router.hold_limit_ns:
+            raise InputError(str(scenario), "", "needs a tuning.floor to keep, and a router.hold_limit_s above 0")
+        if duration_s is not None:
+            world = replace(world, scenario=world.scenario.model_copy(update={"duration_s": duration_s}))
+        for point in points():
+            if any(row["scenario"] == world.scenario.name and _is_of(row, point) for row in rows):
+                continue
+            rows.append(row_of(world, kind, point, knobs_of(world, seed=0, decisions=decisions), searches))
+            write_json(path, {"schema": SCHEMA, "command": command, "rows": rows})
+            sys.stderr.write(f"{rows[-1]}\n")
+
+
+def _is_of(row: dict[str, Any], point: Point) -> bool:
+    return all(row[name] == value for name, value in vars(point).items())
+
+
+def text(rows: Sequence[dict[str, Any]]) -> str:
+    """A line of Markdown for each scenario, number of blocks, and whether the router may wait."""
+    lines = ["| scenario | blocks | may wait | " + " | ".join(f"{us} us" for us in DECISIONS_US) + " |"]
+    lines.append("|" + "---|" * (3 + len(DECISIONS_US)))
+    groups = dict.fromkeys((row["scenario"], row["blocks"], row["may_wait"]) for row in rows)
+    for scenario, blocks, may_wait in groups:
+        found = {
+            row["decision_us"]: _cell(row)
+            for row in rows
+            if (row["scenario"], row["blocks"], row["may_wait"]) == (scenario, blocks, may_wait)
+        }
+        cells = " | ".join(found.get(us, "") for us in DECISIONS_US)
+        lines.append(f"| `{scenario}` | {blocks} | {'yes' if may_wait else 'no'} | {cells} |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if "problem" in row:
+        return "floor not kept"
+    means = row["means_ms"]
+    return f"{np.mean(means):.2f} ({min(means):.2f} to {max(means):.2f})"

@@ -1,0 +1,57 @@
+"""The table of decision times: what a row's world is, and that an interrupted one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import InputError
+from scenarios.files.documents import read_json
+from scenarios.study import faster
+from scenarios.world.materials import load_world
+
+SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
+
+
+def test_a_row_changes_deciding_and_nothing_else() -> None:
+    """Its time, the blocks at a server, and whether anybody may be held."""
+    world = load_world(SCENARIO)
+    fast = faster.Point(3, 16, True).world(world).cluster
+    assert (fast.decision_ns, fast.host, fast.router.outstanding_blocks) == (3000, None, 16)
+    assert fast.router.hold_limit_ns == world.cluster.router.hold_limit_ns > 0
+    assert faster.Point(3, 16, False).world(world).cluster.router.hold_limit_ns == 0
+    assert fast.devices == world.cluster.devices
+
+
+def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted table goes on with the row that is missing; other settings are refused."""
+    made: list[faster.Point] = []
+
+    def row_of(world: Any, kind: str, point: faster.Point, *_: Any) -> dict[str, Any]:
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        made.append(point)
+        return {"scenario": world.scenario.name, **vars(point), "means_ms": [1.0, 3.0]}
+
+    monkeypatch.setattr(faster, "row_of", row_of)
+    path = tmp_path / "faster.json"
+    with pytest.raises(KeyboardInterrupt):
+        faster.make_rows([SCENARIO], "ladder", 1000, 2, path, None)
+    monkeypatch.setattr(faster, "row_of", lambda w, k, p, *_: row_of(w, k, p) if made.clear() is None else {})
+    faster.make_rows([SCENARIO], "ladder", 1000, 2, path, None)
+    rows = read_json(path)["rows"]
+    assert [(row["decision_us"], row["blocks"], row["may_wait"]) for row in rows] == [
+        (point.decision_us, point.blocks, point.may_wait) for point in faster.points()
+    ]
+    assert "| `main-mmpp-10g` | 16 | no | 2.00 (1.00 to 3.00) | 2.00" in faster.text(rows)
+    with pytest.raises(InputError, match="which can't stand beside"):
+        faster.make_rows([SCENARIO], "tide", 1000, 2, path, None)
+
+
+def test_a_scenario_in_which_nobody_may_wait_is_refused(tmp_path: Path) -> None:
+    """There is nothing to compare."""
+    path = SCENARIO.parent / "paper.yaml"
+    with pytest.raises(InputError, match=r"tuning.floor to keep, and a router.hold_limit_s above 0"):
+        faster.make_rows([path], "ladder", 1000, 1, tmp_path / "faster.json", None)
