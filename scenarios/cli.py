@@ -120,6 +120,9 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the search and its runs (0)")
     parser.add_argument("--start", type=file_here, metavar="FILE", help="begin with what was tuned before, for tide")
     text = "switch a group of Tide's numbers off; may be given several times (docs/tide.md)"
+    text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"
+    parser.add_argument("--objective", choices=("latency", "energy"), help=text_of)
+    parser.add_argument("--p99", type=duration_s, metavar="TIME", help="the limit for energy, such as 200ms")
     parser.add_argument("--without", action="append", default=[], metavar="SWITCH", help=text)
 
 

@@ -122,6 +122,8 @@ def tune(arguments: Namespace) -> int:
         seed=arguments.seed,
         start=arguments.start,
         without=tuple(arguments.without),
+        objective=arguments.objective,
+        p99_limit_s=arguments.p99,
     )
     path = wanted.path
     scenario = read_scenario(arguments)  # refuses results in the place of its files

@@ -712,6 +712,11 @@ class TuningSection(StrictModel):
     episodes: Count = Field(3, description="excerpts that every candidate is measured on")
     episode_s: Seconds = Field(10.0, description="their length: long enough for a burst and what comes after it")
     levels: Count = Field(3, description="full-length runs on which the floor is set at the end")
+    objective: Literal["latency", "energy"] = Field(
+        "latency",
+        description="what the search makes small: latency, or energy an image at a p99 latency of at most "
+        "`service.p99_limit_s`",
+    )
 
 
 Routers = Annotated[tuple[RouterName, ...], Field(min_length=1, max_length=1000), AfterValidator(unique)]

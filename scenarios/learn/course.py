@@ -24,6 +24,8 @@ from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
 
 MOST_THREADS = 2
+BEYOND_PRICE = 10.0  # of a p99 at e times its limit, in the logarithm of the energy
+NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
 UNSERVED_PRICE = 100.0  # in the logarithm of the latency: nothing is so quick that it could pay this
 
 
@@ -89,7 +91,7 @@ def unserved(scores: Sequence[RunScore]) -> float:
 
 
 def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
-    """What is made small: the mean latency and, with a weight, the 99th percentile, over runs.
+    """What is made small: the mean latency and, with a weight, the 99th percentile, over runs; or energy in a limit.
 
     Who sheds images is quick with the others: whoever leaves more than `LIMIT` unserved is behind all who do not.
     """
@@ -98,12 +100,20 @@ def latency_cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
 
 
 def _cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
+    if knobs.objective == "energy":
+        assert knobs.p99_limit_s is not None, "asked for with the objective"
+        return float(np.mean([log(score.image_j) + _beyond(score, knobs.p99_limit_s) for score in scores]))
     costs = [(score.mean_s, score.p99_s) for score in scores]
     if knobs.logs:
         return float(np.mean([log(mean_s) + knobs.tail * log(p99_s) for mean_s, p99_s in costs]))
     return log(float(np.mean([mean_s for mean_s, _ in costs]))) + knobs.tail * log(
         float(np.mean([p99_s for _, p99_s in costs]))
     )
+
+
+def _beyond(score: RunScore, limit_s: float) -> float:
+    """What a p99 above its limit costs; a little below it, a little, so that no search ends on the edge."""
+    return BEYOND_PRICE * max(0.0, log(score.p99_s / (NEAR * limit_s)))
 
 
 def shortfall(scores: Sequence[RunScore], floor: float) -> float:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Objective = Literal["latency", "energy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class TuningKnobs:
         rates: each run's rate is drawn from this range, in times of the workload's.
         without: groups of Tide's knobs that are switched off.
         population, elite: of a generation.
+        objective: what is made small: `latency`, or `energy` an image at a p99 latency of at most `p99_limit_s`.
     """
 
     floor: float
@@ -41,3 +45,5 @@ class TuningKnobs:
     without: tuple[str, ...] = ()
     population: int = 16
     elite: int = 4
+    objective: Objective = "latency"
+    p99_limit_s: float | None = None

@@ -52,6 +52,7 @@ class Tuned:
         decisions: simulated in the search; `level_decisions` in setting the floor.
         accuracy, mean_s, p99_s: means over the full-length runs of tuning.
         unserved: share of their images that failed.
+        image_j: energy an image in them.
         history: best objective after each generation, with the decisions simulated until then.
     """
 
@@ -65,6 +66,7 @@ class Tuned:
     mean_s: float
     p99_s: float
     unserved: float = 0.0
+    image_j: float = 0.0
     history: tuple[tuple[int, float], ...] = ()
 
 
@@ -222,6 +224,7 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
         mean_s=float(np.mean([score.mean_s for score in scores])),
         p99_s=float(np.mean([score.p99_s for score in scores])),
         unserved=unserved(scores),
+        image_j=float(np.mean([score.image_j for score in scores])),
     )
 
 
@@ -286,6 +289,7 @@ def _best_tuple(course: Course) -> Tuned:
         mean_s=float(np.mean([score.mean_s for score in scores])),
         p99_s=float(np.mean([score.p99_s for score in scores])),
         unserved=unserved(scores),
+        image_j=float(np.mean([score.image_j for score in scores])),
     )
 
 

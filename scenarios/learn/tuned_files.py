@@ -95,6 +95,9 @@ def save_tuned(
         "accuracy": round(found.accuracy, 6),
         "latency_mean_s": round(found.mean_s, 6),
         "latency_p99_s": round(found.p99_s, 6),
+        "objective": knobs.objective,
+        "p99_limit_s": knobs.p99_limit_s,
+        "image_j": round(found.image_j, 6),
         "unserved": round(found.unserved, 6),
     }
     note_failure(path, None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from policies.errors import InputError, nearest
 from policies.tide import knobs as tide_knobs
-from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
 from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path
 from scenarios.metrics.served import LIMIT
@@ -31,6 +31,7 @@ class Tuning:
         out: the file; by default named by its kind, in the current folder.
         start: a file to begin with.
         without: switches.
+        objective, p99_limit_s: what is made small, at most which p99.
     """
 
     scenario: Path
@@ -41,6 +42,8 @@ class Tuning:
     seed: int = 0
     start: Path | None = None
     without: tuple[str, ...] = ()
+    objective: Objective | None = None
+    p99_limit_s: float | None = None
 
     @property
     def path(self) -> Path:
@@ -50,7 +53,15 @@ class Tuning:
     def knobs(self, world: World) -> TuningKnobs:
         """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
         self._check_switches()
-        return knobs_of(world, seed=self.seed, floor=self.floor, decisions=self.decisions, without=self.without)
+        return knobs_of(
+            world,
+            seed=self.seed,
+            floor=self.floor,
+            decisions=self.decisions,
+            without=self.without,
+            objective=self.objective,
+            p99_limit_s=self.p99_limit_s,
+        )
 
     def _check_switches(self) -> None:
         if self.without and self.router != tide_knobs.KIND:
@@ -65,6 +76,8 @@ class Tuning:
         words += ["--decisions", str(knobs.decisions), "--seed", str(knobs.seed)]
         for switch in self.without:
             words += ["--without", switch]
+        if knobs.objective != "latency":
+            words += ["--objective", knobs.objective, "--p99", f"{knobs.p99_limit_s:g}s"]
         return shlex.join(words if self.start is None else [*words, "--start", str(self.start)])
 
 
@@ -75,9 +88,19 @@ def knobs_of(
     floor: float | None = None,
     decisions: int | None = None,
     without: tuple[str, ...] = (),
+    objective: Objective | None = None,
+    p99_limit_s: float | None = None,
 ) -> TuningKnobs:
-    """The scenario's tuning settings, or what is given instead."""
+    """The scenario's tuning settings, or what is given instead.
+
+    Raises:
+        InputError: energy without a limit of the p99 latency: whoever waits longest would have the least.
+    """
     given = world.scenario.tuning
+    objective, limit_s = objective or given.objective, p99_limit_s or world.scenario.service.p99_limit_s
+    if objective == "energy" and limit_s is None:
+        problem = "energy needs a limit of the p99 latency: --p99 TIME, or service.p99_limit_s in the scenario"
+        raise InputError(world.scenario.name, "tuning.objective", problem)
     floor = given.floor if floor is None else floor
     knobs = TuningKnobs(
         floor=0.0 if floor is None else floor,
@@ -87,6 +110,8 @@ def knobs_of(
         episode_s=given.episode_s,
         levels=given.levels,
         without=without,
+        objective=objective,
+        p99_limit_s=limit_s,
     )
     return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
 
@@ -126,6 +151,7 @@ def tuned_text(found: Tuned) -> str:
         f"\nbeware: it leaves {100 * found.unserved:.2f} % of their images unserved" if found.unserved > LIMIT else ""
     )
     return (
-        f"{found.kind}: {1000 * found.mean_s:.2f} ms (p99 {1000 * found.p99_s:.1f}) at {100 * found.accuracy:.3f} % "
+        f"{found.kind}: {1000 * found.mean_s:.2f} ms (p99 {1000 * found.p99_s:.1f}), {found.image_j:.3g} J an image "
+        f"at {100 * found.accuracy:.3f} % "
         f"on runs of tuning, {found.decisions + found.level_decisions:,} decisions{beware}"
     )

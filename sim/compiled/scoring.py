@@ -14,6 +14,7 @@ from sim.compiled.codes import COMPLETED, FAILED
 from sim.compiled.layout import Parameters, RequestRow, Stages
 from sim.compiled.program import Program
 from sim.compiled.run import RunRow
+from sim.compiled.totals import energy_j
 
 _BUCKETS = 4096
 _FIRST_S, _RATIO = 1e-5, 1.005  # of a histogram of latencies; 4096 buckets reach 7000 s
@@ -75,6 +76,7 @@ class RunScore:
         accuracy: the mean prior of the completed ones' width tuples: accuracy without the chance of labels.
         moves: an image's changes of server.
         decisions: of the whole run.
+        image_j: what all devices drew in the whole run, over the images that it completed.
     """
 
     images: int
@@ -87,6 +89,7 @@ class RunScore:
     moves: float
     decisions: int
     failed: int = 0
+    image_j: float = 0.0
 
 
 def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> RunScore:
@@ -111,7 +114,12 @@ def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> Ru
         moves=found.moves / completed,
         decisions=run.cluster.decision,
         failed=found.failed,
+        image_j=_drawn_j(run) / max(1, run.cluster.completed),
     )
+
+
+def _drawn_j(run: RunRow) -> float:
+    return sum(energy_j(run, index, run.cluster.ended_ns) for index in range(len(run.program.cluster.devices)))
 
 
 def tuple_priors(program: Program) -> npt.NDArray[np.float64]:

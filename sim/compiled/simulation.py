@@ -53,11 +53,12 @@ from sim.compiled.codes import (
 from sim.compiled.columns import request_columns
 from sim.compiled.decide import run_cluster
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import Credit, Device, HeadSeen, Server, ServerSeen, WorkSeen
+from sim.compiled.layout import Credit, HeadSeen, Server, ServerSeen, WorkSeen
 from sim.compiled.observation import read_view
 from sim.compiled.program import program_of
 from sim.compiled.run import RunRow
 from sim.compiled.run_plan import NO_ANSWER, NO_PLAN, NO_SHEET, run_to_end
+from sim.compiled.totals import chores_ns, device_of, energy_j
 
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
@@ -329,11 +330,11 @@ class CompiledSimulation:
 
     def _server_totals(self, index: int, ended_ns: int) -> ServerTotals:
         c, p, spec = self._run.cluster, self._run.shape.p, self.cluster.servers[index]
-        server, device = Server(c, p.servers_at + index * p.server_size), Device(c, p.devices_at, spec.device)
+        server, device = Server(c, p.servers_at + index * p.server_size), device_of(self._run, spec.device)
         tables = self.cluster.devices[spec.device]
-        chores_ns, busy_permille = _chores_ns(device, ended_ns), max(device.busy_permille, tables.chores_permille)
-        busy = device.busy_permille_ns + device.busy_permille * (ended_ns - device.updated_ns - chores_ns)
-        busy += busy_permille * chores_ns
+        chored_ns, busy_permille = chores_ns(device, ended_ns), max(device.busy_permille, tables.chores_permille)
+        busy = device.busy_permille_ns + device.busy_permille * (ended_ns - device.updated_ns - chored_ns)
+        busy += busy_permille * chored_ns
         return ServerTotals(
             name=spec.name,
             device=spec.device,
@@ -346,23 +347,13 @@ class CompiledSimulation:
         )
 
     def _device_totals(self, index: int, ended_ns: int) -> DeviceTotals:
-        c, tables = self._run.cluster, self.cluster.devices[index]
-        device = Device(c, self._run.shape.p.devices_at, index)
-        elapsed_ns = ended_ns - device.updated_ns
-        chores_ns, chores_mw = _chores_ns(device, ended_ns), max(device.power_mw, tables.chores_mw)
-        drawn_mw_ns = device.power_mw * (elapsed_ns - chores_ns) + chores_mw * chores_ns
-        energy_mj = (device.energy_mw_ns + drawn_mw_ns) / NS_PER_S
-        open_ns = elapsed_ns if device.is_extrapolated else 0
+        device, tables = device_of(self._run, index), self.cluster.devices[index]
+        open_ns = ended_ns - device.updated_ns if device.is_extrapolated else 0
         power = tables.profile.power
         return DeviceTotals(
             name=tables.name,
-            energy_j=energy_mj / 1000,
+            energy_j=energy_j(self._run, index, ended_ns),
             bare_idle_w=power.bare_idle_w,
             context_idle_w=power.context_idle_w,
             extrapolated_s=(device.extrapolated_ns + open_ns) / NS_PER_S,
         )
-
-
-def _chores_ns(device: Device, now_ns: int) -> int:
-    """Of the time since the device's last change, how long its passes stood still."""
-    return max(0, min(device.chores_until_ns, now_ns) - max(device.paused_from_ns, device.updated_ns))

@@ -363,3 +363,29 @@ def test_an_interrupted_search_goes_on(
     assert not runs
     assert before > lost or damage == "none"
     assert first + before - lost == sum(len(json.loads(line)) for line in path.read_text().splitlines())
+
+
+def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
+    """The same rule, tuned for either: less energy at a p99 within its limit."""
+    quick = tune_world(world, "ladder", KNOBS)
+    limit_s = 4 * quick.p99_s
+    frugal = tune_world(world, "ladder", replace(KNOBS, objective="energy", p99_limit_s=limit_s))
+    assert frugal.image_j < 0.99 * quick.image_j
+    assert frugal.p99_s <= limit_s
+
+
+def test_energy_needs_a_limit(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else whoever waits longest has the least."""
+    assert main(["tune", str(scenario), "--router", "ladder", "--objective", "energy"]) == 2
+    told = capsys.readouterr().err
+    assert "tuning.objective: energy needs a limit of the p99 latency: --p99 TIME" in told
+
+
+def test_a_p99_beyond_its_limit_costs_more_than_any_energy() -> None:
+    """And one just below it costs a little."""
+    knobs = replace(KNOBS, objective="energy", p99_limit_s=0.1)
+    within, near, beyond = (
+        latency_cost([replace(score(0.01, p99_s, 0.76), image_j=image_j)], knobs)
+        for p99_s, image_j in ((0.09, 2.0), (0.0975, 2.0), (0.13, 1.0))
+    )
+    assert within == log(2.0) < near < beyond
