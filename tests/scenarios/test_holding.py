@@ -1,0 +1,93 @@
+"""Routers and waiting: files from before it hold nobody, and what a file holds is what both engines and tuning use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from policies.chance import stream
+from policies.errors import InputError
+from policies.ppo import checkpoint
+from policies.rules.holding import HoldingRouter, HoldSpec
+from policies.rules.specs import FixedRule
+from policies.tide.spec import TideSpec
+from policies.vocabulary import HoldRule
+from scenarios.cli import main
+from scenarios.files.router_names import read_rule, write_rule
+from scenarios.world.materials import load_world
+from scenarios.world.routers import make_named
+from scenarios.world.world import World
+from sim.compiled.simulation import CompiledSimulation
+
+SHIPPED = Path("scenarios/data/routers/main-mmpp-10g")
+SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
+EAGER = HoldSpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return load_world(SCENARIO)
+
+
+def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """When each image of a short run was done."""
+    cluster = replace(world.cluster, router=replace(world.cluster.router, hold_limit_ns=limit_ns))
+    spec = world.run_spec(3, duration_s=1.0, detail=False)
+    simulation = CompiledSimulation(cluster, spec)
+    context = replace(world.context, config=cluster.router)
+    router = make_named(name, world.scenario, context, world.device_names, None, "routers")
+    simulation.finish(router, stream(3, "router"))
+    return np.asarray(simulation.columns().requests.finished_ns)
+
+
+BEFORE = """
+schema: slimsched.rule/1
+kind: ladder
+placement: sticky
+group: largest
+rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
+thresholds: [24]
+"""
+
+
+def test_a_file_from_before_waiting_holds_nobody(world: World, tmp_path: Path) -> None:
+    """Where requests may be held it decides as where they may not: a rule's file, and Tide's, without a word of holds."""
+    rule, tide = tmp_path / "before.rule.yaml", tmp_path / "before.safetensors"
+    rule.write_text(BEFORE)
+    TideSpec.read(SHIPPED / "tide.safetensors").chooser(world.context).save(tide, {})
+    assert "hold" not in checkpoint.read(tide)[1]
+    assert read_rule(rule).hold is TideSpec.read(tide).hold is None
+    for path in (rule, tide):
+        assert (finished_ns(world, str(path), 16_000_000) == finished_ns(world, str(path), 0)).all()
+
+
+def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
+    """A rule's and Tide's: written, read back, and no longer the same run, but where nobody may be held."""
+    rule, tide = tmp_path / "held.rule.yaml", tmp_path / "held.safetensors"
+    write_rule(rule, FixedRule(placement="sticky", hold=EAGER))
+    spec, plain = TideSpec.read(SHIPPED / "tide.safetensors"), tmp_path / "plain.safetensors"
+    spec.chooser(world.context).save(tide, {}, EAGER)
+    spec.chooser(world.context).save(plain, {})
+    for path, before in ((rule, "fixed:1,1,1,1@sticky"), (tide, str(plain))):
+        held = finished_ns(world, str(path), 16_000_000)
+        assert (held != finished_ns(world, before, 16_000_000)).any()
+        assert (finished_ns(world, str(path), 0) == finished_ns(world, before, 0)).all()
+    made = read_rule(rule).make(world.context)
+    assert isinstance(made, HoldingRouter)
+    assert made.hold == HoldRule((8,) * 4, (2_000_000,) * 4)
+
+
+def test_a_hold_of_another_network_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the file, the key, and what is asked for."""
+    path = tmp_path / "two.rule.yaml"
+    hold = {"requests": [8, 8], "wait_s": [1e-3, 1e-3]}
+    path.write_text(yaml.safe_dump({"schema": "slimsched.rule/1", "kind": "fixed", "hold": hold}))
+    assert main(["simulate", str(SCENARIO), "--router", str(path)]) == 2
+    assert "holds 2 segments; the network has 4: one number for each" in capsys.readouterr().err
+    path.write_text(yaml.safe_dump({"schema": "slimsched.rule/1", "kind": "fixed", "hold": {**hold, "wait_s": [1]}}))
+    with pytest.raises(InputError, match="2 requests and 1 wait_s; each needs one a segment"):
+        read_rule(path)
