@@ -13,17 +13,19 @@ import numpy as np
 
 from policies import strict
 from policies.errors import InputError, WorkError, in_a_line, nearest
-from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of
 from policies.own import FAILURES, blaming, code_hash, failure, is_own, own_class
 from policies.registry import KINDS, RULES, RouterKind
 from policies.rules.context import RouterContext
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import SCHEMA, FixedRule, RouterSpec, RuleSpec
-from policies.vocabulary import Choice, ClusterView, Hold
+from policies.vocabulary import Choice, ClusterView, Hold, HoldRule
 
 ROUTER_NAMES: Final = tuple(
     dict.fromkeys((*PLACEMENT_NAMES, *(kind.name for kind in KINDS.values() if not kind.needs_numbers)))
 )
+
+MOST_HELD: Final = 1 << 62  # of a hold rule's numbers: an engine counts in 64 bits
 
 
 # -------------------------------------------------------------------------------------------------------- by name
@@ -133,6 +135,22 @@ class CheckedRouter:
     name: str
     router: RoutingPolicy
     config: RouterConfig
+
+    @property
+    def hold(self) -> HoldRule | None:
+        """What the router wants held; raises `WorkError` where that is no rule for this network."""
+        try:
+            rule = hold_rule_of(self.router)
+        except FAILURES as error:
+            raise WorkError(f"{self.name}: hold: {failure(error)}") from error
+        if rule is None:
+            return None
+        numbers = [*rule.requests, *rule.wait_ns] if isinstance(rule, HoldRule) else [None]
+        is_one = all(type(number) is int and 0 <= number < MOST_HELD for number in numbers)
+        if not is_one or not len(rule.requests) == len(rule.wait_ns) == self.config.segments:
+            allowed = "a policies.vocabulary.HoldRule(requests, wait_ns) with a whole number, from 0, for each"
+            raise WorkError(f"{self.name}: hold is {in_a_line(repr(rule))}; allowed is {allowed} segment, or None")
+        return rule
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """The router's choice; raises `WorkError` where that is none, or where the router fails."""

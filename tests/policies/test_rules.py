@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 
 from policies import rules
 from policies.errors import InputError, WorkError
-from policies.interfaces import RoutingPolicy
+from policies.interfaces import RoutingPolicy, hold_rule_of
 from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
 from policies.registry import KINDS, RouterKind
 from policies.reward import AccuracyPrior
@@ -27,7 +27,18 @@ from policies.rules.placements import PLACEMENT_NAMES, two_of
 from policies.rules.specs import FixedRule, PlacedRule, RuleSpec
 from policies.rules.widths import Ladder, held_width
 from policies.tide.knobs import UNTUNED
-from policies.vocabulary import ANYWHERE, IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
+from policies.vocabulary import (
+    ANYWHERE,
+    IMAGE,
+    ROUTER,
+    Choice,
+    ClusterView,
+    HeadKey,
+    Hold,
+    HoldRule,
+    ServerView,
+    WorkKey,
+)
 from tests.policies.cluster_views import WIDTHS, LinearCosts, choice_of, context, server, view
 
 RULE_NAMES = [name for name in ROUTER_NAMES if name != "tide"]  # which is no rule: tests/policies/tide
@@ -616,3 +627,36 @@ def test_every_rule_and_placement_is_registered() -> None:
     assert named == {kind.load() for kind in KINDS.values() if kind.is_rule}
     page = Path("docs/routers.md").read_text()
     assert [name for name in PLACEMENT_NAMES if f"`{name}`" not in page] == []
+
+
+WAITING = msgspec.structs.replace(view(server(), candidates=2), hold_left_ns=500)
+
+
+@pytest.mark.parametrize(
+    ("seen", "hold", "words"),
+    [
+        (view(server()), Hold(4, 100), r"may not be held now .*router\.hold_limit_s"),
+        (WAITING, Hold(2, 100), r"from 3 .* to 32"),
+        (WAITING, Hold(33, 100), r"from 3 .* to 32"),
+        (WAITING, Hold(4, 0), "wait_ns must be above 0"),
+        (WAITING, Hold(4.0, 100), "int for requests and wait_ns"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_users_hold_that_is_none_is_one_line(seen: ClusterView, hold: Hold, words: str) -> None:
+    """What is wrong with it, and what is allowed; what is right goes on, cut to what is left."""
+    router = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: hold), context().config)
+    with pytest.raises(WorkError, match=words):
+        router.choose(seen, np.random.default_rng(0))
+    right = CheckedRouter("m:C", SimpleNamespace(choose=lambda view, rng: Hold(4, 10_000)), context().config)
+    assert right.choose(WAITING, np.random.default_rng(0)) == Hold(4, 500)
+
+
+@pytest.mark.parametrize("rule", [HoldRule((4,), (100,)), HoldRule((4,) * 4, (1e-3,) * 4), (4, 100)])  # type: ignore[arg-type]
+def test_a_users_rule_of_holds_is_checked(rule: Any) -> None:
+    """One whole number a segment; a right one is the core's."""
+    users = SimpleNamespace(choose=lambda view, rng: None, hold=rule)
+    with pytest.raises(WorkError, match=r"m:C: hold is .*; allowed is a policies\.vocabulary\.HoldRule"):
+        hold_rule_of(CheckedRouter("m:C", users, context().config))
+    fine = HoldRule((4,) * 4, (100,) * 4)
+    users = SimpleNamespace(choose=lambda view, rng: None, hold=fine)
+    assert hold_rule_of(CheckedRouter("m:C", users, context().config)) is fine

@@ -55,7 +55,7 @@ thresholds: [24]
 
 
 def test_a_file_from_before_waiting_holds_nobody(world: World, tmp_path: Path) -> None:
-    """Where requests may be held it decides as where they may not: a rule's file, and Tide's, that say nothing of it."""
+    """It decides the same where requests may be held and where not: a rule's file, and Tide's, that name no hold."""
     rule, tide = tmp_path / "before.rule.yaml", tmp_path / "before.safetensors"
     rule.write_text(BEFORE)
     TideSpec.read(SHIPPED / "tide.safetensors").chooser(world.context).save(tide, {})
