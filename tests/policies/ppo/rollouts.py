@@ -20,7 +20,8 @@ NOTHING = Experience(
     np.zeros((0, 3), np.bool_),
     np.zeros((0, 4), np.bool_),
     np.zeros((0, 3), np.int64),
-    *(np.zeros(0, np.float32) for _ in range(4)),
+    *np.zeros((4, 0), np.float32),
+    hold_mask=np.zeros((0, 0), np.bool_),
 )
 
 
@@ -107,12 +108,14 @@ class BanditRollouts:
             np.zeros((rows, 3), np.bool_),
             np.zeros((rows, 4), np.bool_),
             np.zeros((rows, 3), np.int64),
-            *(np.zeros(rows, np.float32) for _ in range(4)),
+            *np.zeros((4, rows), np.float32),
+            hold_mask=np.zeros((rows, 0), np.bool_),
         )
         scratch = np.zeros(self._layout.scratch, np.float32)
         act(
             weights, self._layout.sizes(), np.arange(rows), seen, codes, self._rng.random((rows, 3)), eps, scratch,
             blank.actions, blank.log_prob, blank.value, blank.server_mask, blank.width_mask,
+            np.zeros(rows, np.bool_), blank.hold_mask,
         )  # fmt: skip
         self.decisions += rows
         best = SPEC.widths.index(BEST.width), SPEC.groups.index(BEST.group)
