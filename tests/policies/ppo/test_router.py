@@ -139,7 +139,9 @@ def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
         larger = [group for group in spec.groups if group > seen.candidates]
         assert hold.requests == larger[0]
         assert 0 < hold.wait_ns <= seen.hold_left_ns
-    assert 2 <= len({hold.wait_ns for _, hold in held} & {2_000_000, 4_000_000, 8_000_000})
+    waits_ns = {hold.wait_ns for _, hold in held}
+    assert len(waits_ns) >= 2
+    assert waits_ns <= {2_000_000, 4_000_000, 8_000_000}
 
 
 def test_a_router_of_three_heads_never_holds() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import PolicySpec, PPOKnobs, PPORouter, checkpoint
 from policies.ppo.trainer import CHECKPOINT, TensorBoardLog, Trainer, train
+from policies.vocabulary import Choice, ClusterView, Hold
 from tests.policies.cluster_views import WIDTHS, choice_of, server, view
 from tests.policies.ppo.bandit import BEST, SPEC, Bandit
 
@@ -43,6 +45,38 @@ def test_ppo_finds_the_best_arm_of_three_heads() -> None:
     assert sum(choice == BEST for choice in drawn) > 150
     router.deterministic = True
     assert router.choose(environments[0].view(), rng) == BEST
+
+
+class Patient(Bandit):
+    """Pays 1 for the longer wait, every other time that the candidates may be held at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Choice | Hold] = []
+
+    def view(self) -> ClusterView:
+        left_ns = 15_000_000 * (self._decision % 2)
+        return msgspec.structs.replace(super().view(), candidates=2, hold_left_ns=left_ns)
+
+    def decide(self, choice: Choice | Hold) -> None:
+        assert isinstance(choice, Choice) or self.view().hold_left_ns > 0
+        self.answers.append(choice)
+        self._credits.append((self._decision, float(choice == Hold(4, 15_000_000))))
+
+
+def test_it_learns_to_wait_where_that_pays() -> None:
+    """At the start a third of those that may be held are held so long, at the end most; never those that may not."""
+    environment = Patient()
+    router = train([environment], replace(KNOBS, decisions=6000), 0, replace(SPEC, holds_s=(0.005, 0.02)))
+    early, late = (
+        2 * float(np.mean([answer == Hold(4, 15_000_000) for answer in part]))
+        for part in (environment.answers[:256], environment.answers[-256:])  # the first update comes after so many
+    )
+    assert 0.2 < early < 0.45
+    assert late > 0.8
+    router.deterministic = True
+    environment._decision = 1
+    assert router.choose(environment.view(), np.random.default_rng(0)) == Hold(4, 15_000_000)
 
 
 def test_same_seed_twice_gives_equal_weights() -> None:
