@@ -19,7 +19,9 @@ from policies.vocabulary import NS_PER_S, ClusterView, Hold
 
 def problem_with(holds_s: Sequence[float], limit_s: float) -> str | None:
     """What is wrong with waits where the router's limit is this, with the remedy; None for nothing."""
-    if list(holds_s) != sorted(set(holds_s)) or not all(isfinite(each) and each * NS_PER_S >= 1 for each in holds_s):
+    if list(holds_s) != sorted(set(holds_s)) or not all(
+        isfinite(each * NS_PER_S) and each * NS_PER_S >= 1 for each in holds_s
+    ):
         return f"{list(holds_s)} must ascend, each a nanosecond or longer; or leave it empty, to hold nobody"
     if not holds_s or holds_s[-1] <= limit_s:
         return None

@@ -31,7 +31,7 @@ def test_where_nobody_may_be_held_only_going_on_is_left() -> None:
     assert Waits.of((), (1, 4)).mask(msgspec.structs.replace(SEEN, hold_left_ns=9)).tolist() == []
 
 
-@pytest.mark.parametrize("wrong", [(0.0,), (-1.0,), (0.02, 0.01), (0.01, 0.01), (float("nan"),), (1e-12,)])
+@pytest.mark.parametrize("wrong", [(0.0,), (-1.0,), (0.02, 0.01), (0.01, 0.01), (float("nan"),), (1e-12,), (1e300,)])
 def test_waits_ascend_and_are_above_0(wrong: tuple[float, ...]) -> None:
     """The same wait twice, none, and what is no number."""
     assert "must ascend" in str(problem_with(wrong, 1.0))
