@@ -9,6 +9,7 @@ heavy until an environment is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 ID = "SlimCluster-v0"
 
 
-def make_env(scenario: str | Path, duration_s: float | None = None, engine: Simulator = "simpy") -> SlimClusterEnv:
+def make_env(
+    scenario: str | Path, duration_s: float | None = None, engine: Simulator = "simpy", holds_s: Sequence[float] = ()
+) -> SlimClusterEnv:
     """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
+
+    With `holds_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.hold_limit_s` must be as long.
 
     Raises:
         InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
@@ -33,10 +38,12 @@ def make_env(scenario: str | Path, duration_s: float | None = None, engine: Simu
     """
     from scenarios.world.materials import load_world
 
-    return world_env(load_world(Path(scenario)), duration_s, engine)
+    return world_env(load_world(Path(scenario)), duration_s, engine, holds_s)
 
 
-def world_env(world: World, duration_s: float | None = None, engine: Simulator = "simpy") -> SlimClusterEnv:
+def world_env(
+    world: World, duration_s: float | None = None, engine: Simulator = "simpy", holds_s: Sequence[float] = ()
+) -> SlimClusterEnv:
     """An environment for a world; each episode is one run of `duration_s` (the training horizon by default).
 
     On either engine observations and rewards are the same, bit for bit.
@@ -47,10 +54,13 @@ def world_env(world: World, duration_s: float | None = None, engine: Simulator =
     def simulate(seed: int) -> Run:
         return world.simulation(_episode(world, duration_s, seed), engine)
 
-    return SlimClusterEnv(simulate, ObservationSpec(tuple(profile.power.cap_w for profile in world.profiles)))
+    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
+    return SlimClusterEnv(simulate, ObservationSpec(limits_w), holds_s)
 
 
-def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float | None = None) -> SlimClusterVectorEnv:
+def make_vector_env(
+    scenario: str | Path, num_envs: int = 1, duration_s: float | None = None, holds_s: Sequence[float] = ()
+) -> SlimClusterVectorEnv:
     """Environments on the compiled engine, stepped together.
 
     Raises:
@@ -60,7 +70,7 @@ def make_vector_env(scenario: str | Path, num_envs: int = 1, duration_s: float |
     from sim.compiled.env import SlimClusterVectorEnv
 
     world = load_world(Path(scenario))
-    return SlimClusterVectorEnv(world.cluster, lambda seed: _episode(world, duration_s, seed), num_envs)
+    return SlimClusterVectorEnv(world.cluster, lambda seed: _episode(world, duration_s, seed), num_envs, holds_s)
 
 
 def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from policies.observation import ObservationSpec, masks
 from policies.reward import RewardTerms
 from policies.vocabulary import Choice, ClusterView, Decide, Hold
+from policies.waits import Waits
 from sim.cluster import ClusterSpec
 
 Observation = NDArray[np.float32]
@@ -51,19 +52,26 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     Reward: the sum of Eq. 7 over the blocks that ended since the last step. `info["credits"]` lists them as
         (decision id, reward): the credit belongs to the decision that made the block.
     Info: `decision` (the id of the decision that is asked for), `server_mask` (N,), `width_mask` (N, W), bool.
+    Holds: with `holds_s`, H waits in seconds, an action has a fourth index: 0 goes on, k holds the candidates until the
+        next larger group is full, for `holds_s[k - 1]` at most; the other three are not looked at then. `info` has
+        `hold_mask` (1 + H,), bool; a hold that is masked is replaced by going on.
     Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates by itself.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
 
-    def __init__(self, simulate: Callable[[int], Run], observation: ObservationSpec) -> None:
+    def __init__(
+        self, simulate: Callable[[int], Run], observation: ObservationSpec, holds_s: Sequence[float] = ()
+    ) -> None:
         self._simulate = simulate
         self._observer = observation
         self._simulation = simulate(0)
         config = self._simulation.cluster.router
         self._widths, self._groups = config.widths, config.groups
         self.observation_space = gymnasium.spaces.Box(0.0, 50.0, (observation.size,), np.float32)  # log1p, shares
-        self._choices = (config.servers, len(self._widths), len(self._groups))
+        self._waits = Waits.within(holds_s, config)
+        holds = (self._waits.choices,) if holds_s else ()
+        self._choices = (config.servers, len(self._widths), len(self._groups), *holds)
         self.action_space = gymnasium.spaces.MultiDiscrete(list(self._choices))
 
     def reset(
@@ -95,25 +103,30 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
             return np.zeros(self._observer.size, np.float32), info
         info["decision"] = asked.decision
         info["server_mask"], info["width_mask"] = masks(asked.view)
+        if self._waits.choices:
+            info["hold_mask"] = self._waits.mask(asked.view)
         return self._observer.observe(asked.view), info
 
-    def _parts(self, action: Action) -> tuple[int, int, int]:
-        servers, widths, groups = self._choices
+    def _parts(self, action: Action) -> tuple[int, ...]:
         try:
-            server, width, group = (index(part) for part in action)  # no fraction is cut
+            parts = tuple(index(part) for part in action)  # no fraction is cut
         except (TypeError, ValueError):
-            server = width = group = -1
-        if not (0 <= server < servers and 0 <= width < widths and 0 <= group < groups):
-            allowed = f"(server, width index, group index), whole numbers from 0 and below {self._choices}"
+            parts = ()
+        is_one = len(parts) == len(self._choices)
+        if not is_one or not all(0 <= part < most for part, most in zip(parts, self._choices, strict=True)):
+            names = ("server", "width index", "group index", "hold")[: len(self._choices)]
+            allowed = f"({', '.join(names)}), whole numbers from 0 and below {self._choices}"
             raise ValueError(f"action {np.asarray(action).tolist()}: allowed are {allowed}")
-        return server, width, group
+        return parts
 
-    def _legal(self, view: ClusterView, action: Action) -> tuple[Choice, bool]:
-        server, width, group = self._parts(action)
+    def _legal(self, view: ClusterView, action: Action) -> tuple[Choice | Hold, bool]:
+        server, width, group, *hold = self._parts(action)
+        if any(hold) and self._waits.may(view):
+            return self._waits.hold(hold[0], view), False
         legal = server
         if not view.servers[server].valid:
             legal = next(place for place, state in enumerate(view.servers) if state.valid)
         held = [place for place, ok in enumerate(view.servers[legal].widths) if ok]
         nearest = min(held, key=lambda place: (abs(place - width), place))
         choice = Choice(legal, self._widths[nearest], self._groups[group])
-        return choice, (legal, nearest) != (server, width)
+        return choice, (legal, nearest) != (server, width) or any(hold)

@@ -17,7 +17,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class Acted(NamedTuple):
-    """What was drawn: (E, 3) indices of server, width and group, and (E,) the joint log-probability of Eq. 6."""
+    """What was drawn: (E, 3) indices, or (E, 4) with that of the hold, and (E,) the joint log-probability of Eq. 6."""
 
     actions: npt.NDArray[np.int64]
     log_prob: Doubles
@@ -43,29 +43,37 @@ def draw(probabilities: Doubles, uniforms: Doubles) -> npt.NDArray[np.int64]:
 
 def act(
     logits: Array,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, ...],
     server_mask: Bools,
     width_mask: Bools,
     eps: float,
     uniforms: Doubles,
+    hold_mask: Bools | None = None,
 ) -> Acted:
-    """Draw server, then width among those it can hold, then group.
+    """Draw server, then width among those it can hold, then group, and whether to hold where that is a head.
 
     Args:
-        logits: (E, N + W + G), the three heads side by side.
-        sizes: (N, W, G).
+        logits: (E, L), the heads side by side.
+        sizes: (N, W, G), or (N, W, G, 1 + H).
         server_mask, width_mask: (E, N), and (E, N, W) for every server.
         eps: the share of uniform exploration in the server head.
-        uniforms: (E, 3) in [0, 1).
+        uniforms: (E, 3 or 4) in [0, 1), one for each head.
+        hold_mask: (E, 1 + H), where there is a fourth head.
     """
-    servers, widths, _ = sizes
+    servers, widths, groups, *holds = sizes
     rows = np.arange(len(logits))
     by_server = mixed(masked_softmax(logits[:, :servers], server_mask), server_mask, eps)
     server = draw(by_server, uniforms[:, 0])
     by_width = masked_softmax(logits[:, servers : servers + widths], width_mask[rows, server])
     width = draw(by_width, uniforms[:, 1])
-    group_logits = logits[:, servers + widths :]
+    group_logits = logits[:, servers + widths : servers + widths + groups]
     by_group = masked_softmax(group_logits, np.ones(group_logits.shape, dtype=np.bool_))
     group = draw(by_group, uniforms[:, 2])
     log_prob = np.log(by_server[rows, server]) + np.log(by_width[rows, width]) + np.log(by_group[rows, group])
-    return Acted(np.stack([server, width, group], axis=1), log_prob)
+    drawn = [server, width, group]
+    if holds:
+        assert hold_mask is not None, "a policy that may hold needs to know when"
+        by_hold = masked_softmax(logits[:, -holds[0] :], hold_mask)
+        drawn.append(draw(by_hold, uniforms[:, 3]))
+        log_prob += np.log(by_hold[rows, drawn[3]])
+    return Acted(np.stack(drawn, axis=1), log_prob)

@@ -21,11 +21,12 @@ class Experience:
         observation: (B, 2 + 3N) float32.
         server_mask: (B, N) bool.
         width_mask: (B, W) bool, of the chosen server.
-        actions: (B, 3) int64 indices of server, width and group.
+        actions: (B, 3) int64 indices of server, width and group; (B, 4) with that of the hold, if any.
         log_prob: (B,) Eq. 6 when it was drawn.
         eps: (B,) the exploration share it was drawn with.
         value: (B,) V_old(s).
         reward: (B,) R.
+        hold_mask: (B, 1 + H) bool; (B, 0) where the policy may not hold.
     """
 
     observation: Floats
@@ -36,6 +37,7 @@ class Experience:
     eps: Floats
     value: Floats
     reward: Floats
+    hold_mask: Bools
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -45,13 +47,15 @@ class Experience:
         return Experience(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def _empty(spec: PolicySpec, capacity: int) -> Experience:
-    servers, widths, _ = spec.head_sizes
+def empty(spec: PolicySpec, capacity: int) -> Experience:
+    """So many rows of zeros."""
+    servers, widths, _, *holds = spec.head_sizes
     return Experience(
         observation=np.zeros((capacity, spec.observation.size), np.float32),
         server_mask=np.zeros((capacity, servers), np.bool_),
         width_mask=np.zeros((capacity, widths), np.bool_),
-        actions=np.zeros((capacity, 3), np.int64),
+        actions=np.zeros((capacity, len(spec.head_sizes)), np.int64),
+        hold_mask=np.zeros((capacity, sum(holds)), np.bool_),
         **{name: np.zeros(capacity, np.float32) for name in ("log_prob", "eps", "value", "reward")},
     )
 
@@ -66,7 +70,7 @@ class TransitionBuffer:
     """
 
     def __init__(self, spec: PolicySpec, environments: int, capacity: int = 4096) -> None:
-        self._rows = _empty(spec, capacity)
+        self._rows = empty(spec, capacity)
         self._spec = spec
         self._free = list(range(capacity))[::-1]
         self._waiting: list[dict[int, int]] = [{} for _ in range(environments)]
@@ -91,6 +95,7 @@ class TransitionBuffer:
         acted: Acted,
         eps: float,
         value: Floats,
+        hold_mask: Bools,
     ) -> None:
         """One decision of every environment, in their order; `width_mask` is (E, N, W)."""
         while len(self._free) < len(decisions):
@@ -104,6 +109,7 @@ class TransitionBuffer:
         store.log_prob[rows] = acted.log_prob
         store.eps[rows] = eps
         store.value[rows] = value
+        store.hold_mask[rows] = hold_mask
         for waiting, decision, row in zip(self._waiting, decisions, rows, strict=True):
             waiting[decision] = row
 
@@ -130,7 +136,7 @@ class TransitionBuffer:
 
     def _grow(self) -> None:
         old, size = self._rows, len(self._rows)
-        new = _empty(self._spec, size)
+        new = empty(self._spec, size)
         names = [field.name for field in fields(Experience)]
         self._rows = Experience(*(np.concatenate([getattr(old, name), getattr(new, name)]) for name in names))
         self._free = list(range(size, 2 * size))[::-1] + self._free

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from policies.ppo import kernels
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
-from policies.vocabulary import Choice, ClusterView, ServerView
+from policies.vocabulary import Choice, ClusterView, Hold, ServerView
 
-_DRAWS = 3  # uniform numbers, before what is seen of the view
-_write_counts = Struct("=dd").pack_into
+_SEEN = 3  # numbers of the view, after the uniform ones; then come those of each server
+_write_counts = Struct("=ddd").pack_into
 _write_server = Struct("=dddq").pack_into
 
 
@@ -35,9 +35,9 @@ def code_of(widths: Iterable[bool]) -> int:
 class _Page:
     """What `kernels.choose` is asked about, and the servers' views that stand there."""
 
-    def __init__(self, servers: int) -> None:
-        self.numbers = np.zeros(_DRAWS + 2 + 4 * servers)
-        self.uniforms, self.seen = self.numbers[:_DRAWS], self.numbers[_DRAWS:].data
+    def __init__(self, servers: int, heads: int) -> None:
+        self.numbers = np.zeros(heads + _SEEN + 4 * servers)
+        self.uniforms, self.seen = self.numbers[:heads], self.numbers[heads:].data
         self.views: list[ServerView | None] = [None] * servers
 
 
@@ -59,28 +59,36 @@ class CompiledRouter:
         self.limits_w = np.array(spec.power_limits_w)
         self.scratch = np.zeros(layout.scratch, np.float32)
         self._choices = [Choice(*each) for each in product(range(spec.servers), spec.widths, spec.groups)]
+        self._heads, self._waits = len(spec.head_sizes), spec.waits
         self._pages: dict[int, _Page] = {}
         self._codes = _Codes()
-        self._decide(_Page(spec.servers), True)  # compiles now rather than at the first decision
+        self._decide(_Page(spec.servers, self._heads), True)  # compiles now rather than at the first decision
 
-    def choose(self, view: ClusterView, rng: np.random.Generator, greedy: bool) -> Choice:
-        """Decide about a view of N servers; draws three numbers unless greedy."""
+    def choose(self, view: ClusterView, rng: np.random.Generator, greedy: bool) -> Choice | Hold:
+        """Decide about a view of N servers; draws a number for each head unless greedy."""
         page = self._pages.get(view.head.segment)
         if page is None:
-            page = self._pages[view.head.segment] = _Page(len(self.limits_w))
+            page = self._pages[view.head.segment] = _Page(len(self.limits_w), self._heads)
         self._read(view, page)
         if not greedy:
             rng.random(out=page.uniforms)
-        return self._choices[self._decide(page, greedy)]
+        found = self._decide(page, greedy)
+        if self._waits.choices:
+            found, hold = divmod(found, self._waits.choices)
+            if hold:
+                return self._waits.hold(hold, view)
+        return self._choices[found]
 
     def _read(self, view: ClusterView, page: _Page) -> None:
         seen, known, codes = page.seen, page.views, self._codes
-        _write_counts(seen, 0, view.fifo_length, view.completed)
+        _write_counts(seen, 0, view.fifo_length, view.completed, self._waits.may(view))
         for i, server in enumerate(view.servers):
             if server is not known[i]:
                 known[i] = server
                 code = codes[server.widths] if server.valid else 0
-                _write_server(seen, 16 + 32 * i, server.outstanding_requests, server.power_w, server.utilization, code)
+                _write_server(
+                    seen, 8 * _SEEN + 32 * i, server.outstanding_requests, server.power_w, server.utilization, code
+                )
 
     def _decide(self, page: _Page, greedy: bool) -> int:
         return int(kernels.choose(self.weights, self.sizes, self.limits_w, page.numbers, greedy, self.scratch))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import fields
 from functools import partial
 from math import ceil, isfinite
 from typing import Any
@@ -23,7 +22,7 @@ from policies.ppo.training import MOMENTS
 from policies.ppo.update import DIVERGED, UpdateStats, advantages, explained_variance
 
 _HALVES = 2  # of a minibatch: its gradient is the sum of theirs, whoever computes them
-_SUMS = 7
+_SUMS = 4  # and an entropy for each head
 
 
 class CompiledLearner:
@@ -46,7 +45,7 @@ class CompiledLearner:
         self._sizes = layout.sizes()
         self._transposed = np.zeros_like(self.weights)
         self._slopes = np.zeros((_HALVES, layout.parameters), np.float32)
-        self._sums = np.zeros((_HALVES, _SUMS))
+        self._sums = np.zeros((_HALVES, _SUMS + len(layout.head_sizes)))
         self._scratch = np.zeros((_HALVES, layout.scratch), np.float32)
 
     def update(self, experience: Experience, rng: np.random.Generator) -> UpdateStats:
@@ -59,8 +58,7 @@ class CompiledLearner:
                 for rows in np.array_split(rng.permutation(len(experience)), parts):
                     steps.append(self._step(records, rows, pool))
         means = np.mean(steps, axis=0).tolist()
-        figures = (*means, explained_variance(experience.reward, experience.value))
-        return UpdateStats(**dict(zip((each.name for each in fields(UpdateStats)), figures, strict=True)))
+        return UpdateStats.of(means, explained_variance(experience.reward, experience.value))
 
     def moments(self) -> Tensors:
         """Adam's state by torch's names, `MOMENT.NAME`; empty before the first step."""
@@ -86,12 +84,21 @@ class CompiledLearner:
         found = np.empty((len(e), self.layout.record), np.float32)
         advantage = advantages(e.reward, e.value)
         kernels.record(
-            e.observation, e.server_mask, e.width_mask, e.actions, e.log_prob, e.eps, e.reward, advantage, found
+            e.observation,
+            e.server_mask,
+            e.width_mask,
+            e.actions,
+            e.log_prob,
+            e.eps,
+            e.reward,
+            e.hold_mask,
+            advantage,
+            found,
         )
         return found
 
     def _step(self, records: Singles, rows: npt.NDArray[np.int64], pool: Executor) -> npt.NDArray[np.float64]:
-        """One gradient step; (8,) the first fields of `UpdateStats`."""
+        """One gradient step; what `UpdateStats.of` takes."""
         self._slopes[:], self._sums[:] = 0, 0
         kernels.transpose(self.weights, self._sizes, self._transposed)
         add_half = partial(self._add_half, records, rows)

@@ -21,12 +21,14 @@ from policies.ppo.layout import (
     EXPLORED,
     FIRST,
     GROUPS,
+    HOLDS,
     INPUTS,
     KEPT,
     LAYERS,
     LOG_PROB,
     OBSERVED,
     OF_GROUP,
+    OF_HOLD,
     OF_SERVER,
     OF_WIDTH,
     OUTPUT,
@@ -173,6 +175,14 @@ def _draw_head(logits: Singles, at: int, size: int, uniform: float) -> tuple[int
     return drawn, np.float64(logits[at + drawn]) / total
 
 
+@kernel
+def _mask_holds(logits: Singles, at: int, holds: int, may_hold: bool) -> None:
+    """Where nobody may be held, only the first outcome is left."""
+    if not may_hold:
+        for k in range(1, holds):
+            logits[at + k] = _MASKED
+
+
 @entry
 def act(
     weights: Singles,
@@ -188,8 +198,10 @@ def act(
     value: Singles,
     server_mask: Bools,
     width_mask: Bools,
+    may_hold: Bools,
+    hold_mask: Bools,
 ) -> None:
-    """Draw server, then width among those it can hold, then group, for each of R decisions.
+    """Draw server, then width among those it can hold, then group (then hold, if any), for each of R decisions.
 
     What is stored of a decision stands in rows of large arrays, here called (B, ...); `rows` says in which.
 
@@ -198,13 +210,14 @@ def act(
         rows: (R,) the decisions' rows in the arrays of B.
         observation: (B, 2 + 3N).
         codes: (R, N), bit w of each says whether that server may be chosen with width w; 0 says that it may not be.
-        uniforms: (R, 3) in [0, 1).
+        uniforms: (R, 3 or 4) in [0, 1), one for each head.
         eps: the share of uniform exploration in the server head.
         scratch: `Layout.scratch` numbers.
-        actions, log_prob, value, server_mask, width_mask: (B, 3), (B,), (B,), (B, N), (B, W): what is written, as
-            `Experience` has it.
+        actions, log_prob, value, server_mask, width_mask, hold_mask: what is written, as `Experience` has it.
+        may_hold: (R,) whether the candidates may be held.
     """
-    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
+    logits = servers + widths + groups + holds
     columns, output = sizes[FIRST + STRIDE * (sizes[LAYERS] - 1) + OUTPUTS], sizes[OUTPUT]
     memory, parameters, seen, bits = singles(scratch), singles(weights), singles(observation), ints(codes.reshape(-1))
     for start in range(0, len(rows), TILE):
@@ -214,14 +227,23 @@ def act(
         forward(parameters, sizes, memory, tile)
         for i in range(tile):
             row, first, at = rows[start + i], (start + i) * servers, output + i * columns
-            value[row] = memory[at + servers + widths + groups]
+            value[row] = memory[at + logits]
             server, of_server = _draw_server(memory, at, servers, bits, first, 1, eps, uniforms[start + i, 0])
             code = bits[first + server]
             _mask_widths(memory, at + servers, widths, code)
             width, of_width = _draw_head(memory, at + servers, widths, uniforms[start + i, 1])
             group, of_group = _draw_head(memory, at + servers + widths, groups, uniforms[start + i, 2])
             actions[row, 0], actions[row, 1], actions[row, 2] = server, width, group
-            log_prob[row] = np.float32(math.log(of_server * of_width * of_group))
+            of_all = of_server * of_width * of_group
+            if holds:
+                first_hold, may = at + servers + widths + groups, may_hold[start + i]
+                _mask_holds(memory, first_hold, holds, may)
+                hold, of_hold = _draw_head(memory, first_hold, holds, uniforms[start + i, 3])
+                actions[row, 3] = hold
+                of_all *= of_hold
+                for k in range(holds):
+                    hold_mask[row, k] = may or k == 0
+            log_prob[row] = np.float32(math.log(of_all))
             for k in range(servers):
                 server_mask[row, k] = bits[first + k] != 0
             for k in range(widths):
@@ -237,58 +259,73 @@ def decide(
     codes_step: int,
     uniforms: Reals,
     uniforms_at: int,
+    may_hold: bool,
     greedy: bool,
     scratch: Singles,
-) -> tuple[int, int, int]:
-    """A stored router's decision, for what `observe` put into row 0: indices of server, width and group.
+) -> tuple[int, int, int, int]:
+    """A stored router's decision, for what `observe` put into row 0: indices of server, width, group and hold.
 
     All rows are raw memory (`jit.singles`, `jit.ints`, `jit.reals`); codes as in `act`, of server i at
-    `codes_at + i codes_step`. Greedy: the most probable of each head, ties to the lowest index; else drawn by the three
-    uniform numbers at `uniforms_at`.
+    `codes_at + i codes_step`. Greedy: the most probable of each head, ties to the lowest index; else drawn by the
+    uniform numbers at `uniforms_at`, one for each head. A router without a fourth head goes on: its hold is 0.
     """
-    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
     forward(weights, sizes, scratch, 1)
     first = sizes[OUTPUT]
     second = first + servers
     third = second + widths
+    fourth = third + groups
+    hold = 0
+    if holds:
+        _mask_holds(scratch, fourth, holds, may_hold)
     if greedy:
         _mask_servers(scratch, first, servers, codes, codes_at, codes_step)
         server = _largest(scratch, first, servers)
         _mask_widths(scratch, second, widths, codes[codes_at + server * codes_step])
-        return server, _largest(scratch, second, widths), _largest(scratch, third, groups)
+        if holds:
+            hold = _largest(scratch, fourth, holds)
+        return server, _largest(scratch, second, widths), _largest(scratch, third, groups), hold
     at = uniforms_at
     server, _ = _draw_server(scratch, first, servers, codes, codes_at, codes_step, 0.0, uniforms[at])
     _mask_widths(scratch, second, widths, codes[codes_at + server * codes_step])
     width, _ = _draw_head(scratch, second, widths, uniforms[at + 1])
     group, _ = _draw_head(scratch, third, groups, uniforms[at + 2])
-    return server, width, group
+    if holds:
+        hold, _ = _draw_head(scratch, fourth, holds, uniforms[at + 3])
+    return server, width, group, hold
 
 
 @entry
 def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: bool, scratch: Singles) -> Any:
-    """`decide` for what a view holds: the joint index (server W + width) G + group.
+    """`decide` for what a view holds: the joint index (server W + width) G + group; times 1 + H, + hold, if any.
 
     Args:
         weights, sizes, scratch: the network.
         limits_w: (N,) each server's power limit.
-        view: (5 + 4N,): three uniform numbers, the FIFO's length, requests completed; then of each server its
-            outstanding requests, power in watts, utilization, and its code (the bits of an int64 here).
+        view: (6 + 4N,): three uniform numbers (four where there is a fourth head: 7 + 4N), the FIFO's length, requests
+            completed, whether the candidates may be held; then of each server its outstanding requests, power in
+            watts, utilization, and its code (the bits of an int64 here).
         greedy: as in `decide`.
     """
     parameters, memory, numbers, codes = singles(weights), singles(scratch), reals(view), ints(view)
-    servers, of_view, of_server = sizes[SERVERS], 3, 4
+    servers, holds, of_server = sizes[SERVERS], sizes[HOLDS], 4
+    of_view = 4 if holds else 3
+    first = of_view + 3
     memory[0] = np.float32(math.log1p(numbers[of_view]))
     memory[1] = np.float32(math.log1p(numbers[of_view + 1]))
     for i in range(servers):
-        at = of_view + 2 + of_server * i
+        at = first + of_server * i
         memory[2 + 3 * i] = np.float32(math.log1p(numbers[at]))
         memory[3 + 3 * i] = np.float32(numbers[at + 1] / limits_w[i])
         memory[4 + 3 * i] = np.float32(numbers[at + 2])
     for k in range(sizes[OBSERVED], sizes[FIRST + INPUTS]):
         memory[k] = _ZERO
-    codes_at = of_view + 2 + 3
-    server, width, group = decide(parameters, sizes, codes, codes_at, of_server, numbers, 0, greedy, memory)
-    return (server * sizes[WIDTHS] + width) * sizes[GROUPS] + group
+    may_hold = numbers[of_view + 2] > 0
+    server, width, group, hold = decide(
+        parameters, sizes, codes, first + 3, of_server, numbers, 0, may_hold, greedy, memory
+    )
+    found = (server * sizes[WIDTHS] + width) * sizes[GROUPS] + group
+    return found * holds + hold if holds else found
 
 
 # ------------------------------------------------------------------------------------------------------------ learning
@@ -330,13 +367,17 @@ def _slopes(
 
 @kernel
 def _mask(logits: Singles, at: int, sizes: Ints, record: Singles, masks: int) -> None:
-    """Mask and centre the three heads of one row; what is masked has a large negative number in the record."""
-    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    """Mask and centre the heads of one row; what is masked has a large negative number in the record."""
+    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
     for k in range(servers + widths):
         logits[at + k] += record[masks + k]
+    for k in range(servers + widths, servers + widths + holds):
+        logits[at + groups + k] += record[masks + k]
     _centre(logits, at, servers)
     _centre(logits, at + servers, widths)
     _centre(logits, at + servers + widths, groups)
+    if holds:
+        _centre(logits, at + servers + widths + groups, holds)
 
 
 @kernel
@@ -354,10 +395,11 @@ def _loss(
     sums: Reals,
 ) -> None:
     """One row: centred logits and value at `at`; at `to` their exp, which becomes the loss's slope by each."""
-    servers, widths, groups = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS]
+    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
     server, width, group = int(record[end + OF_SERVER]), int(record[end + OF_WIDTH]), int(record[end + OF_GROUP])
     at_2, to_2 = at + servers, to + servers
     at_3, to_3 = at_2 + widths, to_2 + widths
+    at_4, to_4 = at_3 + groups, to_3 + groups
     _, server_entropy = _normalize(memory, at, memory, to, servers)
     log_widths, width_entropy = _normalize(memory, at_2, memory, to_2, widths)
     log_groups, group_entropy = _normalize(memory, at_3, memory, to_3, groups)
@@ -365,11 +407,17 @@ def _loss(
     likely = np.float64(record[end + KEPT]) * memory[to + server]
     mixed = max(likely + record[end + EXPLORED], _TINY)
     score = math.log(mixed) + (memory[at_2 + width] - log_widths) + (memory[at_3 + group] - log_groups)
+    hold = 0
+    if holds:
+        hold = int(record[end + OF_HOLD])
+        log_holds, hold_entropy = _normalize(memory, at_4, memory, to_4, holds)
+        score += memory[at_4 + hold] - log_holds
+        sums[_ENTROPIES + 3] += hold_entropy
     log_ratio = score - record[end + LOG_PROB]
     ratio = math.exp(log_ratio)
     gain = ratio * record[end + ADVANTAGE]
     clipped = min(max(ratio, 1 - clip), 1 + clip) * record[end + ADVANTAGE]
-    miss = np.float64(memory[at_3 + groups] - record[end + REWARD])
+    miss = np.float64(memory[at_4 + holds] - record[end + REWARD])
     sums[_POLICY] -= min(gain, clipped)
     sums[_VALUE] += 0.5 * miss * miss
     sums[_KL] += ratio - 1 - log_ratio
@@ -382,7 +430,9 @@ def _loss(
     _slopes(memory, at, memory, to, servers, server, by_choice * likely / mixed, by_entropy)
     _slopes(memory, at_2, memory, to_2, widths, width, by_choice, by_entropy)
     _slopes(memory, at_3, memory, to_3, groups, group, by_choice, by_entropy)
-    memory[to_3 + groups] = np.float32(value_weight * share * miss)
+    if holds:
+        _slopes(memory, at_4, memory, to_4, holds, hold, by_choice, by_entropy)
+    memory[to_4 + holds] = np.float32(value_weight * share * miss)
 
 
 @kernel
@@ -428,18 +478,20 @@ def record(
     log_prob: Singles,
     eps: Singles,
     reward: Singles,
+    hold_mask: Bools,
     advantage: Singles,
     records: Singles,
 ) -> None:
     """Bring together what is learned from each decision: rows are visited in random order, and one place is nearer.
 
     Args:
-        observation, ..., reward: an `Experience`'s.
+        observation, ..., hold_mask: an `Experience`'s.
         advantage: (B,) normalized.
         records: (B, `Layout.record`), written: observation, masks as what is added to the logits, and the rest.
     """
     observed, servers, widths = observation.shape[1], server_mask.shape[1], width_mask.shape[1]
-    end = observed + servers + widths
+    holds = hold_mask.shape[1]
+    end = observed + servers + widths + holds
     for row in range(len(records)):
         for k in range(observed):
             records[row, k] = observation[row, k]
@@ -449,7 +501,9 @@ def record(
             valid += server_mask[row, k]
         for k in range(widths):
             records[row, observed + servers + k] = _ZERO if width_mask[row, k] else _MASKED
-        for head in range(3):
+        for k in range(holds):
+            records[row, end - holds + k] = _ZERO if hold_mask[row, k] else _MASKED
+        for head in range(actions.shape[1]):
             records[row, end + head] = actions[row, head]
         records[row, end + LOG_PROB] = log_prob[row]
         records[row, end + KEPT] = _ONE - eps[row]
@@ -483,11 +537,12 @@ def gradient(
         clip, value_weight, entropy_weight: as in `PPOKnobs`.
         scratch: `Layout.scratch` numbers.
         slopes: (parameters,) added to.
-        sums: (7,) added to: policy loss, value loss, KL, clipped, and the three entropies, each a sum over the rows.
+        sums: (4 + heads,) added to: policy loss, value loss, KL, clipped, and each head's entropy, each a sum over
+            the rows.
     """
     columns, output = sizes[FIRST + STRIDE * (sizes[LAYERS] - 1) + OUTPUTS], sizes[OUTPUT]
     memory, parameters, known = singles(scratch), singles(weights), singles(records)
-    width, outputs = records.shape[1], sizes[SERVERS] + sizes[WIDTHS] + sizes[GROUPS] + 1
+    width, outputs = records.shape[1], sizes[SERVERS] + sizes[WIDTHS] + sizes[GROUPS] + sizes[HOLDS] + 1
     for start in range(0, len(order), TILE):
         tile = min(TILE, len(order) - start)
         for i in range(tile):

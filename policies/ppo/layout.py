@@ -25,6 +25,7 @@ OBSERVED: Final = 3  # 2 + 3N
 LAYERS: Final = 4
 ACTIVATIONS: Final = 5  # numbers a tile's activations take in the scratch memory
 OUTPUT: Final = 6  # where the last layer's outputs begin there
+HOLDS: Final = 7  # 1 + H, or 0 where the policy may not hold
 FIRST: Final = 8
 
 STRIDE: Final = 6
@@ -35,16 +36,17 @@ BIAS: Final = 3
 SOURCE: Final = 4  # where the inputs and outputs of a tile begin in the scratch memory
 TARGET: Final = 5
 
-# Indices into the end of a decision's record, after its observation and the masks of servers and widths.
+# Indices into the end of a decision's record, after its observation and the masks of servers, widths and holds.
 OF_SERVER: Final = 0
 OF_WIDTH: Final = 1
 OF_GROUP: Final = 2
-LOG_PROB: Final = 3
-KEPT: Final = 4  # 1 - eps
-EXPLORED: Final = 5  # eps / N, N counting the valid servers
-REWARD: Final = 6
-ADVANTAGE: Final = 7
-RECORD: Final = 8
+OF_HOLD: Final = 3  # if any
+LOG_PROB: Final = 4
+KEPT: Final = 5  # 1 - eps
+EXPLORED: Final = 6  # eps / N, N counting the valid servers
+REWARD: Final = 7
+ADVANTAGE: Final = 8
+RECORD: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,12 @@ class Layout:
 
     Attributes:
         observed: 2 + 3N, the length of an observation.
-        head_sizes: (N, W, G).
+        head_sizes: (N, W, G), or (N, W, G, 1 + H).
         hidden: the sizes of the shared layers.
     """
 
     observed: int
-    head_sizes: tuple[int, int, int]
+    head_sizes: tuple[int, ...]
     hidden: tuple[int, ...]
 
     @classmethod
@@ -82,15 +84,16 @@ class Layout:
     @property
     def record(self) -> int:
         """Numbers in a decision's record, which it is learned from."""
-        servers, widths, _ = self.head_sizes
-        return self.observed + servers + widths + RECORD
+        servers, widths, _, *holds = self.head_sizes
+        return self.observed + servers + widths + sum(holds) + RECORD
 
     def sizes(self) -> Ints:
         """All that kernels need to know of the shape: (FIRST + STRIDE layers,) int64."""
         layers = self._layers()
         last = layers[-1]
         activations = last[TARGET] + TILE * last[OUTPUTS]
-        head = [*self.head_sizes, self.observed, len(layers), activations, last[TARGET], 0]
+        heads, holds = self.head_sizes[:3], sum(self.head_sizes[3:])
+        head = [*heads, self.observed, len(layers), activations, last[TARGET], holds]
         return np.array([*head, *(number for layer in layers for number in layer)], np.int64)
 
     def _layers(self) -> list[tuple[int, ...]]:

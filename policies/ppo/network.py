@@ -1,4 +1,4 @@
-"""The shared network: one MLP, three categorical heads (server, width, group) and a value. It knows no masks."""
+"""The shared network: one MLP, categorical heads (server, width, group; hold) and a value. It knows no masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from policies.ppo.spec import PolicySpec
 
 
 class PolicyNetwork(nn.Module):
-    """Observation (B, 2 + 3N) -> logits (B, N + W + G), the heads side by side, and value (B,).
+    """Observation (B, 2 + 3N) -> logits (B, L), the heads side by side, and value (B,).
+
+    L is the sum of `PolicySpec.head_sizes`: N + W + G, and 1 + H where the policy may hold.
 
     Args:
         spec: the sizes of observation and heads.
@@ -28,7 +30,7 @@ class PolicyNetwork(nn.Module):
         self.value = _linear(hidden[-1], 1, 1.0, generator)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 2 + 3N) -> (B, N + W + G), (B,)."""
+        """(B, 2 + 3N) -> (B, L), (B,)."""
         hidden = observation
         for layer in self.trunk:
             hidden = torch.tanh(layer(hidden))

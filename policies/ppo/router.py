@@ -21,7 +21,7 @@ from policies.observation import Floats
 from policies.ppo import checkpoint
 from policies.ppo.acting import draw, masked_softmax
 from policies.ppo.spec import PolicySpec
-from policies.vocabulary import Choice, ClusterView
+from policies.vocabulary import Choice, ClusterView, Hold
 
 if TYPE_CHECKING:
     from policies.ppo.compiled import CompiledRouter
@@ -53,8 +53,8 @@ class PPORouter:
         self._compiled: CompiledRouter | None = None
         self._is_prepared = False
 
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
-        """Decide; draws three numbers from `rng` unless deterministic."""
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        """Decide; draws a number for each head from `rng` unless deterministic."""
         if len(view.servers) != self.spec.servers:
             problem = f"trained for {self.spec.servers} servers, asked about {len(view.servers)}"
             raise InputError("router", "", f"{problem}; train a router for this cluster")
@@ -79,18 +79,21 @@ class PPORouter:
             self._is_prepared = True
         return self._compiled
 
-    def choose_in_numpy(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+    def choose_in_numpy(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """The same decision, but for near-ties, to be read."""
-        servers, widths, _ = self.spec.head_sizes
+        servers, widths, groups, *_ = sizes = self.spec.head_sizes
         logits = self.logits(self._observation.observe(view))
-        uniforms = None if self.deterministic else rng.random(3)
+        uniforms = None if self.deterministic else rng.random(len(sizes))
         server = _pick(logits[:servers], [each.valid for each in view.servers], uniforms, 0)
         width = _pick(logits[servers : servers + widths], view.servers[server].widths, uniforms, 1)
-        group = _pick(logits[servers + widths :], self._every_group, uniforms, 2)
-        return Choice(server, self.spec.widths[width], self.spec.groups[group])
+        first_hold = servers + widths + groups
+        drawn = [server, width, _pick(logits[servers + widths : first_hold], self._every_group, uniforms, 2)]
+        if self.spec.holds_s:
+            drawn.append(_pick(logits[first_hold:], self.spec.waits.mask(view), uniforms, 3))
+        return self.spec.answer(drawn, view)
 
     def logits(self, observation: Floats) -> Floats:
-        """(2 + 3N,) -> (N + W + G,): the three heads side by side."""
+        """(2 + 3N,) -> (L,): the heads side by side."""
         hidden = observation
         for weight, bias in self._layers:
             hidden = np.tanh(hidden @ weight + bias)

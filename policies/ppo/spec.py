@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 
 from policies.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
+from policies.vocabulary import Choice, ClusterView, Hold
+from policies.waits import Waits, problem_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,9 @@ class PolicySpec:
         groups: the group sizes, ascending.
         power_limits_w: (N,) each server's device power limit.
         devices: (N,) the names of the servers' devices, or nothing where they are not known.
+        holds_s: (H,) the waits to choose from, ascending; empty: there is no fourth head, and nobody is held.
+
+    Raises `ValueError` where waits do not ascend, or are none.
     """
 
     segments: int
@@ -28,14 +34,26 @@ class PolicySpec:
     groups: tuple[int, ...]
     power_limits_w: tuple[float, ...]
     devices: tuple[str, ...] = ()
+    holds_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        problem = problem_with(self.holds_s, inf)
+        if problem:
+            raise ValueError(f"holds_s: {problem}")
 
     @classmethod
-    def of(cls, config: RouterConfig, power_limits_w: tuple[float, ...], devices: tuple[str, ...] = ()) -> PolicySpec:
+    def of(
+        cls,
+        config: RouterConfig,
+        power_limits_w: tuple[float, ...],
+        devices: tuple[str, ...] = (),
+        holds_s: tuple[float, ...] = (),
+    ) -> PolicySpec:
         """The shape that fits a router core's settings."""
         for name, found in (("power limits", power_limits_w), ("devices", devices)):
             if len(found) != config.servers and (found or name == "power limits"):
                 raise ValueError(f"{config.servers} servers, but {len(found)} {name}")
-        return cls(config.segments, config.widths, config.groups, power_limits_w, devices)
+        return cls(config.segments, config.widths, config.groups, power_limits_w, devices, holds_s)
 
     @property
     def servers(self) -> int:
@@ -48,9 +66,22 @@ class PolicySpec:
         return ObservationSpec(self.power_limits_w)
 
     @property
-    def head_sizes(self) -> tuple[int, int, int]:
-        """(N, W, G)."""
-        return self.servers, len(self.widths), len(self.groups)
+    def waits(self) -> Waits:
+        """What the fourth head chooses from."""
+        return Waits.of(self.holds_s, self.groups)
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """(N, W, G), and 1 + H where there are waits."""
+        holds = (1 + len(self.holds_s),) if self.holds_s else ()
+        return self.servers, len(self.widths), len(self.groups), *holds
+
+    def answer(self, action: Sequence[int], view: ClusterView) -> Choice | Hold:
+        """What an index of each head means for a view."""
+        server, width, group, *hold = action
+        if any(hold):
+            return self.waits.hold(hold[0], view)
+        return Choice(server, self.widths[width], self.groups[group])
 
     def require(self, config: RouterConfig, source: str, devices: Sequence[str] = ()) -> None:
         """Raises `InputError` naming `source` where this router was trained for another cluster.
@@ -73,7 +104,10 @@ class PolicySpec:
 
     def to_json(self) -> str:
         """The text that `from_json` reads back."""
-        return json.dumps(asdict(self))
+        given = asdict(self)
+        if not self.holds_s:
+            del given["holds_s"]  # as the files that there are
+        return json.dumps(given)
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
@@ -85,6 +119,7 @@ class PolicySpec:
             tuple(int(group) for group in found["groups"]),
             tuple(float(limit_w) for limit_w in found["power_limits_w"]),
             tuple(str(device) for device in found.get("devices", ())),
+            tuple(float(wait_s) for wait_s in found.get("holds_s", ())),
         )
 
 

@@ -28,7 +28,7 @@ from policies.ppo.spec import PolicySpec
 from policies.ppo.training import CHECKPOINT, MOMENTS, Log, TrainingRun, scalars_of
 from policies.ppo.update import update
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, Decide
+from policies.vocabulary import Choice, Decide, Hold
 
 __all__ = ["CHECKPOINT", "TensorBoardLog", "Trainer", "TrainingEnvironment", "train"]
 
@@ -44,7 +44,7 @@ class TrainingEnvironment(Protocol):
         """Run to the next decision; None at the episode's end."""
         ...
 
-    def decide(self, choice: Choice) -> None:
+    def decide(self, choice: Choice | Hold) -> None:
         """Answer it."""
         ...
 
@@ -131,10 +131,12 @@ class Trainer(TrainingRun):
         self._meter = _Meter()
         self._started = False
         self._eyes = spec.observation
-        count, (servers, widths, _) = len(self.environments), spec.head_sizes
+        self._waits = spec.waits
+        count, (servers, widths, *_) = len(self.environments), spec.head_sizes
         self._observation = np.zeros((count, spec.observation.size), np.float32)
         self._server_mask = np.zeros((count, servers), np.bool_)
         self._width_mask = np.zeros((count, servers, widths), np.bool_)
+        self._hold_mask = np.zeros((count, self._waits.choices), np.bool_)
 
     # ----------------------------------------------------------------------------------------------------- learning
 
@@ -156,16 +158,18 @@ class Trainer(TrainingRun):
         for index, (observation, question) in enumerate(zip(self._observation, asked, strict=True)):
             observation[:] = self._eyes.observe(question.view)
             self._server_mask[index], self._width_mask[index] = masks(question.view)
+            self._hold_mask[index] = self._waits.mask(question.view)
         with torch.inference_mode():
             logits, value = (output.numpy() for output in self.network(torch.from_numpy(self._observation)))
         eps = self.knobs.eps(self.progress.decisions)
-        uniforms = self._rngs["draws"].random((len(asked), 3))
-        acted = act(logits, self.spec.head_sizes, self._server_mask, self._width_mask, eps, uniforms)
+        sizes = self.spec.head_sizes
+        uniforms = self._rngs["draws"].random((len(asked), len(sizes)))
+        acted = act(logits, sizes, self._server_mask, self._width_mask, eps, uniforms, self._hold_mask)
         decisions = [question.decision for question in asked]
         seen = (self._observation, self._server_mask, self._width_mask)
-        self._buffer.add(decisions, *seen, acted, eps, value)
-        for environment, (server, width, group) in zip(self.environments, acted.actions.tolist(), strict=True):
-            environment.decide(Choice(server, self.spec.widths[width], self.spec.groups[group]))
+        self._buffer.add(decisions, *seen, acted, eps, value, self._hold_mask)
+        for environment, question, action in zip(self.environments, asked, acted.actions.tolist(), strict=True):
+            environment.decide(self.spec.answer(action, question.view))
         self.progress.decisions += len(asked)
 
     def _next_question(self, index: int) -> Decide:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +136,9 @@ class TrainingRun(ABC):
         theirs = training["knobs"] | {"hidden": tuple(training["knobs"]["hidden"])}
         differ = [name for name, value in mine.items() if theirs.get(name) != value]
         differ += ["seed"] * (training["seed"] != self.seed)
-        differ += ["cluster"] * (PolicySpec.from_json(spec) != self.spec)
+        theirs_of = PolicySpec.from_json(spec)
+        differ += ["holds_s"] * (theirs_of.holds_s != self.spec.holds_s)
+        differ += ["cluster"] * (replace(theirs_of, holds_s=self.spec.holds_s) != self.spec)
         if differ:
             remedy = "resume with the settings it was begun with, or start anew in another folder"
             raise InputError(str(path), "", f"begun with another {', '.join(differ)}; {remedy}")
@@ -150,5 +152,6 @@ def scalars_of(stats: UpdateStats) -> dict[str, float]:
         "entropy_server": "entropy/server",
         "entropy_width": "entropy/width",
         "entropy_group": "entropy/group",
+        "entropy_hold": "entropy/hold",
     }
-    return {names.get(name, f"update/{name}"): value for name, value in asdict(stats).items()}
+    return {names.get(name, f"update/{name}"): value for name, value in asdict(stats).items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import ceil
 
@@ -21,7 +22,10 @@ DIVERGED = "training diverged: the gradient is not finite; lower learning_rate o
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
-    """Means over an update's gradient steps, but for `explained_variance`: that of R by V_old, before the update."""
+    """Means over an update's gradient steps, but for `explained_variance`: that of R by V_old, before the update.
+
+    `entropy_hold` is None where the policy may not hold.
+    """
 
     policy_loss: float
     value_loss: float
@@ -32,6 +36,16 @@ class UpdateStats:
     entropy_group: float
     grad_norm: float
     explained_variance: float
+    entropy_hold: float | None = None
+
+    @classmethod
+    def of(cls, means: Sequence[float], explained: float) -> UpdateStats:
+        """From policy loss, value loss, KL, clipped, each head's entropy, and the gradient's norm."""
+        *found, norm = means
+        losses = ("policy_loss", "value_loss", "approx_kl", "clip_fraction")
+        heads = ("entropy_server", "entropy_width", "entropy_group", "entropy_hold")
+        named = dict(zip((*losses, *heads), found, strict=False))
+        return cls(**named, grad_norm=norm, explained_variance=explained)
 
 
 def advantages(reward: Floats, value: Floats) -> Floats:
@@ -58,6 +72,7 @@ class _Batch:
     eps: Tensor
     value: Tensor
     reward: Tensor
+    hold_mask: Tensor
     advantage: Tensor
 
     @classmethod
@@ -70,16 +85,16 @@ class _Batch:
         return _Batch(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def ratio_of(network: PolicyNetwork, experience: Experience, sizes: tuple[int, int, int]) -> Tensor:
+def ratio_of(network: PolicyNetwork, experience: Experience, sizes: tuple[int, ...]) -> Tensor:
     """(B,) pi(a|s) now over pi(a|s) when it was drawn, both with the exploration share it was drawn with."""
     log_ratio, _, _ = _evaluate(network, _Batch.of(experience), sizes)
     return log_ratio.exp()
 
 
-def _evaluate(network: PolicyNetwork, batch: _Batch, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """(B,) log-ratio, (B, 3) entropies, (B,) values."""
+def _evaluate(network: PolicyNetwork, batch: _Batch, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """(B,) log-ratio, (B, heads) entropies, (B,) values."""
     logits, value = network(batch.observation)
-    policy = product_policy(logits, sizes, batch.server_mask, batch.width_mask)
+    policy = product_policy(logits, sizes, batch.server_mask, batch.width_mask, batch.hold_mask)
     log_prob = joint_log_prob(policy, batch.server_mask, batch.actions, batch.eps)
     return log_prob - batch.log_prob, entropies(policy), value
 
@@ -94,7 +109,7 @@ def update(
     network: PolicyNetwork,
     optimizer: torch.optim.Optimizer,
     experience: Experience,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, ...],
     knobs: PPOKnobs,
     rng: np.random.Generator,
 ) -> UpdateStats:
@@ -106,18 +121,17 @@ def update(
         for rows in order.tensor_split(ceil(len(experience) / knobs.minibatch)):  # equal parts, no small last one
             steps.append(_step(network, optimizer, batch.rows(rows), sizes, knobs))
     means = torch.stack(steps).mean(dim=0).tolist()
-    figures = (*means, explained_variance(experience.reward, experience.value))
-    return UpdateStats(**dict(zip((each.name for each in fields(UpdateStats)), figures, strict=True)))
+    return UpdateStats.of(means, explained_variance(experience.reward, experience.value))
 
 
 def _step(
     network: PolicyNetwork,
     optimizer: torch.optim.Optimizer,
     batch: _Batch,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, ...],
     knobs: PPOKnobs,
 ) -> Tensor:
-    """One gradient step; (8,) the first fields of `UpdateStats`."""
+    """One gradient step; what `UpdateStats.of` takes."""
     log_ratio, entropy, value = _evaluate(network, batch, sizes)
     policy_loss = clipped_surrogate(log_ratio, batch.advantage, knobs.clip)
     value_loss = 0.5 * (batch.reward - value).square().mean()

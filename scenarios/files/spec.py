@@ -22,6 +22,7 @@ from policies.files import possible_path
 from policies.interfaces import GROUPS
 from policies.strict import Plain, StrictModel, form
 from policies.vocabulary import NS_PER_S, nanoseconds
+from policies.waits import problem_with
 from scenarios.files.named_files import FileName
 from scenarios.files.router_names import is_router_file, router_file
 from scenarios.files.series import read_rates, read_trace
@@ -686,6 +687,13 @@ class TrainingSection(StrictModel):
     eps_max: Share = Field(0.3, description="share of uniform exploration in the server head at the start")
     eps_min: Share = Field(0.02, description="the same from `eps_decay` decisions on")
     eps_decay: Count = Field(1_500_000, description="T_dec: decisions over which it falls linearly")
+    holds_s: tuple[Positive, ...] = Field(
+        (),
+        description="waits to choose from, ascending and at most `router.hold_limit_s`: a fourth head of the policy "
+        "goes on, or holds the candidates until the next larger group is full, for so long at most; empty: the "
+        "paper's three heads",
+        max_length=100,
+    )
     checkpoint_every: Count = Field(10, description="updates between checkpoints")
     deterministic: bool = Field(True, description="the trained router takes the likeliest choice; false: it samples")
 
@@ -815,6 +823,8 @@ class Scenario(StrictModel):
             raise ValueError(f"warmup_s ({self.warmup_s:g}) must be below duration_s ({self.duration_s:g})")
         if self.shed and self.deadline_s is None:
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
+        if problem := problem_with(self.training.holds_s, self.router.hold_limit_s):
+            raise ValueError(f"training.holds_s: {problem}")
         return self
 
     def to_yaml(self) -> str:

@@ -23,7 +23,7 @@ from policies.ppo.spec import PolicySpec
 from policies.ppo.trainer import TensorBoardLog, train
 from policies.records import RunRecord
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, Decide
+from policies.vocabulary import Choice, Decide, Hold
 from scenarios.metrics.result import Score, Simulator
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.workloads import Excerpt
@@ -64,7 +64,7 @@ class SimulatedEpisodes:
         """Run to the next decision; None at the episode's end."""
         return self._current().advance()
 
-    def decide(self, choice: Choice) -> None:
+    def decide(self, choice: Choice | Hold) -> None:
         """Answer it."""
         self._current().decide(choice)
 
@@ -119,7 +119,7 @@ def train_world(
 
 def _spec(world: World) -> PolicySpec:
     limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-    return PolicySpec.of(world.cluster.router, limits_w, world.device_names)
+    return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.holds_s)
 
 
 def _train_in_torch(world: World, knobs: PPOKnobs, seed: int, folder: Path, log: Log, resume: bool) -> PPORouter:

@@ -8,7 +8,7 @@ at the instant (`sim.agenda`). Every slot knows its own next time, so no event i
 from __future__ import annotations
 
 from policies.compiled.layout import HOLD
-from policies.jit import ints, ints_at, kernel, reals_at
+from policies.jit import Ints, ints, ints_at, kernel, reals_at
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import (
     ASKED,
@@ -112,6 +112,15 @@ def decide(c: Cluster, p: Parameters, server: int, width: int, group: int) -> No
         return
     c.hold_requests, c.server, c.width, c.group = 0, server, width, group
     c.decision_end_ns = begin_decision(c, p, server, min(group, c.candidates))
+
+
+@kernel
+def decide_to_hold(c: Cluster, p: Parameters, groups: Ints, wait_ns: int) -> None:
+    """The answer of a policy that chooses a wait (`Waits.hold`)."""
+    size = 0
+    while groups[size] <= c.candidates:
+        size += 1
+    decide(c, p, HOLD, groups[size], min(wait_ns, c.hold_left_ns))
 
 
 @kernel

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from policies.errors import WorkError
 from policies.jit import Ints, Reals, Singles, entry, ints, kernel, singles
+from policies.waits import Waits
 from sim.cluster import ClusterSpec, RunSpec
-from sim.compiled.agenda import advance, decide
+from sim.compiled.agenda import advance, decide, decide_to_hold
 from sim.compiled.codes import ASKED, ENDED, NO_CURVE, NO_TUPLE
 from sim.compiled.errors import problem_of
 from sim.compiled.layout import Cluster, Credit, Parameters
@@ -36,13 +37,14 @@ _REST, _GO_ON, _ANSWER = range(3)  # what a cluster is to do in a call
 class _Outputs:
     """What a call writes, for each cluster."""
 
-    def __init__(self, clusters: int, servers: int, widths: int) -> None:
+    def __init__(self, clusters: int, servers: int, widths: int, holds: int) -> None:
         self.observations = np.zeros((clusters, 2 + 3 * servers), np.float32)
         self.rewards = np.zeros(clusters)
         self.replaced = np.zeros(clusters, np.bool_)
         self.decisions = np.zeros(clusters, np.int64)
         self.server_masks = np.zeros((clusters, servers), np.bool_)
         self.width_masks = np.zeros((clusters, servers, widths), np.bool_)
+        self.hold_masks = np.zeros((clusters, holds), np.bool_)
         self.counts = np.zeros(clusters, np.int64)  # of the credits
         self.credited, self.credits = np.zeros((clusters, 0), np.int64), np.zeros((clusters, 0))
 
@@ -73,8 +75,10 @@ def _legal(c: Cluster, p: Parameters, server: int, width: int) -> int:
 
 
 @kernel
-def _write_masks(c: Cluster, p: Parameters, e: int, server_masks: Bools, width_masks: Bools) -> None:
-    """What may be chosen (`policies.observation.masks`)."""
+def _write_masks(c: Cluster, p: Parameters, e: int, server_masks: Bools, width_masks: Bools, hold_masks: Bools) -> None:
+    """What may be chosen (`policies.observation.masks`, `Waits.mask`)."""
+    for hold in range(hold_masks.shape[1]):
+        hold_masks[e, hold] = hold == 0 or c.hold_left_ns > 0
     segment = request_at(c, p, c.slot).segment
     for index in range(p.servers):
         held = ints(p)[knobs_of(p, server_at(c, p, index)).codes_at + segment]
@@ -95,6 +99,18 @@ def _take_credits(c: Cluster, p: Parameters, e: int, credited: Ints, credits: Re
     return reward
 
 
+@kernel
+def _answer(c: Cluster, p: Parameters, action: Ints, groups: Ints, waits_ns: Ints) -> bool:
+    """Decide by an action made legal (`SlimClusterEnv._legal`); returns whether it had to be replaced."""
+    hold = action[3] if len(waits_ns) else 0
+    if hold and c.hold_left_ns > 0:
+        decide_to_hold(c, p, groups, waits_ns[hold - 1])
+        return False
+    legal = _legal(c, p, action[0], action[1])
+    decide(c, p, legal // p.widths, legal % p.widths, groups[action[2]])
+    return bool(hold > 0 or legal != action[0] * p.widths + action[1])
+
+
 @entry
 def step_clusters(
     rows: Ints,
@@ -102,6 +118,7 @@ def step_clusters(
     tasks: Ints,
     actions: Ints,
     groups: Ints,
+    waits_ns: Ints,
     status: Ints,
     observations: Singles,
     rewards: Reals,
@@ -109,6 +126,7 @@ def step_clusters(
     decisions: Ints,
     server_masks: Bools,
     width_masks: Bools,
+    hold_masks: Bools,
     counts: Ints,
     credited: Ints,
     credits: Reals,
@@ -124,9 +142,7 @@ def step_clusters(
             continue
         c, p = Cluster(rows[e]), Parameters(parameters[e])
         if tasks[e] == _ANSWER:
-            legal = _legal(c, p, actions[e, 0], actions[e, 1])
-            replaced[e] = legal != actions[e, 0] * p.widths + actions[e, 1]
-            decide(c, p, legal // p.widths, legal % p.widths, groups[actions[e, 2]])
+            replaced[e] = _answer(c, p, actions[e], groups, waits_ns)
         status[e] = advance(c, p)
         if status[e] != ASKED and status[e] != ENDED:
             continue
@@ -135,25 +151,27 @@ def step_clusters(
         if status[e] == ASKED:
             decisions[e] = c.decision
             write_observation(c, p, out, e * size)
-            _write_masks(c, p, e, server_masks, width_masks)
+            _write_masks(c, p, e, server_masks, width_masks, hold_masks)
         else:
             observations[e] = 0.0
             decisions[e] = 0
-            server_masks[e], width_masks[e] = False, False
+            server_masks[e], width_masks[e], hold_masks[e] = False, False, False
 
 
 class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     """Clusters that are stepped together; see `sim.env.SlimClusterEnv` for what each of them observes and is paid.
 
-    A step takes actions (E, 3) and returns observations (E, 2 + 3 N) float32, rewards (E,) float64, terminations and
-    truncations (E,) bool, and infos: `decision`, `server_mask`, `width_mask`, `replaced` and `credits` (an object array
-    of lists), each with its `_key` that says which clusters have it. A cluster whose episode has ended is reset by the
-    step that follows, whatever action that brings (Gymnasium's `AutoresetMode.NEXT_STEP`).
+    A step takes actions (E, 3), or (E, 4) with `holds_s`, and returns observations (E, 2 + 3 N) float32, rewards (E,)
+    float64, terminations and truncations (E,) bool, and infos: `decision`, `server_mask`, `width_mask`, `hold_mask`
+    (with `holds_s`), `replaced` and `credits` (an object array of lists), each with its `_key` that says which clusters
+    have it. A cluster whose episode has ended is reset by the step that follows, whatever action that brings
+    (Gymnasium's `AutoresetMode.NEXT_STEP`).
 
     Args:
         cluster: what is simulated.
         plan: a seed to a run of it.
         num_envs: clusters, E.
+        holds_s: the waits to choose from, in seconds, ascending; empty: an action is no hold.
 
     Raises:
         UnsupportedScenario: something that only the reference can do; `SyncVectorEnv` of `SlimClusterEnv` can.
@@ -161,22 +179,26 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - theirs
 
-    def __init__(self, cluster: ClusterSpec, plan: Callable[[int], RunSpec], num_envs: int = 1) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, plan: Callable[[int], RunSpec], num_envs: int = 1, holds_s: Sequence[float] = ()
+    ) -> None:
         config = cluster.router
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(0.0, 50.0, (2 + 3 * config.servers,), np.float32)
-        choices = [config.servers, len(config.widths), len(config.groups)]
+        waits = Waits.within(holds_s, config)
+        choices = [config.servers, len(config.widths), len(config.groups), *([waits.choices] if holds_s else [])]
         self.single_action_space = gymnasium.spaces.MultiDiscrete(choices)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._program, self._plan = program_of(cluster), plan
         self._choices, self._groups = np.array(choices), np.array(config.groups, np.int64)
+        self._waits_ns = np.array(waits.waits_ns, np.int64)
         self._runs = [self._run(0)] * num_envs
         self._generators: list[np.random.Generator | None] = [None] * num_envs
         self._rows, self._parameters, self._tasks = (np.zeros(num_envs, np.int64) for _ in range(3))
         self._status = np.full(num_envs, ENDED, np.int64)
         self._is_truncated = np.zeros(num_envs, np.bool_)
-        self._out = _Outputs(num_envs, config.servers, len(config.widths))
+        self._out = _Outputs(num_envs, config.servers, len(config.widths), waits.choices)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -205,8 +227,9 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Decide in every cluster, and run each to its next decision."""
         given = np.asarray(actions)
         actions = np.ascontiguousarray(given, np.int64) if given.dtype.kind in "iu" else np.full(3, -1)
-        if actions.shape != (self.num_envs, 3) or (actions < 0).any() or (actions >= self._choices).any():
-            allowed = f"({self.num_envs}, 3) of whole numbers, each from 0 and below {self._choices.tolist()}"
+        shape = (self.num_envs, len(self._choices))
+        if actions.shape != shape or (actions < 0).any() or (actions >= self._choices).any():
+            allowed = f"{shape} of whole numbers, each from 0 and below {self._choices.tolist()}"
             raise ValueError(f"actions must be {allowed}")
         over = self._is_truncated
         if ((self._status != ASKED) & ~over).any():
@@ -244,12 +267,12 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """Have every cluster do its task; the tasks are done then."""
         out = self._out
         if actions is None:
-            actions = np.zeros((self.num_envs, 3), np.int64)
+            actions = np.zeros((self.num_envs, len(self._choices)), np.int64)
         while True:
             step_clusters(
-                self._rows, self._parameters, self._tasks, actions, self._groups, self._status, out.observations,
-                out.rewards, out.replaced, out.decisions, out.server_masks, out.width_masks, out.counts, out.credited,
-                out.credits,
+                self._rows, self._parameters, self._tasks, actions, self._groups, self._waits_ns, self._status,
+                out.observations, out.rewards, out.replaced, out.decisions, out.server_masks, out.width_masks,
+                out.hold_masks, out.counts, out.credited, out.credits,
             )  # fmt: skip
             stopped = (self._tasks != _REST) & (self._status != ASKED) & (self._status != ENDED)
             self._tasks[:] = _REST
@@ -276,7 +299,11 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             infos |= {"decision": np.where(asked, out.decisions, 0)}
             infos |= {"server_mask": out.server_masks & asked[:, None]}
             infos |= {"width_mask": out.width_masks & asked[:, None, None]}
-            masks |= {key: asked.copy() for key in ("decision", "server_mask", "width_mask")}
+            names = ["decision", "server_mask", "width_mask"]
+            if len(self._waits_ns):
+                infos |= {"hold_mask": out.hold_masks & asked[:, None]}
+                names.append("hold_mask")
+            masks |= {key: asked.copy() for key in names}
         return infos | {f"_{key}": mask for key, mask in masks.items()}
 
     def _credits(self, wanted: Bools) -> NDArray[np.object_]:

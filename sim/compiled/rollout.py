@@ -7,34 +7,34 @@ and every draw is a hash of episode and decision, so what is collected does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
-import numpy.typing as npt
 
 from policies.chance import derived_seed
 from policies.errors import WorkError
 from policies.jit import Ints, Reals, Singles, entry, kernel, reals, singles
 from policies.observation import Bools
-from policies.ppo.buffer import Experience
+from policies.ppo.buffer import Experience, empty
 from policies.ppo.kernels import act
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
 from policies.reward import RewardTerms
 from sim.cluster import ClusterSpec, RunSpec
-from sim.compiled.agenda import advance, decide
+from sim.compiled.agenda import advance, decide, decide_to_hold
 from sim.compiled.chance import hashed_share
 from sim.compiled.codes import ASKED, BLOCKS_FULL, ENDED, INSTANCES_FULL, MESSAGES_FULL, NONE, REQUESTS_FULL
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import Cluster, Credit, Parameters, Terms
+from sim.compiled.layout import Cluster, Credit, HoldMade, Member, Parameters, Request, Terms
 from sim.compiled.observation import write_codes, write_observation
 from sim.compiled.program import Numbers, addressed, program_of
-from sim.compiled.rows import block_at, server_at
+from sim.compiled.rows import block_at, member_at, request_at, server_at
 from sim.compiled.run import RunRow
 
 _TERMS = Terms.size
+_OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]
 _MOST_EMPTY = 10
 CHUNK = 8  # clusters that are carried along together: their rows stay in the second cache
 
@@ -83,6 +83,7 @@ def _ask(
     rows: Ints,
     codes: Ints,
     uniforms: Reals,
+    may_hold: Bools,
 ) -> int:
     """What every cluster with decisions to make sees, may choose and draws; returns how many there are."""
     observed, seen, count = observation.shape[1], singles(observation), 0
@@ -92,7 +93,8 @@ def _ask(
         c, p, row = Cluster(rows_at[e]), Parameters(parameters_at[e]), next_row[e]
         write_observation(c, p, seen, row * observed)
         write_codes(c, p, codes[count], 0)
-        for head in range(3):
+        may_hold[count] = c.hold_left_ns > 0
+        for head in range(uniforms.shape[1]):
             uniforms[count, head] = hashed_share(c.draws_salt, c.decision, head)
         eps_of[row] = eps
         c.tag = row
@@ -112,6 +114,7 @@ def roll(
     weights: Singles,
     sizes: Ints,
     groups: Ints,
+    waits_ns: Ints,
     eps: float,
     observation: Singles,
     server_mask: Bools,
@@ -121,6 +124,7 @@ def roll(
     eps_of: Singles,
     value: Singles,
     reward: Singles,
+    hold_mask: Bools,
     complete: Ints,
     completed: Ints,
     terms: Reals,
@@ -128,6 +132,7 @@ def roll(
     rows: Ints,
     codes: Ints,
     uniforms: Reals,
+    may_hold: Bools,
     scratch: Singles,
 ) -> int:
     """Let a chunk of clusters make the decisions that each has `todo`.
@@ -137,11 +142,11 @@ def roll(
         todo: (C,) decisions to make; counted down.
         next_row: (C,) where each cluster's next decision goes in the columns; counted up.
         status: (C,) why each came back last.
-        weights, sizes, groups: the policy.
-        observation, ..., reward: the columns of an `Experience`.
+        weights, sizes, groups, waits_ns: the policy.
+        observation, ..., hold_mask: the columns of an `Experience`.
         complete: (C * M,) rows whose reward has come, M places for each cluster; `completed`: (C,) their number.
         terms: (C, 5) sums of the rewards' terms.
-        asked, rows, codes, uniforms, scratch: room for one sweep.
+        asked, rows, codes, uniforms, may_hold, scratch: room for one sweep.
 
     Returns:
         The cluster that needs Python (its episode has ended, or something must grow), or NONE when all is done.
@@ -150,17 +155,23 @@ def roll(
         stuck = _run_to_questions(rows_at, parameters_at, todo, status, reward, complete, completed, terms)
         if stuck != NONE:
             return stuck
-        count = _ask(rows_at, parameters_at, todo, next_row, eps, observation, eps_of, asked, rows, codes, uniforms)
+        count = _ask(
+            rows_at, parameters_at, todo, next_row, eps, observation, eps_of, asked, rows, codes, uniforms, may_hold
+        )
         if count == 0:
             return NONE
         act(
             weights, sizes, rows[:count], observation, codes[:count], uniforms[:count], eps, scratch,
-            actions, log_prob, value, server_mask, width_mask,
+            actions, log_prob, value, server_mask, width_mask, may_hold[:count], hold_mask,
         )  # fmt: skip
         for n in range(count):
             e, row = asked[n], rows[n]
             c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
-            decide(c, p, actions[row, 0], actions[row, 1], groups[actions[row, 2]])
+            hold = actions[row, 3] if len(waits_ns) else 0
+            if hold:
+                decide_to_hold(c, p, groups, waits_ns[hold - 1])
+            else:
+                decide(c, p, actions[row, 0], actions[row, 1], groups[actions[row, 2]])
             todo[e] -= 1
 
 
@@ -180,7 +191,30 @@ def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> in
             out[count] = block.tag
             block.tag = first + count
             count += 1
+            if c.pending_holds:
+                for position in range(block.count):
+                    member = member_at(p, block, position)
+                    for n in range(member.holds):
+                        made = HoldMade(member, _OF_MEMBER, n)
+                        out[count] = made.tag
+                        made.tag = first + count
+                        count += 1
             number = block.next
+    return _waiting_holds(c, p, out, first, count) if c.pending_holds else count
+
+
+@kernel
+def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int) -> int:
+    """The same of the decisions that held those who are in the FIFO; returns how many rows there are now."""
+    slot = c.fifo_head
+    while slot != NONE:
+        request = request_at(c, p, slot)
+        for n in range(request.holds):
+            made = HoldMade(request, _OF_REQUEST, n)
+            out[count] = made.tag
+            made.tag = first + count
+            count += 1
+        slot = request.fifo_next
     return count
 
 
@@ -220,6 +254,7 @@ class Rollouts:
         self._program = program_of(cluster)
         self._layout = Layout.of(spec, hidden)
         self._sizes, self._groups = self._layout.sizes(), np.array(spec.groups, np.int64)
+        self._waits_ns = np.array(spec.waits.waits_ns, np.int64)
         self._terms = np.zeros((clusters, _TERMS))
         self._credited = 0
         self._runs: list[RunRow] = []
@@ -275,11 +310,11 @@ class Rollouts:
             while True:
                 stuck = roll(
                     self._rows_at[chunk], self._parameters_at[chunk], todo[chunk], next_row[chunk], status[chunk],
-                    weights, self._sizes, self._groups, eps,
+                    weights, self._sizes, self._groups, self._waits_ns, eps,
                     columns.observation, columns.server_mask, columns.width_mask, columns.actions, columns.log_prob,
-                    columns.eps, columns.value, columns.reward,
+                    columns.eps, columns.value, columns.reward, columns.hold_mask,
                     complete[chunk.start * most : chunk.stop * most], completed[chunk], self._terms[chunk],
-                    room.asked, room.rows, room.codes, room.uniforms, room.scratch,
+                    room.asked, room.rows, room.codes, room.uniforms, room.may_hold, room.scratch,
                 )  # fmt: skip
                 if stuck == NONE:
                     return
@@ -328,7 +363,7 @@ class Rollouts:
     def _carry(self, stride: int) -> tuple[Experience, Numbers]:
         """New columns, with the decisions that still wait at the head of each cluster's part."""
         clusters, old = len(self._runs), self._columns
-        columns = _empty(self._spec, clusters * stride)
+        columns = empty(self._spec, clusters * stride)
         next_row = np.arange(0, clusters * stride, stride)
         for index, run in enumerate(self._runs):
             first = index * stride
@@ -342,9 +377,9 @@ class Rollouts:
 
 
 def _count_waiting(run: RunRow) -> int:
-    """Decisions of a cluster whose reward is to come: the one that is on its way, and the blocks that are open."""
+    """Decisions of a cluster whose reward is to come: the one that is on its way, of open blocks, and of holds."""
     c = run.cluster
-    return run.shape.blocks - c.free_blocks + (c.slot != NONE and not c.asked)
+    return run.shape.blocks - c.free_blocks + (c.slot != NONE and not c.asked) + c.pending_holds
 
 
 class _Room:
@@ -353,21 +388,6 @@ class _Room:
     def __init__(self, clusters: int, spec: PolicySpec, layout: Layout) -> None:
         self.asked, self.rows = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self.codes = np.zeros((clusters, spec.servers), np.int64)
-        self.uniforms = np.zeros((clusters, 3))
+        self.uniforms = np.zeros((clusters, len(spec.head_sizes)))
+        self.may_hold = np.zeros(clusters, np.bool_)
         self.scratch = np.zeros(layout.scratch, np.float32)
-
-
-def _empty(spec: PolicySpec, rows: int) -> Experience:
-    servers, widths, _ = spec.head_sizes
-    columns: Sequence[npt.NDArray[np.float32]] = [np.zeros(rows, np.float32) for _ in range(4)]
-    log_prob, eps, value, reward = columns
-    return Experience(
-        observation=np.zeros((rows, spec.observation.size), np.float32),
-        server_mask=np.zeros((rows, servers), np.bool_),
-        width_mask=np.zeros((rows, widths), np.bool_),
-        actions=np.zeros((rows, 3), np.int64),
-        log_prob=log_prob,
-        eps=eps,
-        value=value,
-        reward=reward,
-    )

@@ -83,8 +83,8 @@ class Asked:
 
 def _every_choice(spec: PolicySpec) -> NDArray[np.float64]:
     """What `kernels.choose` reads where every server can take the block at every width."""
-    numbers = np.zeros(5 + 4 * spec.servers)
-    numbers.view(np.int64)[8::4] = (1 << len(spec.widths)) - 1
+    numbers = np.zeros(6 + 4 * spec.servers)
+    numbers.view(np.int64)[9::4] = (1 << len(spec.widths)) - 1
     return numbers
 
 

@@ -135,20 +135,24 @@ def test_the_capacity_is_the_same(tmp_path: Path) -> None:
     assert ours.runs > 1
 
 
-def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path) -> None:
-    """One on each engine, and the vector environment, from a scenario's file."""
-    path = str(write_scenario(tmp_path))
-    single = [gymnasium.make(ID, scenario=path, duration_s=0.2, engine=engine) for engine in ("simpy", "compiled")]
-    many = gymnasium.make_vec(ID, num_envs=2, scenario=path, duration_s=0.2)
+@pytest.mark.parametrize("options", [{}, {"holds_s": [0.005]}])
+def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path, options: dict[str, Any]) -> None:
+    """One on each engine, and the vector environment, from a scenario's file; with waits, too."""
+    path = str(write_scenario(tmp_path, OLD, f"router: {{hold_limit_s: 0.01}}\n{OLD}"))
+    single = [
+        gymnasium.make(ID, scenario=path, duration_s=0.2, engine=engine, **options) for engine in ("simpy", "compiled")
+    ]
+    many = gymnasium.make_vec(ID, num_envs=2, scenario=path, duration_s=0.2, **options)
+    mine, other = ([1, 0, 2, 1], [0, 1, 1, 0]) if options else ([1, 0, 2], [0, 1, 1])
     seen = [np.asarray(env.reset(seed=5)[0]) for env in single]
     together = many.reset(seed=5)[0]
     for _ in range(20):
         assert (seen[0] == seen[1]).all()
         assert (seen[0] == together[0]).all()
-        steps = [env.step(np.array([1, 0, 2])) for env in single]
+        steps = [env.step(np.array(mine)) for env in single]
         assert steps[0][1:3] == steps[1][1:3]
         seen = [step[0] for step in steps]
-        together = many.step(np.array([[1, 0, 2], [0, 1, 1]]))[0]
+        together = many.step(np.array([mine, other]))[0]
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])

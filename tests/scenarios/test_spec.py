@@ -43,6 +43,21 @@ MISTAKES = {
         ["router.decision_s: ", "-1", "greater than or equal to 0"],
     ),
     "long warm-up": ("warmup_s: 100ms", "warmup_s: 2s", ["warmup_s (2)", "duration_s (1)"]),
+    "waits without a limit": (
+        "duration_s: 1",
+        "duration_s: 1\ntraining: {holds_s: [0.01]}",
+        ["training.holds_s", "nobody may be held", "set router.hold_limit_s above 0"],
+    ),
+    "waits beyond the limit": (
+        "duration_s: 1",
+        "duration_s: 1\nrouter: {hold_limit_s: 0.01}\ntraining: {holds_s: [0.01, 0.02]}",
+        ["training.holds_s", "0.02 is longer", "at most router.hold_limit_s (0.01)"],
+    ),
+    "waits that don't ascend": (
+        "duration_s: 1",
+        "duration_s: 1\nrouter: {hold_limit_s: 0.1}\ntraining: {holds_s: [0.02, 0.01]}",
+        ["training.holds_s", "must ascend"],
+    ),
     "shed without deadline": ("duration_s: 1", "duration_s: 1\nshed: true", ["shed needs a deadline_s"]),
     "no server of the fault": (
         "duration_s: 1",

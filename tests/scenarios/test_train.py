@@ -11,7 +11,7 @@ import pytest
 
 import scenarios.learn.train as train_module
 from policies.errors import WorkError
-from policies.ppo import checkpoint
+from policies.ppo import PPORouter, checkpoint
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
@@ -74,6 +74,21 @@ def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytes
     assert f"accuracy {100 * score['accuracy']:.2f} %" in again.out
     assert "both engines, bit for bit the same" in again.out
     assert main(["simulate", str(path), "--router", made["router"], "--json", "-", "--quiet"]) == 0
+
+
+def test_a_policy_with_waits_is_trained_on_both_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file has them; what was learned on the compiled engine is scored alike on both; the new head is logged."""
+    router = "router: {hold_limit_s: 0.02}\ncompare: {routers: [random, ppo]"
+    changes = ("compare: {routers: [random, ppo]", router), ("checkpoint_every: 1", "holds_s: [0.002, 0.01]")
+    path = write(tmp_path, *changes)
+    for engine, engines in (("compiled", ["simpy", "compiled"]), ("simpy", ["simpy"])):
+        assert train(path, "--engine", engine, "--json", "-") == 0
+        score = json.loads(capsys.readouterr().out)["routers"][0]["score"]
+        assert (score["trained_on"], score["engines"]) == (engine, engines)
+        file = tmp_path / "run" / "router.safetensors"
+        assert PPORouter.load(file).spec.holds_s == (0.002, 0.01)
+        scalars = sorted((tmp_path / "run").rglob("scalars.json"), key=lambda each: each.stat().st_mtime)[-1]
+        assert "entropy/hold" in scalars.read_text()
 
 
 def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

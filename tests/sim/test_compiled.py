@@ -223,41 +223,55 @@ def test_a_back_off_that_64_bits_cannot_double_is_the_longest_one() -> None:
 # ------------------------------------------------------------------------------------------------------------ rollouts
 
 
-def rollouts(run_of: Any, spec: ClusterSpec, **changes: Any) -> tuple[Rollouts, np.ndarray]:
-    policy = PolicySpec.of(spec.router, tuple(device.profile.power.cap_w for device in spec.devices))
+HOLDS_S = (0.002, 0.01)
+PATIENT = {"router": {"hold_limit_ns": 20_000_000}}
+both_kinds = pytest.mark.parametrize(("world", "holds_s"), [({}, ()), (PATIENT, HOLDS_S)], ids=["paper", "holds"])
+
+
+def rollouts(
+    run_of: Any, spec: ClusterSpec, holds_s: tuple[float, ...] = (), **changes: Any
+) -> tuple[Rollouts, np.ndarray]:
+    limits_w = tuple(device.profile.power.cap_w for device in spec.devices)
+    policy = PolicySpec.of(spec.router, limits_w, holds_s=holds_s)
     layout = Layout.of(policy, HIDDEN)
     weights = np.random.default_rng(1).normal(0, 0.3, layout.parameters).astype(np.float32)
     return Rollouts(spec, run_of, policy, HIDDEN, 5, **changes), weights
 
 
-def test_a_rollout_is_the_reference_with_the_same_choices() -> None:
+@both_kinds
+def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, holds_s: tuple[float, ...]) -> None:
     """Every observation, mask and reward of a cluster, for the choices that the policy drew in it."""
-    spec = worlds.cluster()
+    spec = worlds.cluster(**world)
     run = worlds.run(spec, worlds.poisson_s(300, 3.0), 3.0, detail=False, end="cut")
-    many, weights = rollouts(lambda seed: run, spec, clusters=1)
+    many, weights = rollouts(lambda seed: run, spec, holds_s, clusters=1)
     found = many.collect(weights, 0.3, 900)
     made = many._columns  # of one cluster that nothing was carried over to: in the order of its decisions
     assert made is not None
     simulation = Simulation(spec, run)
-    seen = PolicySpec.of(spec.router, tuple(device.profile.power.cap_w for device in spec.devices)).observation
+    policy = many._spec
     rewards: dict[int, np.float32] = {}
     for n in range(900):
         asked = simulation.advance()
         assert asked is not None
         rewards.update({decision - 1: np.float32(terms.total) for decision, terms in simulation.take_credits()})
-        server, width, group = made.actions[n].tolist()
+        action = made.actions[n].tolist()
         servers, widths = masks(asked.view)
-        assert made.observation[n].tolist() == seen.observe(asked.view).tolist()
+        assert made.observation[n].tolist() == policy.observation.observe(asked.view).tolist()
         assert made.server_mask[n].tolist() == servers.tolist()
-        assert made.width_mask[n].tolist() == widths[server].tolist()
-        simulation.decide(Choice(server, spec.router.widths[width], spec.router.groups[group]))
+        assert made.width_mask[n].tolist() == widths[action[0]].tolist()
+        assert made.hold_mask[n].tolist() == policy.waits.mask(asked.view).tolist()
+        simulation.decide(policy.answer(action, asked.view))
     assert [made.reward[n] for n in rewards] == list(rewards.values())
     assert found.reward.tolist() == list(rewards.values())
+    assert (made.actions[:900, 3:] > 0).sum() >= 50 * len(holds_s)
 
 
-def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads() -> None:
-    """Over several collections and episodes, with two threads as with one."""
-    spec = worlds.cluster()
+@both_kinds
+def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
+    world: Any, holds_s: tuple[float, ...]
+) -> None:
+    """Over several collections and episodes, with two threads as with one; a decision to hold is one, too."""
+    spec = worlds.cluster(**world)
 
     def run_of(seed: int) -> RunSpec:
         crashes = tuple(Crash(server, (50 + 20 * server) * 1_000_000) for server in range(3))
@@ -267,7 +281,7 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
 
     totals = []
     for threads in (1, 2):
-        many, weights = rollouts(run_of, spec, clusters=20, threads=threads)
+        many, weights = rollouts(run_of, spec, holds_s, clusters=20, threads=threads)
         parts = [many.collect(weights, 0.1, 2000) for _ in range(5)]
         assert many.episodes > 20
         assert many.decisions == sum(map(len, parts)) + many.waiting + many.forgotten
@@ -278,7 +292,17 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
         assert many.take_terms() is None
         totals.append(parts)
     for one, two in zip(*totals, strict=True):
-        for name in ("observation", "actions", "log_prob", "eps", "value", "reward", "server_mask", "width_mask"):
+        for name in (
+            "observation",
+            "actions",
+            "log_prob",
+            "eps",
+            "value",
+            "reward",
+            "server_mask",
+            "width_mask",
+            "hold_mask",
+        ):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
 

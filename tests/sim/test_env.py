@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from policies.errors import InputError
 from policies.observation import ObservationSpec
 from sim.cluster import Simulation
 from sim.env import SlimClusterEnv
@@ -70,6 +71,39 @@ def test_masked_choices_are_replaced_and_said() -> None:
         _, _, _, truncated, info = env.step(np.array([0, 3, 0]))
         seen.append((bool(allowed[0, 3]), info["replaced"]))
     assert (False, True) in seen
+
+
+def test_an_action_may_be_to_wait() -> None:
+    """A fourth index, masked where nobody may be held; each decision, holds included, gets its credit once."""
+    spec = worlds.cluster(router={"hold_limit_ns": 20_000_000})
+    run = worlds.run(spec, worlds.poisson_s(300, 1.0), 1.0, detail=False)
+    env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002, 0.01))
+    _, info = env.reset(seed=0)
+    rng, truncated = np.random.default_rng(0), False
+    decisions, credited, held, refused = [], [], 0, 0
+    while not truncated:
+        decisions.append(info["decision"])
+        may, hold = info["hold_mask"].tolist(), int(rng.integers(3))
+        assert may in ([True, True, True], [True, False, False])
+        action = np.array([rng.integers(3), 0, rng.integers(6), hold])
+        _, _, _, truncated, info = env.step(action)
+        held += may[hold] and hold > 0
+        refused += not may[hold]
+        assert info["replaced"] or may[hold]
+        credited += [decision for decision, _ in info["credits"]]
+    assert min(held, refused) > 50
+    lost = set(decisions) - set(credited)  # enough waited when the answer came, so that nobody was held
+    assert sorted(credited) == sorted(set(decisions) - lost)
+    assert len(lost) < 0.1 * len(decisions)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"\(server, width index, group index, hold\), .* below \(3, 4, 6, 3\)"):
+        env.step(np.array([0, 0, 0]))
+
+
+def test_waits_that_nobody_may_wait_are_refused() -> None:
+    """With the remedy."""
+    with pytest.raises(InputError, match=r"holds_s: .*hold_limit_s"):
+        SlimClusterEnv(lambda seed: make_env()._simulate(seed), ObservationSpec((250.0,) * 3), (0.01,))
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,29 @@ def broken() -> tuple[ClusterSpec, Plan]:
     return plain(0.4, faults=faults)
 
 
-def pair(made: tuple[ClusterSpec, Plan], clusters: int) -> tuple[SlimClusterVectorEnv, SyncVectorEnv[Any, Any]]:
+def patient(**faults: Any) -> tuple[ClusterSpec, Plan]:
+    """Requests may be held; some are given up meanwhile."""
+    spec = worlds.cluster(router={"hold_limit_ns": 15_000_000, "shed_expired": True})
+
+    def plan(seed: int) -> RunSpec:
+        late_ns = {"deadline_ns": 12_000_000}
+        return worlds.run(spec, worlds.poisson_s(400, 0.4, seed), 0.4, detail=False, seed=seed, **late_ns, **faults)
+
+    return spec, plan
+
+
+def patient_and_broken() -> tuple[ClusterSpec, Plan]:
+    """The same with servers that go and come back."""
+    return patient(faults=(Outage(0, NS_PER_S // 10, NS_PER_S // 5), Crash(1, NS_PER_S // 8)))
+
+
+def pair(
+    made: tuple[ClusterSpec, Plan], clusters: int, holds_s: tuple[float, ...] = ()
+) -> tuple[SlimClusterVectorEnv, SyncVectorEnv[Any, Any]]:
     spec, plan = made
     limits = ObservationSpec(tuple(tables.profile.power.cap_w for tables in spec.devices))
-    single = [lambda: SlimClusterEnv(lambda seed: Simulation(spec, plan(seed)), limits)] * clusters
-    return SlimClusterVectorEnv(spec, plan, clusters), SyncVectorEnv(single)
+    single = [lambda: SlimClusterEnv(lambda seed: Simulation(spec, plan(seed)), limits, holds_s)] * clusters
+    return SlimClusterVectorEnv(spec, plan, clusters, holds_s), SyncVectorEnv(single)
 
 
 def same_infos(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -105,6 +123,27 @@ def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], e
         credited += sum(len(each) for each in mine[-1]["credits"])
     assert replaced > 0, "no action was illegal"
     assert credited > 100
+
+
+@pytest.mark.parametrize("make", [patient, patient_and_broken, plain])
+def test_waits_are_the_single_environments(make: Callable[[], Any]) -> None:
+    """A fourth index holds, or is replaced where nobody may be held; where the limit is 0 nobody ever may."""
+    holds_s = () if make is plain else (0.001, 0.01)
+    ours, theirs = pair(make(), 3, holds_s)
+    assert ours.action_space == theirs.action_space
+    same_answers(ours.reset(seed=5), theirs.reset(seed=5))
+    rng, held, ended = np.random.default_rng(0), 0, 0
+    infos: dict[str, Any] = {}
+    while ended < 6:
+        actions = rng.integers(0, [3, 4, 6, 3][: 3 + bool(holds_s)], size=(3, 3 + bool(holds_s)))
+        if "hold_mask" in infos:
+            held += int(infos["hold_mask"][np.arange(3), actions[:, 3]][actions[:, 3] > 0].sum())
+        mine, other = ours.step(actions), theirs.step(actions)
+        same_answers(mine, other)
+        infos = mine[-1]
+        assert ("hold_mask" in infos) <= bool(holds_s)
+        ended += int(mine[3].sum())
+    assert (held > 100) == bool(holds_s)
 
 
 def test_a_cluster_is_reset_by_the_step_after_its_end() -> None:

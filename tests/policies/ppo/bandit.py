@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.ppo import PolicySpec
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, ClusterView, Decide
+from policies.vocabulary import Choice, ClusterView, Decide, Hold
 from tests.policies.cluster_views import WIDTHS, server, view
 
 SPEC = PolicySpec(segments=4, widths=WIDTHS, groups=(1, 4, 16), power_limits_w=(250.0, 250.0, 100.0))
@@ -42,7 +42,8 @@ class Bandit:
         self._decision += 1
         return Decide(self._decision, self.view())
 
-    def decide(self, choice: Choice) -> None:
+    def decide(self, choice: Choice | Hold) -> None:
+        assert isinstance(choice, Choice), "nobody may be held"
         self.choices.append(choice)
         hits = (choice.server == BEST.server) + (choice.width == BEST.width) + (choice.group == BEST.group)
         self._credits.append((self._decision, float(hits)))

@@ -17,11 +17,13 @@ from policies.ppo.spec import PolicySpec
 from tests.policies.cluster_views import WIDTHS
 
 GROUPS = (1, 2, 4, 8, 16, 32)
+HOLDS_S = (0.002, 0.01)
 
 
-def spec_of(servers: int) -> PolicySpec:
+def spec_of(servers: int, holds_s: tuple[float, ...] = ()) -> PolicySpec:
     """Four widths and six groups."""
-    return PolicySpec(segments=4, widths=WIDTHS, groups=GROUPS, power_limits_w=(250.0,) * servers)
+    limits_w = (250.0,) * servers
+    return PolicySpec(segments=4, widths=WIDTHS, groups=GROUPS, power_limits_w=limits_w, holds_s=holds_s)
 
 
 def network_of(spec: PolicySpec, hidden: tuple[int, ...] = (64, 64), seed: int = 0) -> PolicyNetwork:
@@ -49,6 +51,7 @@ class Seen:
     observation: Floats
     codes: npt.NDArray[np.int64]
     uniforms: npt.NDArray[np.float64]
+    may_hold: Bools
 
     @property
     def server_mask(self) -> Bools:
@@ -65,29 +68,37 @@ def seen_by(spec: PolicySpec, rows: int, rng: np.random.Generator) -> Seen:
     codes = rng.integers(1, 16, (rows, spec.servers)) * rng.integers(0, 2, (rows, spec.servers))
     codes[codes.sum(axis=1) == 0, 0] = 5
     observation = (3 * rng.random((rows, spec.observation.size))).astype(np.float32)
-    return Seen(observation, codes, rng.random((rows, 3)))
+    heads = len(spec.head_sizes)
+    return Seen(observation, codes, rng.random((rows, heads)), rng.random(rows) < 0.6 * (heads == 4))
 
 
 def act_on(network: PolicyNetwork, spec: PolicySpec, seen: Seen, eps: float) -> Experience:
     """What the compiled `act` says, reward 0."""
     layout, rows = Layout.of(spec, hidden_of(network)), len(seen.codes)
-    servers, widths, _ = spec.head_sizes
-    actions, log_prob, value = np.full((rows, 3), -1, np.int64), *np.zeros((2, rows), np.float32)
+    servers, widths, _, *holds = spec.head_sizes
+    actions, log_prob, value = np.full((rows, 3 + len(holds)), -1, np.int64), *np.zeros((2, rows), np.float32)
     server_mask, width_mask = np.zeros((rows, servers), np.bool_), np.zeros((rows, widths), np.bool_)
+    hold_mask = np.zeros((rows, sum(holds)), np.bool_)
     scratch = np.full(layout.scratch, np.nan, np.float32)
     act(
         layout.pack(tensors_of(network)), layout.sizes(), np.arange(rows), seen.observation, seen.codes,
         seen.uniforms, eps, scratch, actions, log_prob, value, server_mask, width_mask,
+        seen.may_hold, hold_mask,
     )  # fmt: skip
     shares, rewards = np.full(rows, eps, np.float32), np.zeros(rows, np.float32)
-    return Experience(seen.observation, server_mask, width_mask, actions, log_prob, shares, value, rewards)
+    return Experience(seen.observation, server_mask, width_mask, actions, log_prob, shares, value, rewards, hold_mask)
 
 
 def experience_of(
-    servers: int, rows: int, seed: int = 0, eps: float = 0.1, hidden: tuple[int, ...] = (64, 64)
+    servers: int,
+    rows: int,
+    seed: int = 0,
+    eps: float = 0.1,
+    hidden: tuple[int, ...] = (64, 64),
+    holds_s: tuple[float, ...] = (),
 ) -> tuple[PolicyNetwork, Experience]:
     """A network and what it is to learn from, drawn by another not far from it: some ratios are clipped, some not."""
-    rng, spec = np.random.default_rng(seed), spec_of(servers)
+    rng, spec = np.random.default_rng(seed), spec_of(servers, holds_s)
     network = network_of(spec, hidden, seed)
     experience = act_on(network, spec, seen_by(spec, rows, rng), eps)
     drift = rng.normal(0, 0.2, rows).astype(np.float32)

@@ -9,19 +9,13 @@ import numpy as np
 from policies.chance import derived_seed
 from policies.jit import Singles
 from policies.observation import Floats
-from policies.ppo.buffer import Experience
+from policies.ppo.buffer import Experience, empty
 from policies.ppo.kernels import act
 from policies.ppo.layout import Layout
 from policies.reward import RewardTerms
 from tests.policies.ppo.bandit import BEST, SPEC
 
-NOTHING = Experience(
-    np.zeros((0, SPEC.observation.size), np.float32),
-    np.zeros((0, 3), np.bool_),
-    np.zeros((0, 4), np.bool_),
-    np.zeros((0, 3), np.int64),
-    *(np.zeros(0, np.float32) for _ in range(4)),
-)
+NOTHING = empty(SPEC, 0)
 
 
 def joined(parts: list[Experience]) -> Experience:
@@ -102,17 +96,12 @@ class BanditRollouts:
         rows = self._clusters
         seen = self._rng.random((rows, SPEC.observation.size)).astype(np.float32)
         codes = np.tile(np.array([0, 0b1111, 0b1110]), (rows, 1))
-        blank = Experience(
-            seen,
-            np.zeros((rows, 3), np.bool_),
-            np.zeros((rows, 4), np.bool_),
-            np.zeros((rows, 3), np.int64),
-            *(np.zeros(rows, np.float32) for _ in range(4)),
-        )
+        blank = replace(empty(SPEC, rows), observation=seen)
         scratch = np.zeros(self._layout.scratch, np.float32)
         act(
             weights, self._layout.sizes(), np.arange(rows), seen, codes, self._rng.random((rows, 3)), eps, scratch,
             blank.actions, blank.log_prob, blank.value, blank.server_mask, blank.width_mask,
+            np.zeros(rows, np.bool_), blank.hold_mask,
         )  # fmt: skip
         self.decisions += rows
         best = SPEC.widths.index(BEST.width), SPEC.groups.index(BEST.group)

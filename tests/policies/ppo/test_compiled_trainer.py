@@ -15,10 +15,10 @@ from policies.ppo.compiled_update import CompiledLearner
 from policies.ppo.layout import Layout
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.trainer import Trainer
-from policies.ppo.training import CHECKPOINT
+from policies.ppo.training import CHECKPOINT, scalars_of
 from policies.ppo.update import update
 from tests.policies.ppo.bandit import BEST, SPEC, Bandit
-from tests.policies.ppo.problems import GROUPS, experience_of, hidden_of, spec_of, tensors_of
+from tests.policies.ppo.problems import HOLDS_S, experience_of, hidden_of, spec_of, tensors_of
 from tests.policies.ppo.rollouts import NOTHING, BanditRollouts, best_server
 
 KNOBS = PPOKnobs(
@@ -33,20 +33,22 @@ def weights(router: PPORouter) -> dict[str, bytes]:
 # ---------------------------------------------------------------------------------------------------------- updates
 
 
-@pytest.mark.parametrize("servers", [1, 3, 10])
-def test_an_update_is_torchs(servers: int) -> None:
+@pytest.mark.parametrize(("servers", "holds_s"), [(1, ()), (3, ()), (10, ()), (3, HOLDS_S)])
+def test_an_update_is_torchs(servers: int, holds_s: tuple[float, ...]) -> None:
     """Three epochs of ten steps on the same experience, in the same order: weights to 1e-4, figures to 1e-3."""
-    network, experience = experience_of(servers, 1003)
+    network, experience = experience_of(servers, 1003, holds_s=holds_s)
     knobs = PPOKnobs(batch=1000, minibatch=101, learning_rate=1e-3)
-    layout = Layout.of(spec_of(servers), hidden_of(network))
+    spec = spec_of(servers, holds_s)
+    layout = Layout.of(spec, hidden_of(network))
     learner = CompiledLearner(layout, knobs, tensors_of(network))
     optimizer = torch.optim.Adam(network.parameters(), lr=knobs.learning_rate, eps=1e-5)
     before = learner.weights.copy()
-    wanted = update(network, optimizer, experience, (servers, 4, len(GROUPS)), knobs, np.random.default_rng(0))
+    wanted = update(network, optimizer, experience, spec.head_sizes, knobs, np.random.default_rng(0))
     found = learner.update(experience, np.random.default_rng(0))
     after = layout.pack(tensors_of(network))
     assert np.max(np.abs(learner.weights - after)) < 1e-4 < 0.1 * np.max(np.abs(before - after))
-    assert astuple(found) == pytest.approx(astuple(wanted), rel=1e-3, abs=1e-4)
+    assert scalars_of(found) == pytest.approx(scalars_of(wanted), rel=1e-3, abs=1e-4)
+    assert ("entropy/hold" in scalars_of(found)) == bool(holds_s)
     assert learner.steps == 30
     moments = learner.moments()
     for name, parameter in network.named_parameters():
@@ -72,7 +74,7 @@ def test_tiny_batches_are_learned_from() -> None:
     network, experience = experience_of(3, 2)
     learner = CompiledLearner(Layout.of(spec_of(3), hidden_of(network)), PPOKnobs(minibatch=1), tensors_of(network))
     stats = learner.update(experience, np.random.default_rng(0))
-    assert all(np.isfinite(astuple(stats)))
+    assert all(np.isfinite(list(scalars_of(stats).values())))
     assert learner.steps == 6
 
 

@@ -128,6 +128,28 @@ def test_numpy_draws_what_torch_scores(head: Head, uniforms: list[float]) -> Non
     assert acted.log_prob[0] == pytest.approx(float(head.joint_log_prob((server, width, group))), abs=1e-9)
 
 
+@given(heads, st.lists(st.floats(-50, 50), min_size=3, max_size=3), st.booleans(), st.integers(0, 2**31))
+def test_a_fourth_head_is_one_more_factor(head: Head, holds: list[float], may_hold: bool, seed: int) -> None:
+    """What `act` draws with it torch scores alike; without leave it goes on, for sure; the others are as before."""
+    uniforms, sizes = np.random.default_rng(seed).random((1, 4)), (*SIZES, 3)
+    hold_mask = np.array([[True, may_hold, may_hold]])
+    rest = np.array([head.server_mask]), np.array([head.width_mask]), head.eps
+    logits = np.array([[*head.logits, *holds]])
+    acted = act(logits, sizes, *rest, uniforms, hold_mask)
+    three = act(np.array([head.logits]), SIZES, *rest, uniforms[:, :3])
+    assert acted.actions[0, :3].tolist() == three.actions[0].tolist()
+    of_hold = torch.log_softmax(torch.tensor(holds, dtype=torch.float64), 0)[acted.actions[0, 3]] if may_hold else 0.0
+    assert may_hold or acted.actions[0, 3] == 0
+    assert acted.log_prob[0] == pytest.approx(float(three.log_prob[0] + of_hold), abs=1e-9)
+    server_mask, width_mask = torch.tensor([head.server_mask]), torch.tensor([head.width_mask[acted.actions[0, 0]]])
+    policy = product_policy(torch.tensor(logits), sizes, server_mask, width_mask, torch.from_numpy(hold_mask))
+    eps = torch.tensor([head.eps], dtype=torch.float64)
+    scored = joint_log_prob(policy, server_mask, torch.from_numpy(acted.actions), eps)
+    assert acted.log_prob[0] == pytest.approx(float(scored), abs=1e-9)
+    assert entropies(policy).shape == (1, 4)
+    assert may_hold or float(entropies(policy)[0, 3]) == 0
+
+
 @given(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=1, max_size=6).filter(any))
 def test_draw_inverts_the_distribution(weights: list[float]) -> None:
     """Uniform numbers on a grid come out in the distribution's shares; the extremes never hit a zero."""

@@ -16,9 +16,19 @@ from policies.ppo.buffer import Experience
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.layout import TILE, Layout
 from policies.ppo.network import PolicyNetwork
+from policies.ppo.spec import PolicySpec
 from policies.ppo.update import _Batch, _evaluate, advantages, clipped_surrogate
 from policies.ppo.vectors import exp, multiply, tanh
-from tests.policies.ppo.problems import act_on, experience_of, hidden_of, network_of, seen_by, spec_of, tensors_of
+from tests.policies.ppo.problems import (
+    HOLDS_S,
+    act_on,
+    experience_of,
+    hidden_of,
+    network_of,
+    seen_by,
+    spec_of,
+    tensors_of,
+)
 
 KNOBS = PPOKnobs()
 Row = npt.NDArray[np.float32]
@@ -107,25 +117,32 @@ def test_weights_survive_packing(hidden: tuple[int, ...]) -> None:
 # -------------------------------------------------------------------------------------------------------- drawing
 
 
-@pytest.mark.parametrize("servers", [1, 3, 10])
+@pytest.mark.parametrize(("servers", "holds_s"), [(1, ()), (3, ()), (10, ()), (3, HOLDS_S)])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("hidden", [(64, 64), (24,), (16, 16, 40)])
-def test_act_draws_what_numpy_draws(servers: int, eps: float, hidden: tuple[int, ...]) -> None:
+def test_act_draws_what_numpy_draws(
+    servers: int, holds_s: tuple[float, ...], eps: float, hidden: tuple[int, ...]
+) -> None:
     """5000 rows with any masks: each drawn index is the one whose interval the uniform number lies in.
 
     The interval is torch's and numpy's; it may be missed by float32's noise, 2e-6, and by no more.
     """
-    spec, rng = spec_of(servers), np.random.default_rng(servers)
+    spec, rng = spec_of(servers, holds_s), np.random.default_rng(servers)
     network, seen, rows = network_of(spec, hidden), seen_by(spec, 5000, rng), np.arange(5000)
     acted = act_on(network, spec, seen, eps)
     with torch.inference_mode():
         logits, value = (each.numpy() for each in network(torch.from_numpy(seen.observation)))
     chosen = seen.width_mask[rows, acted.actions[:, 0]]
-    shares = (
+    shares = [
         mixed(masked_softmax(logits[:, :servers], seen.server_mask), seen.server_mask, eps),
         masked_softmax(logits[:, servers : servers + 4], chosen),
-        masked_softmax(logits[:, servers + 4 :], np.ones((5000, 6), np.bool_)),
-    )
+        masked_softmax(logits[:, servers + 4 : servers + 10], np.ones((5000, 6), np.bool_)),
+    ]
+    if holds_s:
+        may = seen.may_hold[:, None] | [True, False, False]
+        assert np.array_equal(acted.hold_mask, may)
+        shares.append(masked_softmax(logits[:, servers + 10 :], may))
+        assert set(acted.actions[:, 3]) == {0, 1, 2}
     log_prob = np.zeros(5000)
     for head, share in enumerate(shares):
         drawn, uniform = acted.actions[:, head], seen.uniforms[:, head]
@@ -181,6 +198,7 @@ def test_rows_name_where_decisions_stand() -> None:
     kernels.act(
         layout.pack(tensors_of(network)), layout.sizes(), rows, seen.observation, seen.codes[rows],
         seen.uniforms[rows], 0.1, np.zeros(layout.scratch, np.float32), actions, log_prob, value, *masks,
+        seen.may_hold[rows], np.zeros((100, 0), np.bool_),
     )  # fmt: skip
     assert np.array_equal(actions[rows], whole.actions[rows])
     assert log_prob[rows].tobytes() == whole.log_prob[rows].tobytes()
@@ -193,23 +211,37 @@ def test_rows_name_where_decisions_stand() -> None:
 # -------------------------------------------------------------------------------------------------------- learning
 
 
+def _spec_of(experience: Experience) -> PolicySpec:
+    return spec_of(experience.server_mask.shape[1], HOLDS_S if experience.hold_mask.size else ())
+
+
 def gradient_arguments(
     network: PolicyNetwork, experience: Experience, knobs: PPOKnobs, order: npt.NDArray[np.int64]
 ) -> tuple[Any, ...]:
     """Those of `kernels.gradient`, what it writes in the last two."""
     e = experience
-    layout = Layout.of(spec_of(e.server_mask.shape[1]), hidden_of(network))
+    layout = Layout.of(_spec_of(e), hidden_of(network))
     weights, sizes = layout.pack(tensors_of(network)), layout.sizes()
     transposed = np.zeros_like(weights)
     kernels.transpose(weights, sizes, transposed)
     records = np.full((len(e), layout.record), np.nan, np.float32)
     advantage = advantages(e.reward, e.value)
     kernels.record(
-        e.observation, e.server_mask, e.width_mask, e.actions, e.log_prob, e.eps, e.reward, advantage, records
+        e.observation,
+        e.server_mask,
+        e.width_mask,
+        e.actions,
+        e.log_prob,
+        e.eps,
+        e.reward,
+        e.hold_mask,
+        advantage,
+        records,
     )
     return (
         weights, transposed, sizes, order, records, 1 / len(order), knobs.clip, knobs.value_weight,
-        knobs.entropy_weight, np.full(layout.scratch, np.nan, np.float32), np.zeros_like(weights), np.zeros(7),
+        knobs.entropy_weight, np.full(layout.scratch, np.nan, np.float32), np.zeros_like(weights),
+        np.zeros(4 + e.actions.shape[1]),
     )  # fmt: skip
 
 
@@ -228,7 +260,7 @@ def torch_loss(
 ) -> tuple[torch.Tensor, list[float]]:
     """The loss of `update._step`, and what `UpdateStats` says of it."""
     batch = _Batch.of(experience)
-    sizes = experience.server_mask.shape[1], 4, 6
+    sizes = _spec_of(experience).head_sizes
     log_ratio, entropy, value = _evaluate(network, batch, sizes)
     policy, by_head = clipped_surrogate(log_ratio, batch.advantage, knobs.clip), entropy.mean(dim=0)
     missed = 0.5 * (batch.reward - value).square().mean()
@@ -238,15 +270,15 @@ def torch_loss(
     return loss, [each.item() for each in (policy, missed, kl, clipped, *by_head)]
 
 
-@pytest.mark.parametrize("servers", [1, 3, 10])
+@pytest.mark.parametrize(("servers", "holds_s"), [(1, ()), (3, ()), (10, ()), (3, HOLDS_S)])
 @pytest.mark.parametrize("eps", [0.0, 0.1, 1.0])
-def test_gradient_is_autograds(servers: int, eps: float) -> None:
+def test_gradient_is_autograds(servers: int, holds_s: tuple[float, ...], eps: float) -> None:
     """Every parameter's to 2e-5 of its tensor's largest, and the statistics to 1e-5, in an incomplete last tile too."""
-    network, experience = experience_of(servers, 2000 + 7, eps=eps)
+    network, experience = experience_of(servers, 2000 + 7, eps=eps, holds_s=holds_s)
     loss, stats = torch_loss(network, experience)
     loss.backward()  # type: ignore[no-untyped-call]
     slopes, means = gradient_of(network, experience)
-    found = Layout.of(spec_of(servers), (64, 64)).unpack(slopes)
+    found = Layout.of(spec_of(servers, holds_s), (64, 64)).unpack(slopes)
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None
         wanted = parameter.grad.numpy()

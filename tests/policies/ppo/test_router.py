@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,9 +19,9 @@ from policies.ppo.compiled import CompiledRouter, code_of
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.vocabulary import ClusterView, HeadKey, ServerView
-from tests.policies.cluster_views import server, view
-from tests.policies.ppo.problems import network_of, spec_of, tensors_of
+from policies.vocabulary import ClusterView, HeadKey, Hold, ServerView
+from tests.policies.cluster_views import choice_of, server, view
+from tests.policies.ppo.problems import HOLDS_S, network_of, spec_of, tensors_of
 
 NOISE = 1e-5  # logits of size 10 in float32, through three layers
 
@@ -74,7 +75,7 @@ def test_the_most_probable_is_torchs(servers: int) -> None:
     rng, ties = np.random.default_rng(servers), 0
     for _ in range(1000):
         seen = any_view(servers, rng)
-        choice = router.choose(seen, rng)
+        choice = choice_of(router, seen, rng)
         drawn = choice.server, reference.spec.widths.index(choice.width), reference.spec.groups.index(choice.group)
         for logits, index in zip(reference.heads(seen, choice.server), drawn, strict=True):
             assert logits[index] >= logits.max() - NOISE
@@ -90,7 +91,7 @@ def test_what_is_drawn_is_torchs(servers: int) -> None:
     for _ in range(2000):
         seen = any_view(servers, rng)
         again.bit_generator.state = rng.bit_generator.state
-        choice = router.choose(seen, rng)
+        choice = choice_of(router, seen, rng)
         drawn = choice.server, reference.spec.widths.index(choice.width), reference.spec.groups.index(choice.group)
         heads = reference.heads(seen, choice.server)
         for logits, index, uniform in zip(heads, drawn, again.random(3), strict=True):
@@ -110,6 +111,49 @@ def test_numpy_decides_alike(deterministic: bool) -> None:
     assert [router.choose(each, compiled) for each in views] == [router.choose_in_numpy(each, numpy) for each in views]
 
 
+def holding_views(count: int) -> list[ClusterView]:
+    """Some candidates may be held, for this long or that."""
+    rng = np.random.default_rng(count)
+    views = []
+    for _ in range(count):
+        left_ns, candidates = int(rng.integers(0, 3)) * 4_000_000, int(rng.integers(1, 32))
+        seen = any_view(3, rng)
+        views.append(msgspec.structs.replace(seen, hold_left_ns=left_ns, candidates=candidates))
+    return views
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
+    """In compiled code as in numpy, each with four numbers from the stream; going on is what the other heads say."""
+    spec = spec_of(3, HOLDS_S)
+    tensors = tensors_of(network_of(spec, seed=3))
+    router = PPORouter(spec, tensors, deterministic=deterministic)
+    compiled, numpy = np.random.default_rng(0), np.random.default_rng(0)
+    views = holding_views(2000)
+    found = [router.choose(each, compiled) for each in views]
+    assert found == [router.choose_in_numpy(each, numpy) for each in views]
+    assert compiled.bit_generator.state == numpy.bit_generator.state
+    held = [(each, hold) for each, hold in zip(views, found, strict=True) if isinstance(hold, Hold)]
+    assert 100 < len(held) < 1900
+    for seen, hold in held:
+        larger = [group for group in spec.groups if group > seen.candidates]
+        assert hold.requests == larger[0]
+        assert 0 < hold.wait_ns <= seen.hold_left_ns
+    waits_ns = {hold.wait_ns for _, hold in held}
+    assert len(waits_ns) >= 2
+    assert waits_ns <= {2_000_000, 4_000_000, 8_000_000}
+
+
+def test_a_router_of_three_heads_never_holds() -> None:
+    """Whatever is left: the same choices as where nobody may be held, of the same numbers."""
+    _, router = router_of(3, deterministic=False)
+    views = holding_views(500)
+    never = [msgspec.structs.replace(each, hold_left_ns=0) for each in views]
+    first, second = np.random.default_rng(0), np.random.default_rng(0)
+    found = [choice_of(router, each, first) for each in views]
+    assert found == [choice_of(router, each, second) for each in never]
+
+
 def test_with_one_choice_left_it_is_taken() -> None:
     """One valid server that holds one width: whatever the logits, whatever the number of servers."""
     for servers in (1, 3, 64):
@@ -117,7 +161,7 @@ def test_with_one_choice_left_it_is_taken() -> None:
         for only in {0, servers // 2, servers - 1}:
             others = [server(valid=False)] * servers
             others[only] = server(widths=(False, False, True, False))
-            choice = router.choose(view(*others), np.random.default_rng(0))
+            choice = choice_of(router, view(*others), np.random.default_rng(0))
             assert (choice.server, choice.width) == (only, 0.75)
 
 
@@ -146,11 +190,11 @@ def test_what_was_read_before_is_not_mixed_up() -> None:
 @entry
 def decide_here(
     weights: Singles, sizes: Ints, observation: Singles, codes: Ints, uniforms: Reals, greedy: bool, scratch: Singles
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """As an engine in compiled code decides."""
     memory = singles(scratch)
     kernels.observe(singles(observation), 0, sizes, memory, 0)
-    return kernels.decide(singles(weights), sizes, ints(codes), 0, 1, reals(uniforms), 0, greedy, memory)
+    return kernels.decide(singles(weights), sizes, ints(codes), 0, 1, reals(uniforms), 0, False, greedy, memory)
 
 
 @pytest.mark.parametrize("servers", [1, 3, 64])
@@ -170,7 +214,7 @@ def test_compiled_code_decides_as_the_router_does(servers: int, deterministic: b
             compiled.weights, compiled.sizes, eyes.observe(seen), codes, uniforms, deterministic, compiled.scratch
         )
         inputs = compiled.scratch[: eyes.size].tobytes()
-        choice = router.choose(seen, np.random.default_rng(seed))
+        choice = choice_of(router, seen, np.random.default_rng(seed))
         assert inputs == compiled.scratch[: eyes.size].tobytes()
         spec = reference.spec
         assert (found[0], spec.widths[found[1]], spec.groups[found[2]]) == (choice.server, choice.width, choice.group)
@@ -191,6 +235,7 @@ def test_looking_at_a_router_needs_neither_numba_nor_torch() -> None:
     """The command line starts often; deciding needs numba, and never torch."""
     code = """
 import sys
+import msgspec
 import numpy as np
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
@@ -210,9 +255,10 @@ def test_without_compiled_code_numpy_decides(tmp_path: Path) -> None:
     router.save(tmp_path / "router.safetensors")
     code = """
 import sys
+import msgspec
 import numpy as np
 from policies.ppo.router import PPORouter
-from tests.policies.cluster_views import server, view
+from tests.policies.cluster_views import choice_of, server, view
 router = PPORouter.load(sys.argv[1])
 seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))
 choice = router.choose(seen, np.random.default_rng(0))
@@ -223,5 +269,5 @@ assert router.compiled() is None
     environment = os.environ | {"SLIMSCHED_JIT": "0"}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))
-    choice = router.choose(seen, np.random.default_rng(0))
+    choice = choice_of(router, seen, np.random.default_rng(0))
     assert done.stdout.split() == [str(choice.server), str(choice.width), str(choice.group)]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,8 @@ from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import PolicySpec, PPOKnobs, PPORouter, checkpoint
 from policies.ppo.trainer import CHECKPOINT, TensorBoardLog, Trainer, train
-from tests.policies.cluster_views import WIDTHS, server, view
+from policies.vocabulary import Choice, ClusterView, Hold
+from tests.policies.cluster_views import WIDTHS, choice_of, server, view
 from tests.policies.ppo.bandit import BEST, SPEC, Bandit
 
 KNOBS = PPOKnobs(
@@ -43,6 +45,38 @@ def test_ppo_finds_the_best_arm_of_three_heads() -> None:
     assert sum(choice == BEST for choice in drawn) > 150
     router.deterministic = True
     assert router.choose(environments[0].view(), rng) == BEST
+
+
+class Patient(Bandit):
+    """Pays 1 for the longer wait, every other time that the candidates may be held at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Choice | Hold] = []
+
+    def view(self) -> ClusterView:
+        left_ns = 15_000_000 * (self._decision % 2)
+        return msgspec.structs.replace(super().view(), candidates=2, hold_left_ns=left_ns)
+
+    def decide(self, choice: Choice | Hold) -> None:
+        assert isinstance(choice, Choice) or self.view().hold_left_ns > 0
+        self.answers.append(choice)
+        self._credits.append((self._decision, float(choice == Hold(4, 15_000_000))))
+
+
+def test_it_learns_to_wait_where_that_pays() -> None:
+    """At the start a third of those that may be held are held so long, at the end most; never those that may not."""
+    environment = Patient()
+    router = train([environment], replace(KNOBS, decisions=6000), 0, replace(SPEC, holds_s=(0.005, 0.02)))
+    early, late = (
+        2 * float(np.mean([answer == Hold(4, 15_000_000) for answer in part]))
+        for part in (environment.answers[:256], environment.answers[-256:])  # the first update comes after so many
+    )
+    assert 0.2 < early < 0.45
+    assert late > 0.8
+    router.deterministic = True
+    environment._decision = 1
+    assert router.choose(environment.view(), np.random.default_rng(0)) == Hold(4, 15_000_000)
 
 
 def test_same_seed_twice_gives_equal_weights() -> None:
@@ -217,7 +251,7 @@ def test_deterministic_takes_the_most_probable_legal_choice() -> None:
     for seed in range(20):
         _, router = spread_router(seed)
         seen = view(server(valid=False), server(3, widths=(True, True, False, False)), server(1))
-        choice = router.choose(seen, np.random.default_rng(0))
+        choice = choice_of(router, seen, np.random.default_rng(0))
         assert choice == router.choose(seen, np.random.default_rng(1))
         logits = router.logits(ObservationSpec(SPEC.power_limits_w).observe(seen))
         assert choice.server == (1 if logits[1] >= logits[2] else 2)
@@ -232,7 +266,7 @@ def test_sampling_follows_the_policy_without_exploration() -> None:
     trainer.network.heads.weight.data.zero_()
     trainer.network.heads.bias.data = torch.tensor([0.0, -60.0, 0.0, *np.log([0.1, 0.2, 0.3, 0.4]), 0.0, 0.0, 0.0])
     router, rng = trainer.router(), np.random.default_rng(3)
-    drawn = [router.choose(view(server(), server(), server()), rng) for _ in range(4000)]
+    drawn = [choice_of(router, view(server(), server(), server()), rng) for _ in range(4000)]
     shares = [sum(choice.server == i for choice in drawn) / 4000 for i in range(3)]
     assert shares == pytest.approx([0.5, 0.0, 0.5], abs=0.03)
     assert shares[1] == 0

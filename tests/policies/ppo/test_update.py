@@ -120,7 +120,8 @@ def add(buffer: TransitionBuffer, decisions: list[int], mark: float) -> None:
     seen = np.full((count, SPEC.observation.size), mark, np.float32)
     widths = np.zeros((count, 3, 4), np.bool_)
     widths[:, 1, :2] = True  # those of the chosen server
-    buffer.add(decisions, seen, np.ones((count, 3), np.bool_), widths, acted, mark, np.full(count, mark, np.float32))
+    values, holds = np.full(count, mark, np.float32), np.zeros((count, 0), np.bool_)
+    buffer.add(decisions, seen, np.ones((count, 3), np.bool_), widths, acted, mark, values, holds)
 
 
 def test_reward_finds_its_own_decision() -> None:

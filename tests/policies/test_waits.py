@@ -1,0 +1,48 @@
+"""Waits by index: when they may be chosen, what they mean, and which are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from policies.errors import InputError
+from policies.vocabulary import Hold
+from policies.waits import Waits, problem_with
+from tests.policies.cluster_views import context, server, view
+
+WAITS = Waits.of((0.001, 0.02), (1, 4, 16))
+SEEN = view(server(), candidates=3)
+
+
+def test_an_index_is_a_wait_for_the_next_larger_group() -> None:
+    """Cut to how long the candidates may still be held."""
+    seen = msgspec.structs.replace(SEEN, hold_left_ns=5_000_000)
+    assert WAITS.mask(seen).tolist() == [True, True, True]
+    assert [WAITS.hold(index, seen) for index in (1, 2)] == [Hold(4, 1_000_000), Hold(4, 5_000_000)]
+    assert WAITS.hold(1, msgspec.structs.replace(seen, candidates=4)) == Hold(16, 1_000_000)
+
+
+def test_where_nobody_may_be_held_only_going_on_is_left() -> None:
+    """No time is left, or no group is larger; without waits there is no choice at all."""
+    assert WAITS.mask(SEEN).tolist() == [True, False, False]
+    assert WAITS.mask(msgspec.structs.replace(SEEN, hold_left_ns=9, candidates=16)).tolist() == [True, False, False]
+    assert Waits.of((), (1, 4)).mask(msgspec.structs.replace(SEEN, hold_left_ns=9)).tolist() == []
+
+
+@pytest.mark.parametrize("wrong", [(0.0,), (-1.0,), (0.02, 0.01), (0.01, 0.01), (float("nan"),), (1e-12,), (1e300,)])
+def test_waits_ascend_and_are_above_0(wrong: tuple[float, ...]) -> None:
+    """The same wait twice, none, and what is no number."""
+    assert "must ascend" in str(problem_with(wrong, 1.0))
+
+
+def test_waits_are_within_the_limit() -> None:
+    """What is wrong is told with what to do."""
+    config = context().config
+    with pytest.raises(InputError, match=r"holds_s: .*nobody may be held; set router.hold_limit_s above 0"):
+        Waits.within((0.01,), config)
+    limited = replace(config, hold_limit_ns=10_000_000)
+    assert Waits.within((0.01,), limited).waits_ns == (10_000_000,)
+    with pytest.raises(InputError, match=r"0.02 is longer .* at most router.hold_limit_s \(0.01\); raise"):
+        Waits.within((0.01, 0.02), limited)
