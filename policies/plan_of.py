@@ -36,6 +36,7 @@ from policies.compiled.rules import (
     SHORTEST_QUEUE_BY_SPEED,
     SLACKFIT,
     WEIGHTED_RANDOM,
+    Rung,
     ToCome,
     Variant,
     VariantSteps,
@@ -261,11 +262,24 @@ class _Writer:
                 record.rule, record.rung_count = LADDER, len(rule.thresholds) + 1
                 record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
+                record.rung_at = self._rung(rule)
             case infaas.Variants() if type(rule) is infaas.Variants:
                 record.rule, record.variants_at = INFAAS, self._variants(rule)
             case _:
                 raise _NotCompiled
         return record.numbers
+
+    def _rung(self, rule: widths.Ladder) -> int:
+        self._require(0 <= rule.rung < len(rule.rungs))
+        now = Rung.blank()
+        now.rung, now.share = self._whole(rule.rung), 1 - rule.hysteresis
+        at = self._plan.add(now.numbers)
+
+        def keep(row: Ints) -> None:
+            rule.rung = Rung(row, at).rung
+
+        self._keep.append(keep)
+        return at
 
     def _variants(self, rule: infaas.Variants) -> int:
         self._ask_for(rule.costs, "image")

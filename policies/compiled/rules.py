@@ -36,6 +36,13 @@ RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE = range(OUTSIDE +
 LARGEST, RANDOM_GROUP = range(2)
 
 
+class Rung(Record):
+    """Ladder: where it is, and at what share of a threshold it goes up again."""
+
+    rung = INT
+    share = REAL
+
+
 class VariantSteps(Record):
     """INFaaS: when a server steps from one variant to another; its `Variant` for each server follows."""
 
@@ -140,15 +147,18 @@ def random_width(plan: Plan, holds: int) -> int:
 
 @kernel
 def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
-    """`widths.Ladder`: how many thresholds the load per server exceeds."""
+    """`widths.Ladder`: how many thresholds the load per server exceeds, or, of those it is below, still exceeds."""
     waiting, up = sheet.fifo_length, 0
     for index in range(plan.servers):
         waiting += seen_at(sheet, index).requests
         up += is_up(sheet, index)
-    load, rung = waiting / max(1, up), 0
+    load, down, stay, now = waiting / max(1, up), 0, 0, Rung(plan, rule.rung_at)
     for n in range(rule.rung_count - 1):
-        rung += load > reals(plan)[rule.thresholds_at + n]
-    return rung
+        threshold = reals(plan)[rule.thresholds_at + n]
+        down += load > threshold
+        stay += load > threshold * now.share
+    now.rung = max(down, min(now.rung, stay))
+    return now.rung
 
 
 @kernel

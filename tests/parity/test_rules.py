@@ -86,6 +86,20 @@ def ladder(placement: str) -> MakeRouter:
     return lambda scenario, context: rule.make(context)
 
 
+def slow_ladder(placement: str) -> MakeRouter:
+    """It comes back late."""
+    rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), hysteresis=0.7)
+    return lambda scenario, context: rule.make(context)
+
+
+def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A placement that reckons with a ladder that comes back later than the router's."""
+    widths = context.config.widths
+    rungs = tuple((width,) * context.config.segments for width in widths[::-1])
+    one, other = (Ladder(widths, rungs, tuple(map(float, range(1, len(rungs)))), share) for share in (0.8, 0.3))
+    return ComposedRouter(ShortestDelay(context.costs, one), other, LargestGroup(context.config.groups))
+
+
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return SlackFitRule(placement="jsq", group=context.config.groups[0]).make(context)
 
@@ -159,6 +173,8 @@ ROUTERS: dict[str, MakeRouter] = {
     **{name: named(name) for name in PLACEMENT_NAMES},
     **{f"fixed@{name}": fixed(name) for name in PLACEMENT_NAMES},
     **{f"ladder@{name}": ladder(name) for name in PLACEMENT_NAMES},
+    **{f"slow ladder@{name}": slow_ladder(name) for name in ("sticky", "shortest-delay")},
+    "two ladders": two_ladders,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp")},
@@ -244,7 +260,9 @@ def simulation(number: int = 0) -> CompiledSimulation:
     return CompiledSimulation(scenario.cluster, scenario.run)
 
 
-@pytest.mark.parametrize("name", ["round-robin", "infaas@shortest-delay", "milp", "all drawn"])
+@pytest.mark.parametrize(
+    "name", ["round-robin", "slow ladder@shortest-delay", "infaas@shortest-delay", "milp", "all drawn"]
+)
 def test_a_router_goes_on_from_what_it_remembers(name: str) -> None:
     """One router for two runs is no good idea, but it is the same bad idea with a plan."""
     ends = []

@@ -22,7 +22,7 @@ SOME: tuple[RuleSpec, ...] = (
     FixedRule(),
     FixedRule(tuple=(0.25, 0.5, 0.75, 1.0), placement="jiq", group=8, made_by={"seed": 7, "figures": [1, 2.5]}),
     LadderRule(),
-    LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), placement="shortest-delay"),
+    LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), hysteresis=0.4, placement="shortest-delay"),
     SlackFitRule(),
     SlackFitRule(target_s=0.05, group=4),
     InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9),
@@ -66,7 +66,7 @@ def test_parameters_reach_the_router() -> None:
     assert fixed.group == LargestGroup((1, 2, 4, 8))
     ladder = SOME[3].make(context())
     assert isinstance(ladder, ComposedRouter)
-    assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), (HIGH, LOW), (12.5,))
+    assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), (HIGH, LOW), (12.5,), 0.4)
     assert isinstance(ladder.placement, ShortestDelay)
     assert ladder.placement.width == ladder.width
     slackfit = SOME[5].make(context())
@@ -99,7 +99,7 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
         ({"kind": ["ladder"]}, "kind", ["known: fixed"]),
         ({"treshholds": [4]}, "treshholds", ["unknown key; did you mean 'thresholds'"]),
-        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, made_by, placement, rungs"]),
+        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, hold, hysteresis, made_by, placement, rungs"]),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
         ({"group": 0}, "group", ["found 0", "greater than or equal to 1"]),
@@ -119,6 +119,8 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"thresholds": [float("inf")]}, "thresholds.0", ["finite number"]),
         ({"thresholds": [True]}, "thresholds.0", ["found True", "valid number"]),
         ({"thresholds": [8, 24]}, "", ["2 rungs and 2 thresholds", "one more"]),
+        ({"hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
+        ({"hysteresis": -0.1}, "hysteresis", ["found -0.1", "greater than or equal to 0"]),
         ({"made_by": "me"}, "made_by", ["found 'me'", "an object"]),
         ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key; known: group, headroom"]),
     ],
