@@ -284,7 +284,7 @@ class _Writer:
     def _variants(self, rule: infaas.Variants) -> int:
         self._ask_for(rule.costs, "image")
         self._require(len(rule.variants) == len(rule.levels) == len(rule.since_ns) == self._config.servers)
-        numbers = [rule.waiting_ns, rule.up_ns, rule.down_ns, rule.hold_ns]
+        numbers = [rule.waiting_ns, rule.up_ns, rule.down_ns, rule.hold_ns, rule.leap]
         for variants, level, since_ns in zip(rule.variants, rule.levels, rule.since_ns, strict=True):
             self._require(0 <= level < len(variants))
             tuples_at = self._plan.add([self._codes(variant) for variant in variants])

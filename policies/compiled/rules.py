@@ -46,7 +46,7 @@ class Rung(Record):
 class VariantSteps(Record):
     """INFaaS: when a server steps from one variant to another; its `Variant` for each server follows."""
 
-    waiting_ns = up_ns = down_ns = hold_ns = INT
+    waiting_ns = up_ns = down_ns = hold_ns = leap = INT
 
 
 class Variant(Record):
@@ -168,8 +168,9 @@ def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
     its = Variant(steps, _STEPS, server)
     if now - its.since_ns >= steps.hold_ns:
         wait_ns, step = seen_at(sheet, server).work_ns + sheet.fifo_length * steps.waiting_ns, 0
-        if wait_ns > steps.down_ns and its.level < its.count - 1:
-            step = 1
+        cheaper = its.count - 1 - its.level
+        if wait_ns > steps.down_ns and cheaper > 0:
+            step = min(steps.leap, cheaper, wait_ns // max(steps.down_ns, 1))
         elif wait_ns < steps.up_ns and its.level > 0:
             step = -1
         if step != 0:

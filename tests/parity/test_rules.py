@@ -111,6 +111,12 @@ def infaas(placement: str) -> MakeRouter:
     ).make(context)
 
 
+def leaping(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """It steps often, and down by several variants: on the busy cluster."""
+    target_s = max(length_s(scenario) / 12, 1e-8)
+    return InfaasRule(target_s=target_s, up=0.1, down=0.15, hold_s=target_s / 10, leap=3).make(context)
+
+
 def slackfit(placement: str, share: float) -> MakeRouter:
     return lambda scenario, context: SlackFitRule(
         placement=placement, target_s=max(length_s(scenario) * share, 1e-8)
@@ -119,6 +125,12 @@ def slackfit(placement: str, share: float) -> MakeRouter:
 
 def milp(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return make_milp(context, context.config.groups, max(length_s(scenario) / 4, 1e-8), 1.2, 0.5)
+
+
+def clearing(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """It plans for what is inside, too."""
+    period_s = max(length_s(scenario) / 12, 1e-8)
+    return make_milp(context, context.config.groups, period_s, 0.5, 0.5, period_s)
 
 
 def spare(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -181,7 +193,9 @@ ROUTERS: dict[str, MakeRouter] = {
     "slackfit in a hurry": slackfit("sticky", 0.05),
     "slackfit at leisure": slackfit("jsq", 4.0),
     "small groups": small_groups,
+    "infaas that leaps": leaping,
     "milp": milp,
+    "milp that clears": clearing,
     "milp with a server to spare": spare,
     "rule file": of_file,
     "all drawn": all_drawn,

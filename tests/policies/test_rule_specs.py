@@ -25,8 +25,9 @@ SOME: tuple[RuleSpec, ...] = (
     LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), hysteresis=0.4, placement="shortest-delay"),
     SlackFitRule(),
     SlackFitRule(target_s=0.05, group=4),
-    InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9),
-    MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, made_by={"command": "slimsched tune"}),
+    InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9, hold_s=0.01, leap=3),
+    InfaasRule(target_s=0.1),
+    MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
 )
 
 
@@ -75,10 +76,15 @@ def test_parameters_reach_the_router() -> None:
     infaas = SOME[6].make(context())
     assert isinstance(infaas, ComposedRouter)
     assert isinstance(infaas.width, Variants)
-    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.hold_ns) == (20_000_000, 90_000_000, 100_000_000)
-    milp = SOME[7].make(context())
+    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.hold_ns) == (20_000_000, 90_000_000, 10_000_000)
+    assert infaas.width.leap == 3
+    plain = SOME[7].make(context())
+    assert isinstance(plain, ComposedRouter)
+    assert isinstance(plain.width, Variants)
+    assert (plain.width.hold_ns, plain.width.leap) == (100_000_000, 1)
+    milp = SOME[8].make(context())
     assert isinstance(milp, Milp)
-    assert (milp.period_ns, milp.headroom) == (500_000_000, 1.3)
+    assert (milp.period_ns, milp.headroom, milp.clear_s) == (500_000_000, 1.3, 0.2)
     assert isinstance(FixedRule(placement="power-of-two").chooser(context()).placement, PowerOfTwo)
 
 
@@ -122,7 +128,7 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
         ({"hysteresis": -0.1}, "hysteresis", ["found -0.1", "greater than or equal to 0"]),
         ({"made_by": "me"}, "made_by", ["found 'me'", "an object"]),
-        ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key; known: group, headroom"]),
+        ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key; known: clear_s, group, headroom"]),
     ],
 )
 def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, Any], key: str, words: list[str]) -> None:
@@ -141,6 +147,9 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
         ({"kind": "slackfit", "target_s": -1}, "target_s", ["found -1"]),
         ({"kind": "infaas", "floor": 1.5}, "floor", ["found 1.5", "less than or equal to 1"]),
         ({"kind": "infaas", "up": 0.9, "down": 0.4}, "", ["up (0.9)", "down (0.4)"]),
+        ({"kind": "infaas", "leap": 0}, "leap", ["found 0", "greater than or equal to 1"]),
+        ({"kind": "infaas", "hold_s": -1}, "hold_s", ["found -1", "greater than or equal to 0"]),
+        ({"kind": "milp", "clear_s": 0}, "clear_s", ["found 0", "greater than 0"]),
         ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
         ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
         ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "valid array"]),
