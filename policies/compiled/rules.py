@@ -7,6 +7,7 @@ do, and draw the same numbers in the same order.
 from __future__ import annotations
 
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
+from policies.compiled.lookahead import look_ahead
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
 from policies.compiled.tide import choose_by_tide
@@ -30,7 +31,7 @@ from policies.rules.slackfit import SLACK_BUCKETS
 ) = range(12)
 
 # Rules of widths.
-RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE = range(OUTSIDE + 1, OUTSIDE + 8)
+RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE, LOOKAHEAD = range(OUTSIDE + 1, OUTSIDE + 9)
 
 # Rules of groups.
 LARGEST, RANDOM_GROUP = range(2)
@@ -401,6 +402,9 @@ def choose(plan: Plan, sheet: Sheet) -> None:
     rule = plan.width_rule.rule
     if rule == TIDE:
         choose_by_tide(plan, sheet)
+        return
+    if rule == LOOKAHEAD:
+        look_ahead(plan, sheet)
         return
     plan.server = place(plan, sheet)
     if rule == SLACKFIT:

@@ -25,6 +25,7 @@ from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.infaas import InfaasRule, make_variants
+from policies.rules.lookahead import LookaheadRule
 from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
@@ -133,6 +134,12 @@ def clearing(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return make_milp(context, context.config.groups, period_s, 0.5, 0.5, period_s)
 
 
+def lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A latency's worth at which widths differ, and a horizon in which some arrive."""
+    target_s = length_s(scenario) / 10
+    return LookaheadRule(worth_s=target_s / 200, horizon_s=max(target_s, 1e-8), blocks=2, weight=0.7).make(context)
+
+
 def spare(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A plan without a share for the first server: it gets a block only where no other can take one."""
     router = make_milp(context, context.config.groups, 1e6, 1.2, 0.5)
@@ -189,13 +196,14 @@ ROUTERS: dict[str, MakeRouter] = {
     "two ladders": two_ladders,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
-    **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp")},
+    **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},
     "slackfit in a hurry": slackfit("sticky", 0.05),
     "slackfit at leisure": slackfit("jsq", 4.0),
     "small groups": small_groups,
     "infaas that leaps": leaping,
     "milp": milp,
     "milp that clears": clearing,
+    "lookahead": lookahead,
     "milp with a server to spare": spare,
     "rule file": of_file,
     "all drawn": all_drawn,

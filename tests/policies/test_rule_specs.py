@@ -9,7 +9,9 @@ from policies.names import rule_from_dict
 from policies.registry import RULES
 from policies.rules.context import ComposedRouter
 from policies.rules.groups import LargestGroup
+from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.infaas import InfaasRule, Variants
+from policies.rules.lookahead import Lookahead, LookaheadRule
 from policies.rules.milp import Milp, MilpRule
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
@@ -18,6 +20,7 @@ from policies.rules.widths import FixedWidths, Ladder
 from tests.policies.cluster_views import context
 
 LOW, HIGH = (0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 1.0, 1.0)
+HOLD = HoldSpec(requests=(8, 8, 8, 8), wait_s=(2e-4, 2e-4, 2e-4, 2e-4))
 SOME: tuple[RuleSpec, ...] = (
     FixedRule(),
     FixedRule(tuple=(0.25, 0.5, 0.75, 1.0), placement="jiq", group=8, made_by={"seed": 7, "figures": [1, 2.5]}),
@@ -28,6 +31,8 @@ SOME: tuple[RuleSpec, ...] = (
     InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9, hold_s=0.01, leap=3),
     InfaasRule(target_s=0.1),
     MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
+    LookaheadRule(),
+    LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
 )
 
 
@@ -85,6 +90,13 @@ def test_parameters_reach_the_router() -> None:
     milp = SOME[8].make(context())
     assert isinstance(milp, Milp)
     assert (milp.period_ns, milp.headroom, milp.clear_s) == (500_000_000, 1.3, 0.2)
+    held = SOME[10].make(context())
+    assert isinstance(held, HoldingRouter)
+    assert held.hold == HOLD.rule()
+    ahead = held.router
+    assert isinstance(ahead, Lookahead)
+    assert (ahead.horizon_s, ahead.weight, ahead.blocks, ahead.groups) == (0.05, 0.5, 2, (1, 2, 4, 8))
+    assert ahead.worth_ns[0][0] == 0
     assert isinstance(FixedRule(placement="power-of-two").chooser(context()).placement, PowerOfTwo)
 
 
@@ -128,7 +140,11 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
         ({"hysteresis": -0.1}, "hysteresis", ["found -0.1", "greater than or equal to 0"]),
         ({"made_by": "me"}, "made_by", ["found 'me'", "an object"]),
-        ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key; known: clear_s, group, headroom"]),
+        (
+            {"kind": "milp", "rungs": None, "thresholds": None},
+            "placement",
+            ["unknown key; known: clear_s, group"],
+        ),
     ],
 )
 def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, Any], key: str, words: list[str]) -> None:
@@ -150,6 +166,9 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
         ({"kind": "infaas", "leap": 0}, "leap", ["found 0", "greater than or equal to 1"]),
         ({"kind": "infaas", "hold_s": -1}, "hold_s", ["found -1", "greater than or equal to 0"]),
         ({"kind": "milp", "clear_s": 0}, "clear_s", ["found 0", "greater than 0"]),
+        ({"kind": "lookahead", "blocks": 0}, "blocks", ["found 0", "greater than or equal to 1"]),
+        ({"kind": "lookahead", "horizon_s": 0}, "horizon_s", ["found 0", "greater than 0"]),
+        ({"kind": "lookahead", "worth_s": -1}, "worth_s", ["found -1", "greater than 0"]),
         ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
         ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
         ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "valid array"]),
