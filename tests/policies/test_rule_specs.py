@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -203,3 +204,11 @@ def test_a_group_that_no_cluster_has_is_refused() -> None:
     assert FixedRule(group=7).chooser(few).group == LargestGroup((4,))
     with pytest.raises(InputError, match="group 3 is below the smallest that there is, 4"):
         MilpRule(group=3).make(few)
+
+
+def test_a_search_over_ladders_begins_without_hysteresis() -> None:
+    """All numbers below 0 are none, so that half of what is tried has none; and no ladder stays down for good."""
+    space = LadderRule.space(context(), 0.75)
+    tried = [space.spec(np.append(space.start[:-1], value)) for value in (space.start[-1], -0.2, 0.25, 7.0)]
+    assert [rule.hysteresis for rule in tried if isinstance(rule, LadderRule)] == [0.0, 0.0, 0.25, 0.9]
+    assert space.accurate[-1] == 0
