@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 import numpy as np
 
 from policies.compiled.layout import NONE, Plan, WidthRule
+from policies.compiled.lookahead import Ahead
 from policies.compiled.milp import MilpMemory, Replan
 from policies.compiled.plan import PlanRow, Table, cost_table
 from policies.compiled.rules import (
@@ -26,6 +27,7 @@ from policies.compiled.rules import (
     LADDER,
     LEAST_WORK,
     LEAST_WORK_COMING,
+    LOOKAHEAD,
     POWER_OF_TWO,
     POWER_OF_TWO_BY_SPEED,
     RANDOM_GROUP,
@@ -36,6 +38,7 @@ from policies.compiled.rules import (
     SHORTEST_QUEUE_BY_SPEED,
     SLACKFIT,
     WEIGHTED_RANDOM,
+    Rung,
     ToCome,
     Variant,
     VariantSteps,
@@ -43,7 +46,7 @@ from policies.compiled.rules import (
 )
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
-from policies.rules import groups, infaas, milp, placements, slackfit, widths
+from policies.rules import groups, infaas, lookahead, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
@@ -101,6 +104,8 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> Planned | None:
             return writer.slackfit(cast(slackfit.SlackFit, policy))
         if kind is milp.Milp:
             return writer.milp(cast(milp.Milp, policy))
+        if kind is lookahead.Lookahead:
+            return writer.lookahead(cast(lookahead.Lookahead, policy))
     except _NotCompiled:
         pass
     return None
@@ -178,6 +183,33 @@ class _Writer:
         planned = self._finished(memory.replan)
         memory.write(planned.row)
         return planned
+
+    def lookahead(self, router: lookahead.Lookahead) -> Planned:
+        """The next few blocks."""
+        self._require(router.widths == self._config.widths and len(router.worth_ns) == self._config.segments)
+        self._require(len(router.image_ns) == self._config.servers)
+        self._choose_from(router.groups)
+        self._ask_for(router.costs, "image", "batch", "transfer")
+        ahead = Ahead.blank()
+        ahead.horizon_s, ahead.weight, ahead.blocks = router.horizon_s, router.weight, self._whole(router.blocks)
+        ahead.rate_img_s, ahead.arrived = router.rate_img_s, self._whole(router.arrived)
+        ahead.seen_ns = self._whole(router.seen_ns)
+        ahead.image_ns_at, ahead.worth_ns_at = self._table(router.image_ns), self._table(router.worth_ns)
+        ahead.busy_ns_at = self._plan.add([0] * self._config.servers)
+        self._head.width_rule.rule, self._head.memory_at = LOOKAHEAD, self._plan.add(ahead.numbers)
+        at = self._head.memory_at
+
+        def keep(row: Ints) -> None:
+            now = Ahead(row, at)
+            router.rate_img_s, router.arrived, router.seen_ns = now.rate_img_s, now.arrived, now.seen_ns
+
+        self._keep.append(keep)
+        return self._finished()
+
+    def _table(self, rows: Sequence[Sequence[int]]) -> int:
+        """Numbers for each width."""
+        self._require(all(len(row) == len(self._config.widths) for row in rows))
+        return self._plan.add([[self._whole(number) for number in row] for row in rows])
 
     def _finished(self, replan: Replan | None = None) -> Planned:
         self._add_tables()
@@ -261,16 +293,29 @@ class _Writer:
                 record.rule, record.rung_count = LADDER, len(rule.thresholds) + 1
                 record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
+                record.rung_at = self._rung(rule)
             case infaas.Variants() if type(rule) is infaas.Variants:
                 record.rule, record.variants_at = INFAAS, self._variants(rule)
             case _:
                 raise _NotCompiled
         return record.numbers
 
+    def _rung(self, rule: widths.Ladder) -> int:
+        self._require(0 <= rule.rung < len(rule.rungs))
+        now = Rung.blank()
+        now.rung, now.share = self._whole(rule.rung), 1 - rule.hysteresis
+        at = self._plan.add(now.numbers)
+
+        def keep(row: Ints) -> None:
+            rule.rung = Rung(row, at).rung
+
+        self._keep.append(keep)
+        return at
+
     def _variants(self, rule: infaas.Variants) -> int:
         self._ask_for(rule.costs, "image")
         self._require(len(rule.variants) == len(rule.levels) == len(rule.since_ns) == self._config.servers)
-        numbers = [rule.waiting_ns, rule.up_ns, rule.down_ns, rule.hold_ns]
+        numbers = [rule.waiting_ns, rule.up_ns, rule.down_ns, rule.hold_ns, rule.leap]
         for variants, level, since_ns in zip(rule.variants, rule.levels, rule.since_ns, strict=True):
             self._require(0 <= level < len(variants))
             tuples_at = self._plan.add([self._codes(variant) for variant in variants])

@@ -79,6 +79,11 @@ KINDS: Final[Mapping[str, RouterKind]] = {
             spec="policies.rules.milp:MilpRule",
         ),
         RouterKind(
+            name="lookahead",
+            help="what ends best over the next few blocks, for an accuracy's worth",
+            spec="policies.rules.lookahead:LookaheadRule",
+        ),
+        RouterKind(
             name="fixed",
             help="one width tuple for every request",
             spec=f"{_SPECS}:FixedRule",

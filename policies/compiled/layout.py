@@ -33,7 +33,7 @@ class SeenServer(Record):
 class WidthRule(Record):
     """Which width to choose: one of the rules below, and what it needs."""
 
-    rule = tuple_at = rungs_at = rung_count = thresholds_at = variants_at = INT
+    rule = tuple_at = rungs_at = rung_count = thresholds_at = rung_at = variants_at = INT
 
 
 class Plan(Record):

@@ -7,6 +7,7 @@ do, and draw the same numbers in the same order.
 from __future__ import annotations
 
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
+from policies.compiled.lookahead import look_ahead
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
 from policies.compiled.tide import choose_by_tide
@@ -30,16 +31,23 @@ from policies.rules.slackfit import SLACK_BUCKETS
 ) = range(12)
 
 # Rules of widths.
-RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE = range(OUTSIDE + 1, OUTSIDE + 8)
+RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE, LOOKAHEAD = range(OUTSIDE + 1, OUTSIDE + 9)
 
 # Rules of groups.
 LARGEST, RANDOM_GROUP = range(2)
 
 
+class Rung(Record):
+    """Ladder: where it is, and at what share of a threshold it goes up again."""
+
+    rung = INT
+    share = REAL
+
+
 class VariantSteps(Record):
     """INFaaS: when a server steps from one variant to another; its `Variant` for each server follows."""
 
-    waiting_ns = up_ns = down_ns = hold_ns = INT
+    waiting_ns = up_ns = down_ns = hold_ns = leap = INT
 
 
 class Variant(Record):
@@ -140,15 +148,18 @@ def random_width(plan: Plan, holds: int) -> int:
 
 @kernel
 def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
-    """`widths.Ladder`: how many thresholds the load per server exceeds."""
+    """`widths.Ladder`: how many thresholds the load per server exceeds, or, of those it is below, still exceeds."""
     waiting, up = sheet.fifo_length, 0
     for index in range(plan.servers):
         waiting += seen_at(sheet, index).requests
         up += is_up(sheet, index)
-    load, rung = waiting / max(1, up), 0
+    load, down, stay, now = waiting / max(1, up), 0, 0, Rung(plan, rule.rung_at)
     for n in range(rule.rung_count - 1):
-        rung += load > reals(plan)[rule.thresholds_at + n]
-    return rung
+        threshold = reals(plan)[rule.thresholds_at + n]
+        down += load > threshold
+        stay += load > threshold * now.share
+    now.rung = max(down, min(now.rung, stay))
+    return now.rung
 
 
 @kernel
@@ -158,8 +169,9 @@ def variant_of(plan: Plan, sheet: Sheet, rule: WidthRule, server: int) -> int:
     its = Variant(steps, _STEPS, server)
     if now - its.since_ns >= steps.hold_ns:
         wait_ns, step = seen_at(sheet, server).work_ns + sheet.fifo_length * steps.waiting_ns, 0
-        if wait_ns > steps.down_ns and its.level < its.count - 1:
-            step = 1
+        cheaper = its.count - 1 - its.level
+        if wait_ns > steps.down_ns and cheaper > 0:
+            step = min(steps.leap, cheaper, wait_ns // max(steps.down_ns, 1))
         elif wait_ns < steps.up_ns and its.level > 0:
             step = -1
         if step != 0:
@@ -390,6 +402,9 @@ def choose(plan: Plan, sheet: Sheet) -> None:
     rule = plan.width_rule.rule
     if rule == TIDE:
         choose_by_tide(plan, sheet)
+        return
+    if rule == LOOKAHEAD:
+        look_ahead(plan, sheet)
         return
     plan.server = place(plan, sheet)
     if rule == SLACKFIT:

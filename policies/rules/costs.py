@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
 
 from policies.interfaces import CostModel, RouterConfig
 from policies.rules.context import RouterContext
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
 
+LEAST_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
+EFFICIENT = 0.002  # so much less accuracy than one no dearer, and a tuple counts for a third
 TARGET_FACTOR = 2.0  # the default latency target, in times of the slowest full batch
 
 
@@ -108,3 +114,22 @@ def slowest_path_ns(context: RouterContext) -> int:
     keys, largest = path(full_widths(config)), config.groups[-1]
     servers = range(config.servers)
     return max(sum(batch_ns(context.costs, server, key, largest) for key in keys) for server in servers)
+
+
+def worth_of_steps(context: RouterContext) -> npt.NDArray[np.float64]:
+    """(S, W - 1) what each step to a wider width adds to the accuracy, if segments only add up.
+
+    A least-squares fit, in which a tuple counts for less the more accuracy one that is no dearer has.
+    """
+    config = context.config
+    segments, widths = config.segments, len(config.widths)
+    codes = np.array(list(product(range(widths), repeat=segments)))
+    top1 = np.array([context.prior(tuple(config.widths[w] for w in code)) for code in codes])
+    steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
+    cost_s = np.array([tuple_cost_s(context, tuple(config.widths[w] for w in code)) for code in codes])
+    lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
+    weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
+    terms = np.hstack([np.ones((len(codes), 1)), steps])
+    found = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
+    worth: npt.NDArray[np.float64] = np.maximum(found[1:].reshape(segments, widths - 1), LEAST_WORTH)
+    return worth

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from policies.errors import InputError
 from policies.interfaces import CostModel
@@ -41,8 +41,9 @@ class Variants:
     """For each server one of its variants, one step cheaper or better at a time, by how long a request would wait.
 
     The wait expected at a server is its outstanding work, and the FIFO's as if it were shared by speed. Above `down_ns`
-    the server goes one variant cheaper, below `up_ns` one better; it keeps each for `hold_ns` at least. Asked again at
-    the same time it answers the same, so a placement may ask for every server's width.
+    the server goes one variant cheaper, below `up_ns` one better; it keeps each for `hold_ns` at least. Where `leap` is
+    above 1, at n times `down_ns` it goes n variants cheaper, up to so many. Asked again at the same time it answers the
+    same, so a placement may ask for every server's width.
 
     Attributes:
         variants: for each server, width tuples, the best first.
@@ -58,6 +59,7 @@ class Variants:
     up_ns: int
     down_ns: int
     hold_ns: int
+    leap: int = 1
     levels: list[int] = field(init=False)
     since_ns: list[int] = field(init=False)
 
@@ -78,18 +80,29 @@ class Variants:
         if view.now_ns - self.since_ns[server] < self.hold_ns:
             return 0
         wait_ns = outstanding_ns(self.costs, view, server) + view.fifo_length * self.waiting_ns
-        if wait_ns > self.down_ns and self.levels[server] < len(self.variants[server]) - 1:
-            return 1
+        cheaper = len(self.variants[server]) - 1 - self.levels[server]
+        if wait_ns > self.down_ns and cheaper > 0:
+            return min(self.leap, cheaper, wait_ns // max(self.down_ns, 1))
         return -1 if wait_ns < self.up_ns and self.levels[server] > 0 else 0
 
 
-def make_variants(context: RouterContext, floor: float, target_s: float, up: float, down: float) -> Variants:
+def make_variants(
+    context: RouterContext,
+    floor: float,
+    target_s: float,
+    up: float,
+    down: float,
+    hold_s: float | None = None,
+    leap: int = 1,
+) -> Variants:
     """The rule for a cluster: on each server the efficient tuples that keep the floor and, alone, the latency target.
 
     Args:
         floor: accuracy in [0, 1] of the cheapest variant, at least.
-        target_s: end-to-end latency target; also how long a server keeps a variant.
+        target_s: end-to-end latency target.
         up, down: shares of the target; a server whose wait is below `up` of it goes up, above `down` of it down.
+        hold_s: how long a server keeps a variant; as long as the target where it is None.
+        leap: how many variants at once it may go down.
 
     Raises:
         ValueError: no tuple of the accuracy table is as accurate as the floor.
@@ -115,7 +128,8 @@ def make_variants(context: RouterContext, floor: float, target_s: float, up: flo
         waiting_ns=round(NS_PER_S / (total * config.segments)),
         up_ns=round(up * target_ns),
         down_ns=round(down * target_ns),
-        hold_ns=max(target_ns, 1),
+        hold_ns=max(target_ns if hold_s is None else round(hold_s * NS_PER_S), 1),
+        leap=leap,
     )
 
 
@@ -127,6 +141,8 @@ class InfaasRule(PlacedRule):
         target_s: as for `slackfit`.
         up, down: shares of the target; a server goes to a better variant while requests would wait for less than `up`
             of it, to a cheaper one above `down` of it.
+        hold_s: how long a server keeps a variant at least; as long as the target where it is not given.
+        leap: how many variants at once a server may go down: n at n times `down`.
     """
 
     KIND: ClassVar[str] = "infaas"
@@ -135,6 +151,8 @@ class InfaasRule(PlacedRule):
     target_s: Above0 | None = None
     up: From0 = 0.02
     down: Above0 = 0.1
+    hold_s: From0 | None = None
+    leap: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="after")
     def _ordered(self) -> InfaasRule:
@@ -144,26 +162,30 @@ class InfaasRule(PlacedRule):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
-        """Logarithms of `down`, of the target, and of up over down; the cheapest variant's accuracy, in points.
+        """Logarithms of `down`, of the target, and of up over down; the cheapest variant's accuracy, in points; the
+        logarithm of the hold over the target, and how many variants a leap has beyond one.
 
         At the floor itself that accuracy is kept whatever comes.
         """
         accuracies = [context.prior(widths) for widths in efficient_tuples(context)]
         least, most = min(accuracies), max(accuracies)
-        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT])
+        start = np.array([log(0.1), log(default_target_s(context)), log(0.3), floor / POINT, log(0.1), 1.0])
 
         def rule(values: Reals) -> InfaasRule:
             down, kept = exp(values[0]), min(max(float(values[3]) * POINT, least), most)
-            return cls(target_s=exp(values[1]), down=down, up=down * min(0.95, exp(values[2])), floor=kept)
+            target_s, up = exp(values[1]), down * min(0.95, exp(values[2]))
+            leap = 1 + min(max(round(float(values[5])), 0), VARIANTS - 2)
+            return cls(target_s=target_s, down=down, up=up, floor=kept, hold_s=target_s * exp(values[4]), leap=leap)
 
-        starts = [np.append(start[:3], least / POINT), start]
-        return Space("InfaasSpace", start, np.array([1.0, 1.0, 0.6, 1.0]), np.array([1.0, 0.0, 0.0, 0.0]), rule, starts)
+        starts = [np.where(np.arange(6) == 3, least / POINT, start), start]
+        spread_, accurate = np.array([1.0, 1.0, 0.6, 1.0, 1.0, 1.0]), np.array([0.5, 0.0, 0.0, 1.0, 0.0, 0.0])
+        return Space("InfaasSpace", start, spread_, accurate, rule, starts)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
         target_s = default_target_s(context) if self.target_s is None else self.target_s
         try:
-            width = make_variants(context, self.floor, target_s, self.up, self.down)
+            width = make_variants(context, self.floor, target_s, self.up, self.down, self.hold_s, self.leap)
         except ValueError as error:
             raise InputError(source, key, str(error)) from None
         return self._composed(context, width, source, key)

@@ -26,6 +26,7 @@ from policies.rules.widths import held_width
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, ServerView
 
 TUPLES: Final = 24  # at most, evenly over the efficient ones
+LEAST_TUNED_S: Final = 0.05  # that tuning tries, between two plans and to clear what is inside
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class Milp:
         accuracy: of each tuple.
         capacity_img_s: (servers, tuples) what a server may take with each tuple.
         headroom: the demand to plan for, in times of the rate seen.
+        clear_s: the time in which to plan to serve also what is inside; None to plan for arrivals alone.
         plan: what is carried out now.
         placed: for each server, images placed under this plan.
         since_ns: when it was made.
@@ -54,6 +56,7 @@ class Milp:
     capacity_img_s: tuple[tuple[float, ...], ...]
     period_ns: int
     headroom: float
+    clear_s: float | None = None
     plan: Plan = field(init=False)
     placed: list[int] = field(init=False)
     since_ns: int = 0
@@ -86,14 +89,16 @@ class Milp:
         return server
 
     def plan_anew(self, view: ClusterView) -> None:
-        """For the rate since the last plan, with headroom, over the servers that are up."""
-        arrived = view.completed + view.fifo_length + sum(server.outstanding_requests for server in view.servers)
+        """For the rate since the last plan, with headroom, and what is inside, over the servers that are up."""
+        inside = view.fifo_length + sum(server.outstanding_requests for server in view.servers)
+        arrived = view.completed + inside
         rate_img_s = max(arrived - self.arrived, 0) / (view.now_ns - self.since_ns) * NS_PER_S  # less where some failed
         capacity = tuple(
             row if is_up(server) else (0.0,) * len(row)
             for row, server in zip(self.capacity_img_s, view.servers, strict=True)
         )
-        self._follow(plan(rounded_up(rate_img_s * self.headroom), capacity, self.accuracy))
+        demand_img_s = rate_img_s * self.headroom + (inside / self.clear_s if self.clear_s is not None else 0.0)
+        self._follow(plan(rounded_up(demand_img_s), capacity, self.accuracy))
         self.since_ns, self.arrived = view.now_ns, arrived
 
     def _follow(self, new: Plan) -> None:
@@ -106,7 +111,12 @@ def is_up(server: ServerView) -> bool:
 
 
 def make_milp(
-    context: RouterContext, groups: tuple[int, ...], period_s: float, headroom: float, utilization: float
+    context: RouterContext,
+    groups: tuple[int, ...],
+    period_s: float,
+    headroom: float,
+    utilization: float,
+    clear_s: float | None = None,
 ) -> Milp:
     """The rule for a cluster.
 
@@ -115,6 +125,7 @@ def make_milp(
         period_s: how often a plan is made.
         headroom: the demand to plan for, in times of the rate seen.
         utilization: the share of its time that a server may be planned to be busy.
+        clear_s: the time in which to plan to serve also what is inside; None to plan for arrivals alone.
 
     Raises:
         ValueError: the accuracy table has no tuple of the network's widths.
@@ -128,7 +139,7 @@ def make_milp(
         for server in range(config.servers)
     )
     accuracy = tuple(context.prior.top1[widths] for widths in tuples)
-    return Milp(config.widths, groups, tuples, accuracy, capacity, round(period_s * NS_PER_S), headroom)
+    return Milp(config.widths, groups, tuples, accuracy, capacity, round(period_s * NS_PER_S), headroom, clear_s)
 
 
 class MilpRule(RuleSpec):
@@ -138,6 +149,7 @@ class MilpRule(RuleSpec):
         period_s: how often a plan is made.
         headroom: the demand to plan for, in times of the rate that was seen.
         utilization: the share of its time that a server may be planned to be busy.
+        clear_s: the time in which to plan to serve also what is inside; None to plan for arrivals alone.
     """
 
     KIND: ClassVar[str] = "milp"
@@ -145,21 +157,23 @@ class MilpRule(RuleSpec):
     period_s: Annotated[float, Field(ge=0.01)] = 2.0
     headroom: Above0 = 1.2
     utilization: ShareAbove0 = 0.5
+    clear_s: Above0 | None = None
 
     @classmethod
     def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
-        """Logarithms of the headroom (less of it is more accurate) and of the period."""
+        """Logarithms of the headroom (less of it is more accurate), of the period and of the time to clear."""
 
         def rule(values: Reals) -> MilpRule:
-            return cls(headroom=exp(values[0]), period_s=max(0.5, exp(values[1])))
+            period_s = max(LEAST_TUNED_S, exp(values[1]))
+            return cls(headroom=exp(values[0]), period_s=period_s, clear_s=max(LEAST_TUNED_S, exp(values[2])))
 
-        first = np.array([log(1.2), log(1.0)])
-        return Space("MilpSpace", first, np.array([0.4, 0.8]), np.array([-1.0, 0.0]), rule)
+        first = np.array([log(1.2), log(0.1), log(0.5)])
+        return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0]), np.array([-1.0, 0.0, 0.0]), rule)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`."""
         groups = self.groups(context.config, source, key)
         try:
-            return make_milp(context, groups, self.period_s, self.headroom, self.utilization)
+            return make_milp(context, groups, self.period_s, self.headroom, self.utilization, self.clear_s)
         except ValueError as error:
             raise InputError(source, key, str(error)) from None

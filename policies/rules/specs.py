@@ -38,6 +38,7 @@ SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"
 LADDER_THRESHOLDS: Final[tuple[float, ...]] = (16.0, 32.0, 64.0, 128.0, 256.0)
 TUNED_RUNGS: Final = 8
+MOST_HYSTERESIS: Final = 0.9  # that tuning tries: beyond, a ladder hardly ever comes back
 POINT: Final = 0.01  # of accuracy
 
 Reals = npt.NDArray[np.float64]
@@ -61,6 +62,7 @@ def _placement(value: object) -> object:
 Above0 = Annotated[float, Field(gt=0)]
 From0 = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 ShareAbove0 = Annotated[float, Field(gt=0, le=1)]
 Widths = Annotated[tuple[ShareAbove0, ...], Field(min_length=1)]  # one a segment
 Rungs = Annotated[tuple[Widths, ...], Field(min_length=1)]
@@ -214,12 +216,14 @@ class LadderRule(PlacedRule):
         rungs: width tuples, the most accurate first, one more than thresholds; None for efficient ones of the accuracy
             table, evenly.
         thresholds: requests per server, ascending.
+        hysteresis: a rung is left upwards only at its threshold times (1 - hysteresis).
     """
 
     KIND: ClassVar[str] = "ladder"
 
     rungs: Rungs | None = None
     thresholds: Thresholds = LADDER_THRESHOLDS
+    hysteresis: ShareBelow1 = 0.0
 
     @model_validator(mode="after")
     def _one_more_rung(self) -> LadderRule:
@@ -229,15 +233,22 @@ class LadderRule(PlacedRule):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
-        """The gaps between its thresholds, in logarithms: all at so many times the load are as many steps."""
+        """The gaps between its thresholds, in logarithms: all at so many times the load are as many steps.
+
+        And the hysteresis, which is 0 for every number below.
+        """
         rungs = tuple(spread(efficient_tuples(context), TUNED_RUNGS))
         gaps = len(rungs) - 1
 
         def rule(values: Reals) -> LadderRule:
-            return cls(rungs=rungs, thresholds=tuple(np.cumsum(np.exp(values)).tolist()))
+            thresholds = tuple(np.cumsum(np.exp(values[:gaps])).tolist())
+            return cls(
+                rungs=rungs, thresholds=thresholds, hysteresis=min(max(float(values[gaps]), 0.0), MOST_HYSTERESIS)
+            )
 
-        starts = [np.full(gaps, 2.5 + by) for by in (0.0, -1.0, -2.0, 1.0)]
-        return Space("LadderSpace", starts[0], np.full(gaps, 0.8), np.ones(gaps), rule, starts)
+        starts = [np.append(np.full(gaps, 2.5 + by), 0.0) for by in (0.0, -1.0, -2.0, 1.0)]
+        spread_, accurate = np.append(np.full(gaps, 0.8), 0.3), np.append(np.ones(gaps), 0.0)
+        return Space("LadderSpace", starts[0], spread_, accurate, rule, starts)
 
     def check(self, config: RouterConfig, source: str = "router", key: str = "") -> None:
         """Also its rungs."""
@@ -251,7 +262,7 @@ class LadderRule(PlacedRule):
         rungs = self.rungs or spread(efficient_tuples(context), len(self.thresholds) + 1)
         if not rungs:
             raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
-        width = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1])
+        width = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1], self.hysteresis)
         return self._composed(context, width, source, key)
 
 

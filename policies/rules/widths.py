@@ -41,25 +41,32 @@ class FixedWidths:
         return held_width(self.widths, view.servers[server].widths, self.tuple_[view.head.segment - 1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ladder:
     """Width tuples by load: each threshold that the load exceeds is one rung down.
 
     The load is (FIFO length + outstanding requests) per server that is up; a request takes its segment's width from the
-    rung of the moment, so it may pass segments on different rungs.
+    rung of the moment, so it may pass segments on different rungs. With hysteresis the ladder stays on a lower rung
+    until the load is no more than so much of the threshold; it has one rung for the whole cluster.
 
     Attributes:
         rungs: width tuples, the most accurate first.
         thresholds: requests per server, ascending, one fewer than rungs.
+        hysteresis: a share in [0, 1); a rung is left upwards at its threshold times (1 - hysteresis).
+        rung: where it is now. Asked again at the same load, it is still there.
     """
 
     widths: tuple[float, ...]
     rungs: tuple[tuple[float, ...], ...]
     thresholds: tuple[float, ...]
+    hysteresis: float = 0.0
+    rung: int = 0
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
         outstanding = sum(each.outstanding_requests for each in view.servers)
         load = (view.fifo_length + outstanding) / max(1, sum(is_up(each) for each in view.servers))
-        rung = self.rungs[sum(load > threshold for threshold in self.thresholds)]
-        return held_width(self.widths, view.servers[server].widths, rung[view.head.segment - 1])
+        down = sum(load > threshold for threshold in self.thresholds)
+        stay = sum(load > threshold * (1 - self.hysteresis) for threshold in self.thresholds)
+        self.rung = max(down, min(self.rung, stay))
+        return held_width(self.widths, view.servers[server].widths, self.rungs[self.rung][view.head.segment - 1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import product
 from math import exp
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ from policies.compiled.tide import Knobs, Memory, Remembered
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
-from policies.rules.costs import middle_widths, tuple_cost_s
+from policies.rules.costs import middle_widths, worth_of_steps
 from policies.rules.holding import HoldSpec
 from policies.tide.knobs import KIND, OTHERS, PRICES, Reals, knobs
 from policies.vocabulary import Choice, ClusterView
@@ -28,8 +27,6 @@ from policies.vocabulary import Choice, ClusterView
 GUARD_ON_S, GUARD_OFF_S = 0.25, 0.05  # backlog at which the fallback takes over, and gives back
 RATES_S: Final = (0.05, 0.5, 5.0)  # times over which arrivals are averaged
 SPEED_S: Final = 0.5  # the same for a server's slowdown
-_LEAST_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
-_EFFICIENT = 0.002  # so much less accuracy than one no dearer, and a tuple counts for a third
 _NS = 1e9
 
 
@@ -129,25 +126,6 @@ class TideRouter:
         if hold is not None:
             header["hold"] = hold.model_dump_json()
         checkpoint.write(path, {"tide.values": self.values}, header)
-
-
-def worth_of_steps(context: RouterContext) -> Reals:
-    """(S, W - 1) what each step to a wider width adds to the accuracy, if segments only add up.
-
-    A least-squares fit, in which a tuple counts for less the more accuracy one that is no dearer has.
-    """
-    config = context.config
-    segments, widths = config.segments, len(config.widths)
-    codes = np.array(list(product(range(widths), repeat=segments)))
-    top1 = np.array([context.prior(tuple(config.widths[w] for w in code)) for code in codes])
-    steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
-    cost_s = np.array([tuple_cost_s(context, tuple(config.widths[w] for w in code)) for code in codes])
-    lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
-    weight: Reals = np.sqrt(np.exp(-lacks / _EFFICIENT))[:, None]
-    terms = np.hstack([np.ones((len(codes), 1)), steps])
-    found = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
-    worth: Reals = np.maximum(found[1:].reshape(segments, widths - 1), _LEAST_WORTH)
-    return worth
 
 
 def _path_s(image: Reals, widths: tuple[int, ...]) -> Reals:

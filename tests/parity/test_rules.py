@@ -25,6 +25,7 @@ from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.infaas import InfaasRule, make_variants
+from policies.rules.lookahead import LookaheadRule
 from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
@@ -86,6 +87,20 @@ def ladder(placement: str) -> MakeRouter:
     return lambda scenario, context: rule.make(context)
 
 
+def slow_ladder(placement: str) -> MakeRouter:
+    """It comes back late."""
+    rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), hysteresis=0.7)
+    return lambda scenario, context: rule.make(context)
+
+
+def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A placement that reckons with a ladder that comes back later than the router's."""
+    widths = context.config.widths
+    rungs = tuple((width,) * context.config.segments for width in widths[::-1])
+    one, other = (Ladder(widths, rungs, tuple(map(float, range(1, len(rungs)))), share) for share in (0.8, 0.3))
+    return ComposedRouter(ShortestDelay(context.costs, one), other, LargestGroup(context.config.groups))
+
+
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return SlackFitRule(placement="jsq", group=context.config.groups[0]).make(context)
 
@@ -97,6 +112,12 @@ def infaas(placement: str) -> MakeRouter:
     ).make(context)
 
 
+def leaping(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """It steps often, and down by several variants: on the busy cluster."""
+    target_s = max(length_s(scenario) / 12, 1e-8)
+    return InfaasRule(target_s=target_s, up=0.1, down=0.15, hold_s=target_s / 10, leap=3).make(context)
+
+
 def slackfit(placement: str, share: float) -> MakeRouter:
     return lambda scenario, context: SlackFitRule(
         placement=placement, target_s=max(length_s(scenario) * share, 1e-8)
@@ -105,6 +126,18 @@ def slackfit(placement: str, share: float) -> MakeRouter:
 
 def milp(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return make_milp(context, context.config.groups, max(length_s(scenario) / 4, 1e-8), 1.2, 0.5)
+
+
+def clearing(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """It plans for what is inside, too."""
+    period_s = max(length_s(scenario) / 12, 1e-8)
+    return make_milp(context, context.config.groups, period_s, 0.5, 0.5, period_s)
+
+
+def lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A latency's worth at which widths differ, and a horizon in which some arrive."""
+    target_s = length_s(scenario) / 10
+    return LookaheadRule(worth_s=target_s / 200, horizon_s=max(target_s, 1e-8), blocks=2, weight=0.7).make(context)
 
 
 def spare(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -159,13 +192,18 @@ ROUTERS: dict[str, MakeRouter] = {
     **{name: named(name) for name in PLACEMENT_NAMES},
     **{f"fixed@{name}": fixed(name) for name in PLACEMENT_NAMES},
     **{f"ladder@{name}": ladder(name) for name in PLACEMENT_NAMES},
+    **{f"slow ladder@{name}": slow_ladder(name) for name in ("sticky", "shortest-delay")},
+    "two ladders": two_ladders,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
-    **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp")},
+    **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},
     "slackfit in a hurry": slackfit("sticky", 0.05),
     "slackfit at leisure": slackfit("jsq", 4.0),
     "small groups": small_groups,
+    "infaas that leaps": leaping,
     "milp": milp,
+    "milp that clears": clearing,
+    "lookahead": lookahead,
     "milp with a server to spare": spare,
     "rule file": of_file,
     "all drawn": all_drawn,
@@ -244,7 +282,9 @@ def simulation(number: int = 0) -> CompiledSimulation:
     return CompiledSimulation(scenario.cluster, scenario.run)
 
 
-@pytest.mark.parametrize("name", ["round-robin", "infaas@shortest-delay", "milp", "all drawn"])
+@pytest.mark.parametrize(
+    "name", ["round-robin", "slow ladder@shortest-delay", "infaas@shortest-delay", "milp", "all drawn"]
+)
 def test_a_router_goes_on_from_what_it_remembers(name: str) -> None:
     """One router for two runs is no good idea, but it is the same bad idea with a plan."""
     ends = []

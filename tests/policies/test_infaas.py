@@ -58,6 +58,21 @@ def test_a_waiting_fifo_counts_for_every_server() -> None:
     assert variants.levels == [0, 1]
 
 
+def test_far_behind_it_leaps() -> None:
+    """At three times `down` three variants at once, where the leap allows it; and never beyond the cheapest."""
+    assert [leap_from_the_best(leap, waiting=30) for leap in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert [leap_from_the_best(9, waiting=waiting) for waiting in (10, 11, 20, 29, 1000)] == [0, 1, 2, 2, 4]
+
+
+def leap_from_the_best(leap: int, *, waiting: int) -> int:
+    """How far a server with five variants goes; it is too far behind from 10 ms on, and one that waits is 1 ms."""
+    variants = (tuple((width,) * 4 for width in (1.0, 0.75, 0.5, 0.25, 0.25)),)
+    behind = Variants((0.25, 0.5, 0.75, 1.0), LinearCosts(), variants, MS, 0, 10 * MS, 1, leap)
+    behind.levels[0] = 0
+    behind(at_ms(0, server(), fifo=waiting), 0, RNG)
+    return behind.levels[0]
+
+
 def test_it_stops_at_both_ends() -> None:
     """Overload finds nothing cheaper, idleness nothing better."""
     variants = rule()

@@ -221,6 +221,17 @@ def test_headroom_and_utilization_make_it_careful() -> None:
     assert (milp.plan.choice[0] > 0, whole.plan.choice[0]) == (True, 0)
 
 
+def test_what_is_inside_can_be_planned_for() -> None:
+    """As much as would serve it within `clear_s`; without, arrivals alone count."""
+    given = context(servers=1)
+    clearing = make_milp(given, given.config.groups, 2.0, headroom=1.0, utilization=1.0, clear_s=0.5)
+    plain = make_milp(given, given.config.groups, 2.0, headroom=1.0, utilization=1.0)
+    seen = at_s(2.0, server(100), fifo=20)  # 60 images/s, and 240 for what is inside; at full width it does 242
+    clearing.choose(seen, RNG)
+    plain.choose(seen, RNG)
+    assert (clearing.plan.choice[0] > 0, plain.plan.choice[0]) == (True, 0)
+
+
 def test_an_accuracy_table_of_other_widths_is_refused() -> None:
     """There is nothing to choose from."""
     foreign = replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.9}))

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -9,7 +10,9 @@ from policies.names import rule_from_dict
 from policies.registry import RULES
 from policies.rules.context import ComposedRouter
 from policies.rules.groups import LargestGroup
+from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.infaas import InfaasRule, Variants
+from policies.rules.lookahead import Lookahead, LookaheadRule
 from policies.rules.milp import Milp, MilpRule
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
@@ -18,15 +21,19 @@ from policies.rules.widths import FixedWidths, Ladder
 from tests.policies.cluster_views import context
 
 LOW, HIGH = (0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 1.0, 1.0)
+HOLD = HoldSpec(requests=(8, 8, 8, 8), wait_s=(2e-4, 2e-4, 2e-4, 2e-4))
 SOME: tuple[RuleSpec, ...] = (
     FixedRule(),
     FixedRule(tuple=(0.25, 0.5, 0.75, 1.0), placement="jiq", group=8, made_by={"seed": 7, "figures": [1, 2.5]}),
     LadderRule(),
-    LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), placement="shortest-delay"),
+    LadderRule(rungs=(HIGH, LOW), thresholds=(12.5,), hysteresis=0.4, placement="shortest-delay"),
     SlackFitRule(),
     SlackFitRule(target_s=0.05, group=4),
-    InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9),
-    MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, made_by={"command": "slimsched tune"}),
+    InfaasRule(floor=0.72, target_s=0.1, up=0.2, down=0.9, hold_s=0.01, leap=3),
+    InfaasRule(target_s=0.1),
+    MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
+    LookaheadRule(),
+    LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
 )
 
 
@@ -66,7 +73,7 @@ def test_parameters_reach_the_router() -> None:
     assert fixed.group == LargestGroup((1, 2, 4, 8))
     ladder = SOME[3].make(context())
     assert isinstance(ladder, ComposedRouter)
-    assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), (HIGH, LOW), (12.5,))
+    assert ladder.width == Ladder((0.25, 0.5, 0.75, 1.0), (HIGH, LOW), (12.5,), 0.4)
     assert isinstance(ladder.placement, ShortestDelay)
     assert ladder.placement.width == ladder.width
     slackfit = SOME[5].make(context())
@@ -75,10 +82,22 @@ def test_parameters_reach_the_router() -> None:
     infaas = SOME[6].make(context())
     assert isinstance(infaas, ComposedRouter)
     assert isinstance(infaas.width, Variants)
-    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.hold_ns) == (20_000_000, 90_000_000, 100_000_000)
-    milp = SOME[7].make(context())
+    assert (infaas.width.up_ns, infaas.width.down_ns, infaas.width.hold_ns) == (20_000_000, 90_000_000, 10_000_000)
+    assert infaas.width.leap == 3
+    plain = SOME[7].make(context())
+    assert isinstance(plain, ComposedRouter)
+    assert isinstance(plain.width, Variants)
+    assert (plain.width.hold_ns, plain.width.leap) == (100_000_000, 1)
+    milp = SOME[8].make(context())
     assert isinstance(milp, Milp)
-    assert (milp.period_ns, milp.headroom) == (500_000_000, 1.3)
+    assert (milp.period_ns, milp.headroom, milp.clear_s) == (500_000_000, 1.3, 0.2)
+    held = SOME[10].make(context())
+    assert isinstance(held, HoldingRouter)
+    assert held.hold == HOLD.rule()
+    ahead = held.router
+    assert isinstance(ahead, Lookahead)
+    assert (ahead.horizon_s, ahead.weight, ahead.blocks, ahead.groups) == (0.05, 0.5, 2, (1, 2, 4, 8))
+    assert ahead.worth_ns[0][0] == 0
     assert isinstance(FixedRule(placement="power-of-two").chooser(context()).placement, PowerOfTwo)
 
 
@@ -99,7 +118,7 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
         ({"kind": ["ladder"]}, "kind", ["known: fixed"]),
         ({"treshholds": [4]}, "treshholds", ["unknown key; did you mean 'thresholds'"]),
-        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, hold, made_by, placement, rungs"]),
+        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, hold, hysteresis, made_by, placement, rungs"]),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
         ({"group": 0}, "group", ["found 0", "greater than or equal to 1"]),
@@ -119,8 +138,14 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"thresholds": [float("inf")]}, "thresholds.0", ["finite number"]),
         ({"thresholds": [True]}, "thresholds.0", ["found True", "valid number"]),
         ({"thresholds": [8, 24]}, "", ["2 rungs and 2 thresholds", "one more"]),
+        ({"hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
+        ({"hysteresis": -0.1}, "hysteresis", ["found -0.1", "greater than or equal to 0"]),
         ({"made_by": "me"}, "made_by", ["found 'me'", "an object"]),
-        ({"kind": "milp", "rungs": None, "thresholds": None}, "placement", ["unknown key; known: group, headroom"]),
+        (
+            {"kind": "milp", "rungs": None, "thresholds": None},
+            "placement",
+            ["unknown key; known: clear_s, group"],
+        ),
     ],
 )
 def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, Any], key: str, words: list[str]) -> None:
@@ -139,6 +164,12 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
         ({"kind": "slackfit", "target_s": -1}, "target_s", ["found -1"]),
         ({"kind": "infaas", "floor": 1.5}, "floor", ["found 1.5", "less than or equal to 1"]),
         ({"kind": "infaas", "up": 0.9, "down": 0.4}, "", ["up (0.9)", "down (0.4)"]),
+        ({"kind": "infaas", "leap": 0}, "leap", ["found 0", "greater than or equal to 1"]),
+        ({"kind": "infaas", "hold_s": -1}, "hold_s", ["found -1", "greater than or equal to 0"]),
+        ({"kind": "milp", "clear_s": 0}, "clear_s", ["found 0", "greater than 0"]),
+        ({"kind": "lookahead", "blocks": 0}, "blocks", ["found 0", "greater than or equal to 1"]),
+        ({"kind": "lookahead", "horizon_s": 0}, "horizon_s", ["found 0", "greater than 0"]),
+        ({"kind": "lookahead", "worth_s": -1}, "worth_s", ["found -1", "greater than 0"]),
         ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
         ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
         ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "valid array"]),
@@ -173,3 +204,11 @@ def test_a_group_that_no_cluster_has_is_refused() -> None:
     assert FixedRule(group=7).chooser(few).group == LargestGroup((4,))
     with pytest.raises(InputError, match="group 3 is below the smallest that there is, 4"):
         MilpRule(group=3).make(few)
+
+
+def test_a_search_over_ladders_begins_without_hysteresis() -> None:
+    """All numbers below 0 are none, so that half of what is tried has none; and no ladder stays down for good."""
+    space = LadderRule.space(context(), 0.75)
+    tried = [space.spec(np.append(space.start[:-1], value)) for value in (space.start[-1], -0.2, 0.25, 7.0)]
+    assert [rule.hysteresis for rule in tried if isinstance(rule, LadderRule)] == [0.0, 0.0, 0.25, 0.9]
+    assert space.accurate[-1] == 0

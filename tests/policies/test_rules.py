@@ -372,6 +372,18 @@ def test_ladder_steps_down_as_load_passes_each_threshold() -> None:
     assert [width_at(*load) for load in [(10, 10), (11, 10), (30, 10), (1, 40)]] == [1.0, 0.5, 0.5, 0.25]
 
 
+def test_a_ladder_with_hysteresis_goes_up_later_than_down() -> None:
+    """Down beyond a threshold, up again at 60 % of it, from rung to rung; without hysteresis at once."""
+    rungs, rng = tuple((width,) * 4 for width in (1.0, 0.5, 0.25)), np.random.default_rng(0)
+
+    def widths(ladder: Ladder, *loads: int) -> list[float]:
+        return [ladder(view(server(load - 1)), 0, rng) for load in loads]
+
+    loads = (10, 11, 7, 21, 13, 12, 7, 6, 10)
+    assert widths(Ladder(WIDTHS, rungs, (10.0, 20.0), 0.4), *loads) == [1, 0.5, 0.5, 0.25, 0.25, 0.5, 0.5, 1, 1]
+    assert widths(Ladder(WIDTHS, rungs, (10.0, 20.0)), *loads) == [1, 0.5, 1, 0.25, 0.5, 0.5, 1, 1, 1]
+
+
 def test_ladder_has_no_more_thresholds_than_rungs_need() -> None:
     """A short table makes a short ladder: the default thresholds that are left over are dropped."""
     router = make_router("ladder", context())

@@ -16,8 +16,9 @@ from policies.names import make_router
 from policies.ppo import checkpoint
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
+from policies.rules.costs import worth_of_steps
 from policies.tide import knobs
-from policies.tide.router import GUARD_ON_S, TideRouter, worth_of_steps
+from policies.tide.router import GUARD_ON_S, TideRouter
 from policies.tide.spec import TideSpec
 from policies.vocabulary import ClusterView, HeadKey, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, context, server, view

@@ -1,0 +1,166 @@
+"""A few blocks ahead: each choice is judged by when its block, and those that come next, would end.
+
+This is model-predictive control with the shortest of models, as one would write it who has expected costs and no
+learning: what is known of the cluster is rolled out for every choice, and only the first step of it is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, log
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from policies.interfaces import CostModel
+from policies.rules.context import RouterContext, is_up
+from policies.rules.costs import (
+    batch_ns,
+    default_target_s,
+    outstanding_ns,
+    path_ns,
+    transfer_ns,
+    worth_of_steps,
+)
+from policies.rules.placements import valid_servers
+from policies.rules.specs import POINT, Above0, From0, Reals, RuleSpec, Space
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
+
+
+@dataclass(slots=True)
+class Lookahead:
+    """The server and width whose block, and the next ones, have the least mean latency, less the accuracy's worth.
+
+    The block ends after the server's outstanding work, the transfer and its own batch. What comes next are the images
+    that wait, and those that will arrive within the horizon at the rate seen, at each of their segments. They go in
+    equal lots, so many for each server that is up, one after the other, each where it ends first, at the mean cost of
+    the same width: whoever takes a width now would take it next, too. Of several choices the first server is taken, and
+    its narrowest width.
+
+    Attributes:
+        groups: the group sizes; always the largest.
+        image_ns: (servers, widths) an image's mean expected time at a segment, all of them at this width.
+        worth_ns: (segments, widths) the latency that the width's accuracy there is worth, against the narrowest.
+        horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
+        weight: what an image that comes next counts, in times of a candidate.
+        blocks: lots of what comes next, for each server that is up.
+        rate_img_s, arrived, seen_ns: the rate seen, how many had arrived at the last decision, and when that was.
+    """
+
+    costs: CostModel
+    widths: tuple[float, ...]
+    groups: tuple[int, ...]
+    image_ns: tuple[tuple[int, ...], ...]
+    worth_ns: tuple[tuple[int, ...], ...]
+    horizon_s: float
+    weight: float
+    blocks: int
+    rate_img_s: float = 0.0
+    arrived: int = 0
+    seen_ns: int = 0
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """Decide for the view's candidate block; nothing is drawn."""
+        self._remember(view)
+        taken = min(self.groups[-1], view.candidates)
+        arriving = int(self.rate_img_s * self.horizon_s * len(self.worth_ns))
+        count = self.blocks * sum(is_up(server) for server in view.servers)
+        lots = in_lots(max(0, view.fifo_length - taken) + arriving, count)
+        busy_ns = [outstanding_ns(self.costs, view, index) for index in range(len(view.servers))]
+        choices = [
+            (index, width)
+            for index in valid_servers(view)
+            for width in range(len(self.widths))
+            if view.servers[index].widths[width]
+        ]
+        server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots))
+        return Choice(server, self.widths[width], self.groups[-1])
+
+    def _remember(self, view: ClusterView) -> None:
+        arrived = view.completed + view.fifo_length + sum(server.outstanding_requests for server in view.servers)
+        passed_s = (view.now_ns - self.seen_ns) / NS_PER_S
+        came = max(0, arrived - self.arrived)  # fewer where some have failed
+        self.rate_img_s += (came - self.rate_img_s * passed_s) / (self.horizon_s + passed_s)
+        self.arrived, self.seen_ns = arrived, view.now_ns
+
+    def _cost_ns(
+        self, view: ClusterView, choice: tuple[int, int], work_ns: Sequence[int], taken: int, lots: Sequence[int]
+    ) -> float:
+        server, width = choice
+        key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
+        busy_ns = list(work_ns)
+        busy_ns[server] += transfer_ns(self.costs, view, server) + batch_ns(self.costs, server, key, taken)
+        total_ns, images = taken * (busy_ns[server] * 1.0), taken * 1.0
+        for lot in lots:
+            ends_ns = {
+                index: busy_ns[index] + lot * self.image_ns[index][width]
+                for index, seen in enumerate(view.servers)
+                if is_up(seen)
+            }
+            first = min(ends_ns, key=lambda index: ends_ns[index])
+            busy_ns[first] = ends_ns[first]
+            total_ns += self.weight * lot * (busy_ns[first] * 1.0)
+            images += self.weight * lot
+        return total_ns / images - self.worth_ns[view.head.segment - 1][width]
+
+
+def in_lots(images: int, count: int) -> list[int]:
+    """So many lots, equal but for the last ones, which get what is left."""
+    each = (images + count - 1) // count
+    return [max(0, min(each, images - number * each)) for number in range(count)]
+
+
+class LookaheadRule(RuleSpec):
+    """The best of the next few blocks (`Lookahead`). It places itself.
+
+    Attributes:
+        worth_s: the latency that a point of accuracy (0.01) is worth; a hundredth of the latency target that `slackfit`
+            assumes where it is not given.
+        horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
+        weight: what an image that comes next counts, in times of a candidate.
+        blocks: in how many lots they are looked at, for each server that is up.
+    """
+
+    KIND: ClassVar[str] = "lookahead"
+
+    worth_s: Above0 | None = None
+    horizon_s: Annotated[float, Field(gt=0, le=60)] = 0.01
+    weight: From0 = 1.0
+    blocks: Annotated[int, Field(ge=1, le=8)] = 1
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """Logarithms of the worth (more is more accurate), of the horizon and of the weight."""
+
+        def rule(values: Reals) -> LookaheadRule:
+            return cls(worth_s=exp(values[0]), horizon_s=min(60.0, exp(values[1])), weight=exp(values[2]))
+
+        first = np.array([log(_default_worth_s(context)), log(0.01), 0.0])
+        return Space("LookaheadSpace", first, np.array([1.5, 1.0, 1.0]), np.array([1.0, 0.0, 0.0]), rule)
+
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> Lookahead:
+        """See `RuleSpec`."""
+        config, costs = context.config, context.costs
+        worth_s = _default_worth_s(context) if self.worth_s is None else self.worth_s
+        accuracy = [[0.0, *accumulate(steps)] for steps in worth_of_steps(context).tolist()]
+        image_ns = tuple(
+            tuple(path_ns(costs, server, (width,) * config.segments) // config.segments for width in config.widths)
+            for server in range(config.servers)
+        )
+        return Lookahead(
+            costs=costs,
+            widths=config.widths,
+            groups=self.groups(config, source, key),
+            image_ns=image_ns,
+            worth_ns=tuple(tuple(round(worth_s * NS_PER_S * each / POINT) for each in row) for row in accuracy),
+            horizon_s=self.horizon_s,
+            weight=self.weight,
+            blocks=self.blocks,
+        )
+
+
+def _default_worth_s(context: RouterContext) -> float:
+    return default_target_s(context) / 100
