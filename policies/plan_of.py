@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
+from policies.compiled.control import Control, control_row, keep_control
 from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.milp import MilpMemory, Replan
 from policies.compiled.plan import PlanRow, Table, cost_table
@@ -41,9 +42,10 @@ from policies.compiled.rules import (
     VariantSteps,
     WorkToCome,
 )
+from policies.floor_control import FloorControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
-from policies.rules import groups, infaas, milp, placements, slackfit, widths
+from policies.rules import controlled, groups, infaas, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
@@ -261,11 +263,19 @@ class _Writer:
                 record.rule, record.rung_count = LADDER, len(rule.thresholds) + 1
                 record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
+            case controlled.ControlledLadder() if type(rule.ladder) is widths.Ladder:
+                record.numbers[:] = self._widths(rule.ladder, asked)
+                record.control_at = self._control(rule.control)
             case infaas.Variants() if type(rule) is infaas.Variants:
                 record.rule, record.variants_at = INFAAS, self._variants(rule)
             case _:
                 raise _NotCompiled
         return record.numbers
+
+    def _control(self, control: FloorControl) -> int:
+        at = self._plan.add(control_row(control))
+        self._keep.append(lambda row: keep_control(control, Control(row, at)))
+        return at
 
     def _variants(self, rule: infaas.Variants) -> int:
         self._ask_for(rule.costs, "image")

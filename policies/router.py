@@ -308,7 +308,16 @@ class RouterCore:
         self._asked = _Asked(line, requests, left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns, self.accuracy_sum, self.goal_floor)
+        seen = (
+            len(requests),
+            entered_ns,
+            waiting,
+            self.completed,
+            servers,
+            left_ns,
+            self.accuracy_sum,
+            self.goal_floor,
+        )
         commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:

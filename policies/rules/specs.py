@@ -27,6 +27,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from policies.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
+from policies.rules.controlled import ControlledLadder, ControlSpec
 from policies.rules.costs import efficient_tuples, full_widths, spread
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.holding import HoldSpec, holding
@@ -214,12 +215,14 @@ class LadderRule(PlacedRule):
         rungs: width tuples, the most accurate first, one more than thresholds; None for efficient ones of the accuracy
             table, evenly.
         thresholds: requests per server, ascending.
+        control: that it keeps a floor of accuracy, for which its thresholds move; left alone where it is not given.
     """
 
     KIND: ClassVar[str] = "ladder"
 
     rungs: Rungs | None = None
     thresholds: Thresholds = LADDER_THRESHOLDS
+    control: ControlSpec | None = None
 
     @model_validator(mode="after")
     def _one_more_rung(self) -> LadderRule:
@@ -251,8 +254,11 @@ class LadderRule(PlacedRule):
         rungs = self.rungs or spread(efficient_tuples(context), len(self.thresholds) + 1)
         if not rungs:
             raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
-        width = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1])
-        return self._composed(context, width, source, key)
+        ladder = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1])
+        if self.control is None:
+            return self._composed(context, ladder, source, key)
+        control = self.control.make(context.config, source, key)
+        return self._composed(context, ControlledLadder(ladder, control), source, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -739,7 +739,8 @@ class ServiceSection(StrictModel):
     def _ascending(self) -> ServiceSection:
         for before, after in pairwise(self.schedule):
             if after.at_s <= before.at_s:
-                raise ValueError(f"schedule: at_s {after.at_s:g} stands after {before.at_s:g}; allowed are ascending ones")
+                problem = f"schedule: at_s {after.at_s:g} stands after {before.at_s:g}"
+                raise ValueError(f"{problem}; allowed are times that ascend")
         return self
 
 

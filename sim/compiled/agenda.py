@@ -1,8 +1,8 @@
 """The loop of the compiled engine: what happens next, until a decision is asked for or the run is over.
 
 At one instant: arrivals, then server by server what `layout` lists in its order, then the operator's next goal, what
-the router's host has done (its decision came before all that it has still to hear), and last the start of the next decision, when nothing is left
-at the instant (`sim.agenda`). Every slot knows its own next time, so no event is ever stale.
+the router's host has done (its decision came before all that it has still to hear), and last the start of the next
+decision, when nothing is left at the instant (`sim.agenda`). Every slot knows its own next time, so no event is stale.
 """
 
 from __future__ import annotations
