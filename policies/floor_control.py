@@ -3,7 +3,8 @@
 A router never sees a label, but it sees what the accuracy table says of the width tuples that it completed
 (`ClusterView.accuracy_sum`). Their mean deficit below the floor, over a horizon that forgets, moves the dial at once
 (`GAIN`), and what of it stays, moves it for good (`GAIN_PER_S`); so a deficit is not only ended but made up for. The
-dial's shift is a logarithm: of Tide's price, and of all of a ladder's thresholds. Compiled: `policies.compiled.control`.
+dial's shift is a logarithm: of Tide's price, and of all of a ladder's thresholds. What it remembers is bounded, and
+where the dial can't follow it is left alone. Compiled: `policies.compiled.control`.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from typing import Final
 
 from policies.vocabulary import NS_PER_S, ClusterView
 
-HORIZON_S: Final = (
-    30.0  # three windows of `scenarios.metrics.service`: an overload is forgotten, a burst is made up for
-)
+HORIZON_S: Final = 30.0  # three windows of `scenarios.metrics.service`: bursts are made up for, overloads forgotten
 FEW: Final = 200.0  # images that count as served at the floor before the first one: a few tell little
 MOST_DEFICIT: Final = 0.01  # more is forgotten at once: else a long overload would be paid for by drowning after it
-GAIN: Final = 400.0  # shift for each unit of the mean deficit (a tenth of a point: 0.4)
-GAIN_PER_S: Final = 12.0  # the same, a second
-MOST_SHIFT: Final = 4.0  # either way: beyond lie prices and thresholds that nobody has tuned
+GAIN: Final = 500.0  # shift for each unit of the mean deficit (a tenth of a point: 0.5)
+GAIN_PER_S: Final = 40.0  # the same, a second
+MOST_SHIFT: Final = 8.0  # either way: a price beyond leaves nothing but the widest, or the narrowest
+MOST_STRETCH: Final = 3.0  # of thresholds: a ladder has no guard, so that 20 times as long queues are the most
 LONGEST_S: Final = 1.0  # a pause between two decisions counts for no more
 FOLLOW: Final = -1.0  # in place of a floor: what the operator asks for
 FREE, AT_WIDEST, AT_NARROWEST, AT_BOTH = range(4)  # where the last decision was on its dial; at both: it had none
@@ -31,12 +31,14 @@ class FloorControl:
     """One router's controller. It remembers, so it serves one run.
 
     Attributes:
+        most: how far it may shift, either way.
         floor: to keep; `FOLLOW` for the view's `goal_floor`, 0 for none.
         end: where the router's last decision was on its dial; it is the router that says so.
         shift: of the dial, towards accuracy above 0.
     """
 
     floor: float = FOLLOW
+    most: float = MOST_SHIFT
     now_ns: int = 0
     completed: int = 0
     accuracy_sum: float = 0.0
@@ -63,8 +65,8 @@ class FloorControl:
         self.debt = deficit * known
         if not self._is_at_end(deficit):
             moved = self.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
-            self.bias = min(MOST_SHIFT, max(-MOST_SHIFT, moved))
-        self.shift = min(MOST_SHIFT, max(-MOST_SHIFT, self.bias + GAIN * deficit))
+            self.bias = min(self.most, max(-self.most, moved))
+        self.shift = min(self.most, max(-self.most, self.bias + GAIN * deficit))
         return self.shift
 
     def _is_at_end(self, deficit: float) -> bool:

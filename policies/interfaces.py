@@ -64,7 +64,7 @@ class RouterConfig:
         max_retries: how often a request is tried again after a rejection or a server's death.
         shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
         hold_limit_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
-        top1: the accuracy table in the order of `width_tuples`, for `ClusterView.accuracy_sum`; empty where there is none.
+        top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
     """
 
     segments: int

@@ -14,7 +14,6 @@ from policies.floor_control import (
     HORIZON_S,
     LONGEST_S,
     MOST_DEFICIT,
-    MOST_SHIFT,
     FloorControl,
 )
 from policies.jit import Ints, kernel
@@ -25,7 +24,7 @@ _NS = 1e9
 class Control(Record):
     """`FloorControl`."""
 
-    floor = REAL
+    floor = most = REAL
     now_ns = completed = INT
     accuracy_sum = images = debt = bias = shift = REAL
     end = INT
@@ -64,6 +63,6 @@ def shift_of(control: Control, sheet: Sheet) -> float:
     end = control.end
     if not (end == AT_BOTH or (end == AT_WIDEST and deficit > 0.0) or (end == AT_NARROWEST and deficit < 0.0)):
         moved = control.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
-        control.bias = min(MOST_SHIFT, max(-MOST_SHIFT, moved))
-    control.shift = min(MOST_SHIFT, max(-MOST_SHIFT, control.bias + GAIN * deficit))
+        control.bias = min(control.most, max(-control.most, moved))
+    control.shift = min(control.most, max(-control.most, control.bias + GAIN * deficit))
     return control.shift

@@ -22,12 +22,16 @@ class ControlSpec(StrictModel):
 
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
 
-    def make(self, config: RouterConfig, source: str, key: str) -> FloorControl:
-        """A fresh controller; raises `InputError` where the router's core knows no accuracy."""
+    def make(self, config: RouterConfig, source: str, key: str, most: float) -> FloorControl:
+        """A fresh controller that shifts by no more than `most`.
+
+        Raises:
+            InputError: the router's core knows no accuracies.
+        """
         if not config.top1:
             problem = f"the core has no accuracy table: it knows those of up to {MOST_TUPLES} width tuples"
             raise InputError(source, f"{key}.control" if key else "control", f"{problem}; leave `control` out")
-        return FloorControl(FOLLOW if self.floor is None else self.floor)
+        return FloorControl(FOLLOW if self.floor is None else self.floor, most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from policies.errors import InputError, nearest
+from policies.floor_control import MOST_STRETCH
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
 from policies.rules.controlled import ControlledLadder, ControlSpec
@@ -257,7 +258,7 @@ class LadderRule(PlacedRule):
         ladder = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1])
         if self.control is None:
             return self._composed(context, ladder, source, key)
-        control = self.control.make(context.config, source, key)
+        control = self.control.make(context.config, source, key, MOST_STRETCH)
         return self._composed(context, ControlledLadder(ladder, control), source, key)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from policies.errors import InputError
+from policies.floor_control import MOST_SHIFT
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
@@ -98,5 +99,5 @@ class TideSpec:
         from policies.tide.router import TideRouter  # it needs numba, which rules must not wait for
 
         size = (context.config.segments, len(context.config.widths))
-        control = None if self.control is None else self.control.make(context.config, source, key)
+        control = None if self.control is None else self.control.make(context.config, source, key, MOST_SHIFT)
         return TideRouter(start(*size) if self.values is None else self.values, context, control=control)

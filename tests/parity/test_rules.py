@@ -23,6 +23,7 @@ from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.controlled import ControlSpec
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.infaas import InfaasRule, make_variants
 from policies.rules.milp import make_milp
@@ -84,6 +85,16 @@ def fixed(placement: str) -> MakeRouter:
 def ladder(placement: str) -> MakeRouter:
     rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0))
     return lambda scenario, context: rule.make(context)
+
+
+def controlled(placement: str) -> MakeRouter:
+    """The floor is the operator's where there is one, else in the middle of the table."""
+
+    def make(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+        control = ControlSpec(floor=None if scenario.run.goals else context.prior.mean_top1)
+        return LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
+
+    return make
 
 
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -159,6 +170,7 @@ ROUTERS: dict[str, MakeRouter] = {
     **{name: named(name) for name in PLACEMENT_NAMES},
     **{f"fixed@{name}": fixed(name) for name in PLACEMENT_NAMES},
     **{f"ladder@{name}": ladder(name) for name in PLACEMENT_NAMES},
+    **{f"controlled ladder@{name}": controlled(name) for name in ("sticky", "shortest-delay")},
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp")},
