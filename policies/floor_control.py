@@ -20,7 +20,7 @@ MOST_DEFICIT: Final = 0.01  # more is forgotten at once: else a long overload wo
 GAIN: Final = 500.0  # shift for each unit of the mean deficit (a tenth of a point: 0.5)
 GAIN_PER_S: Final = 40.0  # the same, a second
 MOST_SHIFT: Final = 8.0  # either way: a price beyond leaves nothing but the widest, or the narrowest
-MOST_STRETCH: Final = 3.0  # of thresholds: a ladder has no guard, so that 20 times as long queues are the most
+MOST_STRETCH: Final = 3.0  # of thresholds upwards: a ladder has no guard; queues 20 times as long are the most
 LONGEST_S: Final = 1.0  # a pause between two decisions counts for no more
 FOLLOW: Final = -1.0  # in place of a floor: what the operator asks for
 FREE, AT_WIDEST, AT_NARROWEST, AT_BOTH = range(4)  # where the last decision was on its dial; at both: it had none
@@ -31,7 +31,7 @@ class FloorControl:
     """One router's controller. It remembers, so it serves one run.
 
     Attributes:
-        most: how far it may shift, either way.
+        most: how far it may shift towards accuracy.
         floor: to keep; `FOLLOW` for the view's `goal_floor`, 0 for none.
         end: where the router's last decision was on its dial; it is the router that says so.
         shift: of the dial, towards accuracy above 0.
@@ -65,8 +65,8 @@ class FloorControl:
         self.debt = deficit * known
         if not self._is_at_end(deficit):
             moved = self.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
-            self.bias = min(self.most, max(-self.most, moved))
-        self.shift = min(self.most, max(-self.most, self.bias + GAIN * deficit))
+            self.bias = min(self.most, max(-MOST_SHIFT, moved))
+        self.shift = min(self.most, max(-MOST_SHIFT, self.bias + GAIN * deficit))
         return self.shift
 
     def _is_at_end(self, deficit: float) -> bool:

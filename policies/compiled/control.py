@@ -14,6 +14,7 @@ from policies.floor_control import (
     HORIZON_S,
     LONGEST_S,
     MOST_DEFICIT,
+    MOST_SHIFT,
     FloorControl,
 )
 from policies.jit import Ints, kernel
@@ -63,6 +64,6 @@ def shift_of(control: Control, sheet: Sheet) -> float:
     end = control.end
     if not (end == AT_BOTH or (end == AT_WIDEST and deficit > 0.0) or (end == AT_NARROWEST and deficit < 0.0)):
         moved = control.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
-        control.bias = min(control.most, max(-control.most, moved))
-    control.shift = min(control.most, max(-control.most, control.bias + GAIN * deficit))
+        control.bias = min(control.most, max(-MOST_SHIFT, moved))
+    control.shift = min(control.most, max(-MOST_SHIFT, control.bias + GAIN * deficit))
     return control.shift

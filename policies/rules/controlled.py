@@ -23,7 +23,7 @@ class ControlSpec(StrictModel):
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def make(self, config: RouterConfig, source: str, key: str, most: float) -> FloorControl:
-        """A fresh controller that shifts by no more than `most`.
+        """A fresh controller that shifts towards accuracy by no more than `most`.
 
         Raises:
             InputError: the router's core knows no accuracies.

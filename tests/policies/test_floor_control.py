@@ -131,12 +131,12 @@ def test_asked_again_at_one_decision_it_says_the_same() -> None:
 
 def known() -> RouterContext:
     """A context whose router's core has the accuracy table."""
-    base = context()
+    base = context(servers=1)
     return replace(base, config=replace(base.config, top1=top1_of(base.config, base.prior)))
 
 
 def served(seen: ClusterView, accuracy: float) -> ClusterView:
-    return changed(seen, completed=50_000, accuracy_sum=50_000 * accuracy)
+    return changed(seen, completed=200, accuracy_sum=200 * accuracy)
 
 
 LADDER = {"schema": "slimsched.rule/1", "kind": "ladder", "thresholds": [4], "rungs": [[1.0] * 4, [0.25] * 4]}
@@ -156,17 +156,17 @@ def test_tide_pays_less_for_time_where_it_served_too_little() -> None:
     widths = []
     for accuracy in (0.70, 0.80):
         router = TideSpec(control=ControlSpec(floor=FLOOR)).chooser(known())
-        widths.append(router.choose(served(view(server(), fifo=64), accuracy), RNG).width)
+        widths.append(router.choose(served(view(server(), fifo=32), accuracy), RNG).width)
     assert widths[0] > widths[1]
 
 
 def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
     router = TideSpec(control=ControlSpec()).chooser(known())
     plain = TideSpec().chooser(known())
-    seen = served(view(server(), fifo=64), 0.70)
+    seen = served(view(server(), fifo=32), 0.70)
     assert router.choose(seen, RNG) == plain.choose(seen, RNG)
     router.set_floor(FLOOR)
-    later = changed(seen, now_ns=2 * SECOND, completed=100_000, accuracy_sum=100_000 * 0.70)
+    later = changed(seen, now_ns=2 * SECOND, completed=400, accuracy_sum=400 * 0.70)
     assert router.choose(later, RNG).width > plain.choose(later, RNG).width
     with pytest.raises(ValueError, match="without `control`"):
         plain.set_floor(FLOOR)
