@@ -1,6 +1,6 @@
 """The accuracy that routers serve at loads which nobody tuned them for, with and without control of a floor.
 
-python -m tests.bench.floors --rates 0.3 0.5 0.7 0.9 0.97
+python -m tests.bench.floors
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenario", type=Path, default=Path("scenarios/main-poisson70-10g.yaml"))
     parser.add_argument("--capacity", type=float, default=7500.0, help="images/s that the rates are shares of")
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.3, 0.5, 0.7, 0.9, 0.97])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.3, 0.5, 0.7, 0.8, 0.9, 0.97])
     parser.add_argument("--duration", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=100)
     given = parser.parse_args()
