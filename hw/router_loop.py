@@ -182,6 +182,7 @@ class RouterLoop:
         self._events: deque[RouterEvent] = deque()
         self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
         self._arrived = 0
+        self._goals = deque(run.goals)
         self._holds = router.hold_limit_ns > 0
         self._own_cores = own_cores(cluster.servers)
         self._busy_ns = self._idle_ns = 0
@@ -285,6 +286,8 @@ class RouterLoop:
         """Everything that is due now, then a wait for whatever comes first."""
         now_ns = self._clock.now_ns()
         self._arrive(now_ns)
+        while self._goals and self._goals[0][0] <= now_ns:
+            self._tell_router(self._goals.popleft()[1], now_ns)
         if self._holds and self._spec.end == "drain" and now_ns >= self._spec.horizon_ns:
             self._holds = False
             self._tell_router(ArrivalsEnded(), now_ns)
@@ -327,6 +330,8 @@ class RouterLoop:
         until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns())
         if self._arrived < len(self._arrivals_ns):
             until_ns = min(until_ns, self._arrivals_ns[self._arrived])
+        if self._goals:
+            until_ns = min(until_ns, self._goals[0][0])
         for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns):
             if wake_ns is not None and wake_ns < until_ns:
                 until_ns = wake_ns

@@ -13,7 +13,7 @@ from hw.link import LinkModel
 from hw.networks import ModelFile
 from hw.transfers import ELEMENT_BYTES
 from policies.faults import Fault
-from policies.vocabulary import IMAGE, NS_PER_S
+from policies.vocabulary import IMAGE, NS_PER_S, GoalSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class HardwareRun:
         deadline_ns: after its arrival, for every request; None for no deadlines.
         keep_log: keep every event and command for replay.
         faults: what is done to the agents, and when.
+        goals: when the operator asks for what, ascending.
         links: an emulated network between the servers; None for what this machine has. Of this run alone.
         is_correct: (request, its widths) -> whether it is right, where agents tell no labels; None compares what they
             tell with `labels`.
@@ -74,6 +75,7 @@ class HardwareRun:
     drain_limit_ns: int = 60 * NS_PER_S
     keep_log: bool = False
     faults: tuple[Fault, ...] = ()
+    goals: tuple[tuple[int, GoalSet], ...] = ()
     links: LinkModel | None = None
     is_correct: Callable[[int, tuple[float, ...]], bool] | None = None
     measures_costs: bool = False

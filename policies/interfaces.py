@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from itertools import product
+from typing import Final, Literal, Protocol
 
 import numpy as np
 
+from policies.reward import AccuracyPrior
 from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, WorkKey
 
+MOST_TUPLES: Final = 1 << 12  # of a table that the router's core knows: it stands in every stored run
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
 
@@ -60,6 +64,7 @@ class RouterConfig:
         max_retries: how often a request is tried again after a rejection or a server's death.
         shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
         hold_limit_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
+        top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
     """
 
     segments: int
@@ -71,8 +76,20 @@ class RouterConfig:
     max_retries: int = 3
     shed_expired: bool = False
     hold_limit_ns: int = 0
+    top1: tuple[float, ...] = ()
 
     @property
     def servers(self) -> int:
         """N."""
         return len(self.holds)
+
+    def width_tuples(self) -> Iterator[tuple[float, ...]]:
+        """All W^S, in the order of their numbers in base W."""
+        return product(self.widths, repeat=self.segments)
+
+
+def top1_of(config: RouterConfig, prior: AccuracyPrior) -> tuple[float, ...]:
+    """The accuracy table for `RouterConfig.top1`; empty where it would have more than `MOST_TUPLES`."""
+    if len(config.widths) ** config.segments > MOST_TUPLES:
+        return ()
+    return tuple(prior(widths) for widths in config.width_tuples())

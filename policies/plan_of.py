@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
+from policies.compiled.control import Control, control_row, keep_control
 from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
 from policies.compiled.milp import MilpMemory, Replan
@@ -44,9 +45,10 @@ from policies.compiled.rules import (
     VariantSteps,
     WorkToCome,
 )
+from policies.floor_control import FloorControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
-from policies.rules import groups, infaas, lookahead, milp, placements, slackfit, widths
+from policies.rules import controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
 from policies.vocabulary import HoldRule
@@ -294,6 +296,9 @@ class _Writer:
                 record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
                 record.rung_at = self._rung(rule)
+            case controlled.ControlledLadder() if type(rule.ladder) is widths.Ladder:
+                record.numbers[:] = self._widths(rule.ladder, asked)
+                record.control_at = self._control(rule.control)
             case infaas.Variants() if type(rule) is infaas.Variants:
                 record.rule, record.variants_at = INFAAS, self._variants(rule)
             case _:
@@ -310,6 +315,11 @@ class _Writer:
             rule.rung = Rung(row, at).rung
 
         self._keep.append(keep)
+        return at
+
+    def _control(self, control: FloorControl) -> int:
+        at = self._plan.add(control_row(control))
+        self._keep.append(lambda row: keep_control(control, Control(row, at)))
         return at
 
     def _variants(self, rule: infaas.Variants) -> int:

@@ -31,6 +31,7 @@ from policies.vocabulary import (
     ClusterView,
     Decide,
     Decided,
+    GoalSet,
     HeadKey,
     Held,
     HoldBegun,
@@ -171,6 +172,8 @@ class RouterCore:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
+        self.accuracy_sum = self.goal_floor = 0.0
+        self._top1 = dict(zip(config.width_tuples(), config.top1, strict=True)) if config.top1 else None
         self._requests: dict[int, _Request] = {}
         self._fifo: KeyedFifo[_Line] = KeyedFifo()
         self._blocks: dict[int, _OpenBlock] = {}
@@ -186,6 +189,7 @@ class RouterCore:
             Decided: self._send,
             Held: self._hold,
             HoldRule: self._set_hold_rule,
+            GoalSet: self._set_goal,
             ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
@@ -304,8 +308,17 @@ class RouterCore:
         self._asked = _Asked(line, requests, left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        view = ClusterView(now_ns, line.head, len(requests), entered_ns, waiting, self.completed, servers, left_ns)
-        commands.append(Decide(self._decision, view))
+        seen = (
+            len(requests),
+            entered_ns,
+            waiting,
+            self.completed,
+            servers,
+            left_ns,
+            self.accuracy_sum,
+            self.goal_floor,
+        )
+        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
         """The head's line; where it is held back or no free server can hold its segment, the oldest that can go."""
@@ -426,6 +439,9 @@ class RouterCore:
         assert len(event.requests) == len(event.wait_ns) == self.config.segments, f"not one a segment: {event}"
         self._holds.set_rule(event)
 
+    def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
+        self.goal_floor = event.floor
+
     def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
         self._holds.is_on = False
         self._end_holds(now_ns)
@@ -454,6 +470,8 @@ class RouterCore:
             correct = bool(event.correct) and event.correct[position]
             if event.segment == self.config.segments:
                 self.completed += 1
+                if self._top1 is not None:
+                    self.accuracy_sum += self._top1[entry.widths]
                 del self._requests[request]
                 commands.append(RequestCompleted(request, entry.widths, correct, entry.retries))
             else:

@@ -135,6 +135,8 @@ class ClusterView(msgspec.Struct, frozen=True):
         head_entered_ns: when the oldest candidate entered the FIFO.
         fifo_length, completed: q_fifo and c_done of Eq. 1.
         hold_left_ns: for how long the candidates may be held now; 0 where `Hold` is no answer.
+        accuracy_sum: of the completed, what the accuracy table says of their width tuples, added up; 0 without a table.
+        goal_floor: the mean accuracy that the operator asks for now; 0 for none.
     """
 
     now_ns: int
@@ -145,6 +147,8 @@ class ClusterView(msgspec.Struct, frozen=True):
     completed: int
     servers: tuple[ServerView, ...]
     hold_left_ns: int = 0
+    accuracy_sum: float = 0.0
+    goal_floor: float = 0.0
 
 
 # --------------------------------------------------------------------------------------- events into the router core
@@ -181,6 +185,12 @@ class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     requests: tuple[int, ...]
     wait_ns: tuple[int, ...]
+
+
+class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From now on the operator asks for a mean accuracy of `floor`; 0 for none. Routers that control see it."""
+
+    floor: float
 
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -506,6 +516,7 @@ RouterEvent = (
     | Decided
     | Held
     | HoldRule
+    | GoalSet
     | ArrivalsEnded
     | TransferStarted
     | TransferFinished

@@ -2,8 +2,8 @@
 
 At one instant: arrivals, then by server the ends of transfers, blocks that reach their scheduler, batch starts, batch
 ends, load ends, unload ends, timers, telemetry, messages that reach the router's host, faults, changes of a device's
-slowdown (each by its own id), and last what the router's host has done: its decision, what it heard. The next
-decision's start comes when nothing is left at the instant (`is_instant_over`).
+slowdown (each by its own id), and last the operator's goal, and what the router's host has done: its decision, what it
+heard. The next decision's start comes when nothing is left at the instant (`is_instant_over`).
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from policies.vocabulary import (
     Choice,
     Decide,
     Decided,
+    GoalSet,
     Held,
     Hold,
     HoldRule,
@@ -82,6 +83,7 @@ class RunSpec:
         seed: of the jitter, the devices' slowdown and lost packets.
         slowdowns: for some devices, how their speed really came and went: (when, how many times as long things take
             from then on), ascending; the others' is drawn, where their profiles have one.
+        goals: when the operator asks for what, ascending, none after the horizon.
         detail, keep_log: what the ledger keeps.
     """
 
@@ -93,6 +95,7 @@ class RunSpec:
     deadline_ns: int | None = None
     faults: tuple[Fault, ...] = ()
     slowdowns: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    goals: tuple[tuple[int, GoalSet], ...] = ()
     seed: int = 0
     detail: bool = True
     keep_log: bool = False
@@ -151,6 +154,8 @@ class Simulation:
                 device.start_slowdown(derived_seed(self.spec.seed, f"pace:{index}"))
         for fault in self.spec.faults:
             self._faults.plan(fault)
+        for at_ns, goal in self.spec.goals:
+            self._agenda.at(at_ns, HOST, self._tell_router, goal)
         if self.cluster.router.hold_limit_ns and self.spec.end == "drain":
             self._agenda.at(self.spec.horizon_ns, HOST, self._tell_router, ArrivalsEnded())
         self._plan_arrival()

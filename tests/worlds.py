@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from policies.greedy import GreedyKnobs
-from policies.interfaces import RouterConfig
+from policies.interfaces import RouterConfig, top1_of
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import IMAGE, NS_PER_S, WorkKey
 from sim.accuracy import BernoulliCorrectness
@@ -162,6 +163,7 @@ def cluster(
     )
     config = RouterConfig(segments=model.segments, widths=model.widths, holds=holds, **(router or {}))
     accuracy = prior(model.segments, model.widths)
+    config = replace(config, top1=top1_of(config, accuracy))
     return ClusterSpec(devices, servers, config, decision_ns, weights or RewardWeights(), accuracy)
 
 

@@ -21,6 +21,7 @@ class Sheet(Record):
 
     now_ns = segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
     hold_left_ns = INT
+    accuracy_sum = goal_floor = REAL
 
 
 class SeenServer(Record):
@@ -33,7 +34,7 @@ class SeenServer(Record):
 class WidthRule(Record):
     """Which width to choose: one of the rules below, and what it needs."""
 
-    rule = tuple_at = rungs_at = rung_count = thresholds_at = rung_at = variants_at = INT
+    rule = tuple_at = rungs_at = rung_count = thresholds_at = rung_at = variants_at = control_at = INT
 
 
 class Plan(Record):

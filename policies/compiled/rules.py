@@ -6,11 +6,15 @@ do, and draw the same numbers in the same order.
 
 from __future__ import annotations
 
+from math import exp
+
+from policies.compiled.control import Control, shift_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
 from policies.compiled.tide import choose_by_tide
+from policies.floor_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
 from policies.jit import ints, kernel, reals, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
 
@@ -148,18 +152,33 @@ def random_width(plan: Plan, holds: int) -> int:
 
 @kernel
 def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
-    """`widths.Ladder`: how many thresholds the load per server exceeds, or, of those it is below, still exceeds."""
-    waiting, up = sheet.fifo_length, 0
+    """`widths.Ladder`: how many thresholds the load per server exceeds, or, of those it is below, still exceeds; or
+    `controlled.ControlledLadder`."""
+    waiting, up, scale = sheet.fifo_length, 0, 1.0
     for index in range(plan.servers):
         waiting += seen_at(sheet, index).requests
         up += is_up(sheet, index)
-    load, down, stay, now = waiting / max(1, up), 0, 0, Rung(plan, rule.rung_at)
+    if rule.control_at:
+        scale = exp(-shift_of(Control(plan, rule.control_at), sheet))
+    load, down, stay, now = waiting / max(1, up) * scale, 0, 0, Rung(plan, rule.rung_at)
     for n in range(rule.rung_count - 1):
         threshold = reals(plan)[rule.thresholds_at + n]
         down += load > threshold
         stay += load > threshold * now.share
     now.rung = max(down, min(now.rung, stay))
+    if rule.control_at:
+        Control(plan, rule.control_at).end = end_of_ladder(now.rung, rule.rung_count)
     return now.rung
+
+
+@kernel
+def end_of_ladder(rung: int, count: int) -> int:
+    """`controlled.end_of_ladder`."""
+    if count == 1:
+        return AT_BOTH
+    if rung == 0:
+        return AT_WIDEST
+    return AT_NARROWEST if rung == count - 1 else FREE
 
 
 @kernel

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from math import exp, log
 
+from policies.compiled.control import Control, shift_of
 from policies.compiled.layout import ANYWHERE, NONE, Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
+from policies.floor_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
 from policies.jit import ints, kernel, reals
 
 
@@ -215,11 +217,26 @@ def note_sent(plan: Plan, sheet: Sheet, memory: Memory) -> None:
 
 
 @kernel
+def end_of_price(plan: Plan, sheet: Sheet, memory: Memory) -> int:
+    """Whether a lower price would have changed nothing, or a higher one; under the guard neither would."""
+    holds, width = seen_at(sheet, plan.server).holds, plan.width
+    is_widest, is_narrowest = holds >> width == 1, holds & ((1 << width) - 1) == 0
+    if memory.is_guarded == 1 or (is_widest and is_narrowest):
+        return AT_BOTH
+    if is_widest:
+        return AT_WIDEST
+    return AT_NARROWEST if is_narrowest else FREE
+
+
+@kernel
 def choose_by_tide(plan: Plan, sheet: Sheet) -> None:
     """The server where the candidates are done first at the width that the price leaves them there; then the group."""
     memory, knobs = Memory(plan, plan.memory_at), Knobs(plan, plan.knobs_at)
     remember(plan, sheet, memory, knobs)
     level = price_of(plan, sheet, memory, knobs)
+    control_at = plan.width_rule.control_at
+    if control_at:
+        level -= shift_of(Control(plan, control_at), sheet)
     memory.price = level
     if is_guarded(memory, knobs):
         fall_back(plan, sheet)
@@ -233,5 +250,7 @@ def choose_by_tide(plan: Plan, sheet: Sheet) -> None:
             if found == NONE or score < best:
                 best, found, chosen = score, index, width
         plan.server, plan.width, plan.group = found, chosen, group_at(plan, sheet, memory, knobs)
+    if control_at:
+        Control(plan, control_at).end = end_of_price(plan, sheet, memory)
     ints(memory)[last_width_at(plan, sheet, plan.server)] = plan.width
     note_sent(plan, sheet, memory)

@@ -25,8 +25,10 @@ import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from policies.errors import InputError, nearest
+from policies.floor_control import MOST_STRETCH
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
+from policies.rules.controlled import ControlledLadder, ControlSpec
 from policies.rules.costs import efficient_tuples, full_widths, spread
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.holding import HoldSpec, holding
@@ -217,6 +219,7 @@ class LadderRule(PlacedRule):
             table, evenly.
         thresholds: requests per server, ascending.
         hysteresis: a rung is left upwards only at its threshold times (1 - hysteresis).
+        control: that it keeps a floor of accuracy, for which its thresholds move; left alone where it is not given.
     """
 
     KIND: ClassVar[str] = "ladder"
@@ -224,6 +227,7 @@ class LadderRule(PlacedRule):
     rungs: Rungs | None = None
     thresholds: Thresholds = LADDER_THRESHOLDS
     hysteresis: ShareBelow1 = 0.0
+    control: ControlSpec | None = None
 
     @model_validator(mode="after")
     def _one_more_rung(self) -> LadderRule:
@@ -262,8 +266,11 @@ class LadderRule(PlacedRule):
         rungs = self.rungs or spread(efficient_tuples(context), len(self.thresholds) + 1)
         if not rungs:
             raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
-        width = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1], self.hysteresis)
-        return self._composed(context, width, source, key)
+        ladder = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1], self.hysteresis)
+        if self.control is None:
+            return self._composed(context, ladder, source, key)
+        control = self.control.make(context.config, source, key, MOST_STRETCH)
+        return self._composed(context, ControlledLadder(ladder, control), source, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,17 @@ class Ladder:
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
+        return self.width_at(self.rung_of(view), view, server)
+
+    def rung_of(self, view: ClusterView, scale: float = 1.0) -> int:
+        """How many thresholds the load exceeds, of which only `scale` counts."""
         outstanding = sum(each.outstanding_requests for each in view.servers)
-        load = (view.fifo_length + outstanding) / max(1, sum(is_up(each) for each in view.servers))
+        load = (view.fifo_length + outstanding) / max(1, sum(is_up(each) for each in view.servers)) * scale
         down = sum(load > threshold for threshold in self.thresholds)
         stay = sum(load > threshold * (1 - self.hysteresis) for threshold in self.thresholds)
         self.rung = max(down, min(self.rung, stay))
-        return held_width(self.widths, view.servers[server].widths, self.rungs[self.rung][view.head.segment - 1])
+        return self.rung
+
+    def width_at(self, rung: int, view: ClusterView, server: int) -> float:
+        """The width of that rung for the view's candidate block on that server."""
+        return held_width(self.widths, view.servers[server].widths, self.rungs[rung][view.head.segment - 1])

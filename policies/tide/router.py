@@ -10,15 +10,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from policies.compiled.control import Control, control_row
 from policies.compiled.decide import choose_once
 from policies.compiled.layout import NONE, Plan
 from policies.compiled.plan import PlanRow, cost_tables
 from policies.compiled.rules import TIDE
 from policies.compiled.sheet import SheetWriter
 from policies.compiled.tide import Knobs, Memory, Remembered
+from policies.floor_control import FOLLOW, FloorControl
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
+from policies.rules.controlled import ControlSpec
 from policies.rules.costs import middle_widths, worth_of_steps
 from policies.rules.holding import HoldSpec
 from policies.tide.knobs import KIND, OTHERS, PRICES, Reals, knobs
@@ -36,19 +39,22 @@ class TideRouter:
     Args:
         values: (K,) what was learned, in the order of `knobs.knobs`.
         context: the cluster's settings, costs and accuracies.
+        control: keeps a floor of accuracy by shifting the price; None leaves it alone.
         guarded: hand over to the narrowest width and least work while the backlog is beyond `GUARD_ON_S`.
 
     Raises:
         ValueError: another number of values than the network's segments and widths ask for.
     """
 
-    def __init__(self, values: Reals, context: RouterContext, *, guarded: bool = True) -> None:
+    def __init__(
+        self, values: Reals, context: RouterContext, *, guarded: bool = True, control: FloorControl | None = None
+    ) -> None:
         config = context.config
         self.values = np.array(values, np.float64)
         wanted = len(knobs(config.segments, len(config.widths)))
         if self.values.shape != (wanted,):
             raise ValueError(f"{self.values.shape} values; {wanted} are learned for this network")
-        self.context, self._guarded = context, guarded
+        self.context, self._guarded, self._control = context, guarded, control
         self.row = self.plan()
         self._plan = Plan(self.row)
         self._sheet = SheetWriter(config, context.costs)
@@ -58,6 +64,17 @@ class TideRouter:
         choose_once(self.row, self._sheet.write(view))
         plan = self._plan
         return Choice(plan.server, self.context.config.widths[plan.width], plan.group)
+
+    def set_floor(self, floor: float | None) -> None:
+        """Keep this from now on, whatever the operator's schedule says; 0 for no floor, None for the schedule's.
+
+        Raises:
+            ValueError: it does not control.
+        """
+        at = self._plan.width_rule.control_at
+        if not at:
+            raise ValueError("this router was made without `control`; no floor can be set")
+        Control(self._plan, at).floor = FOLLOW if floor is None else floor
 
     @property
     def handovers(self) -> int:
@@ -91,6 +108,8 @@ class TideRouter:
         seen = np.zeros(Memory.size + config.servers * Remembered.size, np.int64)
         no_width = np.full(config.servers * config.segments, NONE, np.int64)
         plan.head.memory_at = plan.add(np.concatenate([seen, no_width]))
+        if self._control is not None:
+            plan.head.width_rule.control_at = plan.add(control_row(self._control))
         return plan.row()
 
     def _tables(self, stretch: Reals, own: float) -> tuple[Reals, Reals, Reals, float, float]:
@@ -112,8 +131,17 @@ class TideRouter:
 
     # ------------------------------------------------------------------------------------------------------- files
 
-    def save(self, path: Path, made_by: Mapping[str, Any], hold: HoldSpec | None = None) -> None:
-        """Write it, atomically, for `TideSpec.read`, with what is held back for it; `made_by` says how it came."""
+    def save(
+        self,
+        path: Path,
+        made_by: Mapping[str, Any],
+        hold: HoldSpec | None = None,
+        control: ControlSpec | None = None,
+    ) -> None:
+        """Write it, atomically, for `TideSpec.read`, with what is held back for it and the floor that it keeps.
+
+        `made_by` says how it came.
+        """
         config = self.context.config
         names = [knob.name for knob in knobs(config.segments, len(config.widths))]
         header = {
@@ -125,6 +153,8 @@ class TideRouter:
         }
         if hold is not None:
             header["hold"] = hold.model_dump_json()
+        if control is not None:
+            header["control"] = control.model_dump_json()
         checkpoint.write(path, {"tide.values": self.values}, header)
 
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from policies.errors import InputError
+from policies.floor_control import MOST_SHIFT
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
+from policies.rules.controlled import ControlSpec
 from policies.rules.holding import HoldSpec, holding
 from policies.rules.specs import Space
 from policies.tide.knobs import Reals, knobs, spread, start
@@ -32,12 +34,14 @@ class TideSpec:
     Attributes:
         values: (K,) in the order of `knobs.knobs`.
         hold: which lines the router's core holds back.
+        control: that it keeps a floor of accuracy; None where it does not.
         network: the segments and widths that they were learned for; None where they are not from a file.
     """
 
     values: Reals | None = field(default=None, compare=False)
     network: tuple[int, tuple[float, ...]] | None = None
     hold: HoldSpec | None = None
+    control: ControlSpec | None = None
 
     @classmethod
     def read(cls, path: Path) -> TideSpec:
@@ -48,6 +52,7 @@ class TideSpec:
             network = (int(header["segments"]), tuple(json.loads(header["widths"])))
             found, values = json.loads(header["names"]), tensors["tide.values"]
             hold = HoldSpec.model_validate_json(header["hold"]) if "hold" in header else None
+            control = ControlSpec.model_validate_json(header["control"]) if "control" in header else None
             if not (1 <= network[0] <= MOST and 1 <= len(network[1]) <= MOST and values.dtype == np.float64):
                 raise ValueError(f"{network[0]} segments, {len(network[1])} widths, numbers of {values.dtype}")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -63,7 +68,7 @@ class TideSpec:
         if (largest := float(np.abs(values).max())) > LARGEST:
             problem = f"holds {largest:.3g}: damaged (of tuned numbers none is beyond {LARGEST:g})"
             raise InputError(str(path), "tide.values", problem)
-        return cls(values, network, hold)
+        return cls(values, network, hold, control)
 
     @classmethod
     def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
@@ -94,4 +99,5 @@ class TideSpec:
         from policies.tide.router import TideRouter  # it needs numba, which rules must not wait for
 
         size = (context.config.segments, len(context.config.widths))
-        return TideRouter(start(*size) if self.values is None else self.values, context)
+        control = None if self.control is None else self.control.make(context.config, source, key, MOST_SHIFT)
+        return TideRouter(start(*size) if self.values is None else self.values, context, control=control)

@@ -155,6 +155,7 @@ def run_on_hardware(
         drain_limit_ns=planned.drain_limit_ns,
         keep_log=wanted.keep_log,
         faults=planned.faults,
+        goals=planned.goals,
         links=world.emulated_links(seed) if wanted.emulate_links else None,
         measures_costs=wanted.measures_costs,
         is_correct=planned.correctness.is_correct if is_emulated else None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -731,11 +732,29 @@ Routers = Annotated[tuple[RouterName, ...], Field(min_length=1, max_length=1000)
 Seeds = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=10_000), AfterValidator(unique)]
 
 
+class GoalSection(StrictModel):
+    """A change of what the operator asks for."""
+
+    at_s: SecondsOrZero = Field(description="from when on, from the run's start")
+    floor: Share = Field(description="mean accuracy that routers which control keep from then on; 0 for none")
+
+
 class ServiceSection(StrictModel):
     """What the operator promises: results say in how much of the time it was kept ([metrics](metrics.md))."""
 
     floor: Share | None = Field(None, description="mean accuracy to keep; null: `tuning.floor`, where there is one")
     p99_limit_s: Seconds | None = Field(None, description="most that the p99 latency may be; null for no limit")
+    schedule: tuple[GoalSection, ...] = Field(
+        (), description="floors that follow that one in mid-run, ascending in time", max_length=10_000
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> ServiceSection:
+        for before, after in pairwise(self.schedule):
+            if after.at_s <= before.at_s:
+                problem = f"schedule: at_s {after.at_s:g} stands after {before.at_s:g}"
+                raise ValueError(f"{problem}; allowed are times that ascend")
+        return self
 
 
 class CompareSection(StrictModel):

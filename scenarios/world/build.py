@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from policies.errors import InputError
 from policies.faults import Supervision
 from policies.greedy import GreedyKnobs
-from policies.interfaces import RouterConfig
-from policies.reward import RewardWeights
+from policies.interfaces import RouterConfig, top1_of
+from policies.reward import AccuracyPrior, RewardWeights
 from policies.strict import StrictModel
 from policies.vocabulary import IMAGE, WorkKey, nanoseconds
 from scenarios.files.spec import (
@@ -66,7 +66,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
     cluster = ClusterSpec(
         devices=tuple(tables[name] for name in devices),
         servers=specs,
-        router=_router_config(scenario, specs, of_server[0]),
+        router=_router_config(scenario, specs, of_server[0], accuracy.prior),
         decision_ns=nanoseconds(_decision_s(scenario, of_server)),
         host=_host(scenario, of_server, tuple(tables.values())),
         weights=RewardWeights(**scenario.reward.model_dump()),
@@ -190,7 +190,9 @@ def _attachment(server: ServerSection, profile: Profile) -> Attachment:
     return Attachment(given if given in SHARED_PRESETS else own, PRESETS[given])
 
 
-def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile: Profile) -> RouterConfig:
+def _router_config(
+    scenario: Scenario, servers: tuple[ServerSpec, ...], profile: Profile, prior: AccuracyPrior
+) -> RouterConfig:
     model, given = profile.model, scenario.router
     holds = tuple(
         tuple(tuple(server.knobs.can_hold((s, w)) for w in model.widths) for s in range(1, model.segments + 1))
@@ -201,13 +203,14 @@ def _router_config(scenario: Scenario, servers: tuple[ServerSpec, ...], profile:
             caps = ", ".join(f"{server.name} {server.knobs.vram_cap_bytes / GB:g} GB" for server in servers)
             problem = f"no server can hold segment {segment} at any width (caps: {caps}); raise vram_cap_gb"
             raise InputError(scenario.name, "cluster.greedy.vram_cap_gb", problem)
-    return RouterConfig(
+    config = RouterConfig(
         segments=model.segments,
         widths=model.widths,
         holds=holds,
         shed_expired=scenario.shed,
         **_in_ns(given, "decision_s"),
     )
+    return replace(config, top1=top1_of(config, prior))
 
 
 def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[DeviceTables, ...]) -> HostTable | None:

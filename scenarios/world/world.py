@@ -17,7 +17,7 @@ from policies.faults import Supervision
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
-from policies.vocabulary import Provenance, nanoseconds
+from policies.vocabulary import GoalSet, Provenance, nanoseconds
 from scenarios.files.spec import Scenario
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
@@ -189,10 +189,20 @@ class World:
             deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
             faults=faults_of(scenario, names, seed, start_s, horizon_s, len(arrived_ns)),
             slowdowns=slowdowns or {},
+            goals=self._goals(start_s, horizon_s),
             seed=seed,
             detail=detail,
             keep_log=keep_log,
         )
+
+    def _goals(self, start_s: float, horizon_s: float) -> tuple[tuple[int, GoalSet], ...]:
+        """What the operator asks for and when, in a run that begins at `start_s` of the scenario."""
+        service = self.scenario.service
+        asked = [] if service.floor is None else [(0.0, service.floor)]
+        asked += [(goal.at_s, goal.floor) for goal in service.schedule]
+        before = [floor for at_s, floor in asked if at_s <= start_s]
+        later = [(nanoseconds(at_s - start_s), floor) for at_s, floor in asked if start_s < at_s < start_s + horizon_s]
+        return tuple((at_ns, GoalSet(floor)) for at_ns, floor in [*((0, floor) for floor in before[-1:]), *later])
 
     def _correctness(self, seed: int, count: int) -> Correctness:
         evaluation = self.accuracy.evaluation

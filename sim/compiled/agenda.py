@@ -1,8 +1,8 @@
 """The loop of the compiled engine: what happens next, until a decision is asked for or the run is over.
 
-At one instant: arrivals, then server by server what `layout` lists in its order, then what the router's host has done
-(its decision came before all that it has still to hear), and last the start of the next decision, when nothing is left
-at the instant (`sim.agenda`). Every slot knows its own next time, so no event is ever stale.
+At one instant: arrivals, then server by server what `layout` lists in its order, then the operator's next goal, what
+the router's host has done (its decision came before all that it has still to hear), and last the start of the next
+decision, when nothing is left at the instant (`sim.agenda`). Every slot knows its own next time, so no event is stale.
 """
 
 from __future__ import annotations
@@ -39,7 +39,18 @@ from sim.compiled.host import arrive_at_host, begin_decision, hear_next
 from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.ledger import record_rest
 from sim.compiled.physics import advance_device, rerate
-from sim.compiled.router import arrive, ask, ask_ns, end_transfer, hold_back, may_send, plan_arrival, send_block
+from sim.compiled.router import (
+    arrive,
+    ask,
+    ask_ns,
+    end_transfer,
+    hold_back,
+    may_send,
+    plan_arrival,
+    plan_goal,
+    send_block,
+    set_goal,
+)
 from sim.compiled.rows import block_at, device_at, model_of, reschedule, server_at, soonest_ns, soonest_server
 
 
@@ -54,6 +65,7 @@ def _set_off(c: Cluster, p: Parameters) -> None:
     for index in range(p.devices):
         _start_slowdown(c, p, device_at(c, p, index))
     plan_arrival(c)
+    plan_goal(c)
 
 
 @kernel
@@ -65,6 +77,7 @@ def advance(c: Cluster, p: Parameters) -> int:
     while c.status == 0:
         now = c.now_ns
         due = min(min(min(c.arrival_ns, c.arrivals_end_ns), soonest_ns(c, p)), min(c.decision_end_ns, c.hear_ns))
+        due = min(due, c.goal_ns)
         wake = ask_ns(c, p)
         if wake <= now and due > now:
             if ask(c, p, now):
@@ -133,6 +146,8 @@ def _step(c: Cluster, p: Parameters, now: int) -> None:
         _happen(c, p, server, now)
         _rerate_touched(c, p, server, now)
         reschedule(c, p, server)
+    elif c.goal_ns == now:
+        set_goal(c)
     elif c.arrivals_end_ns == now:
         c.arrivals_end_ns = NEVER
         c.may_hold = 0

@@ -22,13 +22,15 @@ class Cluster(Record):
     status = is_set_off = now_ns = ended_ns = horizon_ns = limit_ns = drains = detail = keeps = faulty = INT
     arrivals_at = arrival_count = arrived = INT
     deadline_ns = NONE
-    arrival_ns = arrivals_end_ns = decision_end_ns = hear_ns = NEVER
+    arrival_ns = arrivals_end_ns = decision_end_ns = hear_ns = goal_ns = NEVER
     host_core = NONE
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
     slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
     first_heard = last_heard = NONE
     line = is_alone = candidates = removals = removals_seen = server = width = group = INT
     fifo_length = completed = failed = in_flight = INT
+    accuracy_sum = goal_floor = REAL
+    goals_at = goals = goal = INT
     may_hold = has_hold_rule = held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
     next_hold_ns = NEVER
     first_held = NONE
@@ -141,6 +143,13 @@ class Medium(Record):
     """What transfers share."""
 
     free_ns = transfers = INT
+
+
+class Goal(Record):
+    """From when on the operator asks for which mean accuracy."""
+
+    from_ns = INT
+    floor = REAL
 
 
 class SlowdownChange(Record):
@@ -329,7 +338,7 @@ class Parameters(Record):
     alpha = beta = gamma = delta = bonus = REAL
     centre = INT
     mean_top1 = REAL
-    prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
+    top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
     tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
@@ -402,6 +411,7 @@ class HeadSeen(Record):
     """What a router may know of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
 
     segment = previous_width = location = candidates = entered_ns = fifo_length = completed = hold_left_ns = INT
+    accuracy_sum = goal_floor = REAL
 
 
 class ServerSeen(Record):

@@ -145,6 +145,7 @@ class Program:
         p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta
         p.bonus, p.centre, p.mean_top1 = weights.bonus, weights.centre, cluster.prior.mean_top1
         p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
+        p.top1_at = self._writer.add(config.top1, np.float64) if config.top1 else NONE
         p.hang_ns, p.stable_ns, p.start_ns = rules.hang_ns, rules.stable_ns, rules.start_ns
         p.backoff_ns, p.backoff_limit_ns = rules.backoff_ns, rules.backoff_limit_ns
         p.logs_at = self._writer.add(_logs())

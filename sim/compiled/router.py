@@ -103,6 +103,20 @@ def release(c: Cluster, p: Parameters, slot: int) -> None:
     c.in_flight -= 1
 
 
+@kernel
+def set_goal(c: Cluster) -> None:
+    """The operator's next goal (`RouterCore._set_goal`), and when the one after it comes."""
+    c.goal_floor = reals_at(c.goals_at)[2 * c.goal + 1]
+    c.goal += 1
+    plan_goal(c)
+
+
+@kernel
+def plan_goal(c: Cluster) -> None:
+    """When the next goal comes."""
+    c.goal_ns = ints_at(c.goals_at)[2 * c.goal] if c.goal < c.goals else NEVER
+
+
 # ---------------------------------------------------------------------------------------------------------- decisions
 
 
@@ -505,6 +519,8 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
         is_right = is_correct(c, request.id, code)
         member.accuracy = is_right
         c.completed += 1
+        if p.top1_at != NONE:
+            c.accuracy_sum += reals(p)[p.top1_at + code]
         record_request(c, p, request, COMPLETED, NO_REASON, request.retries, is_right, now)
         release(c, p, slot)
     else:

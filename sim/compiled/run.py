@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.chance import derived_seed
-from policies.vocabulary import NS_PER_S, HoldRule
+from policies.vocabulary import NS_PER_S, GoalSet, HoldRule
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec
 from sim.compiled.codes import (
@@ -31,6 +31,7 @@ from sim.compiled.layout import (
     Cluster,
     Device,
     DowntimeRow,
+    Goal,
     ReadingRow,
     RequestRow,
     SlowdownChange,
@@ -132,6 +133,8 @@ class RunRow:
         if p.hold_limit_ns:
             c.may_hold = 1
             c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
+        goals = np.array([(at_ns, goal.floor) for at_ns, goal in (*run.goals, (0, GoalSet(0.0)))], Goal.dtype)
+        c.goals_at, c.goals = self._keep(goals), len(run.goals)
         c.deadline_ns = NONE if run.deadline_ns is None else run.deadline_ns
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
         c.jitter_salt, c.dispatch_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, DISPATCH)

@@ -194,7 +194,8 @@ class CompiledSimulation:
         run = self._run
         length = read_view(run.row, run.shape.parameters, self._seen)
         numbers, reals = self._seen[:length].tolist(), self._seen[:length].view(np.float64).tolist()
-        segment, x, location, candidates, entered_ns, fifo_length, completed, left_ns = numbers[:_HEAD_SEEN]
+        segment, x, location, candidates, entered_ns, fifo_length, completed, left_ns, _, _ = numbers[:_HEAD_SEEN]
+        told = (left_ns, *reals[_HEAD_SEEN - 2 : _HEAD_SEEN])  # accuracy_sum, goal_floor
         if self.cluster.router.block_key == "any":
             location = ANYWHERE
         servers, at = [], _HEAD_SEEN
@@ -217,7 +218,7 @@ class CompiledSimulation:
             )
             at = end
         head = HeadKey(segment + 1, self._widths[x], location)
-        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), left_ns)
+        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), *told)
         return ClusterView(self.now_ns, head, *seen)
 
     # ------------------------------------------------------------------------------------------------------ records

@@ -31,6 +31,7 @@ from hw.telemetry import usable_cores
 from hw.torch_lanes import TorchLanes
 from policies.errors import InputError
 from policies.faults import WORKER_DIED, Crash, Supervision
+from policies.interfaces import top1_of
 from policies.records import RunRecord
 from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
@@ -38,6 +39,8 @@ from policies.vocabulary import (
     NS_PER_S,
     Choice,
     ClusterView,
+    Decide,
+    GoalSet,
     Held,
     Hold,
     HoldRule,
@@ -105,6 +108,22 @@ def test_every_request_ends_once_and_right(record: RunRecord) -> None:
     assert all(request.correct and request.widths == WIDTHS for request in record.requests)
     assert sum(request.moved for request in record.requests) > len(record.requests) / 2
     assert sum(server.images for server in record.servers) == 3 * len(record.requests)
+
+
+def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """Views show them, and what the table says of whom the router has completed; the log replays."""
+    goals = ((0, GoalSet(0.7)), (300_000_000, GoalSet(0.8)))
+    config = router(len(cluster.servers))
+    config = dataclasses.replace(config, top1=top1_of(config, PRIOR))
+    record = cluster.run(dataclasses.replace(_run(model, 0.6), goals=goals), config, _routing())
+    told = [(step.now_ns, step.event) for step in record.log if isinstance(step.event, GoalSet)]
+    assert [goal for _, goal in told] == [goal for _, goal in goals]
+    assert all(0 <= now_ns - at_ns < NS_PER_S // 10 for (now_ns, _), (at_ns, _) in zip(told, goals, strict=True))
+    views = [command.view for step in record.log for command in step.commands if isinstance(command, Decide)]
+    assert {view.goal_floor for view in views} == {0.7, 0.8}
+    assert all(view.accuracy_sum == pytest.approx(0.9 * view.completed) for view in views)
+    knobs = [server.knobs for server in cluster.servers]
+    assert replay_run(record.log, record.agent_logs, config, knobs) == []
 
 
 def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:

@@ -18,11 +18,11 @@ import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs, Spec
-from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.rules.context import RouterContext
-from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold, HoldRule
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec
 from sim.costs import ProfileCosts
@@ -374,7 +374,9 @@ def grid_cluster(
         "weights": RewardWeights(1.3, 700.0, 0.3, 0.7, 0.11, True),
         "prior": full_prior(model.segments, model.widths),
     }
-    return ClusterSpec(tuple(tables), servers, config, **{**defaults, **changes})  # type: ignore[arg-type]
+    merged = {**defaults, **changes}
+    config = replace(config, top1=top1_of(config, merged["prior"]))  # type: ignore[arg-type]
+    return ClusterSpec(tuple(tables), servers, config, **merged)  # type: ignore[arg-type]
 
 
 def make_knobs(tables: DeviceTables, changes: Mapping[str, object]) -> GreedyKnobs:
@@ -458,7 +460,16 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
     )
     run = _draw_run(draws, step_ns, cluster)
     found = Scenario(name, cluster, run, draws.pick(POLICIES))
-    return _with_holds(draws, step_ns, found) if draws.chance(50) else found
+    found = _with_holds(draws, step_ns, found) if draws.chance(50) else found
+    return _with_goals(draws, step_ns, found) if draws.chance(40) else found
+
+
+def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
+    """What the operator asks for changes at some instants, two of which may be one."""
+    last = min(40, scenario.run.horizon_ns // step_ns)
+    when = sorted(draws.below(last + 1) for _ in range(draws.integer(1, 4)))
+    goals = tuple((step_ns * at, GoalSet(draws.pick((0.0, 0.6, 0.75, 0.9)))) for at in when)
+    return replace(scenario, run=replace(scenario.run, goals=goals))
 
 
 def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:

@@ -23,6 +23,7 @@ from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.controlled import ControlSpec
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.infaas import InfaasRule, make_variants
 from policies.rules.lookahead import LookaheadRule
@@ -99,6 +100,16 @@ def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     rungs = tuple((width,) * context.config.segments for width in widths[::-1])
     one, other = (Ladder(widths, rungs, tuple(map(float, range(1, len(rungs)))), share) for share in (0.8, 0.3))
     return ComposedRouter(ShortestDelay(context.costs, one), other, LargestGroup(context.config.groups))
+
+
+def controlled(placement: str) -> MakeRouter:
+    """The floor is the operator's where there is one, else in the middle of the table."""
+
+    def make(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+        control = ControlSpec(floor=None if scenario.run.goals else context.prior.mean_top1)
+        return LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
+
+    return make
 
 
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -194,6 +205,7 @@ ROUTERS: dict[str, MakeRouter] = {
     **{f"ladder@{name}": ladder(name) for name in PLACEMENT_NAMES},
     **{f"slow ladder@{name}": slow_ladder(name) for name in ("sticky", "shortest-delay")},
     "two ladders": two_ladders,
+    **{f"controlled ladder@{name}": controlled(name) for name in ("sticky", "shortest-delay")},
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},

@@ -118,7 +118,11 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
         ({"kind": ["ladder"]}, "kind", ["known: fixed"]),
         ({"treshholds": [4]}, "treshholds", ["unknown key; did you mean 'thresholds'"]),
-        ({"tuple": [1, 1, 1, 1]}, "tuple", ["unknown key; known: group, hold, hysteresis, made_by, placement, rungs"]),
+        (
+            {"tuple": [1, 1, 1, 1]},
+            "tuple",
+            ["unknown key; known: control, group, hold, hysteresis, made_by, placement"],
+        ),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),
         ({"group": 0}, "group", ["found 0", "greater than or equal to 1"]),
@@ -140,6 +144,7 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"thresholds": [8, 24]}, "", ["2 rungs and 2 thresholds", "one more"]),
         ({"hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
         ({"hysteresis": -0.1}, "hysteresis", ["found -0.1", "greater than or equal to 0"]),
+        ({"control": {"floor": 75}}, "control.floor", ["found 75", "less than or equal to 1"]),
         ({"made_by": "me"}, "made_by", ["found 'me'", "an object"]),
         (
             {"kind": "milp", "rungs": None, "thresholds": None},

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from policies.errors import InputError
 from policies.records import RequestRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.service import Kept, Promise, window_edges_ns
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
+from scenarios.world.workloads import Excerpt
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import record, request
@@ -131,3 +134,27 @@ def test_a_scenario_promises_it_and_both_engines_tell_the_same(tmp_path: Path) -
     assert None not in found[0]["kept"].values()
     path.write_text(path.read_text().replace("{p99", "{floor: 0.9, p99"))
     assert Promise.of(load_world(path).scenario).floor == 0.9
+
+
+SCHEDULE = "service: {floor: 0.7, schedule: [{at_s: 0.2, floor: 0.8}, {at_s: 0.6, floor: 0.75}]}\n"
+
+
+def goals_of(path: Path, **changes: Any) -> list[tuple[float, float]]:
+    run = load_world(path).run_spec(0, **changes)
+    return [(at_ns / NS_PER_S, goal.floor) for at_ns, goal in run.goals]
+
+
+def test_a_schedule_becomes_goals_of_the_run(tmp_path: Path) -> None:
+    """The floor is asked for from the start; an excerpt begins with what is asked for at its beginning."""
+    path = write_scenario(tmp_path, "duration_s: 1", SCHEDULE + "duration_s: 1")
+    assert goals_of(path) == [(0.0, 0.7), (0.2, 0.8), (0.6, 0.75)]
+    assert goals_of(path, duration_s=0.5) == [(0.0, 0.7), (0.2, 0.8)]
+    late = goals_of(path, duration_s=0.1, excerpt=Excerpt(9, 10))
+    assert late == [(0.0, 0.75)]
+    assert goals_of(write_scenario(tmp_path)) == []
+
+
+def test_a_schedule_that_does_not_ascend_is_refused(tmp_path: Path) -> None:
+    schedule = SCHEDULE.replace("0.6", "0.2")
+    with pytest.raises(InputError, match=r"at_s 0.2 stands after 0.2; allowed are times that ascend"):
+        load_world(write_scenario(tmp_path, "duration_s: 1", schedule + "duration_s: 1"))
