@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -210,6 +211,17 @@ def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
     return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """In torch 2.15 its backward passes of convolutions with slimmed weights break memory on CPUs with AVX2 alone."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
 class _Training:
     """A network that learns, and all of its state: what a checkpoint keeps."""
 
@@ -241,6 +253,7 @@ class _Training:
         """Of an epoch."""
         return -(-len(self._labels) // self._knobs.batch)
 
+    @_without_onednn()
     def epoch(self, epoch: int, on_step: Callable[[int, int], None]) -> EpochReport:
         """One pass over the training images."""
         knobs = self._knobs
