@@ -25,7 +25,6 @@ from scenarios.files.made_routers import made_file, made_kind, made_kinds
 from scenarios.files.named_files import named_files, with_paths
 from scenarios.files.reading import check_faults
 from scenarios.files.router_names import code_of, display_name, router_file
-from scenarios.files.shipped import profile_file
 from scenarios.files.spec import Scenario
 from scenarios.runs import layout
 from scenarios.runs.folder import RunFolder
@@ -36,7 +35,7 @@ from scenarios.world.materials import (
     make_world,
     model_file,
     network_of,
-    profile_path,
+    profile_source,
     with_named_servers,
 )
 from scenarios.world.world import World
@@ -199,10 +198,7 @@ class Job:
 
     def world_parts(self, *, is_training: bool = False) -> list[Any]:
         """All that a simulation reads but its seed, its length and its router."""
-        profiles = [
-            profile_file(server.profile) if server.profile else profile_path(self.folder.path, server.name)
-            for server in self.scenario.cluster.owners
-        ]
+        profiles = [profile_source(server, self.folder.path) for server in self.scenario.cluster.owners]
         return [*self.scenario_parts(OF_A_WORLD, is_training=is_training), self.accuracy_path, *profiles]
 
 

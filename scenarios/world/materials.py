@@ -17,7 +17,7 @@ from policies.vocabulary import Provenance
 from scenarios.files.documents import with_remedy
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
-from scenarios.files.spec import DeviceSection, Scenario
+from scenarios.files.spec import DeviceSection, Scenario, ServerSection
 from scenarios.world.build import build_world, with_local_servers
 from scenarios.world.world import Accuracy, World
 from sim.emulation import emulated
@@ -106,8 +106,8 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
     for server in scenario.cluster.named_servers:
         if server.shares_device_with is not None:
             continue
-        path = profile_file(server.profile) if server.profile else profile_path(folder, server.name)
-        if server.emulated is not None and server.device is not None and not _is_played(server.device, path):
+        path = profile_source(server, folder)
+        if server.device is not None and server.emulated is not None and path != profile_path(folder, server.name):
             profiles[server.name] = emulated_profile(server.device)
             continue
         if not path.is_file():
@@ -118,6 +118,16 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
         with nullcontext() if server.profile else with_remedy("`slimsched run` makes it again"):
             profiles[server.name] = read_profile(path)
     return profiles
+
+
+def profile_source(server: ServerSection, folder: Path) -> Path:
+    """The file that a server's profile is made of: the one that it names, that its run keeps, or that it plays."""
+    if server.profile:
+        return profile_file(server.profile)
+    path = profile_path(folder, server.name)
+    if server.device is not None and server.emulated is not None and not _is_played(server.device, path):
+        return profile_file(server.emulated)
+    return path
 
 
 def emulated_profile(device: DeviceSection) -> Profile:
