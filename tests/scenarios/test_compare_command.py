@@ -97,6 +97,6 @@ def test_emulated_devices_are_compared_without_a_run(tmp_path: Path, capsys: pyt
     path = tmp_path / "emulated.yaml"
     path.write_text(text.replace("duration_s: 120\nwarmup_s: 10", "duration_s: 1\nwarmup_s: 0.1"))
     command = ["compare", str(path), "--router", "sticky", "--seed", "0", "--engine", "compiled"]
-    for told in ("compare: 1 of 1 runs", "compare: skipped, done before"):
+    for told in ("compare: 1 of 1 run in", "compare: skipped, done before"):
         assert main([*command, "--out", str(tmp_path / "run")]) == 0
         assert told in capsys.readouterr().err
