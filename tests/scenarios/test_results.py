@@ -523,9 +523,9 @@ def kinds_to_tune(folder: Path, kinds: tuple[str, ...] = KINDS, *, force: bool =
 def test_what_has_a_file_is_tuned_by_force_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that says why there is none is one, too."""
     path = write_case(tmp_path)
-    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "milp", "fixed"]
+    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "milp", "lookahead", "fixed"]
     (tmp_path / "data/routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
-    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "fixed"]
+    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "lookahead", "fixed"]
     assert kinds_to_tune(tmp_path, ("tide", "ladder")) == []
     assert kinds_to_tune(tmp_path, ("tide", "ladder"), force=True) == ["tide", "ladder"]
     first = tunings(tmp_path)[0]

@@ -409,6 +409,7 @@ def test_a_hardware_run_that_completed_nothing_is_made_again_and_the_others_are_
     job = Job(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=lambda _: None, quiet=True)
     monkeypatch.setattr(Job, "can_validate", True)
     monkeypatch.setattr(Job, "fingerprint", lambda *_: "the same")
+    monkeypatch.setattr(stage, "foreign_routers", lambda *_: [])
     for name in ("world_parts", "router_parts"):
         monkeypatch.setattr(Job, name, lambda *_: [])
     monkeypatch.setattr(Job, "images", "")
