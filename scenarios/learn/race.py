@@ -64,7 +64,7 @@ class Racer:
         values: the numbers searched over.
         spec: what makes such routers.
         levelled: on the runs that the floor was set on; None where there is nothing to set.
-        history: of its search.
+        history: of its search; of a start, the first's.
     """
 
     name: str

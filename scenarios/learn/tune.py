@@ -159,7 +159,7 @@ def _searches(kind: str, space: Space, course: Course, start: Reals | None) -> l
     is_cheap = course.spent.levelling <= CHEAP * course.knobs.decisions * len(found)
     if is_cheap and _start(space) and not any(racer.origin == ORIGINS[-1] for racer in found):
         with suppress(FloorError):
-            found.append(_levelled("start", kind, settled_space, course, _start(settled_space)))
+            found.append(_levelled("start", kind, settled_space, course, _start(settled_space), found[0].history))
     return found
 
 

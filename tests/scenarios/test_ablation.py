@@ -94,4 +94,4 @@ def test_a_row_is_of_the_reported_seeds(scenario: Path) -> None:
     assert again["change_pct"] == {"mean": 0.0, "ci95": 0.0}
     slower = row_of(world, "again", "tide", knobs, {**first, "means_s": [value / 2 for value in first["means_s"]]})
     assert slower["change_pct"]["mean"] == pytest.approx(100.0)
-    assert "the most was" in row_of(world, "too much", "milp", replace(knobs, floor=0.7642), first)["problem"]
+    assert "the most was" in row_of(world, "too much", "milp", replace(knobs, floor=0.7643), first)["problem"]
