@@ -45,8 +45,8 @@ profiles: install  ## the shipped datasheet profiles again, after a change of th
 results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted
 	$(BIN)/python -m scenarios.study results
 
-routers: install  ## tunes the routers that results need and that have no file yet; FORCE=1 all of them again (hours)
-	$(BIN)/python -m scenarios.study tune $(if $(FORCE),--force)
+routers: install  ## tunes the routers that results need and that have no file, or one of other settings; goes on if interrupted; FORCE=1 all of them again (hours)
+	$(BIN)/python -m scenarios.study tune --jobs $(JOBS) $(if $(FORCE),--force)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

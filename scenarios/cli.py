@@ -116,8 +116,10 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
     parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
-    parser.add_argument("--decisions", type=positive, metavar="N", help="of the search; the scenario's by default")
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the search and its runs (0)")
+    parser.add_argument("--decisions", type=positive, metavar="N", help="of a search; the scenario's by default")
+    text = "independent ones, and a race of what they found; the scenario's by default"
+    parser.add_argument("--searches", type=positive, metavar="N", help=text)
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")
     parser.add_argument("--start", type=file_here, metavar="FILE", help="begin with what was tuned before, for tide")
     text = "switch a group of Tide's numbers off; may be given several times (docs/tide.md)"
     text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"

@@ -119,6 +119,7 @@ def tune(arguments: Namespace) -> int:
         out=arguments.out,
         floor=arguments.floor,
         decisions=arguments.decisions,
+        searches=arguments.searches,
         seed=arguments.seed,
         start=arguments.start,
         without=tuple(arguments.without),

@@ -717,7 +717,8 @@ class TuningSection(StrictModel):
     floor: Share | None = Field(
         None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"
     )
-    decisions: Count = Field(40_000_000, description="simulated decisions that the search may take")
+    decisions: Count = Field(40_000_000, description="simulated decisions that a search may take")
+    searches: Count = Field(1, description="independent searches; a race on new runs picks from what they found")
     episodes: Count = Field(3, description="excerpts that every candidate is measured on")
     episode_s: Seconds = Field(10.0, description="their length: long enough for a burst and what comes after it")
     levels: Count = Field(3, description="full-length runs on which the floor is set at the end")

@@ -16,6 +16,7 @@ from policies.ppo.training import CHECKPOINT
 from scenarios.files.documents import read_checked
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
+from scenarios.learn.expected import announced
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.train import require_compiled, score_router, train_world
 from scenarios.learn.tune import tune_world
@@ -58,14 +59,8 @@ def make_tuned(job: Job, world: World, kind: str) -> Score:
     def work() -> Sequence[Path]:
         require_compiled(world)
         knobs = knobs_of(world, seed=given.seed)
-        if warning := learning_warning(knobs.decisions, given.name):
-            job.say(warning)
         kept = job.folder.working(job.folder / "training" / fingerprint[:12]) / SCORES
-        with Progress(f"tune {kind}", knobs.decisions, unit="decision", quiet=job.quiet) as bar:
-
-            def tell(done: int, _: float) -> None:
-                bar.set(min(done, knobs.decisions))
-
+        with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
             found = tune_world(world, kind, knobs, on_progress=tell, kept=KeptScores(job.folder.working(kept)))
         job.say(f"train: {tuned_text(found)}")
         with job.folder.making(path):

@@ -1,9 +1,12 @@
-"""The runs on which a setting is judged while it is tuned, and what they cost."""
+"""The runs on which a setting is judged while it is tuned, what they cost, and how many decisions they took."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import astuple, dataclass, replace
 from math import log
 
 import numpy as np
@@ -29,21 +32,73 @@ NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
 UNSERVED_PRICE = 100.0  # in the logarithm of the latency: nothing is so quick that it could pay this
 
 
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Simulated decisions, expected or made, by what they are for: the parts of tuning."""
+
+    search: int = 0
+    settings: int = 0
+    levelling: int = 0
+    race: int = 0
+
+    @property
+    def in_all(self) -> int:
+        """The sum."""
+        return self.search + self.settings + self.levelling + self.race
+
+    def at_least(self, other: Decisions) -> Decisions:
+        """Of each part the larger number."""
+        return Decisions(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def text(self) -> str:
+        """The sum and the parts, in words."""
+        parts = f"{self.search:,} of searches, {self.settings:,} of settings, {self.levelling:,} of levelling"
+        return f"{self.in_all:,} decisions ({parts}, {self.race:,} of the race)"
+
+
+OnMeasured = Callable[[Decisions], None]
+
+
 class Course:
     """The runs of one world that candidates are measured on.
 
     Args:
         workers: what they run on; compiled code holds no lock.
-        kept: what an interrupted search of the same has measured.
+        kept: what an interrupted tuning of the same has measured.
+        on_measured: gets what was simulated so far, after every group of runs.
+
+    Attributes:
+        decisions: simulated for this seed.
+        part: of `Decisions`: what runs are for from now on.
     """
 
     def __init__(
-        self, world: World, knobs: TuningKnobs, workers: ThreadPoolExecutor, kept: KeptScores | None = None
+        self,
+        world: World,
+        knobs: TuningKnobs,
+        workers: ThreadPoolExecutor,
+        kept: KeptScores | None = None,
+        on_measured: OnMeasured | None = None,
     ) -> None:
         self.world, self.knobs, self.decisions = world, knobs, 0
         self._program, self._workers, self._kept = program_of(world.cluster), workers, kept
         self._priors = tuple_priors(self._program)
         self.context = world.context
+        self.part = "settings"
+        self._spent, self._on_measured = Counter[str](), on_measured
+
+    def seeded(self, number: int) -> Course:
+        """The runs of one of several searches, of which the first keeps the seed; what is spent is counted together."""
+        course = copy(self)
+        seed = self.knobs.seed if number == 0 else derived_seed(self.knobs.seed, f"search:{number}")
+        course.knobs, course.decisions = replace(self.knobs, seed=seed), 0
+        return course
+
+    @property
+    def spent(self) -> Decisions:
+        """Of all seeds."""
+        return Decisions(**self._spent)
 
     def excerpt(self, name: str, part: int) -> RunSpec:
         """A run of the search, from one part of the scenario; its name gives its seed."""
@@ -61,7 +116,14 @@ class Course:
 
     def full(self, number: int) -> RunSpec:
         """A run of full length, for levelling."""
-        seed = derived_seed(self.knobs.seed, f"tune:level:{number}")
+        return self._whole(f"tune:level:{number}")
+
+    def fresh(self, number: int) -> RunSpec:
+        """A run of full length that no search and no levelling saw, for the race."""
+        return self._whole(f"tune:race:{number}")
+
+    def _whole(self, name: str) -> RunSpec:
+        seed = derived_seed(self.knobs.seed, name)
         return self.world.run_spec(seed, detail=False, end="cut", excerpt=Excerpt())
 
     def measure(self, tries: Sequence[tuple[RoutingPolicy, RunSpec]]) -> list[RunScore]:
@@ -71,7 +133,11 @@ class Course:
             scores = list(self._workers.map(self._one, *zip(*tries, strict=True)))
             if self._kept is not None:
                 self._kept.put(scores)
-        self.decisions += sum(score.decisions for score in scores)
+        made = sum(score.decisions for score in scores)
+        self.decisions += made
+        self._spent[self.part] += made
+        if self._on_measured is not None:
+            self._on_measured(self.spent)
         return scores
 
     def _one(self, router: RoutingPolicy, spec: RunSpec) -> RunScore:
@@ -118,6 +184,10 @@ def _beyond(score: RunScore, limit_s: float) -> float:
 
 def shortfall(scores: Sequence[RunScore], floor: float) -> float:
     """Points of accuracy below the floor, over the images of all runs; negative above it."""
+    return (floor - mean_accuracy(scores)) / POINT
+
+
+def mean_accuracy(scores: Sequence[RunScore]) -> float:
+    """Over the images of all runs that were finished."""
     images = sum(score.images - score.unfinished for score in scores)
-    accuracy = sum(score.accuracy * (score.images - score.unfinished) for score in scores) / max(images, 1)
-    return (floor - accuracy) / POINT
+    return sum(score.accuracy * (score.images - score.unfinished) for score in scores) / max(images, 1)

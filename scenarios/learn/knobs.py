@@ -14,8 +14,9 @@ class TuningKnobs:
 
     Attributes:
         floor: mean accuracy, a share, that must be kept.
-        decisions: how many simulated decisions the search may take; levelling comes on top, for all alike.
-        seed: of the search, and of the runs it sees.
+        decisions: how many simulated decisions a search may take; levelling comes on top, for all alike.
+        searches: independent ones; a final race picks from what they found.
+        seed: of the first search, and of the runs it sees; those of the others are derived from it.
         episodes: runs that every candidate is measured on in a generation.
         episode_s: their length; excerpts of the scenario.
         levels: full-length runs that the floor is set on.
@@ -32,6 +33,7 @@ class TuningKnobs:
 
     floor: float
     decisions: int = 40_000_000
+    searches: int = 1
     seed: int = 0
     episodes: int = 3
     episode_s: float = 10.0

@@ -53,7 +53,7 @@ def best_settings(spec: RouterSpec, course: Course, name: str, settings: Setting
     knobs, context = course.knobs, course.context
     runs = [course.excerpt(f"{name}:{part}", part) for part in range(knobs.episodes)]
     found = dict(settings)
-    for key, options in _options(spec, course):
+    for key, options in options_of(spec, course):
         costs = []
         for option in options:
             tried = with_settings(spec, {**found, key: option})
@@ -63,7 +63,7 @@ def best_settings(spec: RouterSpec, course: Course, name: str, settings: Setting
     return found
 
 
-def _options(spec: RouterSpec, course: Course) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def options_of(spec: RouterSpec, course: Course) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The settings in the order in which they are looked at; those with one option are left out."""
     if isinstance(spec, PlacedRule):
         yield "placement", PLACEMENT_NAMES

@@ -2,7 +2,8 @@
 
 Learned router and rules are tuned alike: the same search, the same number of simulated decisions, the same runs (seeds
 that no report uses, excerpts of the scenario, its `tuning_file` where it follows a curve), the same objective. Then one
-number of each, that which trades latency for accuracy, is set so that the floor is kept on full-length runs.
+number of each, that which trades latency for accuracy, is set so that the floor is kept on full-length runs. Of several
+searches a race on other runs picks one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -21,9 +23,19 @@ from policies.errors import InputError, WorkError, nearest
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, Space
-from scenarios.learn.course import MOST_THREADS, Course, latency_cost, shortfall, unserved
+from scenarios.learn.course import (
+    MOST_THREADS,
+    Course,
+    Decisions,
+    OnMeasured,
+    latency_cost,
+    mean_accuracy,
+    shortfall,
+    unserved,
+)
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.race import CLOSE, Figures, Raced, Racer, figures_of, run_race
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
 from scenarios.learn.settings import PRICE, best_settings, settled
 from scenarios.metrics.served import LIMIT
@@ -32,6 +44,7 @@ from sim.cluster import RunSpec
 from sim.compiled.scoring import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
+CHEAP: Final = 0.5  # of a search's decisions: the most that levelling may take for the start to be levelled, too
 _BLOWN_UP = 1.0  # so much more than another start costs, in the logarithm of the latency
 _STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
 
@@ -46,33 +59,37 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.registry.TUNED`.
-        origin: what was levelled: one of `ORIGINS`.
-        values: the numbers searched over.
-        spec: what makes such routers, and goes into its file.
-        decisions: simulated in the search; `level_decisions` in setting the floor.
-        accuracy, mean_s, p99_s: means over the full-length runs of tuning.
-        unserved: share of their images that failed.
-        image_j: energy an image in them.
-        history: best objective after each generation, with the decisions simulated until then.
+        winner: of the race; its spec goes into the router's file.
+        figures: over the full-length runs that the floor was set on, or of the race where there was nothing to set.
+        searches: how many there were; 0 where all that there is was looked at.
+        race: everything in it.
+        spent: simulated decisions.
     """
 
     kind: str
-    origin: str
-    values: Reals
-    spec: RouterSpec
-    decisions: int
-    level_decisions: int
-    accuracy: float
-    mean_s: float
-    p99_s: float
-    unserved: float = 0.0
-    image_j: float = 0.0
-    history: tuple[tuple[int, float], ...] = ()
+    winner: Racer
+    figures: Figures
+    searches: int
+    race: tuple[Raced, ...]
+    spent: Decisions
+
+    @property
+    def values(self) -> Reals:
+        """The numbers searched over."""
+        return self.winner.values
+
+    @property
+    def spec(self) -> RouterSpec:
+        """What makes such routers."""
+        return self.winner.spec
+
+    @property
+    def history(self) -> tuple[tuple[int, float], ...]:
+        """Of the winner's search: the decisions simulated until each generation's end, and its best objective."""
+        return self.winner.history
 
 
 # ------------------------------------------------------------------------------------------------ the search
-
-Progress = Callable[[int, float], None]
 
 
 def tune_world(
@@ -81,45 +98,92 @@ def tune_world(
     knobs: TuningKnobs,
     *,
     start: Reals | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnMeasured | None = None,
     kept: KeptScores | None = None,
+    threads: int = MOST_THREADS,
 ) -> Tuned:
     """Tune one kind of router.
 
     Args:
         start: begin here, looking half as far.
-        on_progress: gets decisions simulated and the best objective after each generation.
+        on_progress: gets the decisions simulated so far, after every group of runs.
         kept: what was measured of the same before it was interrupted.
+        threads: at most so many; what is found does not depend on it.
 
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.
         FloorError: the floor can't be kept on this scenario by this kind.
     """
+    require_possible(world, kind, knobs)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, threads)) as workers:
+        course = Course(world, knobs, workers, kept, on_progress)
+        space = space_of(world, kind, knobs)
+        racers = _tuples(course) if space is None else _searches(kind, space, course, start)
+        winner, race = run_race(racers, course)
+        figures = winner.levelled or next(each.figures for each in race if each.racer is winner)
+        return Tuned(kind, winner, figures, 0 if space is None else knobs.searches, race, course.spent)
+
+
+def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
+    """Raises `InputError` for an unknown kind, or a floor that no width tuple reaches."""
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
     best = max(world.accuracy.prior.top1.values())
     if knobs.floor > best:
         problem = f"{knobs.floor:g} is above the most accurate width tuple; possible is up to {best:.4f}"
         raise InputError(world.scenario.name, "--floor", problem)
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
-        course = Course(world, knobs, workers, kept)
-        space: Space | None = KINDS[kind].load().space(world.context, knobs.floor, knobs.without)
-        if space is None:
-            return _best_tuple(course)
-        first = space.spec(space.start if start is None else start)
-        settings = best_settings(first, course, "settings, first", {})
-        found, history = _search(settled(space, settings), course, start, on_progress)
-        settings = best_settings(space.spec(found[0]), course, "settings, last", settings)
-        searched = course.decisions
-        levelled = _levelled(kind, settled(space, settings), course, found)
-        return replace(levelled, decisions=searched, history=tuple(history))
 
 
-def _search(
-    space: Space, course: Course, start: Reals | None, on_progress: Progress | None
-) -> tuple[list[Reals], list[tuple[int, float]]]:
+def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
+    """What is searched over; None where all that there is can be looked at."""
+    space: Space | None = KINDS[kind].load().space(world.context, knobs.floor, knobs.without)
+    return space
+
+
+def _searches(kind: str, space: Space, course: Course, start: Reals | None) -> list[Racer]:
+    """What each search found, levelled, and their start where levelling costs little beside a search.
+
+    Where even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
+    """
+    found: list[Racer] = []
+    settled_space = space
+    for number in range(course.knobs.searches):
+        own = course.seeded(number)
+        settled_space, values, history = _search_with_settings(space, own, start)
+        starts = [*zip(ORIGINS, values, strict=False), *_start(settled_space)]
+        try:
+            found.append(_levelled(f"search {number + 1}", kind, settled_space, course, starts, history))
+        except FloorError:
+            if not found:
+                raise
+    is_cheap = course.spent.levelling <= CHEAP * course.knobs.decisions * len(found)
+    if is_cheap and _start(space) and not any(racer.origin == ORIGINS[-1] for racer in found):
+        with suppress(FloorError):
+            found.append(_levelled("start", kind, settled_space, course, _start(settled_space), found[0].history))
+    return found
+
+
+def _start(space: Space) -> list[tuple[str, Reals]]:
+    """Where the search begins, to be levelled; of one number every shift is the same line."""
+    return [(ORIGINS[-1], space.start)] if len(space.start) > 1 else []
+
+
+def _search_with_settings(
+    space: Space, course: Course, start: Reals | None
+) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
+    """The space with what was picked from lists; the last mean, and the best of the last generation; the history."""
+    course.part = "settings"
+    settings = best_settings(space.spec(space.start if start is None else start), course, "settings, first", {})
+    course.part = "search"
+    found, history = _search(settled(space, settings), course, start)
+    course.part = "settings"
+    settings = best_settings(space.spec(found[0]), course, "settings, last", settings)
+    return settled(space, settings), found if len(space.start) > 1 else found[:1], history
+
+
+def _search(space: Space, course: Course, start: Reals | None) -> tuple[list[Reals], list[tuple[int, float]]]:
     """Until the decisions are used up, or it has settled; the last mean, and the best of the last generation."""
-    knobs = course.knobs
+    knobs, before = course.knobs, course.decisions
     first = _first(space, course) if start is None else np.where(space.spread > 0, start, space.start)
     search = CrossEntropy(
         first,
@@ -138,10 +202,8 @@ def _search(
         )
         search.tell(candidates, costs, comparable=False)
         price.update(lacking)
-        history.append((course.decisions, search.best_cost))
+        history.append((course.decisions - before, search.best_cost))
         generation += 1
-        if on_progress is not None:
-            on_progress(course.decisions, search.best_cost)
     return [search.mean, search.best], history
 
 
@@ -191,9 +253,16 @@ def _generation(
     return costs, shortfall(scores[kept[0]], knobs.floor)
 
 
-def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -> Tuned:
-    """Shift the first that can keep the floor on full-length runs until it about does; the last is its kind's start."""
-    knobs, before = course.knobs, course.decisions
+def _levelled(
+    name: str,
+    kind: str,
+    space: Space,
+    course: Course,
+    starts: Sequence[tuple[str, Reals]],
+    history: Sequence[tuple[int, float]] = (),
+) -> Racer:
+    """Shift the first that can keep the floor on full-length runs until it about does; raises `FloorError` if none."""
+    course.part, knobs = "levelling", course.knobs
     specs = [course.full(number) for number in range(knobs.levels)]
 
     most = 0.0
@@ -202,33 +271,18 @@ def _levelled(kind: str, space: Space, course: Course, found: Sequence[Reals]) -
         nonlocal most
         made = space.spec(values)
         scores = course.measure([(made.make(course.context), spec) for spec in specs])
-        most = max(most, knobs.floor - shortfall(scores, knobs.floor) * POINT)
+        most = max(most, mean_accuracy(scores))
         return scores
 
-    starts = [*found, space.start] if len(space.start) > 1 else found[:1]  # of one number every shift is the same line
-    origins = zip(ORIGINS, starts, strict=False)
-    shifts = ((origin, _find_shift(space, values, measure, knobs.floor)) for origin, values in origins)
+    shifts = ((origin, _find_shift(space, values, measure, knobs.floor)) for origin, values in starts)
     origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
     if shift is None:
         problem = f"{kind}: no setting keeps an accuracy of {knobs.floor:g} on {course.world.scenario.name}"
         raise FloorError(f"{problem}; the most was {most:.4f}")
     values, scores = shift
-    return Tuned(
-        kind=kind,
-        origin=origin,
-        values=values,
-        spec=space.spec(values),
-        decisions=before,
-        level_decisions=course.decisions - before,
-        accuracy=knobs.floor - shortfall(scores, knobs.floor) * POINT,
-        mean_s=float(np.mean([score.mean_s for score in scores])),
-        p99_s=float(np.mean([score.p99_s for score in scores])),
-        unserved=unserved(scores),
-        image_j=float(np.mean([score.image_j for score in scores])),
-    )
+    return Racer(name, origin, values, space.spec(values), figures_of(scores), tuple(history))
 
 
-_CLOSE = 0.02  # points
 _MOST_TRIES = 9
 
 
@@ -246,11 +300,11 @@ def _find_shift(
         seen[shift] = -lacking
         if lacking <= 0:
             kept[shift] = (shifted, scores)
-            if lacking > -_CLOSE:
+            if lacking > -CLOSE:
                 break
         below, above = (any(y < 0 for y in seen.values()), any(y >= 0 for y in seen.values()))
         if below and above:
-            shift = level(seen, 0.5 * _CLOSE, min(seen), max(seen))
+            shift = level(seen, 0.5 * CLOSE, min(seen), max(seen))
         else:
             shift = min(max(seen) + width, space.reach) if below else max(min(seen) - width, -space.reach)
             width *= 3
@@ -260,37 +314,22 @@ def _find_shift(
     return kept[min(able or kept)] if kept else None
 
 
-def _best_tuple(course: Course) -> Tuned:
-    """The quickest fixed tuple that is accurate enough, of the four cheapest efficient ones, on full-length runs.
+def able_tuples(course: Course) -> list[tuple[float, ...]]:
+    """The four cheapest efficient ones that are as accurate as the floor."""
+    prior, floor = course.context.prior, course.knobs.floor
+    return [widths for widths in efficient_tuples(course.context) if prior(widths) >= floor][-4:]
 
-    Each has its best settings.
-    """
-    knobs, context = course.knobs, course.world.context
-    able = [widths for widths in efficient_tuples(context) if context.prior(widths) >= knobs.floor][-4:]
-    specs = [course.full(number) for number in range(knobs.levels)]
-    best: tuple[float, FixedRule, list[RunScore]] | None = None
-    for widths in able:
+
+def _tuples(course: Course) -> list[Racer]:
+    """Fixed tuples that are accurate enough, each with its best settings."""
+    found = []
+    for widths in able_tuples(course):
+        name = ", ".join(f"{width:g}" for width in widths)
         rule = FixedRule(tuple=widths)
         rule = rule.model_copy(update=dict(best_settings(rule, course, f"settings of {widths}", {})))
-        scores = course.measure([(rule.make(context), spec) for spec in specs])
-        cost = latency_cost(scores, knobs)
-        if best is None or cost < best[0]:
-            best = (cost, rule, scores)
-    assert best is not None, "the floor is not above the best tuple"
-    _, rule, scores = best
-    return Tuned(
-        kind="fixed",
-        origin="the quickest",
-        values=np.array(rule.tuple_),
-        spec=rule,
-        decisions=course.decisions,
-        level_decisions=0,
-        accuracy=float(np.mean([score.accuracy for score in scores])),
-        mean_s=float(np.mean([score.mean_s for score in scores])),
-        p99_s=float(np.mean([score.p99_s for score in scores])),
-        unserved=unserved(scores),
-        image_j=float(np.mean([score.image_j for score in scores])),
-    )
+        found.append(Racer(f"tuple ({name})", "the quickest", np.array(widths), rule))
+    assert found, "the floor is not above the best tuple"
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ the floor

@@ -69,6 +69,13 @@ def note_failure(path: Path, problem: str | None) -> None:
         write_text(place, f"{problem}\n")
 
 
+def failed_command(path: Path) -> str | None:
+    """Which command could not tune it; None where the note is no such."""
+    text = failure_path(path).read_text(encoding="utf-8", errors="replace").rstrip()
+    _, found, rest = text.rpartition(_TUNED_BY.decode())
+    return f"{_TUNED_BY.decode()[1:]}{rest.removesuffix(')')}" if found else None
+
+
 def read_start(path: Path, world: World, kind: str) -> Reals:
     """The numbers of a Tide that was trained before."""
     if kind != tide_knobs.KIND:
@@ -88,17 +95,23 @@ def save_tuned(
         "devices": list(world.device_names),
         "deciding": deciding_in(world.cluster),
         "floor": knobs.floor,
-        "decisions": found.decisions,
-        "level_decisions": found.level_decisions,
-        "origin": found.origin,
+        "decisions": found.spent.search,
+        "settings_decisions": found.spent.settings,
+        "level_decisions": found.spent.levelling,
+        "race_decisions": found.spent.race,
+        "decisions_in_all": found.spent.in_all,
+        "searches": found.searches,
+        "race": [each.told for each in found.race],
+        "winner": found.winner.name,
+        "origin": found.winner.origin,
         "wall_s": None if seconds is None else round(seconds, 1),
-        "accuracy": round(found.accuracy, 6),
-        "latency_mean_s": round(found.mean_s, 6),
-        "latency_p99_s": round(found.p99_s, 6),
+        "accuracy": round(found.figures.accuracy, 6),
+        "latency_mean_s": round(found.figures.mean_s, 6),
+        "latency_p99_s": round(found.figures.p99_s, 6),
         "objective": knobs.objective,
         "p99_limit_s": knobs.p99_limit_s,
-        "image_j": round(found.image_j, 6),
-        "unserved": round(found.unserved, 6),
+        "image_j": round(found.figures.image_j, 6),
+        "unserved": round(found.figures.unserved, 6),
     }
     note_failure(path, None)
     if isinstance(found.spec, RuleSpec):

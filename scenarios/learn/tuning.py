@@ -10,14 +10,14 @@ from typing import Any
 
 from policies.errors import InputError, nearest
 from policies.tide import knobs as tide_knobs
+from scenarios.learn.course import MOST_THREADS
+from scenarios.learn.expected import announced
 from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
 from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path
 from scenarios.metrics.served import LIMIT
-from scenarios.runs.effort import learning_warning
 from scenarios.terminal.output import Say
 from scenarios.terminal.places import writable_file
-from scenarios.terminal.progress import Progress
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 
@@ -39,6 +39,7 @@ class Tuning:
     out: Path | None = None
     floor: float | None = None
     decisions: int | None = None
+    searches: int | None = None
     seed: int = 0
     start: Path | None = None
     without: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ class Tuning:
             seed=self.seed,
             floor=self.floor,
             decisions=self.decisions,
+            searches=self.searches,
             without=self.without,
             objective=self.objective,
             p99_limit_s=self.p99_limit_s,
@@ -73,7 +75,7 @@ class Tuning:
     def command(self, knobs: TuningKnobs) -> str:
         """What tunes the same again, with the numbers that the scenario decided."""
         words = ["slimsched", "tune", str(self.scenario), "--router", self.router, "--floor", f"{knobs.floor:g}"]
-        words += ["--decisions", str(knobs.decisions), "--seed", str(knobs.seed)]
+        words += ["--decisions", str(knobs.decisions), "--searches", str(knobs.searches), "--seed", str(knobs.seed)]
         for switch in self.without:
             words += ["--without", switch]
         if knobs.objective != "latency":
@@ -87,6 +89,7 @@ def knobs_of(
     seed: int,
     floor: float | None = None,
     decisions: int | None = None,
+    searches: int | None = None,
     without: tuple[str, ...] = (),
     objective: Objective | None = None,
     p99_limit_s: float | None = None,
@@ -105,6 +108,7 @@ def knobs_of(
     knobs = TuningKnobs(
         floor=0.0 if floor is None else floor,
         decisions=decisions or given.decisions,
+        searches=searches or given.searches,
         seed=seed,
         episodes=given.episodes,
         episode_s=given.episode_s,
@@ -116,8 +120,12 @@ def knobs_of(
     return knobs if floor is not None else replace(knobs, floor=natural_floor(world, knobs))
 
 
-def tune_router(wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: None) -> tuple[Tuned, dict[str, Any]]:
+def tune_router(
+    wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: None, threads: int = MOST_THREADS
+) -> tuple[Tuned, dict[str, Any]]:
     """Tune, and write the router's file, or beside it why there is none; returns what was found and is reported.
+
+    How many decisions it will about take is said first, and those that it took at the end.
 
     Raises:
         InputError: something wanted is wrong.
@@ -128,30 +136,24 @@ def tune_router(wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: Non
     start = None if wanted.start is None else read_start(wanted.start, world, wanted.router)
     knobs = wanted.knobs(world)
     command = wanted.command(knobs)
-    if warning := learning_warning(knobs.decisions, world.scenario.name):
-        say(warning)
     began_s = time.monotonic()
-    with Progress("tune", knobs.decisions, unit="decision", quiet=quiet) as bar:
-
-        def tell(decisions: int, cost: float) -> None:
-            bar.set(min(decisions, knobs.decisions))
-
+    with announced(world, wanted.router, knobs, say=say, quiet=quiet) as tell:
         try:
-            found = tune_world(world, wanted.router, knobs, start=start, on_progress=tell)
+            found = tune_world(world, wanted.router, knobs, start=start, on_progress=tell, threads=threads)
         except FloorError as error:
             note_failure(path, f"{error} ({command})")
             raise
+    say(f"tune: {found.spent.text}")
     seconds = time.monotonic() - began_s
     return found, save_tuned(found, world, knobs, path, command, seconds=seconds)
 
 
 def tuned_text(found: Tuned) -> str:
     """What was found, in a line or two."""
-    beware = (
-        f"\nbeware: it leaves {100 * found.unserved:.2f} % of their images unserved" if found.unserved > LIMIT else ""
-    )
+    figures, beware = found.figures, ""
+    if figures.unserved > LIMIT:
+        beware = f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
     return (
-        f"{found.kind}: {1000 * found.mean_s:.2f} ms (p99 {1000 * found.p99_s:.1f}), {found.image_j:.3g} J an image "
-        f"at {100 * found.accuracy:.3f} % "
-        f"on runs of tuning, {found.decisions + found.level_decisions:,} decisions{beware}"
+        f"{found.kind}: {1000 * figures.mean_s:.2f} ms (p99 {1000 * figures.p99_s:.1f}), {figures.image_j:.3g} J an "
+        f"image at {100 * figures.accuracy:.3f} % on runs of tuning, {found.spent.in_all:,} decisions{beware}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import hypot, sqrt
 from typing import TypedDict
 
 import numpy as np
@@ -41,6 +41,17 @@ def estimate(values: Sequence[float | None]) -> Estimate:
         return Estimate(mean=float(known[0]), ci95=None)
     t = float(stdtrit(len(known) - 1, 0.975))
     return Estimate(mean=float(np.mean(known)), ci95=t * float(np.std(known, ddof=1)) / sqrt(len(known)))
+
+
+def widened(found: Estimate, *shares: float) -> Estimate:
+    """An estimate whose half-width also holds errors of its value that are independent of it, as shares of the value.
+
+    The half-widths add as their squares do.
+    """
+    mean, half = found["mean"], found["ci95"]
+    if mean is None or half is None:
+        return found
+    return Estimate(mean=mean, ci95=hypot(half, *(share * mean for share in shares)))
 
 
 def change_pct(value: float | None, reference: float | None) -> float | None:

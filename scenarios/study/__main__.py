@@ -11,8 +11,9 @@ from typing import Final
 
 from policies.registry import TUNED
 from scenarios.files.documents import read_json
+from scenarios.runs.parallel import core_count
 from scenarios.study import ablation, faster, paper_table, results, tune_all
-from scenarios.terminal.exits import exit_code
+from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.terminal.flags import Parser, new_file, new_folder, positive, whole
 
 PROG: Final = "python -m scenarios.study"
@@ -26,7 +27,7 @@ def _results(parser: Parser) -> Work:
         "--out", type=new_folder, default="runs/results", metavar="DIR", help="where runs are stored (runs/results)"
     )
     parser.add_argument("--page", type=new_file, metavar="FILE", help="docs/results.md by default")
-    parser.add_argument("--jobs", type=positive, metavar="N", help="runs beside each other; one a core by default")
+    _jobs(parser, "runs")
     _scenarios(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -51,12 +52,14 @@ def _tune(parser: Parser) -> Work:
     kinds = tune_all.KINDS
     parser.add_argument("--router", nargs="+", default=kinds, metavar="KIND", help=f"these of {', '.join(kinds)}")
     _scenarios(parser)
-    parser.add_argument("--force", action="store_true", help="also what has a file already")
+    parser.add_argument("--force", action="store_true", help="also what is up to date")
+    _jobs(parser, "routers")
     parser.add_argument("--dry-run", action="store_true", help="only tell the commands")
 
     def work(given: argparse.Namespace) -> int:
         found = tune_all.tunings(given.scenarios, given.only, given.router, force=given.force)
-        tune_all.tune_all(found, only_told=given.dry_run)
+        with terminated_as_interrupted():
+            tune_all.tune_all(found, jobs=given.jobs or core_count(), only_told=given.dry_run)
         return 0
 
     return work
@@ -102,6 +105,10 @@ def _paper_table(parser: Parser) -> Work:
         return 0
 
     return work
+
+
+def _jobs(parser: Parser, what: str) -> None:
+    parser.add_argument("--jobs", type=positive, metavar="N", help=f"{what} beside each other; one a core by default")
 
 
 def _scenarios(parser: Parser) -> None:

@@ -82,7 +82,7 @@ def row_of(world: World, name: str, kind: str, knobs: TuningKnobs, first: dict[s
         "change_pct": estimate([100 * (a - b) / b for a, b in zip(means, base, strict=True)]),
         "means_s": means,
         "seeds": list(world.scenario.compare.seeds),
-        "decisions": found.decisions,
+        "decisions": found.spent.search,
         "settings": {key: value for key, value in asdict(knobs).items() if key not in ("floor", "decisions")},
     }
 

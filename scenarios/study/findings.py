@@ -14,7 +14,7 @@ from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.pareto import Point, hypervolume
 from scenarios.metrics.result import Result
 from scenarios.metrics.served import leaves_many, served
-from scenarios.metrics.statistics import Estimate, estimate, paired_difference
+from scenarios.metrics.statistics import Estimate, estimate, paired_difference, widened
 from scenarios.show import paper
 from scenarios.study.cases import PLACED, PLAIN, TUNED
 
@@ -25,6 +25,7 @@ ENERGY_OVER_PCT: Final = 15.0  # above the fluid bound, asked for under moderate
 LOST: Final = 0.001  # of the images: who leaves more than that more of them unfinished has bought its latency so
 REFERENCE_S: Final = 0.05  # mean latency from which hypervolume counts
 
+IN_RACE: Final = {"latency_mean_s": "mean_s", "latency_p99_s": "p99_s"}  # of `MEASURES`, in a tuned router's file
 OFF_FRACTION: Final = 1e-9  # rounding of means
 
 
@@ -34,6 +35,7 @@ class Row:
 
     Attributes:
         bound_energy_j, bound_latency_s: the least dynamic energy an image, and mean latency, at its accuracy and rate.
+        searches: what each search of its tuning had in the final race (`mean_s`, `p99_s`); empty where none is told.
     """
 
     label: str
@@ -41,6 +43,7 @@ class Row:
     results: tuple[Result, ...]
     bound_energy_j: float | None = None
     bound_latency_s: float | None = None
+    searches: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def accuracy(self) -> float | None:
@@ -67,10 +70,32 @@ class Row:
         """One of `MEASURES` over seeds."""
         return estimate([MEASURES[name].of(result) for result in self.results])
 
+    def spread(self, name: str) -> float:
+        """Half of the 95 % interval of a measure over searches, as a share of it; 0 where one search is all there is.
+
+        Another tuning would have found another router; runs of other seeds say nothing of that.
+        """
+        key = IN_RACE.get(name)
+        values = [each[key] for each in self.searches if each.get(key)] if key else []
+        found = estimate(values)
+        return 0.0 if not found["mean"] or found["ci95"] is None else found["ci95"] / found["mean"]
+
+    def interval(self, name: str) -> Estimate:
+        """One of `MEASURES` over seeds and searches."""
+        return widened(self.metric(name), self.spread(name))
+
     def highest(self, name: str) -> float | None:
         """The highest of the seeds; None where one has none."""
         values = [MEASURES[name].of(result) for result in self.results]
         return None if None in values else max(values)
+
+
+def searches_in(made_by: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """What each search had in the race that a tuned router's file tells of; of an old file its only one."""
+    if "race" not in made_by:
+        old = {"mean_s": made_by.get("latency_mean_s"), "p99_s": made_by.get("latency_p99_s")}
+        return (old,) if made_by.get("command", "").startswith("slimsched tune") else ()
+    return tuple(each for each in made_by["race"] if each["of"].startswith("search"))
 
 
 def is_of(row: Row, router: str) -> bool:
@@ -149,13 +174,17 @@ class Verdict:
 
 
 def compare_pair(one: Row, other: Row) -> Versus:
-    """The differences seed by seed."""
+    """The differences seed by seed; their intervals hold the spread of both routers' searches, too."""
     others = {result["seed"]: result for result in other.results}
     pairs = [(result, others[result["seed"]]) for result in one.results if result["seed"] in others]
 
     def percent(name: str) -> Estimate:
         values = [(MEASURES[name].of(result), MEASURES[name].of(against)) for result, against in pairs]
-        return paired_difference(*zip(*values, strict=True))["percent"]
+        found = paired_difference(*zip(*values, strict=True))["percent"]
+        if found["mean"] is None:
+            return found
+        ratio = widened(Estimate(mean=100 + found["mean"], ci95=found["ci95"]), one.spread(name), other.spread(name))
+        return Estimate(mean=found["mean"], ci95=ratio["ci95"])
 
     assert one.accuracy is not None, "it completed something"
     assert other.accuracy is not None, "it completed something"

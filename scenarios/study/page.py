@@ -19,7 +19,7 @@ from scenarios.show.numbers import NONE, PLUS_MINUS, number, places
 from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
 from scenarios.show.words import marked
 from scenarios.study import cases, findings
-from scenarios.study.cases import GROUPS
+from scenarios.study.cases import GROUPS, LEARNED, TUNED
 from scenarios.study.findings import (
     ENERGY_OVER_PCT,
     MOVING_GAIN_PCT,
@@ -34,6 +34,7 @@ from scenarios.study.findings import (
     losses,
     lost_images,
     replica_checks,
+    searches_in,
 )
 
 
@@ -55,6 +56,7 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         "checks": checks_table,
         "ablation": ablation_table,
         "making": making_table,
+        "searched": _searched,
         "paper": _paper_text,
         "percent": _percent,
         "ranges": _ranges,
@@ -164,8 +166,8 @@ def _cells(row: Row) -> list[str]:
         marked(f"**{row.label}**" if row.label == TIDE else row.label, row.is_marked),
         number(row.accuracy, 2, 100),
         number(row.metric("accuracy")["mean"], 2, 100),
-        _interval_ms(row.metric("latency_mean_s")),
-        _interval_ms(row.metric("latency_p99_s")),
+        _interval_ms(row.interval("latency_mean_s")),
+        _interval_ms(row.interval("latency_p99_s")),
         _ms(row.metric("latency_std_s")["mean"]),
         _ms(row.highest("latency_mean_s")),
         number(energy, None, grouped=True),
@@ -220,8 +222,9 @@ def _change(change: float | Estimate | Mapping[str, Any]) -> str:
 
 def making_table(made: Sequence[Made]) -> Table:
     """A row a router's file."""
-    head = columns("scenario", "router", "decisions", "to set the floor", "time", "accuracy %", "mean ms", "p99 ms")
-    return Table([*head, Column("command")], [_made_cells(each) for each in made])
+    head = columns("scenario", "router", "searches", "their decisions", "to set the floor", "in all", "time")
+    figures = columns("accuracy %", "mean ms", "p99 ms", "of the searches, ms")
+    return Table([*head, *figures, Column("command")], [_made_cells(each) for each in made])
 
 
 def _made_cells(made: Made) -> list[str]:
@@ -231,14 +234,34 @@ def _made_cells(made: Made) -> list[str]:
     return [
         made.scenario,
         f"[{made.label}](../scenarios/{made.file})",
+        _searches_text(told),
         number(told.get("decisions"), 0, grouped=True),
         number(told.get("level_decisions"), 0, grouped=True),
+        number(told.get("decisions_in_all"), 0, grouped=True),
         NONE if seconds is None else f"{seconds:.0f} s",
         number(told.get("accuracy"), 3, 100),
         _ms(mean_s),
         _ms(p99_s),
+        ", ".join(_ms(each["mean_s"]) for each in searches_in(told)) or NONE,
         f"`{told['command']}`" if "command" in told else "not told",
     ]
+
+
+def _searches_text(told: Mapping[str, Any]) -> str:
+    """A file that says nothing of searches is of one; what was trained, or looked at whole, is of none."""
+    if "command" not in told or not told["command"].startswith("slimsched tune"):
+        return NONE
+    count = told.get("searches", 1)
+    return str(count) if count > 1 else "one search" if count else "all there is"
+
+
+def _searched(found: Found) -> str:
+    """Which routers' intervals hold the spread of searches, and which can't."""
+    several = [row.label for row in found.rows if len(row.searches) > 1]
+    single = [row.label for row in found.rows if row.group in (LEARNED, TUNED) and len(row.searches) == 1]
+    parts = [f"intervals of {', '.join(several)} hold the spread of searches"] if several else []
+    parts += [f"one search: {', '.join(single)}"] if single else []
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 # --------------------------------------------------------------------------------------------------------------- words

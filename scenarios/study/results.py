@@ -13,7 +13,7 @@ from scenarios.runs.parallel import core_count
 from scenarios.show import charts
 from scenarios.study import pictures
 from scenarios.study.cases import Case, experiments, read_case, scenario_files
-from scenarios.study.findings import Found, Made, Notes, Row, judge
+from scenarios.study.findings import Found, Made, Notes, Row, judge, searches_in
 from scenarios.study.page import results_page
 from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
 
@@ -68,6 +68,7 @@ def found_in(case: Case, out: Path, fluid: Fluid) -> Found:
                 results=tuple(results),
                 bound_energy_j=None if point is None else fluid.energy_j.get(point),
                 bound_latency_s=None if point is None else fluid.latency_s.get(point),
+                searches=() if contender.file is None else searches_in(made_by(contender.file)),
             )
         )
     prior = case.world.accuracy.prior

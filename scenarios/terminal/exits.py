@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from policies.errors import InputError, WorkError
@@ -38,6 +40,20 @@ def exit_code(name: str, work: Callable[[], int], interrupted: Callable[[], str]
         return _complain(name, _said(error) if isinstance(error, OSError) else str(error), 1)
     except KeyboardInterrupt:
         return _complain(name, interrupted(), 130)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Within it, SIGTERM ends the work as Ctrl-C does; in the main thread alone."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _said(error: OSError) -> str:

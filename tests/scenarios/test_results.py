@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +17,31 @@ from policies.errors import WorkError
 from policies.rules.specs import FixedRule, LadderRule
 from policies.tide import knobs
 from policies.tide.router import TideRouter
-from scenarios.files.router_names import write_rule
+from scenarios.files.router_names import read_rule, write_rule
 from scenarios.learn.tune import FloorError
+from scenarios.learn.tuned_files import note_failure
 from scenarios.learn.tuning import Tuning
 from scenarios.study import runs
 from scenarios.study.__main__ import main
 from scenarios.study.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
-from scenarios.study.findings import Found, Notes, Row, covered, judge, losses, replica_checks
+from scenarios.study.findings import (
+    Found,
+    Notes,
+    Row,
+    compare_pair,
+    covered,
+    judge,
+    losses,
+    replica_checks,
+    searches_in,
+)
 from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table
 from scenarios.study.results import found_in, make_results, notes_of
 from scenarios.study.sources import imported, sources_hash
 from scenarios.study.tune_all import KINDS, tune_all, tunings
+from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.world.materials import load_world
+from scenarios.world.routers import deciding_in
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 NOTES = Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet")
@@ -103,8 +119,41 @@ def test_what_is_missing_is_named_and_hides_nothing(made: Made) -> None:
 def test_each_routers_file_says_how_it_was_made(made: Made) -> None:
     rows = {row[1].partition("]")[0]: row for row in making_table(made.notes.made).rows}
     assert rows.keys() == {"[tide", "[ladder"}
-    assert (rows["[tide"][4], rows["[tide"][-1]) == ("61 s", "`tuned so`")
-    assert (rows["[ladder"][2], rows["[ladder"][4]) == ("1,234", "-")
+    assert (rows["[tide"][2], rows["[tide"][6], rows["[tide"][-1]) == ("-", "61 s", "`tuned so`")
+    assert rows["[ladder"][2:7] == ["one search", "1,234", "-", "-", "-"]
+    assert "Tuning: one search: ladder." in made.text
+
+
+def test_intervals_hold_the_spread_of_searches() -> None:
+    """As squares add: 10 % of searches beside none of seeds are 10 %; one search, or none, changes nothing."""
+    plain = row("ladder", 10)
+    half = 100 * statistics.stdev([9.0, 10.0, 11.0]) / 10 * 4.302653 / 3**0.5
+    searches = tuple({"mean_s": value / 1000, "p99_s": 0.03} for value in (9.0, 10.0, 11.0))
+    several = replace(plain, searches=searches)
+    assert (
+        plain.interval("latency_mean_s")["ci95"]
+        == replace(plain, searches=searches[:1]).interval("latency_mean_s")["ci95"]
+    )
+    assert several.interval("latency_mean_s")["ci95"] == pytest.approx(0.010 * half / 100, rel=1e-5)
+    assert several.interval("latency_p99_s")["ci95"] == pytest.approx(0.0, abs=1e-12)
+    assert several.interval("energy_dynamic_j") == plain.interval("energy_dynamic_j")
+    spread = replace(row("ladder", 10, spread=0.1), searches=searches)
+    assert spread.interval("latency_mean_s")["ci95"] == pytest.approx(0.010 * half / 100 * 2**0.5, rel=1e-5)
+    change = compare_pair(tide(5), several).mean
+    assert (change["mean"], change["ci95"]) == pytest.approx((-50, half / 2), rel=1e-5)
+    assert compare_pair(replace(tide(5), searches=searches), several).mean["ci95"] == pytest.approx(
+        half / 2**0.5, rel=1e-5
+    )
+    assert "Tuning: intervals of ladder hold the spread of searches." in results_page([found(tide(5), several)], NOTES)
+
+
+def test_a_files_searches_are_those_of_its_race() -> None:
+    """Its start is none; an old file is of one; what was looked at whole has none."""
+    race = [{"of": "search 1", "mean_s": 1.0}, {"of": "start", "mean_s": 2.0}]
+    assert searches_in({"command": "slimsched tune x", "race": race}) == (race[0],)
+    assert searches_in({"command": "slimsched tune x", "latency_mean_s": 3.0}) == ({"mean_s": 3.0, "p99_s": None},)
+    assert searches_in({"command": "slimsched tune x", "race": [{"of": "tuple (1)", "mean_s": 1.0}]}) == ()
+    assert searches_in({"command": "slimsched train x"}) == searches_in({}) == ()
 
 
 def test_the_page_is_of_no_machine_and_has_its_pictures(made: Made) -> None:
@@ -517,20 +566,79 @@ def test_the_page_counts_wins_and_names_losses() -> None:
 
 
 def kinds_to_tune(folder: Path, kinds: tuple[str, ...] = KINDS, *, force: bool = False) -> list[str]:
-    return [each.router for each in tunings(folder, kinds=kinds, force=force)]
+    return [each.tuning.router for each in tunings(folder, kinds=kinds, force=force)]
+
+
+def write_tuned(path: Path, kind: str, **changes: Any) -> None:
+    """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
+    world = load_world(path)
+    flags = {"floor": "0.8", "decisions": "40000000", "searches": "1", "seed": "0"} | changes
+    words = " ".join(f"--{name} {value}" for name, value in flags.items() if name not in ("devices", "deciding"))
+    command = f"slimsched tune {path} --router {kind} {words}"
+    place = path.parent / "data/routers" / path.stem
+    if kind == "milp":
+        note_failure(place / "milp.rule.yaml", f"no setting keeps the floor ({command})")
+        return
+    told = {"command": command, "devices": list(world.device_names), "deciding": deciding_in(world.cluster)}
+    told |= {name: value for name, value in changes.items() if name in told}
+    write_rule(place / f"{kind}.rule.yaml", RULE.model_copy(update={"made_by": told}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"decisions": "15000000"}, "--decisions 15000000, now 40000000"),
+        ({"searches": "3"}, "--searches 3, now 1"),
+        ({"floor": "0.75"}, "--floor 0.75, now 0.8"),
+        ({"start": "x.safetensors"}, "--start x.safetensors, now not given"),
+        ({"devices": ["A100"]}, "devices ['A100'], now ["),
+        ({"deciding": {"decision_s": 7.0}}, "deciding {'decision_s': 7.0}, now {"),
+    ],
+)
+def test_a_stale_file_is_tuned_again_and_why_is_said(
+    tmp_path: Path, changes: dict[str, Any], why: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was made by another command, or for another world; of a note that there is none the command alone."""
+    path = write_case(tmp_path)
+    write_tuned(path, "ladder", **changes)
+    write_tuned(path, "milp", **changes)
+    found = {each.tuning.router: each.why for each in tunings(tmp_path, kinds=("ladder", "milp"))}
+    ladder, milp = why is None, why is None or changes.keys() <= {"devices", "deciding"}
+    assert list(found) == [kind for kind, is_fresh in (("ladder", ladder), ("milp", milp)) if not is_fresh]
+    assert all(why is not None and each.startswith(why) for each in found.values())
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "ladder", "--dry-run"]) == 0
+    assert (why or "nothing to tune") in capsys.readouterr().out
+
+
+def test_what_no_tuning_made_is_left_alone(tmp_path: Path) -> None:
+    """A rule by hand, and a user's note; where the scenario lies says nothing."""
+    path = write_case(tmp_path)
+    place = tmp_path / "data/routers/main-tiny"
+    write_rule(place / "ladder.rule.yaml", RULE)
+    (place / "milp.failed.txt").write_text("mine")
+    write_tuned(path, "infaas")
+    moved = tmp_path / "else"
+    moved.mkdir()
+    for each in [*tmp_path.glob("*.*"), tmp_path / "data"]:
+        each.rename(moved / each.name)
+    assert kinds_to_tune(moved, ("ladder", "milp", "infaas")) == []
+    assert kinds_to_tune(moved, ("ladder",), force=True) == ["ladder"]
 
 
 def test_what_has_a_file_is_tuned_by_force_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that says why there is none is one, too."""
     path = write_case(tmp_path)
-    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "milp", "lookahead", "fixed"]
-    (tmp_path / "data/routers/main-tiny/milp.failed.txt").write_text("no setting keeps the floor")
-    assert kinds_to_tune(tmp_path) == ["slackfit", "infaas", "lookahead", "fixed"]
-    assert kinds_to_tune(tmp_path, ("tide", "ladder")) == []
-    assert kinds_to_tune(tmp_path, ("tide", "ladder"), force=True) == ["tide", "ladder"]
+    write_tuned(path, "ladder")
+    rest = tuple(kind for kind in KINDS if kind not in ("ladder", "tide"))
+    assert kinds_to_tune(tmp_path) == [*rest, "tide"], "its file is of some other command"
+    write_tuned(path, "milp")
+    assert kinds_to_tune(tmp_path, rest) == [kind for kind in rest if kind != "milp"]
+    assert kinds_to_tune(tmp_path, ("milp", "ladder")) == []
+    assert kinds_to_tune(tmp_path, ("milp", "ladder"), force=True) == ["milp", "ladder"]
     first = tunings(tmp_path)[0]
-    assert (first.scenario, first.out) == (path, tmp_path / "data/routers/main-tiny/slackfit.rule.yaml")
-    assert main(["tune", "--scenarios", str(tmp_path), "--router", "tide"]) == 0
+    assert (first.tuning.scenario, first.tuning.out) == (path, tmp_path / "data/routers/main-tiny/slackfit.rule.yaml")
+    assert main(["tune", "--scenarios", str(tmp_path), "--router", "ladder"]) == 0
     assert "nothing to tune" in capsys.readouterr().out
     assert main(["tune", "--scenarios", str(tmp_path), "--router", "tied"]) == 2
     assert "did you mean 'tide'" in capsys.readouterr().err
@@ -543,7 +651,8 @@ def test_a_floor_that_cant_be_kept_is_a_result_and_any_other_error_the_end(tmp_p
     older = tmp_path / "data/routers/main-tiny/infaas.rule.yaml"
     older.write_text("of another floor")
 
-    def tune(wanted: Tuning) -> str:
+    def tune(wanted: Tuning, is_alone: bool) -> str:
+        assert is_alone
         tried.append(wanted.router)
         if wanted.router == "infaas":
             raise FloorError("no setting keeps the floor")
@@ -561,4 +670,43 @@ def test_a_dry_run_tells_the_commands(tmp_path: Path, capsys: pytest.CaptureFixt
     path = write_case(tmp_path)
     assert main(["tune", "--scenarios", str(tmp_path), "--router", "fixed", "--dry-run"]) == 0
     file = tmp_path / "data/routers/main-tiny/fixed.rule.yaml"
-    assert capsys.readouterr().out == f"[1/1] slimsched tune {path} --router fixed --out {file}\n"
+    assert capsys.readouterr().out == f"[1/1] slimsched tune {path} --router fixed --out {file} (no file yet)\n"
+
+
+def test_beside_each_other_they_are_as_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Processes of one thread find what one process with threads does."""
+    made = []
+    for jobs in ("1", "2"):
+        folder = tmp_path / jobs
+        folder.mkdir()
+        write_short_case(folder)
+        flags = ["--scenarios", str(folder), "--router", "ladder", "fixed", "--jobs", jobs, "--force"]
+        assert main(["tune", *flags]) == 0
+        place = folder / "data/routers/main-tiny"
+        rules = [read_rule(place / f"{kind}.rule.yaml") for kind in ("ladder", "fixed")]
+        made.append([rule.model_copy(update={"made_by": {"race": rule.made_by["race"]}}) for rule in rules])
+        assert capfd.readouterr().out.count("main-tiny: ") == 2
+    assert made[0] == made[1]
+
+
+def write_short_case(folder: Path) -> None:
+    """Tuned within a second."""
+    path = write_case(folder)
+    document = yaml.safe_load(path.read_text())
+    document["tuning"] = {"floor": 0.8, "decisions": 2000, "episodes": 1, "episode_s": 0.2, "levels": 1}
+    path.write_text(yaml.safe_dump({**document, "duration_s": 0.5}))
+
+
+def test_a_termination_ends_it_as_an_interruption_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Files that are there stay; the same command goes on."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def work() -> int:
+        with terminated_as_interrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        return 0
+
+    assert exit_code("tune", work) == 130
+    assert "goes on from what is finished" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before

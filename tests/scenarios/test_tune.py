@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import log
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,11 @@ from policies.rules.specs import Space
 from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
 from scenarios.files.router_names import made_by
-from scenarios.learn.course import Course, latency_cost
+from scenarios.learn.course import Course, Decisions, latency_cost
+from scenarios.learn.expected import expected_decisions
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.race import Racer, run_race
 from scenarios.learn.search import CrossEntropy
 from scenarios.learn.tune import FloorError, Tuned, _first, _generation, floor_to, natural_floor, tune_world
 from scenarios.learn.tuned_files import failure_path, note_failure
@@ -71,14 +74,98 @@ SLOW_TO_START = {"milp": 0.72, "infaas": 0.74}  # they begin with the cheapest t
 def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind: str) -> None:
     floor = SLOW_TO_START.get(kind, KNOBS.floor)
     found = tune_world(world, kind, replace(KNOBS, floor=floor))
-    assert found.accuracy >= floor
-    assert found.mean_s > 0
-    assert found.p99_s >= found.mean_s
+    figures = found.figures
+    assert figures.accuracy >= floor
+    assert figures.mean_s > 0
+    assert figures.p99_s >= figures.mean_s
+    assert found.searches == (kind != "fixed")
+    assert found.spent.in_all == sum(asdict(found.spent).values())
+    assert found.spent.race > 0
     if kind != "fixed":
-        assert found.accuracy < floor + 0.006, "no more accurate than asked for: that would cost latency"
-        assert found.decisions >= [n for n, _ in found.history][-1] >= KNOBS.decisions
+        assert figures.accuracy < floor + 0.006, "no more accurate than asked for: that would cost latency"
+        assert found.spent.search >= [n for n, _ in found.history][-1] >= KNOBS.decisions
         spent = [n for n, _ in found.history]
         assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
+
+
+def test_the_first_of_several_searches_is_the_single_one_and_a_race_picks(world: World) -> None:
+    """All keep the floor on the same runs, and race on others."""
+    knobs = replace(KNOBS, floor=0.75)
+    alone, several = (tune_world(world, "ladder", replace(knobs, searches=number)) for number in (1, 3))
+    raced = {each.racer.name: each for each in several.race}
+    assert list(raced)[:3] == ["search 1", "search 2", "search 3"]
+    first = raced["search 1"]
+    assert np.array_equal(first.racer.values, alone.race[0].racer.values)
+    assert first.figures == alone.race[0].figures
+    assert len({tuple(each.racer.values) for each in several.race}) == len(raced), "each found its own"
+    assert all(each.racer.levelled and each.racer.levelled.accuracy >= 0.75 for each in several.race)
+    assert all(each.racer.levelled != each.figures for each in several.race), "other runs than it was levelled on"
+    assert several.spent.search >= 3 * KNOBS.decisions
+    assert several.winner in [each.racer for each in several.race]
+
+
+def test_it_does_not_depend_on_threads(world: World) -> None:
+    """Which is what makes searches beside each other find what one after the other does."""
+    knobs = replace(KNOBS, floor=0.75, searches=2)
+    one, two = (tune_world(world, "tide", knobs, threads=number) for number in (1, 2))
+    assert np.array_equal(one.values, two.values)
+    assert (one.spec, one.figures, one.spent) == (two.spec, two.figures, two.spent)
+
+
+def racer(name: str) -> Racer:
+    return Racer(name, "", np.zeros(1), cast(Any, SimpleNamespace(make=lambda context: name)))
+
+
+@pytest.mark.parametrize(
+    ("runs", "winner"),
+    [
+        ({"slow": (0.2, 0.76), "quick": (0.1, 0.75)}, "quick"),
+        ({"slow": (0.2, 0.76), "quick": (0.1, 0.7497)}, "slow"),
+        ({"slow": (0.2, 0.76), "quick": (0.1, 0.7499)}, "quick"),
+        ({"slow": (0.2, 0.746), "quick": (0.1, 0.7459)}, "quick"),
+        ({"slow": (0.2, 0.746), "quick": (0.1, 0.7457)}, "slow"),
+    ],
+)
+def test_who_misses_the_floor_by_more_than_tuning_does_wins_no_race(
+    runs: dict[str, tuple[float, float]], winner: str
+) -> None:
+    """But where all miss it, only by more than the most accurate does."""
+    course = _Watched(replace(KNOBS, floor=0.75))
+    course.measure = lambda tries: [score(runs[name][0], 1.0, runs[name][1]) for name, _ in tries]  # type: ignore[method-assign]
+    found, raced = run_race([racer(name) for name in runs], course)
+    assert found.name == winner
+    assert [each.told["of"] for each in raced] == list(runs)
+    assert raced[0].told["mean_s"] == runs["slow"][0]
+
+
+@pytest.mark.parametrize("kind", ["ladder", "tide", "fixed"])
+def test_what_is_expected_is_about_what_is_spent(world: World, kind: str) -> None:
+    """In all within a factor of two; what is told on the way ends with what is spent."""
+    knobs, told = replace(KNOBS, floor=0.75, searches=2, decisions=100_000), list[Decisions]()
+    found = tune_world(world, kind, knobs, on_progress=told.append)
+    assert told[-1] == found.spent
+    assert [each.in_all for each in told] == sorted(each.in_all for each in told)
+    expected = expected_decisions(world, kind, knobs)
+    assert 0.5 < expected.in_all / found.spent.in_all < 2
+
+
+def test_before_it_begins_tuning_says_how_much_it_will_take(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And then how much it took; the file has that by part, and what each search had."""
+    out = tmp_path / "ladder.rule.yaml"
+    flags = ["--router", "ladder", "--floor", "0.75", "--decisions", "5000", "--searches", "2", "--out", str(out)]
+    assert main(["tune", str(scenario), *flags]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    told = made_by(out)
+    parts = [told[f"{name}decisions"] for name in ("", "settings_", "level_", "race_")]
+    assert re.match(r"tune ladder: about [\d,]+ decisions \(10,000 of searches, ", lines[0])
+    assert f"tune: {sum(parts):,} decisions ({parts[0]:,} of searches" in lines[-1]
+    assert f"tune ladder: {sum(parts)} of {sum(parts)} decisions" in lines[-2]
+    assert told["decisions_in_all"] == sum(parts)
+    assert [each["of"] for each in told["race"]][:2] == ["search 1", "search 2"]
+    assert all({"mean_s", "p99_s", "image_j", "accuracy"} < each.keys() for each in told["race"])
+    assert told["winner"] in [each["of"] for each in told["race"]]
 
 
 def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> None:
@@ -97,7 +184,7 @@ def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_p
     assert out.read_text() == before
     told = failure_path(out).read_text()
     assert "no setting keeps an accuracy of 0.7643 on tiny; the most was 0.7" in told
-    assert f"(slimsched tune {scenario} --router milp --floor 0.7643 --decisions 1000 --seed 0)" in told
+    assert f"(slimsched tune {scenario} --router milp --floor 0.7643 --decisions 1000 --searches 1 --seed 0)" in told
 
 
 def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +192,8 @@ def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/a case.yaml").write_text(yaml.safe_dump(SCENARIO))
-    flags = ["mine/a case.yaml", "--router", "tide", "--floor", "0.75", "--decisions", "1000", "--seed", "3"]
+    flags = ["mine/a case.yaml", "--router", "tide", "--floor", "0.75", "--decisions", "1000"]
+    flags += ["--searches", "1", "--seed", "3"]
     flags += ["--without", "rates", "--without", "backlog"]
     assert main(["tune", *flags, "--quiet"]) == 0
     assert shlex.split(made_by(Path("tide.safetensors"))["command"]) == ["slimsched", "tune", *flags]
@@ -197,6 +285,10 @@ class _Watched(Course):
     def excerpt(self, name: str, part: int) -> Any:
         """Its name and part."""
         return name, part
+
+    def fresh(self, number: int) -> Any:
+        """Its number."""
+        return "fresh", number
 
     def measure(self, tries: Sequence[tuple[Any, Any]]) -> list[RunScore]:
         """See `Course`."""
@@ -341,8 +433,8 @@ def test_an_interrupted_search_goes_on(
         runs.append(1)
         return one(self, *arguments)
 
-    def interrupt(done: int, _: float) -> None:
-        if done > knobs.decisions / 2:
+    def interrupt(spent: Decisions) -> None:
+        if spent.in_all > knobs.decisions / 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Course, "_one", counted)
@@ -356,7 +448,7 @@ def test_an_interrupted_search_goes_on(
     runs.clear()
     again = tune_world(world, "tide", knobs, kept=KeptScores(path))
     assert np.array_equal(again.values, whole.values)
-    assert (again.spec, again.decisions, again.history) == (whole.spec, whole.decisions, whole.history)
+    assert (again.spec, again.spent, again.history) == (whole.spec, whole.spent, whole.history)
     first = len(runs)
     runs.clear()
     tune_world(world, "tide", knobs, kept=KeptScores(path))
@@ -368,10 +460,10 @@ def test_an_interrupted_search_goes_on(
 def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
     """The same rule, tuned for either: less energy at a p99 within its limit."""
     quick = tune_world(world, "ladder", KNOBS)
-    limit_s = 4 * quick.p99_s
+    limit_s = 4 * quick.figures.p99_s
     frugal = tune_world(world, "ladder", replace(KNOBS, objective="energy", p99_limit_s=limit_s))
-    assert frugal.image_j < 0.99 * quick.image_j
-    assert frugal.p99_s <= limit_s
+    assert frugal.figures.image_j < 0.99 * quick.figures.image_j
+    assert frugal.figures.p99_s <= limit_s
 
 
 def test_energy_needs_a_limit(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,69 @@
+"""How many decisions tuning will simulate, about, said before it begins; and a bar that covers all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final
+
+from policies.rules.specs import FixedRule, RouterSpec
+from scenarios.learn.course import MOST_THREADS, Course, Decisions, OnMeasured
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.settings import options_of
+from scenarios.learn.tune import able_tuples, require_possible, space_of
+from scenarios.runs.effort import learning_warning
+from scenarios.terminal.output import Say
+from scenarios.terminal.progress import Progress
+from scenarios.world.world import World
+
+USUAL_TRIES: Final = 5  # of levelling, each on all its runs
+
+
+def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions:
+    """From a run of each excerpt with the router that the search begins with: about what tuning will simulate.
+
+    Others make larger or smaller blocks, searches settle early, and levelling takes more tries or fewer.
+
+    Raises:
+        InputError: unknown kind; a floor that no width tuple reaches.
+    """
+    require_possible(world, kind, knobs)
+    space = space_of(world, kind, knobs)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
+        course = Course(world, knobs, workers)
+        tuples = able_tuples(course)
+        spec: RouterSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
+        runs = [course.excerpt(f"expected:{part}", part) for part in range(knobs.episodes)]
+        course.measure([(spec.make(course.context), run) for run in runs])
+    excerpts = course.decisions
+    full = knobs.levels * excerpts / knobs.episodes * max(1.0, world.scenario.duration_s / knobs.episode_s)
+    options = excerpts * sum(len(each) for _, each in options_of(spec, course))
+    if space is None:
+        return Decisions(settings=len(tuples) * options, race=round(len(tuples) * full))
+    return Decisions(
+        search=knobs.searches * knobs.decisions,
+        settings=knobs.searches * 2 * options,
+        levelling=round(knobs.searches * USUAL_TRIES * full),
+        race=round(knobs.searches * full),
+    )
+
+
+@contextmanager
+def announced(world: World, kind: str, knobs: TuningKnobs, *, say: Say, quiet: bool) -> Iterator[OnMeasured]:
+    """Says what is expected; within it, a bar over all of it, which is to be told what was simulated so far."""
+    expected = expected_decisions(world, kind, knobs)
+    say(f"tune {kind}: about {expected.text}")
+    if warning := learning_warning(expected.in_all, world.scenario.name):
+        say(warning)
+    spent = Decisions()
+    with Progress(f"tune {kind}", expected.in_all, unit="decision", quiet=quiet) as bar:
+
+        def tell(now: Decisions) -> None:
+            nonlocal spent
+            spent = now
+            bar.set(now.in_all, now.at_least(expected).in_all)
+
+        yield tell
+        bar.set(spent.in_all, spent.in_all)

@@ -1,0 +1,60 @@
+"""Why a router's file should be tuned again: it was made otherwise than it would be made now, or for another world."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from policies.errors import InputError
+from scenarios.files.router_names import made_by
+from scenarios.learn.tuned_files import failed_command, failure_path
+from scenarios.world.routers import deciding_in
+from scenarios.world.world import World
+
+_COMMAND = ["slimsched", "tune"]
+
+
+def why_tune(path: Path, command: str, world: World) -> str:
+    """In words; empty where the file, or the note that there can be none, is of this command and world.
+
+    What no tuning made is a user's, and stays.
+    """
+    if not path.is_file():
+        if not failure_path(path).is_file():
+            return "no file yet"
+        made = failed_command(path)
+        return "" if made is None else _differences(made, command)
+    try:
+        told = made_by(path)
+    except InputError as error:
+        return f"its file can't be read: {error.problem}"
+    if "command" not in told:
+        return ""
+    found = [_differences(str(told["command"]), command)]
+    for key, here in (("devices", list(world.device_names)), ("deciding", deciding_in(world.cluster))):
+        if key not in told:
+            found.append(f"{key} not told")
+        elif told[key] != here:
+            found.append(f"{key} {told[key]}, now {here}")
+    return "; ".join(filter(None, found))
+
+
+def _differences(made: str, command: str) -> str:
+    """What differs of two commands, flag by flag."""
+    before, now = _flags(made), _flags(command)
+    keys = [key for key in {**now, **before} if before.get(key) != now.get(key)]
+    return "; ".join(f"{key} {before.get(key, 'not given')}, now {now.get(key, 'not given')}" for key in keys)
+
+
+def _flags(command: str) -> dict[str, str]:
+    """By flag what follows it; the scenario by its name alone, for where it lies says nothing of it."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    if words[:2] != _COMMAND or len(words) % 2 == 0:
+        return {"command": command}
+    found = {"scenario": Path(words[2]).name}
+    for flag, value in zip(words[3::2], words[4::2], strict=True):
+        found[flag] = f"{found[flag]} {value}" if flag in found else value
+    return found
