@@ -16,6 +16,8 @@ from typing import Any, Final, cast
 from policies.errors import InputError
 from scenarios.files.documents import read_json, write_json, write_text
 from scenarios.files.reading import load_scenario
+from scenarios.metrics.catalogue import MEASURES
+from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Pair, Validation, was_stopped
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import environments
@@ -25,6 +27,7 @@ from scenarios.study.live_page import live_page, summary_text
 from scenarios.study.results import ROOT
 from scenarios.world.materials import default_folder
 
+_ACCURACY: Final = MEASURES["expected_accuracy"]
 SCHEMA: Final = "slimsched.live/1"
 _OF_PAIRS: Final = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
 _OF_ENVIRONMENTS: Final = ("python", "system", "cores", "code")
@@ -36,9 +39,10 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
     Raises:
         InputError: the validation was changed since it was made, or was run at several loads.
     """
-    if not (folder / "validation.json").exists():
+    if not all((folder / name).exists() for name in ("comparison.json", "validation.json")):
         return None
     validation: Validation = folder.read_json("validation.json")
+    comparison: Comparison = folder.read_json("comparison.json")
     if was_stopped(validation):
         return None
     if len({row["load"] for row in validation["rows"]}) > 1:
@@ -51,6 +55,8 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         devices=emulated_devices(validation),
         floor=service["floor"],
         p99_limit_s=service["p99_limit_s"],
+        accuracy={row["router"]: _ACCURACY.of(row) for row in comparison["rows"]},
+        seeds=max(len(row["seeds"]) for row in comparison["rows"]),
         made_with={key: environment[key] for key in _OF_ENVIRONMENTS if key in environment},
         warnings=disturbance_warnings(validation),
         rows=[{key: row[key] for key in ("router", "load", "served")} for row in cast(list[Any], validation["rows"])],

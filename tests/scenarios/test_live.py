@@ -10,7 +10,9 @@ import pytest
 from policies.errors import InputError
 from scenarios.files.documents import read_json, write_json
 from scenarios.files.reading import load_scenario
+from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import Validation
+from scenarios.metrics.statistics import estimate
 from scenarios.runs.folder import RunFolder
 from scenarios.study.__main__ import main
 from scenarios.study.live import SCHEMA, collect, known_in, make_page, measured_in
@@ -23,9 +25,10 @@ LIVE = Path(FILE).parent
 
 
 def folder_of(path: Path, found: Validation) -> RunFolder:
-    """A finished run's, with the validation alone."""
+    """A finished run's, with its two tables alone."""
     folder = RunFolder(path)
     with folder.opened(maker="validate"):
+        folder.write_json(folder / "comparison.json", compare_results([pair["simulated"] for pair in found["pairs"]]))
         folder.write_json(folder / "validation.json", found)
     return folder
 
@@ -52,7 +55,7 @@ def test_one_winner_in_both_worlds(tmp_path: Path) -> None:
     page = live_page({"drawn": found}, [])
     assert "- **Tide wins** on executors in `drawn`.\n" in page
     assert "| `drawn` | real | tide | tide | yes | tuned:ladder | -25.0 ± 0.0 % | -20.0 ± 0.5 % |" in page
-    assert "| tide | - | - | 900.00 ± 0.00 | 1000.00 ± 24.84 | 95.00 ± 0.00 | 95.00 ± 0.00 |" in page
+    assert "| tide | 95.00 ± 0.00 | - | - | 900.00 ± 0.00 | 1000.00 ± 24.84 | 95.00 ± 0.00 | 95.00 ± 0.00 |" in page
     assert "worse than" not in page
     assert "wrong" not in page
 
@@ -96,9 +99,24 @@ def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
     assert (real.winner, real.below) == (LADDER, ("tide",))
     page = live_page({"drawn": found}, [])
     assert "- **Tide can't win** on executors in `drawn`: it is below the floor of accuracy.\n" in page
-    assert "- Below the floor in executors: tide." in page
+    assert "- Below the floor on executors: tide." in page
     assert "| tuned:ladder | - | - |" in page, "no change of a router that can't be judged"
     assert outcome({**found, "floor": 0.96}, "hardware").winner is None
+    for half, winner in ((0.0, LADDER), (0.0002, "tide")):
+        found["accuracy"]["tide"]["ci95"] = half
+        assert outcome(found, "hardware").winner == winner, "of so few seeds nobody can tell that it is below"
+
+
+def test_what_executors_lose_of_the_accuracy_counts(tmp_path: Path) -> None:
+    """A trace may be hard for all; who is less accurate on executors than simulated on it has bought its latency so."""
+    found = measured(tmp_path / "run", ALIKE, floor=0.95)
+    hard: Measured = {**found, "accuracy": dict.fromkeys(("tide", LADDER), estimate([0.96])), "floor": 0.96}
+    assert outcome(hard, "hardware").winner == "tide", "both worlds' runs are at 0.95"
+    for pair in found["pairs"]:
+        if pair["router"] == "tide":
+            pair["hardware"]["expected_accuracy"] = 0.948
+    assert outcome(found, "hardware").below == ("tide",)
+    assert outcome(found, "simulated").winner == "tide"
 
 
 def test_what_is_missing_is_told_and_what_was_measured_stays(
