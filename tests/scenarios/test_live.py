@@ -153,7 +153,10 @@ def test_the_page_is_made_of_the_figures_beside_it() -> None:
     """`python -m scenarios.study live` makes both."""
     files = sorted(LIVE.glob("*.yaml"))
     found, missing = collect(files, Path("no runs here"), known_in(Path("docs/live.json")))
-    assert Path("docs/live.md").read_text(encoding="utf-8") == live_page(found, missing)
+    page = live_page(found, missing)
+    assert Path("docs/live.md").read_text(encoding="utf-8") == page
+    told = [line for line in Path("README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `live-")]
+    assert [line for line in told if line not in page.splitlines()] == [], "rows of its table that are in README, too"
     assert read_json(Path("docs/live.json")) == {"schema": SCHEMA, "scenarios": found}
 
 
