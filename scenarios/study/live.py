@@ -49,7 +49,6 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         problem = "was run at several loads, of which this page shows none; leave validate.loads out"
         raise InputError(str(folder / "validation.json"), "", problem)
     service = validation["pairs"][0]["hardware"]["service"]
-    environment = environments(folder).get("validate", {})
     return Measured(
         file=file,
         devices=emulated_devices(validation),
@@ -57,11 +56,18 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         p99_limit_s=service["p99_limit_s"],
         accuracy={row["router"]: _ACCURACY.of(row) for row in comparison["rows"]},
         seeds=max(len(row["seeds"]) for row in comparison["rows"]),
-        made_with={key: environment[key] for key in _OF_ENVIRONMENTS if key in environment},
+        made_with=_made_with(environments(folder).get("validate", {})),
         warnings=disturbance_warnings(validation),
         rows=[{key: row[key] for key in ("router", "load", "served")} for row in cast(list[Any], validation["rows"])],
         pairs=[_less_of(pair) for pair in validation["pairs"]],
     )
+
+
+def _made_with(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine and the code, without versions of packages."""
+    devices = [device["name"] for device in environment.get("devices", [])]
+    host = {"host": ", ".join(devices)} if devices else {}
+    return {**host, **{key: environment[key] for key in _OF_ENVIRONMENTS if key in environment}}
 
 
 def _less_of(pair: Pair) -> Pair:
