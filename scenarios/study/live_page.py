@@ -147,9 +147,9 @@ def _section(name: str, measured: Measured) -> str:
 def _about(measured: Measured) -> str:
     promise = [] if measured["floor"] is None else [f"an accuracy of at least {100 * measured['floor']:.1f} %"]
     promise += [] if measured["p99_limit_s"] is None else [f"a p99 of at most {1000 * measured['p99_limit_s']:g} ms"]
-    runs = len({(pair["seed"], pair["repeat"]) for pair in measured["pairs"]})
+    runs = plural(len({(pair["seed"], pair["repeat"]) for pair in measured["pairs"]}), "hardware run")
     made = ", ".join(f"{key} {value}" for key, value in measured["made_with"].items())
-    told = f"`slimsched run {measured['file']}`: {_devices(measured)} devices, {runs} hardware runs a router; {made}."
+    told = f"`slimsched run {measured['file']}`: {_devices(measured)} devices, {runs} a router; {made}."
     return f"{told} Promised: {' and '.join(promise)}." if promise else told
 
 
