@@ -12,13 +12,13 @@ from typing import Final, Literal
 
 import numpy as np
 
-from scenarios.metrics.catalogue import MEASURES
+from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import Comparison, accuracy_measure
 from scenarios.metrics.fidelity import Pair, Validation, is_marked, middle_load
 from scenarios.metrics.statistics import Estimate, PairedDifference, estimate, paired_difference
 
 COMPARABLE: Final = 0.1 / 100  # of accuracy: who is less accurate by more is no match, however quick
-_ROUNDING: Final = 1e-9  # of means of accuracies
+ROUNDING: Final = 1e-9  # of means of accuracies
 _LATENCY = MEASURES["latency_mean_s"]
 
 InWorld = Literal["simulated", "hardware"]
@@ -30,8 +30,8 @@ class Contender:
 
     Attributes:
         accuracy: mean over its runs.
-        latency_s: mean latencies, by what runs of two routers have in common: the seed (of the mean over its repeats),
-            or, where there is one seed, the repeat.
+        latency_s: mean latencies (or those that were asked for), by what runs of two routers have in common: the seed
+            (of the mean over its repeats), or, where there is one seed, the repeat.
     """
 
     router: str
@@ -50,7 +50,7 @@ class Contender:
 
     def is_match_for(self, other: Contender) -> bool:
         """Whether it is as accurate as the other, or hardly less."""
-        return self.accuracy >= other.accuracy - COMPARABLE - _ROUNDING
+        return self.accuracy >= other.accuracy - COMPARABLE - ROUNDING
 
     def beats(self, other: Contender) -> bool:
         """Quicker, and a match in accuracy; whether by more than chance `lead` tells."""
@@ -108,8 +108,8 @@ def compared(comparison: Comparison) -> Standing:
     return Standing(tuple(found), tuple(left_out))
 
 
-def validated(validation: Validation, world: InWorld) -> Standing:
-    """How routers stand in one world of a validation, at the load that charts show."""
+def validated(validation: Validation, world: InWorld, of: Measure = _LATENCY) -> Standing:
+    """How routers stand in one world of a validation, at the load that charts show; `of`: by which of the latencies."""
     load = middle_load(row["load"] for row in validation.get("rows", []))
     rows = [row for row in validation.get("rows", []) if row["load"] == load]
     pairs = [pair for pair in validation["pairs"] if pair["load"] == load]
@@ -119,7 +119,7 @@ def validated(validation: Validation, world: InWorld) -> Standing:
     for row in rows:
         own = [pair for pair in pairs if pair["router"] == row["router"]]
         accuracies = [axis.of(pair[world]) for pair in own]
-        latency_s = _by_run(own, world)
+        latency_s = by_run(own, world, of)
         if ("served" in row and is_marked(row["served"])) or None in accuracies or latency_s is None:
             left_out.append(row["router"])
         else:
@@ -127,12 +127,13 @@ def validated(validation: Validation, world: InWorld) -> Standing:
     return Standing(tuple(found), tuple(left_out))
 
 
-def _by_run(pairs: Sequence[Pair], world: InWorld) -> dict[int, float] | None:
-    """Repeats of one trace are not independent: over seeds, each the mean of its repeats; of one seed, by repeat."""
+def by_run(pairs: Sequence[Pair], world: InWorld, measure: Measure) -> dict[int, float] | None:
+    """A router's values, or None where one is missing. Repeats of one trace are not independent: over seeds, each the
+    mean of its repeats; of one seed, by repeat."""
     is_one = len({pair["seed"] for pair in pairs}) == 1
     values: dict[int, list[float]] = {}
     for pair in pairs:
-        if (value := _LATENCY.of(pair[world])) is None:
+        if (value := measure.of(pair[world])) is None:
             return None
         values.setdefault(pair["repeat"] if is_one else pair["seed"], []).append(value)
     return {run: float(np.mean(of)) for run, of in values.items()}

@@ -12,7 +12,7 @@ from typing import Final
 from policies.registry import TUNED
 from scenarios.files.documents import read_json
 from scenarios.runs.parallel import core_count
-from scenarios.study import ablation, faster, paper_table, results, tune_all
+from scenarios.study import ablation, faster, live, paper_table, results, tune_all
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.terminal.flags import Parser, new_file, new_folder, positive, whole
 
@@ -99,6 +99,22 @@ def _faster(parser: Parser) -> Work:
     return work
 
 
+def _live(parser: Parser) -> Work:
+    folder = results.SCENARIOS / "live"
+    parser.add_argument("--scenarios", type=Path, default=folder, metavar="DIR", help="the live scenarios' files")
+    parser.add_argument("--runs", type=Path, default="runs", metavar="DIR", help="where run folders are (runs)")
+    text = "for the figures, which are kept there (docs/live.json)"
+    parser.add_argument("--json", type=new_file, default="docs/live.json", metavar="FILE", help=text)
+    parser.add_argument("--page", type=new_file, default="docs/live.md", metavar="FILE", help="docs/live.md by default")
+
+    def work(given: argparse.Namespace) -> int:
+        files = sorted(given.scenarios.glob("*.yaml"))
+        sys.stdout.write(live.make_page(files, given.runs, given.json, given.page) + "\n")
+        return 0
+
+    return work
+
+
 def _paper_table(parser: Parser) -> Work:
     def work(given: argparse.Namespace) -> int:
         sys.stdout.write(paper_table.text())
@@ -121,6 +137,7 @@ COMMANDS: Final[dict[str, tuple[ModuleType, Callable[[Parser], Work]]]] = {
     "tune": (tune_all, _tune),
     "ablation": (ablation, _ablation),
     "faster": (faster, _faster),
+    "live": (live, _live),
     "paper-table": (paper_table, _paper_table),
 }
 

@@ -78,6 +78,7 @@ def test_the_scenario_reads() -> None:
 
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
+LIVE_SCENARIOS = sorted((ROOT / "scenarios" / "live").glob("*.yaml"))
 LIVE = "paper-live"  # on emulated devices: nothing is reported of them
 REPORTED = [p for p in SCENARIOS if p.stem.startswith(("main-", "paper")) and not p.stem.startswith(LIVE)]
 
@@ -87,6 +88,13 @@ def test_every_scenario_reads_and_is_listed(path: Path) -> None:
     """It names itself as its file does, and stands in the page of scenarios."""
     assert load_scenario(path).name == path.stem
     assert f"`{path.stem}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", LIVE_SCENARIOS, ids=lambda path: path.stem)
+def test_every_live_scenario_reads_and_is_listed(path: Path) -> None:
+    """Likewise; its run folder is `runs/live-NAME`."""
+    assert load_scenario(path).name == f"live-{path.stem}"
+    assert f"`live/{path.stem}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", REPORTED, ids=lambda path: path.stem)

@@ -1,0 +1,173 @@
+"""The live scenarios' page: who wins in either world, whether simulation had said so, and what is missing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError
+from scenarios.files.documents import read_json, write_json
+from scenarios.files.reading import load_scenario
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.fidelity import Validation
+from scenarios.metrics.statistics import estimate
+from scenarios.runs.folder import RunFolder
+from scenarios.study.__main__ import main
+from scenarios.study.live import SCHEMA, collect, known_in, make_page, measured_in
+from scenarios.study.live_findings import Measured, change_over, outcome, said_so
+from scenarios.study.live_page import live_page, summary_text
+from tests.scenarios.test_verdict import FIXED, LADDER, validation
+
+FILE = "scenarios/live/bursts.yaml"
+LIVE = Path(FILE).parent
+
+
+def folder_of(path: Path, found: Validation) -> RunFolder:
+    """A finished run's, with its two tables alone."""
+    folder = RunFolder(path)
+    with folder.opened(maker="validate"):
+        folder.write_json(folder / "comparison.json", compare_results([pair["simulated"] for pair in found["pairs"]]))
+        folder.write_json(folder / "validation.json", found)
+    return folder
+
+
+def measured(path: Path, found: Validation, floor: float | None = None) -> Measured:
+    """What the page keeps of it, with a floor."""
+    kept = measured_in(folder_of(path, found), FILE)
+    assert kept is not None
+    return {**kept, "floor": floor}
+
+
+ALIKE = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.25, 0.95))
+NOT_ALIKE = validation(("tide", 0.9, 1.3, 0.95), (LADDER, 1.2, 1.0, 0.95))
+TIE = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.01, 0.95), odd=0.2)
+
+
+def test_one_winner_in_both_worlds(tmp_path: Path) -> None:
+    """Simulation had said so; what it promised stands beside what was measured."""
+    found = measured(tmp_path / "run", ALIKE)
+    simulated, real = outcome(found, "simulated"), outcome(found, "hardware")
+    assert (simulated.winner, real.winner, said_so(simulated, real)) == ("tide", "tide", "yes")
+    assert change_over(simulated, LADDER)["mean"] == pytest.approx(-25.0)
+    assert change_over(real, LADDER)["mean"] == pytest.approx(-20.0)
+    page = live_page({"drawn": found}, [])
+    assert "- **Tide wins** on executors in `drawn`.\n" in page
+    assert "| `drawn` | real | tide | tide | yes | tuned:ladder | -25.0 ± 0.0 % | -20.0 ± 0.5 % |" in page
+    assert "| tide | 95.00 ± 0.00 | - | - | 900.00 ± 0.00 | 1000.00 ± 24.84 | 95.00 ± 0.00 | 95.00 ± 0.00 |" in page
+    assert "worse than" not in page
+    assert "wrong" not in page
+
+
+def test_a_loss_comes_first_and_names_what_simulation_said(tmp_path: Path) -> None:
+    """Then the error of simulation, and only then what was won."""
+    page = live_page(
+        {"won": measured(tmp_path / "won", ALIKE), "lost": measured(tmp_path / "lost", NOT_ALIKE)}, ["`day` is missing"]
+    )
+    lines = [line for line in page.splitlines() if line.startswith("- **")][:3]
+    assert lines == [
+        "- **Tide loses** on executors in `lost`: a p99 of 1300.00 ms against 1000.00 of tuned:ladder.",
+        "- **Simulation was wrong** in `lost`: tide in simulation, tuned:ladder on executors.",
+        "- **Tide wins** on executors in `won`.",
+    ]
+    assert "| `lost` | real | tide | tuned:ladder | no | tuned:ladder | -25.0 ± 0.0 % | +30.0 ± 0.7 % |" in page
+    assert "worse than tuned:ladder, by more than chance, in p99 latency: 1300.00 against 1000.00 ms; mean" in page
+    assert "- `day` is missing\n" in page
+
+
+def test_a_tie_is_no_win(tmp_path: Path) -> None:
+    """Simulation may be right of it, or not: nobody can tell; where it named a third, it was wrong."""
+    found = measured(tmp_path / "tie", TIE)
+    simulated, real = outcome(found, "simulated"), outcome(found, "hardware")
+    assert (real.winner, real.first, said_so(simulated, real)) == (None, ("tide", LADDER), "open")
+    text = summary_text({"drawn": found}, [])
+    assert "**A tie** on executors in `drawn`: tide, tuned:ladder can't be told apart." in text
+    assert "tie: tide, tuned:ladder | open |" in text
+    assert "wins** on" not in text
+    assert "loses" not in text
+    third = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.01, 0.95), (FIXED, 0.5, 2.0, 0.95), odd=0.2)
+    of_third = measured(tmp_path / "third", third)
+    assert said_so(outcome(of_third, "simulated"), outcome(of_third, "hardware")) == "no"
+
+
+def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
+    """However quick; a tenth of a point is forgiven. Alone nobody wins."""
+    quick = validation(("tide", 0.5, 0.5, 0.9489), (LADDER, 1.2, 1.25, 0.95), (FIXED, 1.3, 1.5, 0.9491))
+    found = measured(tmp_path / "run", quick, floor=0.95)
+    real = outcome(found, "hardware")
+    assert (real.winner, real.below) == (LADDER, ("tide",))
+    page = live_page({"drawn": found}, [])
+    assert "- **Tide can't win** on executors in `drawn`: it is below the floor of accuracy.\n" in page
+    assert "- Below the floor on executors: tide." in page
+    assert "| tuned:ladder | - | - |" in page, "no change of a router that can't be judged"
+    assert outcome({**found, "floor": 0.96}, "hardware").winner is None
+    for half, winner in ((0.0, LADDER), (0.0002, "tide")):
+        found["accuracy"]["tide"]["ci95"] = half
+        assert outcome(found, "hardware").winner == winner, "of so few seeds nobody can tell that it is below"
+
+
+def test_what_executors_lose_of_the_accuracy_counts(tmp_path: Path) -> None:
+    """A trace may be hard for all; who is less accurate on executors than simulated on it has bought its latency so."""
+    found = measured(tmp_path / "run", ALIKE, floor=0.95)
+    hard: Measured = {**found, "accuracy": dict.fromkeys(("tide", LADDER), estimate([0.96])), "floor": 0.96}
+    assert outcome(hard, "hardware").winner == "tide", "both worlds' runs are at 0.95"
+    for pair in found["pairs"]:
+        if pair["router"] == "tide":
+            pair["hardware"]["expected_accuracy"] = 0.948
+    assert outcome(found, "hardware").below == ("tide",)
+    assert outcome(found, "simulated").winner == "tide"
+
+
+def test_what_is_missing_is_told_and_what_was_measured_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page is the same without the run folder; a run that is not finished is no result."""
+    folder_of(tmp_path / "runs" / "live-bursts", ALIKE)
+    (tmp_path / "runs" / "live-day").mkdir()
+    json, page = tmp_path / "live.json", tmp_path / "live.md"
+    words = ["live", "--runs", str(tmp_path / "runs"), "--json", str(json), "--page", str(page)]
+    assert main(words) == 0
+    assert "`live-day` is begun and not finished: `slimsched run" in capsys.readouterr().out
+    first = page.read_text()
+    assert "- `live-crowd` is not measured yet: `slimsched run scenarios/live/crowd.yaml`\n" in first
+    assert str(tmp_path) not in first + json.read_text(), "no machine's paths"
+    shutil.rmtree(tmp_path / "runs" / "live-bursts")
+    assert main(words) == 0
+    assert page.read_text() == first
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    """So are several loads, of which a page of one could tell nothing true, and a folder without scenarios."""
+    write_json(tmp_path / "other.json", {"schema": "slimsched.faster/1"})
+    with pytest.raises(InputError, match=f"must be '{SCHEMA}'"):
+        known_in(tmp_path / "other.json")
+    loads = {**ALIKE, "rows": [{**row, "load": at} for at, row in enumerate(ALIKE["rows"])]}
+    with pytest.raises(InputError, match=r"leave validate\.loads out"):
+        measured_in(folder_of(tmp_path / "run", loads), FILE)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="name the folder of the live scenarios"):
+        make_page([], tmp_path, tmp_path / "live.json", tmp_path / "live.md")
+
+
+def test_the_page_is_made_of_the_figures_beside_it() -> None:
+    """`python -m scenarios.study live` makes both."""
+    files = sorted(LIVE.glob("*.yaml"))
+    found, missing = collect(files, Path("no runs here"), known_in(Path("docs/live.json")))
+    page = live_page(found, missing)
+    assert Path("docs/live.md").read_text(encoding="utf-8") == page
+    told = [line for line in Path("README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `live-")]
+    assert [line for line in told if line not in page.splitlines()] == [], "rows of its table that are in README, too"
+    assert read_json(Path("docs/live.json")) == {"schema": SCHEMA, "scenarios": found}
+
+
+@pytest.mark.parametrize("path", sorted(LIVE.glob("*-cpu.yaml")), ids=lambda path: path.stem)
+def test_cpu_scenarios_ask_what_the_emulated_ones_do(path: Path) -> None:
+    """The same routers, as long and as often; with holds, and a floor that the network can keep but not always."""
+    found, emulated = load_scenario(path), load_scenario(LIVE / path.name.replace("-cpu", ""))
+    assert found.validate_ == emulated.validate_
+    assert (found.compare, found.tuning.decisions) == (emulated.compare, emulated.tuning.decisions)
+    assert [fault.kind for fault in found.faults] == [fault.kind for fault in emulated.faults]
+    assert not any(server.emulated for server in found.cluster.named_servers)
+    assert found.router.hold_limit_s > 0
+    assert found.tuning.floor is not None
+    assert 0.4012 < found.tuning.floor < 0.5665, "of slimresnet-tiny, at its narrowest and at its widest"
