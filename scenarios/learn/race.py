@@ -18,6 +18,7 @@ from scenarios.learn.course import Course, latency_cost, mean_accuracy, unserved
 from scenarios.learn.search import Reals
 from sim.compiled.scoring import RunScore
 
+OF_SEARCH: Final = "search"  # before its number
 CLOSE: Final = 0.02  # points: how near the floor levelling comes, and the race asks for
 
 
@@ -73,6 +74,11 @@ class Racer:
     spec: RouterSpec
     levelled: Figures | None = None
     history: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def is_of_search(self) -> bool:
+        """Whether a search found it."""
+        return self.name.startswith(OF_SEARCH)
 
 
 @dataclass(frozen=True)

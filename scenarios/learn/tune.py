@@ -35,7 +35,7 @@ from scenarios.learn.course import (
 )
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.race import CLOSE, Figures, Raced, Racer, figures_of, run_race
+from scenarios.learn.race import CLOSE, OF_SEARCH, Figures, Raced, Racer, figures_of, run_race
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
 from scenarios.learn.settings import PRICE, best_settings, settled
 from scenarios.metrics.served import LIMIT
@@ -152,7 +152,7 @@ def _searches(kind: str, space: Space, course: Course, start: Reals | None) -> l
         settled_space, values, history = _search_with_settings(space, own, start)
         starts = [*zip(ORIGINS, values, strict=False), *_start(settled_space)]
         try:
-            found.append(_levelled(f"search {number + 1}", kind, settled_space, course, starts, history))
+            found.append(_levelled(f"{OF_SEARCH} {number + 1}", kind, settled_space, course, starts, history))
         except FloorError:
             if not found:
                 raise

@@ -43,6 +43,12 @@ def estimate(values: Sequence[float | None]) -> Estimate:
     return Estimate(mean=float(np.mean(known)), ci95=t * float(np.std(known, ddof=1)) / sqrt(len(known)))
 
 
+def relative_half_width(values: Sequence[float]) -> float:
+    """Of the 95 % interval of their mean, as a share of it; 0 for fewer than two."""
+    found = estimate(values)
+    return 0.0 if not found["mean"] or found["ci95"] is None else found["ci95"] / found["mean"]
+
+
 def widened(found: Estimate, *shares: float) -> Estimate:
     """An estimate whose half-width also holds errors of its value that are independent of it, as shares of the value.
 

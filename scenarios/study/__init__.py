@@ -1,7 +1,7 @@
 """The project's results: every main scenario and the paper's, all routers, at least ten seeds, and the page about them.
 
 `python -m scenarios.study results` (`make results`) runs what is not stored yet and writes `docs/results.md`; `tune`,
-`ablation` and `paper-table` make what it is made of.
+`ablation`, `faster`, `fronts` and `paper-table` make what it is made of.
 
 =============  =====================================================================================================
 module         does
@@ -15,6 +15,8 @@ module         does
 `pictures`     the same as two charts
 `tune_all`     Tide and its rivals tuned on every main scenario
 `ablation`     what each ingredient of Tide is worth
+`faster`       whether a router that decides faster is ever worse
+`fronts`       the least energy that a kind of router takes at limits of its p99 latency
 `paper_table`  the paper's accuracies, completed
 =============  =====================================================================================================
 """

@@ -12,7 +12,8 @@ from typing import Final
 from policies.registry import TUNED
 from scenarios.files.documents import read_json
 from scenarios.runs.parallel import core_count
-from scenarios.study import ablation, faster, live, paper_table, results, tune_all
+from scenarios.show.table import to_markdown
+from scenarios.study import ablation, faster, fronts, live, paper_table, results, tune_all
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.terminal.flags import Parser, new_file, new_folder, positive, whole
 
@@ -69,12 +70,13 @@ def _ablation(parser: Parser) -> Work:
     parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML), with a floor to keep")
     text = "of each row's search (40,000,000)"
     parser.add_argument("--decisions", type=positive, default=40_000_000, metavar="N", help=text)
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the search and its runs (0)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")
+    parser.add_argument("--searches", type=positive, default=1, metavar="N", help="of each row (1)")
     text = "for the rows; an interrupted run goes on with the next one (docs/ablation.json)"
     parser.add_argument("--json", type=new_file, default="docs/ablation.json", metavar="FILE", help=text)
 
     def work(given: argparse.Namespace) -> int:
-        ablation.make_table(given.scenario, given.decisions, given.seed, given.json)
+        ablation.make_table(given.scenario, given.decisions, given.seed, given.json, given.searches)
         return 0
 
     return work
@@ -93,7 +95,28 @@ def _faster(parser: Parser) -> Work:
 
     def work(given: argparse.Namespace) -> int:
         faster.make_rows(given.scenario, given.router, given.decisions, given.searches, given.json, given.duration)
-        sys.stdout.write(faster.text(read_json(given.json)["rows"]) + "\n")
+        sys.stdout.write(to_markdown(faster.faster_table(read_json(given.json)["rows"])) + "\n")
+        return 0
+
+    return work
+
+
+def _fronts(parser: Parser) -> Work:
+    parser.add_argument(
+        "scenario", type=Path, nargs="+", metavar="SCENARIO", help="scenario files (YAML), with a floor"
+    )
+    text = f"what is tuned ({' '.join(fronts.KINDS)})"
+    parser.add_argument("--router", choices=TUNED, nargs="+", default=list(fronts.KINDS), metavar="KIND", help=text)
+    parser.add_argument("--decisions", type=positive, default=15_000_000, metavar="N", help="of a search (15,000,000)")
+    parser.add_argument("--searches", type=positive, default=1, metavar="N", help="of each row (1)")
+    text = "of the full-length runs; the scenario's by default"
+    parser.add_argument("--duration", type=float, metavar="S", help=text)
+    text = "for the rows; an interrupted run goes on with the next one (docs/fronts.json)"
+    parser.add_argument("--json", type=new_file, default="docs/fronts.json", metavar="FILE", help=text)
+
+    def work(given: argparse.Namespace) -> int:
+        fronts.make_rows(given.scenario, given.router, given.decisions, given.searches, given.json, given.duration)
+        sys.stdout.write(to_markdown(fronts.front_table(read_json(given.json))) + "\n")
         return 0
 
     return work
@@ -138,6 +161,7 @@ COMMANDS: Final[dict[str, tuple[ModuleType, Callable[[Parser], Work]]]] = {
     "ablation": (ablation, _ablation),
     "faster": (faster, _faster),
     "live": (live, _live),
+    "fronts": (fronts, _fronts),
     "paper-table": (paper_table, _paper_table),
 }
 

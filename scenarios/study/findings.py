@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from policies.tide.knobs import KIND as TIDE
+from scenarios.learn.race import OF_SEARCH
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.pareto import Point, hypervolume
 from scenarios.metrics.result import Result
 from scenarios.metrics.served import leaves_many, served
-from scenarios.metrics.statistics import Estimate, estimate, paired_difference, widened
+from scenarios.metrics.statistics import Estimate, estimate, paired_difference, relative_half_width, widened
 from scenarios.show import paper
 from scenarios.study.cases import PLACED, PLAIN, TUNED
 
@@ -77,8 +78,7 @@ class Row:
         """
         key = IN_RACE.get(name)
         values = [each[key] for each in self.searches if each.get(key)] if key else []
-        found = estimate(values)
-        return 0.0 if not found["mean"] or found["ci95"] is None else found["ci95"] / found["mean"]
+        return relative_half_width(values)
 
     def interval(self, name: str) -> Estimate:
         """One of `MEASURES` over seeds and searches."""
@@ -95,7 +95,7 @@ def searches_in(made_by: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     if "race" not in made_by:
         old = {"mean_s": made_by.get("latency_mean_s"), "p99_s": made_by.get("latency_p99_s")}
         return (old,) if made_by.get("command", "").startswith("slimsched tune") else ()
-    return tuple(each for each in made_by["race"] if each["of"].startswith("search"))
+    return tuple(each for each in made_by["race"] if each["of"].startswith(OF_SEARCH))
 
 
 def is_of(row: Row, router: str) -> bool:
@@ -412,7 +412,8 @@ class Notes:
     Attributes:
         machine: what runs were computed on; `versions`: of what computed them.
         wall_s: how long all runs took, one after the other.
-        ablation: `docs/ablation.json`; None where it was not made.
+        ablation, faster, fronts: `docs/ablation.json` and so on; None where it was not made.
+        front_picture: a path from the page.
         remarks: Markdown that people wrote.
         pictures: by title, a path from the page.
     """
@@ -422,6 +423,9 @@ class Notes:
     wall_s: float
     provenance: str
     ablation: Mapping[str, Any] | None = None
+    faster: Mapping[str, Any] | None = None
+    fronts: Mapping[str, Any] | None = None
+    front_picture: str | None = None
     made: tuple[Made, ...] = ()
     remarks: str = ""
     pictures: Mapping[str, str] = field(default_factory=dict)

@@ -18,8 +18,10 @@ from scenarios.show.comparison import paper_table
 from scenarios.show.numbers import NONE, PLUS_MINUS, number, places
 from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
 from scenarios.show.words import marked
-from scenarios.study import cases, findings
+from scenarios.study import ablation, cases, findings
+from scenarios.study.ablation import Tail
 from scenarios.study.cases import GROUPS, LEARNED, TUNED
+from scenarios.study.faster import faster_table
 from scenarios.study.findings import (
     ENERGY_OVER_PCT,
     MOVING_GAIN_PCT,
@@ -36,6 +38,7 @@ from scenarios.study.findings import (
     replica_checks,
     searches_in,
 )
+from scenarios.study.fronts import front_table
 
 
 def results_page(found: Sequence[Found], notes: Notes) -> str:
@@ -55,6 +58,9 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         "routers": routers_table,
         "checks": checks_table,
         "ablation": ablation_table,
+        "tails": tail_table,
+        "fronts": front_table,
+        "faster": faster_table,
         "making": making_table,
         "searched": _searched,
         "paper": _paper_text,
@@ -72,9 +78,11 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         summary=summary_table(main, verdicts),
         losing={name: worse for name, worse in judged if worse},
         notes=notes,
+        tails=ablation.tails(notes.ablation["rows"]) if notes.ablation else [],
         runs=sum(len(row.results) for each in found for row in each.rows),
         cases=cases,
         findings=findings,
+        ablation=ablation,
     )
 
 
@@ -200,18 +208,31 @@ def _signs(row: Row) -> str:
 # ------------------------------------------------------------------------------------------- how routers came about
 
 
-def ablation_table(ablation: Mapping[str, Any]) -> Table:
+def ablation_table(made: Mapping[str, Any]) -> Table:
     """A row a switch and scenario."""
     rows = []
-    for row in ablation["rows"]:
+    for row in made["rows"]:
         if "problem" in row:
-            rows.append([row["switch"], row["scenario"], f"failed: {row['problem']}", *[NONE] * 4])
+            rows.append([row["switch"], row["scenario"], f"failed: {row['problem']}", *[NONE] * 6])
             continue
         seeds = row["seeds"] if isinstance(row["seeds"], int) else len(row["seeds"])
-        latencies = (number(row[key], None, grouped=True) for key in ("mean_ms", "p99_ms"))
-        found = [number(row["accuracy"], 2, 100), *latencies, _change(row["change_pct"]), str(seeds)]
+        latencies = (number(row.get(key), None, grouped=True) for key in ("mean_ms", "std_ms", "p99_ms"))
+        searches = str(len(row.get("searches", "1")))
+        found = [number(row["accuracy"], 2, 100), *latencies, _change(row["change_pct"]), str(seeds), searches]
         rows.append([marked(row["switch"], row.get("unserved", 0.0) > LIMIT), row["scenario"], *found])
-    return Table(columns("switch", "scenario", "accuracy %", "mean ms", "p99 ms", "change %", "seeds"), rows)
+    head = columns("switch", "scenario", "accuracy %", "mean ms", "standard deviation, ms", "p99 ms")
+    return Table([*head, *columns("change %", "seeds", "searches")], rows)
+
+
+def tail_table(found: Sequence[Tail]) -> Table:
+    """A row a weight of the tail."""
+    rows = [
+        [each.switch, f"{each.weight:g}", f"{each.gain_pct:.1f}", number(each.kept_pct, 0),
+         _change(each.variance_pct), _yes(each.holds)]
+        for each in found
+    ]  # fmt: skip
+    head = columns("Tide with", "weight of log p99", "mean latency below the ladder's, %")
+    return Table([*head, *columns("of the gain without a tail, %", "variance against the ladder's, %", "holds")], rows)
 
 
 def _change(change: float | Estimate | Mapping[str, Any]) -> str:

@@ -1,9 +1,10 @@
-"""The results in two charts. It reads no file and decides nothing but how things look."""
+"""The results in charts. It reads no file and decides nothing but how things look."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -68,6 +69,30 @@ def fronts_chart(found: Sequence[Found]) -> Figure:
             named |= {str(label): handle for label, handle in zip(labels, handles, strict=True)}
         if named:
             figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=len(named))
+    return figure
+
+
+def energy_chart(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """A panel a scenario: energy an image against p99, a line a kind; the first point of a line is its quickest."""
+    names = list(dict.fromkeys(row["scenario"] for row in rows))
+    across = min(_ACROSS, len(names))
+    height = ceil(len(names) / _ACROSS)
+    with canvas(2.5 * across + 0.4, 2.1 * height + 0.6, height, across, squeeze=False) as (figure, grid):
+        for axes, name in zip(grid.flat, names, strict=False):
+            axes.set_title(name, fontsize=8)
+            axes.tick_params(labelsize=7)
+            own = [row for row in rows if row["scenario"] == name and "problem" not in row]
+            for place, kind in enumerate(dict.fromkeys(row["router"] for row in own)):
+                points = sorted((row["times"], row["p99_ms"], row["image_j"]) for row in own if row["router"] == kind)
+                _, x, y = zip(*points, strict=True)
+                axes.plot(x, y, "-", marker="*os^"[place % 4], color=COLORS[(1 - place) % len(COLORS)], markersize=5,
+                          linewidth=1, label=kind)  # fmt: skip
+            if own:
+                axes.legend(fontsize=7)
+        for axes in grid.flat[len(names) :]:
+            axes.set_axis_off()
+        figure.supxlabel("p99 latency, ms", fontsize=9)
+        figure.supylabel("J an image", fontsize=9)
     return figure
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
@@ -19,7 +19,12 @@ from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIOS: Final = ROOT / "scenarios"
-ABLATION, REMARKS = "ablation.json", "results-remarks.md"  # beside the page
+ABLATION, FASTER, FRONTS, REMARKS = (
+    "ablation.json",
+    "faster.json",
+    "fronts.json",
+    "results-remarks.md",
+)  # beside the page
 
 
 def make_results(
@@ -93,16 +98,20 @@ def notes_of(cases: Sequence[Case], found: Sequence[Found], target: Path) -> Not
     """What stands beside the tables; the pictures are drawn here."""
     from hw.telemetry import cpu_name
 
-    ablation, remarks = target.parent / ABLATION, target.parent / REMARKS
+    remarks = target.parent / REMARKS
+    fronts = _read(target.parent / FRONTS)
     return Notes(
         machine={"processor": cpu_name(), "cores": str(core_count())},
         versions=versions(),
         wall_s=sum(result["wall_s"] for each in found for row in each.rows for result in row.results),
         provenance=str(Provenance.weakest(*(case.world.provenance for case in cases))),
-        ablation=read_json(ablation) if ablation.is_file() else None,
+        ablation=_read(target.parent / ABLATION),
+        faster=_read(target.parent / FASTER),
+        fronts=fronts,
         made=tuple(_made(cases)),
         remarks=remarks.read_text(encoding="utf-8") if remarks.is_file() else "",
         pictures=_pictures(found, target.parent),
+        front_picture=None if fronts is None else _front_picture(fronts, target.parent),
     )
 
 
@@ -115,6 +124,20 @@ def _made(cases: Sequence[Case]) -> list[Made]:
                 named = contender.file.relative_to(case.path.parent).as_posix()
                 found[contender.file] = Made(case.name, contender.label, named, made_by(contender.file))
     return list(found.values())
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What a study has left; None where it was not made."""
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = read_json(path)
+    return found
+
+
+def _front_picture(fronts: Mapping[str, Any], folder: Path) -> str:
+    name = "images/results-energy.svg"
+    charts.save(pictures.energy_chart(fronts["rows"]), folder / name)
+    return name
 
 
 def _pictures(found: Sequence[Found], folder: Path) -> dict[str, str]:

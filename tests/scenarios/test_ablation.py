@@ -14,7 +14,7 @@ import yaml
 from scenarios.learn.tune import FloorError
 from scenarios.study import ablation
 from scenarios.study.__main__ import main
-from scenarios.study.ablation import RIVAL, ROWS, row_of
+from scenarios.study.ablation import RIVAL, ROWS, change_of, row_of
 from scenarios.world.materials import load_world
 from tests.scenarios.test_tune import KNOBS, SCENARIO
 
@@ -98,3 +98,22 @@ def test_a_row_is_of_the_reported_seeds(scenario: Path, monkeypatch: pytest.Monk
     assert slower["change_pct"]["mean"] == pytest.approx(100.0)
     monkeypatch.setattr(ablation, "tune_world", MagicMock(side_effect=FloorError("the most was 0.7")))
     assert "the most was" in row_of(world, "too much", "milp", knobs, first)["problem"]
+
+
+def test_several_searches_widen_a_rows_interval(scenario: Path) -> None:
+    """Its figures are their means, by seed and in all; each stands beside."""
+    world, knobs = load_world(scenario), replace(KNOBS, floor=0.75, decisions=3_000, searches=2)
+    first = row_of(world, "all", "ladder", knobs, None)
+    row = row_of(world, "other", "ladder", replace(knobs, tail=0.0, seed=1), first)
+    assert len(row["searches"]) == 2
+    for key in ("mean_ms", "std_ms", "p99_ms", "image_j"):
+        assert row[key] == pytest.approx(sum(each[key] for each in row["searches"]) / 2)
+    assert 1000 * sum(row["means_s"]) / 2 == pytest.approx(row["mean_ms"])
+    assert all(std_s > 0 for std_s in row["stds_s"])
+    alone = {key: value for key, value in first.items() if key != "searches"}
+    seeds_alone = change_of({**row, "searches": []}, alone, "means_s", "mean_ms")
+    assert row["change_pct"]["mean"] == pytest.approx(seeds_alone["mean"])
+    ci95 = row["change_pct"]["ci95"]
+    assert ci95 is not None
+    assert seeds_alone["ci95"] is not None
+    assert ci95 > seeds_alone["ci95"]

@@ -9,6 +9,7 @@ import pytest
 
 from policies.errors import InputError
 from scenarios.files.documents import read_json
+from scenarios.show.table import to_markdown
 from scenarios.study import faster
 from scenarios.world.materials import load_world
 
@@ -46,7 +47,7 @@ def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [(row["decision_us"], row["blocks"], row["may_wait"]) for row in rows] == [
         (point.decision_us, point.blocks, point.may_wait) for point in faster.points()
     ]
-    assert "| `main-mmpp-10g` | 16 | no | 2.00 (1.00 to 3.00) | 2.00" in faster.text(rows)
+    assert "| `main-mmpp-10g` | 16 | no | 2.00 (1.00 to 3.00) | 2.00" in to_markdown(faster.faster_table(rows))
     with pytest.raises(InputError, match="which can't stand beside"):
         faster.make_rows([SCENARIO], "tide", 1000, 2, path, None)
 
