@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from policies.chance import stream
-from policies.floor_control import MOST_STRETCH
+from policies.goal_control import MOST_STRETCH
 from policies.interfaces import RoutingPolicy
 from policies.records import COMPLETED
 from policies.replay import replay_run

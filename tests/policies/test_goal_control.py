@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 
 from policies.chance import stream
 from policies.errors import InputError
-from policies.floor_control import (
+from policies.goal_control import (
     AT_BOTH,
     AT_NARROWEST,
     AT_WIDEST,
@@ -20,7 +20,7 @@ from policies.floor_control import (
     GAIN,
     MOST_DEFICIT,
     MOST_SHIFT,
-    FloorControl,
+    GoalControl,
 )
 from policies.interfaces import MOST_TUPLES, top1_of
 from policies.names import rule_from_dict
@@ -42,7 +42,7 @@ RNG = stream(0, "floors")
 class Plant:
     """Serves `rate` images a second whose accuracy is a function of the shift; a hundred decisions a second."""
 
-    def __init__(self, control: FloorControl, rate: float = 1000.0) -> None:
+    def __init__(self, control: GoalControl, rate: float = 1000.0) -> None:
         self.control, self.rate, self.floor = control, rate, 0.0
         self.seen = changed(view(server()), now_ns=0)
         self.served: list[float] = []
@@ -69,14 +69,14 @@ class Plant:
 @pytest.mark.parametrize("rate", [300.0, 30_000.0])
 @pytest.mark.parametrize(("at_rest", "slope"), [(0.72, 0.02), (0.745, 0.002), (0.77, 0.01), (0.76, 0.05)])
 def test_it_comes_to_the_floor_whatever_the_rate_and_the_slope(rate: float, at_rest: float, slope: float) -> None:
-    plant = Plant(FloorControl(FLOOR), rate)
+    plant = Plant(GoalControl(FLOOR), rate)
     plant.run(120, lambda shift: at_rest + slope * shift)
     assert plant.run(60, lambda shift: at_rest + slope * shift) == pytest.approx(FLOOR, abs=0.0005)
 
 
 def test_what_others_served_too_narrow_is_made_up_for() -> None:
     """As a guard does, for a second: afterwards it serves above the floor, and then at it."""
-    plant = Plant(FloorControl(FLOOR))
+    plant = Plant(GoalControl(FLOOR))
     plant.run(200, lambda shift: 0.74 + 0.01 * shift)
     plant.run(1, lambda shift: 0.70, AT_BOTH)
     after = plant.run(40, lambda shift: 0.74 + 0.01 * shift)
@@ -87,7 +87,7 @@ def test_what_others_served_too_narrow_is_made_up_for() -> None:
 
 def test_a_long_overload_is_forgotten() -> None:
     """Ten points short for ten minutes: a point of the horizon is made up for, and the dial was left alone."""
-    plant = Plant(FloorControl(FLOOR))
+    plant = Plant(GoalControl(FLOOR))
     plant.run(200, lambda shift: 0.74 + 0.01 * shift)
     bias = plant.control.bias
     plant.run(600, lambda shift: 0.65, AT_BOTH)
@@ -99,29 +99,29 @@ def test_a_long_overload_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("end", "served"), [(AT_WIDEST, 0.70), (AT_NARROWEST, 0.80), (AT_BOTH, 0.70)])
 def test_at_an_end_of_the_dial_it_does_not_wind_up(end: int, served: float) -> None:
-    plant = Plant(FloorControl(FLOOR))
+    plant = Plant(GoalControl(FLOOR))
     plant.run(300, lambda shift: served, end)
     assert plant.control.bias == pytest.approx(0.0, abs=0.01)
-    free = Plant(FloorControl(FLOOR))
+    free = Plant(GoalControl(FLOOR))
     free.run(300, lambda shift: served)
     assert abs(free.control.bias) == MOST_SHIFT == abs(free.control.shift)
 
 
 def test_the_operators_floor_is_followed_and_a_floor_of_its_own_is_not_moved_by_it() -> None:
-    plant = Plant(FloorControl())
+    plant = Plant(GoalControl())
     assert plant.run(100, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(0.74)
     for floor in (0.75, 0.745, 0.755):
         plant.floor = floor
         plant.run(120, lambda shift: 0.74 + 0.01 * shift)
         assert plant.run(20, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(floor, abs=0.0005)
-    own = Plant(FloorControl(FLOOR))
+    own = Plant(GoalControl(FLOOR))
     own.floor = 0.76
     own.run(120, lambda shift: 0.74 + 0.01 * shift)
     assert own.run(20, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(FLOOR, abs=0.0005)
 
 
 def test_asked_again_at_one_decision_it_says_the_same() -> None:
-    control = FloorControl(FLOOR)
+    control = GoalControl(FLOOR)
     seen = changed(view(server()), completed=500, accuracy_sum=500 * 0.74)
     assert control.step(seen) == control.step(seen) > 0
 
