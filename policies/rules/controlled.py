@@ -10,14 +10,13 @@ import numpy as np
 from pydantic import Field
 
 from policies.errors import InputError
-from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FOLLOW, FREE, GoalControl, Steered
+from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FOLLOW, FREE, MOST_WEIGHT, GoalControl, Steered
 from policies.interfaces import MOST_TUPLES, RouterConfig
 from policies.rules.widths import Ladder
 from policies.strict import StrictModel
 from policies.vocabulary import FOLLOW_NS, ClusterView, nanoseconds
 
 LONGEST_LIMIT_S: Final = 1e7  # as in scenarios
-MOST_WEIGHT: Final = 1e6  # points a joule: far beyond what leaves anything but the narrowest
 
 
 class ControlSpec(StrictModel):
