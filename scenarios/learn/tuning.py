@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from policies.errors import InputError, nearest
+from policies.registry import CONTROLLED
 from policies.tide import knobs as tide_knobs
 from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
-from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path
+from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path, with_control
 from scenarios.metrics.served import LIMIT
 from scenarios.runs.effort import learning_warning
 from scenarios.terminal.output import Say
@@ -32,6 +33,7 @@ class Tuning:
         start: a file to begin with.
         without: switches.
         objective, p99_limit_s: what is made small, at most which p99.
+        control: the router is to keep the goals that the operator asks for (`policies.goal_control`).
     """
 
     scenario: Path
@@ -44,6 +46,7 @@ class Tuning:
     without: tuple[str, ...] = ()
     objective: Objective | None = None
     p99_limit_s: float | None = None
+    control: bool = False
 
     @property
     def path(self) -> Path:
@@ -53,6 +56,9 @@ class Tuning:
     def knobs(self, world: World) -> TuningKnobs:
         """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
         self._check_switches()
+        if self.control and self.router not in CONTROLLED:
+            problem = f"{self.router!r} has nothing that goals could move; allowed with {' or '.join(CONTROLLED)}"
+            raise InputError("--control", "", problem)
         return knobs_of(
             world,
             seed=self.seed,
@@ -78,6 +84,7 @@ class Tuning:
             words += ["--without", switch]
         if knobs.objective != "latency":
             words += ["--objective", knobs.objective, "--p99", f"{knobs.p99_limit_s:g}s"]
+        words += ["--control"] if self.control else []
         return shlex.join(words if self.start is None else [*words, "--start", str(self.start)])
 
 
@@ -141,6 +148,8 @@ def tune_router(wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: Non
         except FloorError as error:
             note_failure(path, f"{error} ({command})")
             raise
+    if wanted.control:
+        found = replace(found, spec=with_control(found.spec))
     seconds = time.monotonic() - began_s
     return found, save_tuned(found, world, knobs, path, command, seconds=seconds)
 

@@ -87,9 +87,10 @@ def _require_reachable(scenario: Scenario, accuracy: Accuracy) -> None:
     """Raises `InputError` where the operator asks for more accuracy than any width tuple has."""
     tuples = accuracy.prior.top1
     best = max(tuples, key=lambda widths: tuples[widths])
-    for number, asked in enumerate(scenario.service.asked(None)):
+    for number, asked in enumerate(scenario.service.asked(scenario.tuning.floor)):
         if asked.floor > tuples[best]:
-            key = f"service.schedule.{number - 1}.floor" if number else "service.floor"
+            first = "tuning.floor" if scenario.service.floor is None else "service.floor"
+            key = f"service.schedule.{number - 1}.floor" if number else first
             problem = f"is {asked.floor:g}, and no width tuple is so accurate"
             nearest = f"the nearest is {list(best)} with {tuples[best]:.4f}: ask for at most that"
             raise InputError(scenario.name, key, f"{problem}; {nearest}")

@@ -198,7 +198,7 @@ class World:
     def _goals(self, start_s: float, horizon_s: float) -> tuple[tuple[int, GoalSet], ...]:
         """What the operator asks for and when, in a run that begins at `start_s` of the scenario."""
         goals: list[tuple[int, GoalSet]] = [(0, GoalSet())]
-        for asked in self.scenario.service.asked(None):
+        for asked in self.scenario.service.asked(self.scenario.tuning.floor):
             goal = GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
             if asked.at_s <= start_s:
                 goals = [(0, goal)]

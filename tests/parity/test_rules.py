@@ -103,13 +103,26 @@ def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
 
 
 def controlled(placement: str) -> MakeRouter:
-    """The floor is the operator's where there is one, else in the middle of the table."""
+    """Goals are the operator's where there are any, else in the middle of the table and of what is usual."""
 
     def make(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-        control = ControlSpec(floor=None if scenario.run.goals else context.prior.mean_top1)
+        control = own_goals(scenario, context)
         return LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
 
     return make
+
+
+def own_goals(scenario: Scenario, context: RouterContext) -> ControlSpec:
+    if scenario.run.goals:
+        return ControlSpec()
+    limit_s = length_s(scenario) / 20
+    return ControlSpec(floor=context.prior.mean_top1, p99_limit_s=limit_s)
+
+
+def limited(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """No floor, whatever the operator asks for."""
+    control = ControlSpec(floor=0.0, p99_limit_s=length_s(scenario) / 12)
+    return LadderRule(thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
 
 
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -206,6 +219,7 @@ ROUTERS: dict[str, MakeRouter] = {
     **{f"slow ladder@{name}": slow_ladder(name) for name in ("sticky", "shortest-delay")},
     "two ladders": two_ladders,
     **{f"controlled ladder@{name}": controlled(name) for name in ("sticky", "shortest-delay")},
+    "ladder with a limit": limited,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},
