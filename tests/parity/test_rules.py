@@ -18,7 +18,7 @@ import pytest
 from policies.chance import stream
 from policies.errors import WorkError
 from policies.faults import Crash, Slowness
-from policies.interfaces import RoutingPolicy
+from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
@@ -57,6 +57,10 @@ class Asked:
     """A router of the user's own, to the engine: it has no plan."""
 
     router: RoutingPolicy
+
+    @property
+    def p99_limit_ns(self) -> int:
+        return limit_ns_of(self.router)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         return self.router.choose(view, rng)
