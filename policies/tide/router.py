@@ -100,12 +100,13 @@ class TideRouter(Steered):
         its.tau_fast_s, its.tau_mid_s, its.tau_slow_s = RATES_S
         its.tau_speed_s, its.waiting_s = SPEED_S, waiting_s
         its.guard_on_s, its.guard_off_s = GUARD_ON_S if self._guarded else np.inf, GUARD_OFF_S
+        if self._control is not None:
+            its.energy_at = plan.add(self._energy())
         plan.head.width_rule.rule, plan.head.knobs_at = TIDE, plan.add(its.numbers)
         seen = np.zeros(Memory.size + config.servers * Remembered.size, np.int64)
         no_width = np.full(config.servers * config.segments, NONE, np.int64)
         plan.head.memory_at = plan.add(np.concatenate([seen, no_width]))
         if self._control is not None:
-            its.energy_at = plan.add(self._energy())
             plan.head.width_rule.control_at = plan.add(control_row(self._control))
         return plan.row()
 

@@ -1,10 +1,12 @@
-"""The controller of a floor by itself, on plants of a line; then the routers that it shifts, on both engines."""
+"""The controllers by themselves, on plants of a line and of a steep curve; then the routers that they shift."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import exp, inf, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,26 +15,31 @@ from msgspec.structs import replace as changed
 from policies.chance import stream
 from policies.errors import InputError
 from policies.goal_control import (
+    AIM,
     AT_BOTH,
     AT_NARROWEST,
     AT_WIDEST,
+    FOLLOW,
     FREE,
     GAIN,
+    LIMIT_GAIN,
     MOST_DEFICIT,
+    MOST_EXCESS,
     MOST_SHIFT,
     GoalControl,
 )
-from policies.interfaces import MOST_TUPLES, top1_of
+from policies.interfaces import MOST_TUPLES, limit_ns_of, top1_of
 from policies.names import rule_from_dict
 from policies.plan_of import plan_of
 from policies.rules.context import ComposedRouter, RouterContext
-from policies.rules.controlled import ControlledLadder, ControlSpec, end_of_ladder
-from policies.rules.specs import LadderRule
+from policies.rules.controlled import ControlSpec, end_of_ladder
+from policies.rules.holding import HoldSpec
+from policies.rules.specs import LadderRule, RouterSpec
 from policies.rules.widths import Ladder
 from policies.tide import knobs
 from policies.tide.router import TideRouter
 from policies.tide.spec import TideSpec
-from policies.vocabulary import ClusterView
+from policies.vocabulary import FOLLOW_NS, ClusterView
 from tests.policies.cluster_views import TABLE, choice_of, context, server, view
 
 FLOOR, SECOND = 0.75, 1_000_000_000
@@ -40,29 +47,40 @@ RNG = stream(0, "floors")
 
 
 class Plant:
-    """Serves `rate` images a second whose accuracy is a function of the shift; a hundred decisions a second."""
+    """Serves `rate` images a second, whose accuracy and lateness are functions of the shift; 100 decisions a second."""
 
     def __init__(self, control: GoalControl, rate: float = 1000.0) -> None:
-        self.control, self.rate, self.floor = control, rate, 0.0
+        self.control, self.rate, self.floor, self.limit_ns = control, rate, 0.0, 0
+        self.late = 0.0
         self.seen = changed(view(server()), now_ns=0)
         self.served: list[float] = []
 
-    def run(self, seconds: float, accuracy: Callable[[float], float], end: int = FREE) -> float:
-        """The mean accuracy of the time."""
-        self.served = []
+    def run(
+        self,
+        seconds: float,
+        accuracy: Callable[[float], float],
+        end: int = FREE,
+        late: Callable[[float], float] = lambda shift: 0.0,
+    ) -> float:
+        """The mean accuracy of the time; `late_share` is that of the late images."""
+        self.served, before = [], self.late
         for _ in range(round(seconds * 100)):
             now = accuracy(self.control.shift)
             self.served.append(now)
             came = round(self.rate / 100)
+            self.late += came * late(self.control.shift)
             self.seen = changed(
                 self.seen,
                 now_ns=self.seen.now_ns + SECOND // 100,
                 completed=self.seen.completed + came,
                 accuracy_sum=self.seen.accuracy_sum + came * now,
                 goal_floor=self.floor,
+                late=int(self.late),
+                goal_limit_ns=self.limit_ns,
             )
             self.control.step(self.seen)
             self.control.end = end
+        self.late_share = (self.late - before) / (round(seconds * 100) * round(self.rate / 100))
         return float(np.mean(self.served))
 
 
@@ -126,6 +144,99 @@ def test_asked_again_at_one_decision_it_says_the_same() -> None:
     assert control.step(seen) == control.step(seen) > 0
 
 
+# --------------------------------------------------------------------------------------------------------------- limits
+
+
+def steep(at: float, by: float) -> Callable[[float], float]:
+    """The share that is late is `AIM` at that shift, and e times as large where the shift is 1 / by more."""
+    return lambda shift: min(1.0, AIM * exp(by * (shift - at)))
+
+
+def flat(shift: float) -> float:
+    return 0.75
+
+
+@pytest.mark.parametrize("rate", [300.0, 30_000.0])
+@pytest.mark.parametrize("at", [-2.0, 2.0])
+@pytest.mark.parametrize("by", [0.5, 3.0, 10.0])
+def test_about_as_many_are_late_as_may_be(rate: float, at: float, by: float) -> None:
+    """Whatever the rate, and however steep: from too slow and from too quick, and then it stays there."""
+    plant = Plant(GoalControl(limit_ns=1), rate)
+    plant.run(150, flat, late=steep(at, by))
+    shifts = []
+    for _ in range(6):
+        plant.run(10, flat, late=steep(at, by))
+        shifts.append(plant.control.shift)
+        assert plant.late_share == pytest.approx(AIM, abs=0.2 * AIM)
+    assert np.ptp(shifts) < 0.1
+    assert plant.late_share <= 0.01
+
+
+def test_after_an_overload_it_is_soon_as_before() -> None:
+    """Ten minutes in which all are late, at the dial's end: nothing winds up, and nothing is paid for by drowning."""
+    plant = Plant(GoalControl(limit_ns=1))
+    plant.run(150, flat, late=steep(1.0, 3.0))
+    bias = plant.control.limit_bias
+    plant.run(600, flat, AT_NARROWEST, late=lambda shift: 1.0)
+    assert plant.control.limit_bias == pytest.approx(bias, abs=0.01)
+    assert plant.control.shift == pytest.approx(bias - LIMIT_GAIN * MOST_EXCESS, abs=0.01)
+    plant.run(60, flat, late=steep(1.0, 3.0))
+    for _ in range(6):
+        plant.run(10, flat, late=steep(1.0, 3.0))
+        assert 0.5 * AIM < plant.late_share <= 0.01
+
+
+@pytest.mark.parametrize(("end", "late"), [(AT_WIDEST, 0.0), (AT_NARROWEST, 1.0), (AT_BOTH, 1.0), (AT_BOTH, 0.0)])
+def test_a_limit_winds_nothing_up_at_an_end_of_the_dial(end: int, late: float) -> None:
+    plant = Plant(GoalControl(limit_ns=1))
+    plant.run(300, flat, end, late=lambda shift: late)
+    assert plant.control.limit_bias == pytest.approx(0.0, abs=0.01)
+    free = Plant(GoalControl(limit_ns=1))
+    free.run(300, flat, late=lambda shift: late)
+    assert free.control.shift == (-MOST_SHIFT if late else MOST_SHIFT)
+
+
+def line(shift: float) -> float:
+    return 0.74 + 0.01 * shift
+
+
+@pytest.mark.parametrize(("at", "floor", "shift"), [(2.0, 0.75, 2.0), (0.0, 0.75, 1.0), (-3.0, 0.72, -2.0)])
+def test_with_both_goals_it_is_as_accurate_as_the_limit_allows_and_never_below_the_floor(
+    at: float, floor: float, shift: float
+) -> None:
+    """The floor of 0.75 is at a shift of 1, that of 0.72 at -2."""
+    plant = Plant(GoalControl(floor, limit_ns=1))
+    plant.run(200, line, late=steep(at, 3.0))
+    assert plant.run(60, line, late=steep(at, 3.0)) == pytest.approx(line(shift), abs=0.001)
+
+
+def test_who_takes_over_the_dial_is_not_far_behind() -> None:
+    """The limit gives way to the floor when the load rises, and comes back when it falls: neither has wound up."""
+    plant = Plant(GoalControl(FLOOR, limit_ns=1))
+    plant.run(300, line, late=steep(4.0, 3.0))
+    plant.run(25, line, late=steep(-4.0, 3.0))
+    assert plant.run(30, line, late=steep(-4.0, 3.0)) == pytest.approx(FLOOR, abs=0.003)
+    plant.run(300, line, late=steep(-4.0, 3.0))
+    plant.run(80, line, late=steep(4.0, 3.0))
+    assert plant.run(20, line, late=steep(4.0, 3.0)) == pytest.approx(line(4.0), abs=0.003)
+
+
+def test_the_operators_limit_is_followed_and_one_of_its_own_is_not_moved_by_it() -> None:
+    plant = Plant(GoalControl())
+    plant.run(60, flat, late=steep(-2.0, 3.0))
+    assert plant.control.shift == 0.0
+    plant.limit_ns = 1
+    plant.run(150, flat, late=steep(-2.0, 3.0))
+    assert plant.control.shift == pytest.approx(-2.0, abs=0.1)
+    plant.limit_ns = 0
+    plant.run(1, flat, late=steep(-2.0, 3.0))
+    assert plant.control.shift == 0.0
+    own = Plant(GoalControl(limit_ns=0))
+    own.limit_ns = 1
+    own.run(60, flat, late=lambda shift: 1.0)
+    assert own.control.shift == 0.0
+
+
 # ------------------------------------------------------------------------------------------------------------- routers
 
 
@@ -168,12 +279,84 @@ def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
     router.set_floor(FLOOR)
     later = changed(seen, now_ns=2 * SECOND, completed=400, accuracy_sum=400 * 0.70)
     assert router.choose(later, RNG).width > plain.choose(later, RNG).width
-    with pytest.raises(ValueError, match="without `control`"):
-        plain.set_floor(FLOOR)
-    ladder = LadderRule(control=ControlSpec()).chooser(known())
-    assert isinstance(ladder.width, ControlledLadder)
-    ladder.width.set_floor(FLOOR)
-    assert ladder.width.control.floor == FLOOR
+
+
+HOLD = HoldSpec(requests=(2,) * 4, wait_s=(0.01,) * 4)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TideSpec(control=ControlSpec()),
+        TideSpec(control=ControlSpec(), hold=HOLD),
+        LadderRule(control=ControlSpec()),
+        LadderRule(control=ControlSpec(), hold=HOLD),
+    ],
+)
+def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None:
+    """Also on one whose lines are held; None gives each of them back to the operator."""
+    router: Any = spec.make(known())
+    assert limit_ns_of(router) == FOLLOW_NS
+    router.set_floor(FLOOR)
+    router.set_p99_limit(0.03)
+    assert (router.control.floor, limit_ns_of(router)) == (FLOOR, 30_000_000)
+    router.set_floor(None)
+    router.set_p99_limit(None)
+    assert (router.control.floor, limit_ns_of(router)) == (FOLLOW, FOLLOW_NS)
+    for wrong in (-0.1, inf, nan):
+        with pytest.raises(ValueError, match="allowed are 0 for none, numbers above it, and None"):
+            router.set_p99_limit(wrong)
+    with pytest.raises(ValueError, match=r"no width tuple is as accurate as 0.9; the best has 0.7643"):
+        router.set_floor(0.9)
+    if isinstance(spec, TideSpec):
+        router.set_energy_weight(2.0)
+        assert router.control.energy_weight == 2.0
+    else:
+        with pytest.raises(ValueError, match="knows no energy; only tide"):
+            router.set_energy_weight(2.0)
+
+
+def test_goals_of_a_router_without_control_cant_be_set() -> None:
+    for spec in (TideSpec(), LadderRule(hold=HOLD)):
+        router: Any = spec.make(known())
+        for set_goal in (router.set_floor, router.set_p99_limit, router.set_energy_weight):
+            with pytest.raises(ValueError, match="made without `control`"):
+                set_goal(0.5)
+
+
+def test_a_ladder_climbs_earlier_where_many_were_late() -> None:
+    for late, width in ((0, 1.0), (200, 0.25)):
+        router = rule_from_dict({**LADDER, "control": {"p99_limit_s": 0.03}}).make(known())
+        seen = changed(view(server(), fifo=3), completed=1000, late=late)
+        assert choice_of(router, seen, RNG).width == width, late
+
+
+def test_tide_pays_for_joules_and_less_where_the_floor_would_be_missed() -> None:
+    """The weight is the operator's or its own; the floor counts for more."""
+    seen = view(server(), fifo=1)
+    plain = TideSpec().chooser(known()).choose(seen, RNG).width
+    router = TideSpec(control=ControlSpec()).chooser(known())
+    assert router.choose(seen, RNG).width == plain == 1.0
+    assert router.choose(changed(seen, goal_energy_weight=50.0), RNG).width == 0.25
+    router.set_energy_weight(0.0)
+    assert router.choose(changed(seen, goal_energy_weight=50.0), RNG).width == 1.0
+    for weight, width in ((50.0, 0.25), (1.0, 1.0)):
+        own = TideSpec(control=ControlSpec(energy_weight=weight)).chooser(known())
+        assert own.choose(seen, RNG).width == width, weight
+    short = TideSpec(control=ControlSpec(energy_weight=50.0, floor=FLOOR)).chooser(known())
+    assert short.choose(served(seen, 0.60), RNG).width > 0.25
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (ControlSpec(floor=0.9), r"control.floor: no width tuple is as accurate as 0.9; the best has 0.7643"),
+        (ControlSpec(energy_weight=1.0), r"control.energy_weight: is 1, but this kind knows no energy; .* take tide"),
+    ],
+)
+def test_goals_that_a_router_cant_have_are_refused(spec: ControlSpec, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        LadderRule(control=spec).make(known())
 
 
 def test_files_from_before_control_nothing(tmp_path: Path) -> None:
@@ -183,7 +366,7 @@ def test_files_from_before_control_nothing(tmp_path: Path) -> None:
     router = rule.make(context())
     assert isinstance(router, ComposedRouter)
     assert type(router.width) is Ladder
-    its = rule_from_dict({**LADDER, "control": {"floor": 0.753}})
+    its = rule_from_dict({**LADDER, "control": {"floor": 0.753, "p99_limit_s": 0.03}})
     assert rule_from_dict(its.to_dict()) == its
     tide = TideRouter(knobs.start(4, 4), context())
     tide.save(tmp_path / "plain.safetensors", {})
