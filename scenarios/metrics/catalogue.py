@@ -96,7 +96,7 @@ _ALL: Final = (
           "Share of the windows of 10 s in which all that `service` promises was kept. `null` where it promises "
           "nothing."),
     _kept("floor_kept_share", "floor", "windows that kept the floor", "floor kept",
-          "Share in which the mean accuracy, by the network's table, was at least the floor that `service` asked for then."),
+          "Share in which the mean accuracy, by the network's table, was at least the floor that `service` set then."),
     _kept("p99_kept_share", "p99_limit", "windows that kept the p99 limit", "p99 kept",
           "Share in which the p99 latency was at most the limit that `service` set then."),
     _images("arrived", "Requests of the whole run. Each is counted once more below: completed, in flight or failed."),
