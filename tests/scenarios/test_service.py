@@ -226,6 +226,8 @@ def test_a_limit_that_changes_is_asked_of_images_as_they_end() -> None:
         assert kept(*slow, promise=Promise(None, 0.1, ((later[0], 0.0, later[1]),)))["p99_limit"] == share, later
     first = Promise(None, 0.0, ((1.0, 0.0, 0.1), (2.0, 0.0, 0.3)))
     assert kept(*slow, promise=first)["p99_limit"] == 1 / 2
+    halfway = Promise(None, 0.0, ((0.5, 0.0, 0.1),))  # one that ends before it takes as long as it will
+    assert kept(request(0, 0.2, 0.2), *quick(1, 0.8), promise=halfway)["p99_limit"] == 1.0
     stuck = request(0, 0.5, 9.0, "in_flight")
     assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=LIMIT)["p99_limit"] == 0.0
     lifted = Promise(None, 0.1, ((0.9, 0.0, 5.0), (2.0, 0.0, 0.1)))
@@ -237,6 +239,8 @@ def test_both_are_kept_where_all_that_is_asked_then_is() -> None:
     promise = Promise(0.75, 0.0, ((1.0, 0.75, 0.1), (2.0, 0.0, 0.0)))
     late = [request(0, 0.3, 0.2), request(1, 1.3, 0.2), request(2, 2.3, 0.2)]
     assert kept(*late, promise=promise) == {"both": 1 / 2, "floor": 1.0, "p99_limit": 0.0}
+    failed = request(3, 0.5, 0.1, "failed")  # over the limit, had there been one
+    assert kept(failed, *late, promise=promise)["both"] == 1 / 2
     run = record(*late, ended_s=10.0)
     assert summary(run, **THIRDS, promise=promise, prior=PRIOR)["service"]["changes"] == 2
 
