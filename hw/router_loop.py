@@ -36,12 +36,13 @@ from hw.transfers import Cargo, Images, Transfers
 from hw.watch import Watch
 from policies.errors import WorkError
 from policies.faults import WORKER_DIED, Poison, Supervision
-from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of
+from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, ForeignLoad, RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
 from policies.vocabulary import (
+    FOLLOW_NS,
     NS_PER_S,
     ArrivalsEnded,
     Block,
@@ -49,6 +50,7 @@ from policies.vocabulary import (
     Decided,
     Held,
     Hold,
+    OwnLimit,
     ReleaseActivations,
     RequestArrived,
     RouterCommand,
@@ -183,6 +185,7 @@ class RouterLoop:
         self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
         self._arrived = 0
         self._goals = deque(run.goals)
+        self._told_limit_ns = FOLLOW_NS
         self._holds = router.hold_limit_ns > 0
         self._own_cores = own_cores(cluster.servers)
         self._busy_ns = self._idle_ns = 0
@@ -288,6 +291,9 @@ class RouterLoop:
         self._arrive(now_ns)
         while self._goals and self._goals[0][0] <= now_ns:
             self._tell_router(self._goals.popleft()[1], now_ns)
+        if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
+            self._told_limit_ns = limit_ns
+            self._tell_router(OwnLimit(limit_ns), now_ns)
         if self._holds and self._spec.end == "drain" and now_ns >= self._spec.horizon_ns:
             self._holds = False
             self._tell_router(ArrivalsEnded(), now_ns)

@@ -10,7 +10,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 
 from policies.reward import AccuracyPrior
-from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, WorkKey
+from policies.vocabulary import FOLLOW_NS, Choice, ClusterView, Hold, HoldRule, WorkKey
 
 MOST_TUPLES: Final = 1 << 12  # of a table that the router's core knows: it stands in every stored run
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -20,7 +20,8 @@ class RoutingPolicy(Protocol):
     """Chooses for the candidate block of a view. It must choose a server that is `valid` and a width it can hold.
 
     Where `view.hold_left_ns` is above 0 it may answer with a `Hold`. It may also have an attribute `hold`, a `HoldRule`
-    by which the router's core holds lines from the run's start on (`hold_rule_of`).
+    by which the router's core holds lines from the run's start on (`hold_rule_of`), and an attribute `p99_limit_ns`, by
+    which the core counts images as late in place of the operator's limit (`limit_ns_of`); it may change in mid-run.
     """
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
@@ -34,8 +35,14 @@ def hold_rule_of(policy: RoutingPolicy) -> HoldRule | None:
     return rule
 
 
+def limit_ns_of(policy: RoutingPolicy) -> int:
+    """The limit of p99 latency that is a router's own now, 0 for none; `FOLLOW_NS` where it follows the operator's."""
+    limit_ns: int = getattr(policy, "p99_limit_ns", FOLLOW_NS)
+    return limit_ns
+
+
 class CostModel(Protocol):
-    """Expected costs on an otherwise idle device, from the servers' profiles; all pure, all in seconds."""
+    """Expected costs on an otherwise idle device, from the servers' profiles; all pure, times in seconds."""
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         """Solo latency of one batch (dispatch included); a batch above the limit is split."""
@@ -43,6 +50,10 @@ class CostModel(Protocol):
 
     def image_s(self, server: int, key: WorkKey) -> float:
         """The share of one image in a batch of the server's batch limit: the cost of queued work."""
+        ...
+
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        """One image's share of the energy of such a batch, above what the idle device draws."""
         ...
 
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:

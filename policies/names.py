@@ -13,13 +13,13 @@ import numpy as np
 
 from policies import strict
 from policies.errors import InputError, WorkError, in_a_line, nearest
-from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of
+from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.own import FAILURES, blaming, code_hash, failure, is_own, own_class
 from policies.registry import KINDS, RULES, RouterKind
 from policies.rules.context import RouterContext
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import SCHEMA, FixedRule, RouterSpec, RuleSpec
-from policies.vocabulary import Choice, ClusterView, Hold, HoldRule
+from policies.vocabulary import FOLLOW_NS, Choice, ClusterView, Hold, HoldRule
 
 ROUTER_NAMES: Final = tuple(
     dict.fromkeys((*PLACEMENT_NAMES, *(kind.name for kind in KINDS.values() if not kind.needs_numbers)))
@@ -151,6 +151,18 @@ class CheckedRouter:
             allowed = "a policies.vocabulary.HoldRule(requests, wait_ns) with a whole number, from 0, for each"
             raise WorkError(f"{self.name}: hold is {in_a_line(repr(rule))}; allowed is {allowed} segment, or None")
         return rule
+
+    @property
+    def p99_limit_ns(self) -> int:
+        """A limit of the router's own; raises `WorkError` where that is none."""
+        try:
+            limit_ns = limit_ns_of(self.router)
+        except FAILURES as error:
+            raise WorkError(f"{self.name}: p99_limit_ns: {failure(error)}") from error
+        if type(limit_ns) is not int or not FOLLOW_NS <= limit_ns < MOST_HELD:
+            allowed = f"whole nanoseconds, 0 for none, or {FOLLOW_NS} for the operator's"
+            raise WorkError(f"{self.name}: p99_limit_ns is {in_a_line(repr(limit_ns))}; allowed are {allowed}")
+        return limit_ns
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """The router's choice; raises `WorkError` where that is none, or where the router fails."""

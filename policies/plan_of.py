@@ -45,7 +45,7 @@ from policies.compiled.rules import (
     VariantSteps,
     WorkToCome,
 )
-from policies.floor_control import FloorControl
+from policies.goal_control import GoalControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.jit import Ints
 from policies.rules import controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
@@ -317,7 +317,7 @@ class _Writer:
         self._keep.append(keep)
         return at
 
-    def _control(self, control: FloorControl) -> int:
+    def _control(self, control: GoalControl) -> int:
         at = self._plan.add(control_row(control))
         self._keep.append(lambda row: keep_control(control, Control(row, at)))
         return at

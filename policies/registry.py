@@ -107,4 +107,5 @@ KINDS: Final[Mapping[str, RouterKind]] = {
     )
 }
 TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)
+CONTROLLED: Final = ("ladder", "tide")  # kinds with a dial, whose files may have `control`
 RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)

@@ -22,6 +22,7 @@ from policies.holds import MOST_HOLDS, Holds
 from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
+    FOLLOW_NS,
     IMAGE,
     ROUTER,
     ArrivalsEnded,
@@ -36,6 +37,7 @@ from policies.vocabulary import (
     Held,
     HoldBegun,
     HoldRule,
+    OwnLimit,
     ReleaseActivations,
     RequestArrived,
     RequestCompleted,
@@ -73,6 +75,7 @@ class _Request(msgspec.Struct):
     """
 
     deadline_ns: int | None
+    arrived_ns: int
     entered_ns: int
     widths: tuple[float, ...] = ()
     location: int = ROUTER
@@ -172,7 +175,10 @@ class RouterCore:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
-        self.accuracy_sum = self.goal_floor = 0.0
+        self.accuracy_sum = 0.0
+        self.late = 0
+        self._goal = GoalSet()
+        self._own_limit_ns = FOLLOW_NS
         self._top1 = dict(zip(config.width_tuples(), config.top1, strict=True)) if config.top1 else None
         self._requests: dict[int, _Request] = {}
         self._fifo: KeyedFifo[_Line] = KeyedFifo()
@@ -190,6 +196,7 @@ class RouterCore:
             Held: self._hold,
             HoldRule: self._set_hold_rule,
             GoalSet: self._set_goal,
+            OwnLimit: self._set_limit,
             ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
@@ -264,7 +271,7 @@ class RouterCore:
 
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
-        entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns)
+        entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns, now_ns)
         self._enter(event.request, entry, now_ns)
 
     def _enter(self, request: int, entry: _Request, now_ns: int) -> None:
@@ -308,17 +315,10 @@ class RouterCore:
         self._asked = _Asked(line, requests, left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        seen = (
-            len(requests),
-            entered_ns,
-            waiting,
-            self.completed,
-            servers,
-            left_ns,
-            self.accuracy_sum,
-            self.goal_floor,
-        )
-        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen)))
+        goal = self._goal
+        seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
+        told = (self.accuracy_sum, goal.floor, self.late, goal.limit_ns, goal.energy_weight)
+        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *told)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
         """The head's line; where it is held back or no free server can hold its segment, the oldest that can go."""
@@ -440,7 +440,15 @@ class RouterCore:
         self._holds.set_rule(event)
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
-        self.goal_floor = event.floor
+        self._goal = event
+
+    def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._own_limit_ns = event.limit_ns
+
+    @property
+    def _limit_ns(self) -> int:
+        """Of the p99 latency, in force now: the router's own, or the operator's; 0 for none."""
+        return self._goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
 
     def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
         self._holds.is_on = False
@@ -472,6 +480,7 @@ class RouterCore:
                 self.completed += 1
                 if self._top1 is not None:
                     self.accuracy_sum += self._top1[entry.widths]
+                self.late += 0 < self._limit_ns < now_ns - entry.arrived_ns
                 del self._requests[request]
                 commands.append(RequestCompleted(request, entry.widths, correct, entry.retries))
             else:
@@ -504,6 +513,7 @@ class RouterCore:
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)
         self.failed += 1
+        self.late += self._limit_ns > 0
         commands.append(RequestFailed(request, reason, entry.retries))
         if entry.location != ROUTER:
             commands.append(ReleaseActivations(entry.location, (request,)))

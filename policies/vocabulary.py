@@ -26,6 +26,7 @@ import msgspec
 NS_PER_S: Final = 1_000_000_000
 ROUTER: Final = -1
 IMAGE: Final = 0.0
+FOLLOW_NS: Final = -1  # in place of a limit of the router's own: the operator's
 
 
 def nanoseconds(duration_s: float) -> int:
@@ -137,6 +138,9 @@ class ClusterView(msgspec.Struct, frozen=True):
         hold_left_ns: for how long the candidates may be held now; 0 where `Hold` is no answer.
         accuracy_sum: of the completed, what the accuracy table says of their width tuples, added up; 0 without a table.
         goal_floor: the mean accuracy that the operator asks for now; 0 for none.
+        late: how many were completed later than the limit of p99 latency that was in force, or failed under one.
+        goal_limit_ns: the p99 latency that the operator allows now; 0 for any.
+        goal_energy_weight: what a joule an image costs now, in points of accuracy (0.01); 0 for nothing.
     """
 
     now_ns: int
@@ -149,6 +153,9 @@ class ClusterView(msgspec.Struct, frozen=True):
     hold_left_ns: int = 0
     accuracy_sum: float = 0.0
     goal_floor: float = 0.0
+    late: int = 0
+    goal_limit_ns: int = 0
+    goal_energy_weight: float = 0.0
 
 
 # --------------------------------------------------------------------------------------- events into the router core
@@ -188,9 +195,26 @@ class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on the operator asks for a mean accuracy of `floor`; 0 for none. Routers that control see it."""
+    """From now on the operator asks for this, and for nothing else. Routers that control see it in their views.
 
-    floor: float
+    Attributes:
+        floor: mean accuracy; 0 for none.
+        limit_ns: of the p99 latency; 0 for none.
+        energy_weight: what a joule an image costs, in points of accuracy (0.01).
+    """
+
+    floor: float = 0.0
+    limit_ns: int = 0
+    energy_weight: float = 0.0
+
+
+class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From now on the router has a limit of p99 latency of its own, by which images are late; 0 for none.
+
+    `FOLLOW_NS` for the operator's.
+    """
+
+    limit_ns: int
 
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -517,6 +541,7 @@ RouterEvent = (
     | Held
     | HoldRule
     | GoalSet
+    | OwnLimit
     | ArrivalsEnded
     | TransferStarted
     | TransferFinished

@@ -121,6 +121,8 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--searches", type=positive, metavar="N", help=text)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")
     parser.add_argument("--start", type=file_here, metavar="FILE", help="begin with what was tuned before, for tide")
+    text = "the router is to keep the goals that the operator asks for in mid-run (`service`), for ladder and tide"
+    parser.add_argument("--control", action="store_true", help=text)
     text = "switch a group of Tide's numbers off; may be given several times (docs/tide.md)"
     text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"
     parser.add_argument("--objective", choices=("latency", "energy"), help=text_of)

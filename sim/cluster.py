@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from policies.chance import derived_seed
 from policies.faults import Fault, Supervision
-from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of
+from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.ledger import Ledger
 from policies.records import DeviceTotals, RunColumns, RunRecord, ServerTotals
 from policies.reward import AccuracyPrior, RewardTerms, RewardWeights
 from policies.router import RouterCore
 from policies.vocabulary import (
+    FOLLOW_NS,
     NS_PER_S,
     ROUTER,
     ArrivalsEnded,
@@ -32,6 +33,7 @@ from policies.vocabulary import (
     Held,
     Hold,
     HoldRule,
+    OwnLimit,
     RequestArrived,
     RouterEvent,
     RouterTimer,
@@ -130,6 +132,7 @@ class Simulation:
         self._deliveries: dict[int, _Delivery] = {}
         self._asked: Decide | None = None
         self._arrived = 0
+        self._limit = OwnLimit(FOLLOW_NS)
         self._ended_ns: int | None = None
         self._wake_ns: int | None = None  # the last instant that the router's timer was planned for
         cores = [] if cluster.host is None else [self._devices[index] for index in cluster.host.devices]
@@ -209,6 +212,12 @@ class Simulation:
         if self.cluster.router.hold_limit_ns:
             self._tell_router(rule)
 
+    def set_limit(self, limit: OwnLimit) -> None:
+        """By which limit of p99 latency images are late from now on: the router's own, where it has one."""
+        if limit != self._limit:
+            self._limit = limit
+            self._tell_router(limit)
+
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision."""
         self.finish(policy, rng)
@@ -219,8 +228,10 @@ class Simulation:
         rule = hold_rule_of(policy)
         if rule is not None:
             self.set_hold_rule(rule)
+        self.set_limit(OwnLimit(limit_ns_of(policy)))
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
+            self.set_limit(OwnLimit(limit_ns_of(policy)))
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from policies.vocabulary import NS_PER_S, WorkKey
 from sim.network import Attachment, Network
-from sim.tables import DeviceTables
+from sim.tables import DeviceTables, KeyTable
 
 
 class ProfileCosts:
@@ -37,6 +37,12 @@ class ProfileCosts:
         limit = self._batch_limits[server]
         return self._batch_ns(server, key, limit) / limit / NS_PER_S
 
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        """One image's share of a full batch's energy above idle; what a power cap saves or costs is left out."""
+        table, limit = self._table(server, key), self._batch_limits[server]
+        padded = self._padded(server, limit)
+        return table.power_mw[padded] / 1000 * (table.latency_ns[padded] / NS_PER_S) / limit
+
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         """On a free medium; 0 where the inputs are already."""
         if source == server:
@@ -45,10 +51,15 @@ class ProfileCosts:
         return self._network.duration_s(source, server, moved_bytes)
 
     def _batch_ns(self, server: int, key: WorkKey, batch: int) -> int:
-        tables = self._devices[server]
-        table = tables.keys[key.segment, key.width, key.previous_width]
-        padded = next((size for size in tables.padded_sizes if size >= batch), batch)
-        return tables.dispatch_ns + table.latency_ns[padded]
+        padded = self._padded(server, batch)
+        return self._devices[server].dispatch_ns + self._table(server, key).latency_ns[padded]
+
+    def _table(self, server: int, key: WorkKey) -> KeyTable:
+        return self._devices[server].keys[key.segment, key.width, key.previous_width]
+
+    def _padded(self, server: int, batch: int) -> int:
+        """The size that the device sees."""
+        return next((size for size in self._devices[server].padded_sizes if size >= batch), batch)
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -22,6 +22,8 @@ class Sheet(Record):
     now_ns = segment = previous_width = location = candidates = entered_ns = fifo_length = completed = INT
     hold_left_ns = INT
     accuracy_sum = goal_floor = REAL
+    late = goal_limit_ns = INT
+    goal_energy_weight = REAL
 
 
 class SeenServer(Record):

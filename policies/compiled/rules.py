@@ -14,7 +14,7 @@ from policies.compiled.lookahead import look_ahead
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
 from policies.compiled.tide import choose_by_tide
-from policies.floor_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
+from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
 from policies.jit import ints, kernel, reals, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
 

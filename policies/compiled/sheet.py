@@ -41,7 +41,7 @@ class SheetWriter:
         self._head[0] = (
             view.now_ns, head.segment - 1, self._code[head.previous_width], head.location, view.candidates,
             view.head_entered_ns, view.fifo_length, view.completed, view.hold_left_ns,
-            view.accuracy_sum, view.goal_floor,
+            view.accuracy_sum, view.goal_floor, view.late, view.goal_limit_ns, view.goal_energy_weight,
         )  # fmt: skip
         for index, (server, image_ns) in enumerate(zip(view.servers, self._image_ns, strict=True)):
             holds = sum(1 << number for number, can in enumerate(server.widths) if can)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from math import exp, log
 
-from policies.compiled.control import Control, shift_of
+from policies.compiled.control import Control, shift_of, weight_of
 from policies.compiled.layout import ANYWHERE, NONE, Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
-from policies.floor_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
+from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
 from policies.jit import ints, kernel, reals
 
 
@@ -28,7 +28,7 @@ class Knobs(Record):
 
     price = Price.blank()
     transfer = batch = move_s = slowness = share = share_load = delay = hold = coming = REAL
-    worth_at = cost_at = capacity_at = INT
+    worth_at = cost_at = capacity_at = energy_at = INT
     tau_fast_s = tau_mid_s = tau_slow_s = tau_speed_s = waiting_s = guard_on_s = guard_off_s = REAL
 
 
@@ -127,8 +127,8 @@ def last_width_at(plan: Plan, sheet: Sheet, server: int) -> int:
 
 
 @kernel
-def width_at(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs, server: int, paid: float) -> int:
-    """The width there whose accuracy, less what its time costs, is the most; the narrowest of several."""
+def width_at(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs, server: int, paid: float, weight: float) -> int:
+    """The width there whose accuracy, less what its time and joules cost, is the most; the narrowest of several."""
     worth, holds = knobs.worth_at + sheet.segment * plan.widths, seen_at(sheet, server).holds
     best, found, last = 0.0, NONE, ints(memory)[last_width_at(plan, sheet, server)]
     for width in range(plan.widths):
@@ -138,6 +138,8 @@ def width_at(plan: Plan, sheet: Sheet, memory: Memory, knobs: Knobs, server: int
         its_ns = batch_ns(plan, server, key, sheet.candidates)
         cost = reals(plan)[knobs.cost_at + server * plan.keys + key] + knobs.delay * its_ns / _NS
         value = reals(plan)[worth + width] - paid * cost + knobs.hold * (width == last)
+        if weight > 0.0:
+            value -= weight * reals(plan)[knobs.energy_at + server * plan.keys + key]
         if found == NONE or value > best:
             best, found = value, width
     return found
@@ -234,9 +236,11 @@ def choose_by_tide(plan: Plan, sheet: Sheet) -> None:
     memory, knobs = Memory(plan, plan.memory_at), Knobs(plan, plan.knobs_at)
     remember(plan, sheet, memory, knobs)
     level = price_of(plan, sheet, memory, knobs)
-    control_at = plan.width_rule.control_at
+    control_at, weight = plan.width_rule.control_at, 0.0
     if control_at:
-        level -= shift_of(Control(plan, control_at), sheet)
+        control = Control(plan, control_at)
+        level -= shift_of(control, sheet)
+        weight = weight_of(control, sheet)
     memory.price = level
     if is_guarded(memory, knobs):
         fall_back(plan, sheet)
@@ -245,7 +249,7 @@ def choose_by_tide(plan: Plan, sheet: Sheet) -> None:
         for index in range(plan.servers):
             if seen_at(sheet, index).code == 0:
                 continue
-            width = width_at(plan, sheet, memory, knobs, index, paid)
+            width = width_at(plan, sheet, memory, knobs, index, paid, weight)
             score = score_of(plan, sheet, memory, knobs, index, key_of(plan, sheet, width))
             if found == NONE or score < best:
                 best, found, chosen = score, index, width

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.goal_control import Goals, Steered
 from policies.interfaces import CostModel, RouterConfig
 from policies.reward import AccuracyPrior
 from policies.vocabulary import Choice, ClusterView, ServerView
@@ -36,12 +37,17 @@ class RouterContext:
 
 
 @dataclass(frozen=True, slots=True)
-class ComposedRouter:
+class ComposedRouter(Steered):
     """A placement, then a width for that server, then a group."""
 
     placement: Placement
     width: WidthRule
     group: GroupRule
+
+    @property
+    def control(self) -> Goals | None:
+        """Where its goals are set: its width rule's."""
+        return getattr(self.width, "control", None)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate block."""

@@ -1,45 +1,71 @@
-"""A ladder that keeps a floor of accuracy: its thresholds rise and fall together (`policies.floor_control`)."""
+"""A ladder that keeps goals: its thresholds rise and fall together (`policies.goal_control`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy as np
 from pydantic import Field
 
 from policies.errors import InputError
-from policies.floor_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FOLLOW, FREE, FloorControl
+from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FOLLOW, FREE, MOST_WEIGHT, GoalControl, Steered
 from policies.interfaces import MOST_TUPLES, RouterConfig
 from policies.rules.widths import Ladder
 from policies.strict import StrictModel
-from policies.vocabulary import ClusterView
+from policies.vocabulary import FOLLOW_NS, ClusterView, nanoseconds
+
+LONGEST_LIMIT_S: Final = 1e7  # as in scenarios
 
 
 class ControlSpec(StrictModel):
-    """That a router controls, and the floor that it keeps: without one it is what the operator asks for."""
+    """That a router controls, and goals of its own: each that it has not is what the operator asks for.
+
+    Attributes:
+        floor: of mean accuracy; 0 for none.
+        p99_limit_s: of the p99 latency; 0 for none.
+        energy_weight: what a joule an image costs, in points of accuracy; only Tide heeds it.
+    """
 
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    p99_limit_s: Annotated[float, Field(ge=0, le=LONGEST_LIMIT_S)] | None = None
+    energy_weight: Annotated[float, Field(ge=0, le=MOST_WEIGHT)] | None = None
 
-    def make(self, config: RouterConfig, source: str, key: str, most: float) -> FloorControl:
-        """A fresh controller that shifts towards accuracy by no more than `most`.
+    def make(self, config: RouterConfig, source: str, key: str, most: float, *, weighs: bool = False) -> GoalControl:
+        """A fresh controller that shifts towards accuracy by no more than `most`, of a router that `weighs` energy.
 
         Raises:
-            InputError: the router's core knows no accuracies.
+            InputError: the router's core knows no accuracies; no width tuple has the floor; an energy weight that the
+                router can't heed.
         """
+        key = f"{key}.control" if key else "control"
         if not config.top1:
             problem = f"the core has no accuracy table: it knows those of up to {MOST_TUPLES} width tuples"
-            raise InputError(source, f"{key}.control" if key else "control", f"{problem}; leave `control` out")
-        return FloorControl(FOLLOW if self.floor is None else self.floor, most)
+            raise InputError(source, key, f"{problem}; leave `control` out")
+        if self.energy_weight is not None and not weighs:
+            problem = f"is {self.energy_weight:g}, but this kind knows no energy; leave it out, or take tide"
+            raise InputError(source, f"{key}.energy_weight", problem)
+        best = max(config.top1)
+        if self.floor is not None and self.floor > best:
+            problem = f"no width tuple is as accurate as {self.floor:g}; the best has {best:.4f}: name at most that"
+            raise InputError(source, f"{key}.floor", problem)
+        return GoalControl(
+            floor=FOLLOW if self.floor is None else self.floor,
+            most=most,
+            limit_ns=FOLLOW_NS if self.p99_limit_s is None else nanoseconds(self.p99_limit_s),
+            energy_weight=FOLLOW if self.energy_weight is None else self.energy_weight,
+            best=best,
+            weighs=weighs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class ControlledLadder:
-    """`Ladder`, of whose load only so much counts as the floor allows."""
+class ControlledLadder(Steered):
+    """`Ladder`, of whose load only so much counts as the goals allow."""
 
     ladder: Ladder
-    control: FloorControl
+    control: GoalControl
 
     @property
     def widths(self) -> tuple[float, ...]:
@@ -51,10 +77,6 @@ class ControlledLadder:
         rung = self.ladder.rung_of(view, exp(-self.control.step(view)))
         self.control.end = end_of_ladder(rung, len(self.ladder.thresholds) + 1)
         return self.ladder.width_at(rung, view, server)
-
-    def set_floor(self, floor: float | None) -> None:
-        """Keep this from now on, whatever the operator's schedule says; 0 for no floor, None for the schedule's."""
-        self.control.floor = FOLLOW if floor is None else floor
 
 
 def end_of_ladder(rung: int, count: int) -> int:

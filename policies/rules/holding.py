@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from policies.errors import InputError
+from policies.goal_control import Goals, Steered
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.strict import StrictModel
 from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
@@ -40,11 +41,16 @@ class HoldSpec(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingRouter:
+class HoldingRouter(Steered):
     """A router, and what its core holds."""
 
     router: RoutingPolicy
     hold: HoldRule
+
+    @property
+    def control(self) -> Goals | None:
+        """Where its goals are set: its router's."""
+        return getattr(self.router, "control", None)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """What the router decides."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from policies.errors import InputError, nearest
-from policies.floor_control import MOST_STRETCH
+from policies.goal_control import MOST_STRETCH
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
 from policies.rules.controlled import ControlledLadder, ControlSpec
@@ -219,7 +219,7 @@ class LadderRule(PlacedRule):
             table, evenly.
         thresholds: requests per server, ascending.
         hysteresis: a rung is left upwards only at its threshold times (1 - hysteresis).
-        control: that it keeps a floor of accuracy, for which its thresholds move; left alone where it is not given.
+        control: that it keeps goals, for which its thresholds move; left alone where it is not given.
     """
 
     KIND: ClassVar[str] = "ladder"

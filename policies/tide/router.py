@@ -13,17 +13,18 @@ import numpy as np
 from policies.compiled.control import Control, control_row
 from policies.compiled.decide import choose_once
 from policies.compiled.layout import NONE, Plan
-from policies.compiled.plan import PlanRow, cost_tables
+from policies.compiled.plan import PlanRow, cost_tables, exists, work_keys
 from policies.compiled.rules import TIDE
 from policies.compiled.sheet import SheetWriter
 from policies.compiled.tide import Knobs, Memory, Remembered
-from policies.floor_control import FOLLOW, FloorControl
+from policies.goal_control import GoalControl, Steered
 from policies.jit import Ints
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import middle_widths, worth_of_steps
 from policies.rules.holding import HoldSpec
+from policies.rules.specs import POINT
 from policies.tide.knobs import KIND, OTHERS, PRICES, Reals, knobs
 from policies.vocabulary import Choice, ClusterView
 
@@ -33,13 +34,13 @@ SPEED_S: Final = 0.5  # the same for a server's slowdown
 _NS = 1e9
 
 
-class TideRouter:
+class TideRouter(Steered):
     """Tide for one cluster. It remembers arrivals and slowdowns, so it serves one run, in one thread.
 
     Args:
         values: (K,) what was learned, in the order of `knobs.knobs`.
         context: the cluster's settings, costs and accuracies.
-        control: keeps a floor of accuracy by shifting the price; None leaves it alone.
+        control: keeps goals by shifting the price, and weighs energy; None leaves the price alone.
         guarded: hand over to the narrowest width and least work while the backlog is beyond `GUARD_ON_S`.
 
     Raises:
@@ -47,7 +48,7 @@ class TideRouter:
     """
 
     def __init__(
-        self, values: Reals, context: RouterContext, *, guarded: bool = True, control: FloorControl | None = None
+        self, values: Reals, context: RouterContext, *, guarded: bool = True, control: GoalControl | None = None
     ) -> None:
         config = context.config
         self.values = np.array(values, np.float64)
@@ -65,16 +66,11 @@ class TideRouter:
         plan = self._plan
         return Choice(plan.server, self.context.config.widths[plan.width], plan.group)
 
-    def set_floor(self, floor: float | None) -> None:
-        """Keep this from now on, whatever the operator's schedule says; 0 for no floor, None for the schedule's.
-
-        Raises:
-            ValueError: it does not control.
-        """
+    @property
+    def control(self) -> Control | None:
+        """Where its goals are set."""
         at = self._plan.width_rule.control_at
-        if not at:
-            raise ValueError("this router was made without `control`; no floor can be set")
-        Control(self._plan, at).floor = FOLLOW if floor is None else floor
+        return Control(self._plan, at) if at else None
 
     @property
     def handovers(self) -> int:
@@ -104,6 +100,8 @@ class TideRouter:
         its.tau_fast_s, its.tau_mid_s, its.tau_slow_s = RATES_S
         its.tau_speed_s, its.waiting_s = SPEED_S, waiting_s
         its.guard_on_s, its.guard_off_s = GUARD_ON_S if self._guarded else np.inf, GUARD_OFF_S
+        if self._control is not None:
+            its.energy_at = plan.add(self._energy())
         plan.head.width_rule.rule, plan.head.knobs_at = TIDE, plan.add(its.numbers)
         seen = np.zeros(Memory.size + config.servers * Remembered.size, np.int64)
         no_width = np.full(config.servers * config.segments, NONE, np.int64)
@@ -112,6 +110,17 @@ class TideRouter:
             plan.head.width_rule.control_at = plan.add(control_row(self._control))
         return plan.row()
 
+    def _energy(self) -> Reals:
+        """(N, keys) what an image's joules cost there at a weight of one, in accuracy; its next segment's included."""
+        config, keys = self.context.config, work_keys(self.context.config)
+        rows = [
+            [self.context.costs.energy_j(server, key) if exists(key) else 0.0 for key in keys]
+            for server in range(config.servers)
+        ]
+        widths = len(config.widths)
+        image = np.array(rows).reshape(config.servers, config.segments, widths, widths + 1)
+        return POINT * (image + _ahead(image.mean(axis=0))[None, :, :, None])
+
     def _tables(self, stretch: Reals, own: float) -> tuple[Reals, Reals, Reals, float, float]:
         """Worth (S, W), cost (N, keys), capacity (N,) in images/s; a unit of cost, and what one waiting is, in s."""
         config = self.context.config
@@ -119,10 +128,8 @@ class TideRouter:
         image = cost_tables(config, self.context.costs)[0].reshape(servers, segments, widths, widths + 1) / _NS
         mean = image.mean(axis=0)
         full_s = _path_s(image, (widths - 1,) * segments)
-        ahead = np.zeros((segments, widths))  # a wider output makes the next segment dearer
-        ahead[:-1] = mean[1:, :, 1:].mean(axis=1) - mean[1:, :, 1:2].mean(axis=1)
         unit_s = full_s.mean()
-        cost = (own * image + (1 - own) * mean + ahead[None, :, :, None]) / unit_s
+        cost = (own * image + (1 - own) * mean + _ahead(mean)[None, :, :, None]) / unit_s
         steps = worth_of_steps(self.context) * np.exp(stretch.reshape(segments, widths - 1))
         worth = np.hstack([np.zeros((segments, 1)), np.cumsum(steps, axis=1)])
         middle = middle_widths(config)
@@ -138,7 +145,7 @@ class TideRouter:
         hold: HoldSpec | None = None,
         control: ControlSpec | None = None,
     ) -> None:
-        """Write it, atomically, for `TideSpec.read`, with what is held back for it and the floor that it keeps.
+        """Write it, atomically, for `TideSpec.read`, with what is held back for it and the goals that it keeps.
 
         `made_by` says how it came.
         """
@@ -156,6 +163,14 @@ class TideRouter:
         if control is not None:
             header["control"] = control.model_dump_json()
         checkpoint.write(path, {"tide.values": self.values}, header)
+
+
+def _ahead(mean: Reals) -> Reals:
+    """(S, W) what a wider output costs in the next segment, of (S, W, W + 1) what an image costs."""
+    segments, widths, _ = mean.shape
+    ahead = np.zeros((segments, widths))
+    ahead[:-1] = mean[1:, :, 1:].mean(axis=1) - mean[1:, :, 1:2].mean(axis=1)
+    return ahead
 
 
 def _path_s(image: Reals, widths: tuple[int, ...]) -> Reals:

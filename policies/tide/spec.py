@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from policies.errors import InputError
-from policies.floor_control import MOST_SHIFT
+from policies.goal_control import MOST_SHIFT
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.ppo import checkpoint
 from policies.rules.context import RouterContext
@@ -34,7 +34,7 @@ class TideSpec:
     Attributes:
         values: (K,) in the order of `knobs.knobs`.
         hold: which lines the router's core holds back.
-        control: that it keeps a floor of accuracy; None where it does not.
+        control: that it keeps goals, and its own; None where it does not.
         network: the segments and widths that they were learned for; None where they are not from a file.
     """
 
@@ -99,5 +99,7 @@ class TideSpec:
         from policies.tide.router import TideRouter  # it needs numba, which rules must not wait for
 
         size = (context.config.segments, len(context.config.widths))
-        control = None if self.control is None else self.control.make(context.config, source, key, MOST_SHIFT)
+        control = (
+            None if self.control is None else self.control.make(context.config, source, key, MOST_SHIFT, weighs=True)
+        )
         return TideRouter(start(*size) if self.values is None else self.values, context, control=control)

@@ -125,6 +125,7 @@ def tune(arguments: Namespace) -> int:
         without=tuple(arguments.without),
         objective=arguments.objective,
         p99_limit_s=arguments.p99,
+        control=arguments.control,
     )
     path = wanted.path
     scenario = read_scenario(arguments)  # refuses results in the place of its files

@@ -95,10 +95,13 @@ def tell_effort(
 
 
 def tell_foreign(output: Output, world: World, routers: Sequence[str]) -> None:
-    """Warn of routers that were tuned for another cluster."""
-    from scenarios.world.routers import foreign_routers
+    """Warn of routers that were tuned for another cluster, and of those that can't follow what `service` asks for."""
+    from scenarios.world.routers import deaf_routers, foreign_routers
 
-    for warning in foreign_routers(routers, world.device_names, world.cluster):
+    for warning in (
+        *foreign_routers(routers, world.device_names, world.cluster),
+        *deaf_routers(routers, world.scenario),
+    ):
         output.remark(warning)
 
 

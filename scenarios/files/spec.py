@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from hw.datasets import DATASETS, is_image_folder
 from policies import strict
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
 from policies.files import possible_path
+from policies.goal_control import MOST_WEIGHT
 from policies.interfaces import GROUPS
 from policies.strict import Plain, StrictModel, form
 from policies.vocabulary import NS_PER_S, nanoseconds
@@ -53,6 +54,7 @@ def _seconds(value: Any) -> Any:
 LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
 SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
+EnergyWeight = Annotated[float, Field(ge=0, le=MOST_WEIGHT)]
 Whole = Annotated[int, Field(ge=0)]
 PossiblePath = Annotated[str, AfterValidator(possible_path)]
 FilePath = Annotated[PossiblePath, FileName()]
@@ -734,20 +736,58 @@ Seeds = Annotated[tuple[Whole, ...], Field(min_length=1, max_length=10_000), Aft
 
 
 class GoalSection(StrictModel):
-    """A change of what the operator asks for."""
+    """A change of what the operator asks for; what is not given stays as it was."""
 
     at_s: SecondsOrZero = Field(description="from when on, from the run's start")
-    floor: Share = Field(description="mean accuracy that routers which control keep from then on; 0 for none")
+    floor: Share | None = Field(
+        None, description="mean accuracy that routers which control keep from then on; 0 for none, null: as before"
+    )
+    p99_limit_s: SecondsOrZero | None = Field(
+        None, description="most that the p99 latency may be from then on; 0 for no limit, null: as before"
+    )
+    energy_weight: EnergyWeight | None = Field(
+        None, description="points of accuracy that a joule an image is worth from then on; null: as before"
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> GoalSection:
+        if self.floor is self.p99_limit_s is self.energy_weight is None:
+            raise ValueError(f"at_s {self.at_s:g} changes nothing; give a floor, a p99_limit_s or an energy_weight")
+        return self
+
+
+class Asked(NamedTuple):
+    """What the operator asks for from a time on; 0 for nothing of that kind."""
+
+    at_s: float
+    floor: float
+    p99_limit_s: float
+    energy_weight: float
 
 
 class ServiceSection(StrictModel):
-    """What the operator promises: results say in how much of the time it was kept ([metrics](metrics.md))."""
+    """What the operator promises: results say in how much of the time it was kept ([metrics](metrics.md)).
+
+    Routers that [control](routers.md#keeping-goals) follow it.
+    """
 
     floor: Share | None = Field(None, description="mean accuracy to keep; null: `tuning.floor`, where there is one")
     p99_limit_s: Seconds | None = Field(None, description="most that the p99 latency may be; null for no limit")
-    schedule: tuple[GoalSection, ...] = Field(
-        (), description="floors that follow that one in mid-run, ascending in time", max_length=10_000
+    energy_weight: EnergyWeight = Field(
+        0.0, description="points of accuracy (0.01) that a joule an image is worth: what Tide pays for energy"
     )
+    schedule: tuple[GoalSection, ...] = Field(
+        (), description="changes of these in mid-run, ascending in time", max_length=10_000
+    )
+
+    def asked(self, floor: float | None) -> tuple[Asked, ...]:
+        """What is asked for, one after the other, from the start on; `floor` where it names none of its own."""
+        found = [Asked(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
+                       self.energy_weight)]  # fmt: skip
+        for goal in self.schedule:
+            given = {name: getattr(goal, name) for name in ("at_s", "floor", "p99_limit_s", "energy_weight")}
+            found.append(found[-1]._replace(**{name: value for name, value in given.items() if value is not None}))
+        return tuple(found)
 
     @model_validator(mode="after")
     def _ascending(self) -> ServiceSection:

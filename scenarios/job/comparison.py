@@ -60,7 +60,7 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Resu
     promised = Promise.of(job.scenario)
     fingerprint = job.fingerprint(
         *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM,
-        (promised.floor, promised.p99_limit_s),
+        promised.floor, job.scenario.service.model_dump(mode="json"),
         *world.decision_parts([display_name(router) for router in given.routers]),
     )  # fmt: skip
     target = job.folder / RESULTS

@@ -53,8 +53,9 @@ def validate(job: Job, world: World) -> Validation:
     warn_of_another_stack(job, world)
     own = given.model_dump(mode="json", exclude={"routers", "go_on"})  # who goes on keeps what is finished
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
+    service = job.scenario.service.model_dump(mode="json")
     charged = world.decision_parts([display_name(router) for router in given.routers])
-    parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged)
+    parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged, service)
     fingerprint = job.fingerprint(*parts)
     target = job.folder / "validation.json"
     partial = job.folder.partial(STAGE, fingerprint)

@@ -12,9 +12,10 @@ from math import log
 import numpy as np
 
 from policies.chance import derived_seed, stream
-from policies.interfaces import RoutingPolicy
+from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.plan_of import plan_of
 from policies.rules.specs import POINT
+from policies.vocabulary import OwnLimit
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
@@ -146,6 +147,7 @@ class Course:
         run = RunRow(self._program, spec)
         if planned.hold is not None:
             run.set_hold_rule(planned.hold)
+        run.set_limit(OwnLimit(limit_ns_of(router)))
         run_to_end(run, planned.row, stream(spec.seed, "router:tuned"), planned.replan)
         warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
         return score_run(run, self._priors, round(warmup_s * 1e9))

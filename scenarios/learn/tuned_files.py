@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from policies.errors import InputError, nearest
 from policies.registry import TUNED
-from policies.rules.specs import RuleSpec
+from policies.rules.controlled import ControlSpec
+from policies.rules.specs import LadderRule, RouterSpec, RuleSpec
 from policies.tide import knobs as tide_knobs
 from policies.tide.spec import TideSpec
 from scenarios.files.documents import write_text
@@ -19,6 +21,7 @@ from scenarios.learn.tune import Tuned
 from scenarios.world.routers import deciding_in
 from scenarios.world.world import World
 
+FOLLOWING: Final = ControlSpec()
 FAILURE_SUFFIX: Final = ".failed.txt"
 _TUNED_BY: Final = b"(slimsched tune "  # stands in every note of a failure
 
@@ -86,6 +89,14 @@ def read_start(path: Path, world: World, kind: str) -> Reals:
     return spec.values
 
 
+def with_control(spec: RouterSpec, control: ControlSpec = FOLLOWING) -> RouterSpec:
+    """The same router, told to keep goals: those of the operator, if nothing else is said."""
+    if isinstance(spec, LadderRule):
+        return spec.model_copy(update={"control": control})
+    assert isinstance(spec, TideSpec), "the only other kind of policies.registry.CONTROLLED"
+    return replace(spec, control=control)
+
+
 def save_tuned(
     found: Tuned, world: World, knobs: TuningKnobs, path: Path, command: str, *, seconds: float | None = None
 ) -> dict[str, Any]:
@@ -118,5 +129,5 @@ def save_tuned(
         write_rule(path, found.spec.model_copy(update={"made_by": making}))
     else:
         assert isinstance(found.spec, TideSpec), "the only other kind that is tuned"
-        found.spec.chooser(world.context).save(path, making, found.spec.hold)
+        found.spec.chooser(world.context).save(path, making, found.spec.hold, found.spec.control)
     return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **making}

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from policies.errors import InputError, nearest
+from policies.registry import CONTROLLED
 from policies.tide import knobs as tide_knobs
 from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
-from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path
+from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path, with_control
 from scenarios.metrics.served import LIMIT
 from scenarios.terminal.output import Say
 from scenarios.terminal.places import writable_file
@@ -32,6 +33,7 @@ class Tuning:
         start: a file to begin with.
         without: switches.
         objective, p99_limit_s: what is made small, at most which p99.
+        control: the router is to keep the goals that the operator asks for (`policies.goal_control`).
     """
 
     scenario: Path
@@ -45,6 +47,7 @@ class Tuning:
     without: tuple[str, ...] = ()
     objective: Objective | None = None
     p99_limit_s: float | None = None
+    control: bool = False
 
     @property
     def path(self) -> Path:
@@ -54,6 +57,9 @@ class Tuning:
     def knobs(self, world: World) -> TuningKnobs:
         """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
         self._check_switches()
+        if self.control and self.router not in CONTROLLED:
+            problem = f"{self.router!r} has nothing that goals could move; allowed with {' or '.join(CONTROLLED)}"
+            raise InputError("--control", "", problem)
         return knobs_of(
             world,
             seed=self.seed,
@@ -80,6 +86,7 @@ class Tuning:
             words += ["--without", switch]
         if knobs.objective != "latency":
             words += ["--objective", knobs.objective, "--p99", f"{knobs.p99_limit_s:g}s"]
+        words += ["--control"] if self.control else []
         return shlex.join(words if self.start is None else [*words, "--start", str(self.start)])
 
 
@@ -144,6 +151,8 @@ def tune_router(
             note_failure(path, f"{error} ({command})")
             raise
     say(f"tune: {found.spent.text}")
+    if wanted.control:
+        found = replace(found, winner=replace(found.winner, spec=with_control(found.winner.spec)))
     seconds = time.monotonic() - began_s
     return found, save_tuned(found, world, knobs, path, command, seconds=seconds)
 

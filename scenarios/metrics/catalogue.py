@@ -96,9 +96,9 @@ _ALL: Final = (
           "Share of the windows of 10 s in which all that `service` promises was kept. `null` where it promises "
           "nothing."),
     _kept("floor_kept_share", "floor", "windows that kept the floor", "floor kept",
-          "Share in which the mean accuracy, by the network's table, was at least `service.floor`."),
+          "Share in which the mean accuracy, by the network's table, was at least the floor that `service` set then."),
     _kept("p99_kept_share", "p99_limit", "windows that kept the p99 limit", "p99 kept",
-          "Share in which the p99 latency was at most `service.p99_limit_s`."),
+          "Share in which the p99 latency was at most the limit that `service` set then."),
     _images("arrived", "Requests of the whole run. Each is counted once more below: completed, in flight or failed."),
     _images("completed", "Requests whose last segment was done when the run ended."),
     _images("in_flight", "Requests that were still under way when the run ended."),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypedDict
+from typing import Final, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,28 +24,43 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A floor of mean accuracy and a limit of p99 latency; None for what is not promised."""
+    """A floor of mean accuracy and a limit of p99 latency; None for what is never promised.
+
+    Attributes:
+        later: what takes their place in mid-run: (from when, floor, limit), ascending, 0 for none of that kind.
+    """
 
     floor: float | None = None
     p99_limit_s: float | None = None
+    later: tuple[tuple[float, float, float], ...] = ()
 
     @classmethod
     def of(cls, scenario: Scenario) -> Promise:
         """Its `service`; where that names no floor, the one that its routers are tuned to keep."""
-        given = scenario.service
-        return cls(scenario.tuning.floor if given.floor is None else given.floor, given.p99_limit_s)
+        first, *rest = scenario.service.asked(scenario.tuning.floor)
+        has_floor, has_limit = (any(each[kind] for each in (first, *rest)) for kind in (1, 2))
+        return cls(
+            first.floor if has_floor else None,
+            first.p99_limit_s if has_limit else None,
+            tuple((each.at_s, each.floor, each.p99_limit_s) for each in rest),
+        )
 
 
 NO_PROMISE: Final = Promise()
 
 
 class Service(TypedDict):
-    """What was promised, and how many windows of which length it was looked at in; the last one may be longer."""
+    """What was promised, and how many windows of which length it was looked at in; the last one may be longer.
+
+    `changes`, where there are any: how often `service.schedule` changed it; `floor` and `p99_limit_s` are the first, 0
+    where there was none at first.
+    """
 
     floor: float | None
     p99_limit_s: float | None
     window_s: float
     windows: int
+    changes: NotRequired[int]
 
 
 class Kept(TypedDict):
@@ -72,7 +88,10 @@ def window_edges_ns(begin_ns: int, end_ns: int) -> Counts:
 def service_of(promise: Promise, edges_ns: Counts) -> Service:
     """The promise beside its windows."""
     window_s = int(edges_ns[1] - edges_ns[0]) / NS_PER_S
-    return Service(floor=promise.floor, p99_limit_s=promise.p99_limit_s, window_s=window_s, windows=len(edges_ns) - 1)
+    told = Service(floor=promise.floor, p99_limit_s=promise.p99_limit_s, window_s=window_s, windows=len(edges_ns) - 1)
+    if promise.later:
+        told["changes"] = len(promise.later)
+    return told
 
 
 def kept_of(requests: RequestColumns, edges_ns: Counts, promise: Promise, prior: AccuracyPrior | None) -> Kept:
@@ -84,17 +103,62 @@ def kept_of(requests: RequestColumns, edges_ns: Counts, promise: Promise, prior:
     that failed in the window counts as over it, and so does one that is still in flight at the window's end, longer
     than the limit. It does so at the end of every window that it passes. Neither is kept in a window in which nobody
     completed, although somebody was in the system. A window without anybody does not count.
+
+    Where a schedule changes the promise, an image is judged by what was in force when it ended, and one that is still
+    in flight by what is at the window's end. A window in which no floor, or no limit, was in force does not count for
+    it.
     """
     fate = _Fate.of(requests, edges_ns)
-    floor = None if promise.floor is None or prior is None else fate.keeps_floor(promise.floor, prior)
-    limit = None if promise.p99_limit_s is None else fate.keeps_limit(nanoseconds(promise.p99_limit_s))
+    floors, limits = _InForce.floors(promise), _InForce.limits(promise)
+    floor = None if floors is None or prior is None else (fate.keeps_floor(floors, prior), floors.is_any(edges_ns))
+    limit = None if limits is None else (fate.keeps_limit(limits), limits.is_any(edges_ns))
     known = [each for each in (floor, limit) if each is not None]
-    is_unknown = not known or (promise.floor is not None and floor is None)
-    return Kept(
-        both=None if is_unknown else fate.share(np.logical_and.reduce(known)),
-        floor=None if floor is None else fate.share(floor),
-        p99_limit=None if limit is None else fate.share(limit),
-    )
+    both = None
+    if known and (floors is None or floor is not None):
+        both = (
+            np.logical_and.reduce([is_kept | ~is_asked for is_kept, is_asked in known]),
+            np.logical_or.reduce([is_asked for _, is_asked in known]),
+        )
+    shares = [None if each is None else fate.share(*each) for each in (both, floor, limit)]
+    return Kept(both=shares[0], floor=shares[1], p99_limit=shares[2])
+
+
+@dataclass(frozen=True, slots=True)
+class _InForce:
+    """One of the goals over time: from after each of these times on it is that; 0 for none."""
+
+    after_ns: Counts
+    value: NDArray[np.float64]
+
+    @classmethod
+    def floors(cls, promise: Promise) -> _InForce | None:
+        """None where there is never one."""
+        if promise.floor is None:
+            return None
+        return cls.of([(0.0, promise.floor), *((at_s, floor) for at_s, floor, _ in promise.later)])
+
+    @classmethod
+    def limits(cls, promise: Promise) -> _InForce | None:
+        """In nanoseconds; None where there is never one."""
+        if promise.p99_limit_s is None:
+            return None
+        later = ((at_s, float(nanoseconds(limit_s))) for at_s, _, limit_s in promise.later)
+        return cls.of([(0.0, float(nanoseconds(promise.p99_limit_s))), *later])
+
+    @classmethod
+    def of(cls, steps: Sequence[tuple[float, float]]) -> _InForce:
+        return cls(np.array([nanoseconds(at_s) for at_s, _ in steps]), np.array([value for _, value in steps]))
+
+    def at(self, times_ns: Counts) -> NDArray[np.float64]:
+        """At these times."""
+        return self.value[np.maximum(0, np.searchsorted(self.after_ns, times_ns) - 1)]
+
+    def is_any(self, edges_ns: Counts) -> NDArray[np.bool_]:
+        """By window, whether there was one in any of it."""
+        first = np.searchsorted(self.after_ns, edges_ns[:-1], side="right") - 1
+        after = np.maximum(first + 1, np.searchsorted(self.after_ns, edges_ns[1:]))
+        asked = np.concatenate([[0], np.cumsum(self.value > 0)])
+        return np.asarray(asked[after] > asked[first], np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +182,14 @@ class _Fate:
         """By window, how many of these ended in it."""
         return np.bincount(self.window[chosen], minlength=len(self.ends_ns))
 
-    def share(self, is_kept: NDArray[np.bool_]) -> float | None:
-        """Of the windows that anybody was in."""
+    def share(self, is_kept: NDArray[np.bool_], is_asked: NDArray[np.bool_]) -> float | None:
+        """Of the windows that anybody was in, and in which it was asked for."""
         arrived = np.searchsorted(self.ends_ns, self.requests.arrived_ns)
         is_used = self._through(arrived, np.minimum(self.window + 1, len(self.ends_ns))) > 0
+        is_used &= is_asked
         return float(np.mean(is_kept[is_used])) if is_used.any() else None
 
-    def keeps_floor(self, floor: float, prior: AccuracyPrior) -> NDArray[np.bool_]:
+    def keeps_floor(self, floors: _InForce, prior: AccuracyPrior) -> NDArray[np.bool_]:
         """By window."""
         done = self.ended(COMPLETED)
         if not done.any():
@@ -132,15 +197,20 @@ class _Fate:
         priors, place = tuples_run(self.requests, done, prior)
         total = np.bincount(self.window[done], priors[place], len(self.ends_ns))
         completed = self.count(done)
-        return np.asarray((completed > 0) & (total >= (floor - ROUNDING) * completed), np.bool_)
+        asked = np.bincount(self.window[done], floors.at(self.requests.finished_ns[done]), len(self.ends_ns))
+        return np.asarray((completed > 0) & (total >= asked - ROUNDING * completed), np.bool_)
 
-    def keeps_limit(self, limit_ns: int) -> NDArray[np.bool_]:
+    def keeps_limit(self, limits: _InForce) -> NDArray[np.bool_]:
         """By window."""
         arrived_ns, finished_ns = self.requests.arrived_ns, self.requests.finished_ns
         done, waits = self.ended(COMPLETED), self.requests.status == IN_FLIGHT
-        in_time = self.count(done & (finished_ns - arrived_ns <= limit_ns))
+        limit_ns = limits.at(finished_ns)
+        in_time = self.count(done & ((limit_ns == 0) | (finished_ns - arrived_ns <= limit_ns)))
         left = np.where(waits, len(self.ends_ns), np.searchsorted(self.ends_ns, finished_ns))
-        overdue = self._through(np.searchsorted(self.ends_ns, arrived_ns + limit_ns, side="right"), left)
+        at_end_ns, overdue = limits.at(self.ends_ns), np.zeros(len(self.ends_ns), np.int64)
+        for each_ns in np.unique(at_end_ns[at_end_ns > 0]):
+            since = np.searchsorted(self.ends_ns, arrived_ns + int(each_ns), side="right")
+            overdue = np.where(at_end_ns == each_ns, self._through(since, left), overdue)
         judged = self.count(done) + self.count(self.ended(FAILED)) + overdue
         return np.asarray((self.count(done) > 0) & (in_time >= np.ceil(P99 * judged)), np.bool_)
 

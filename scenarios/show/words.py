@@ -72,8 +72,9 @@ def promise_text(service: Service) -> str:
     """What was promised, and in which windows it was looked at."""
     floor, limit_s = service["floor"], service["p99_limit_s"]
     parts = [] if floor is None else [f"an accuracy of at least {share(floor)}"]
-    parts += [] if limit_s is None else [f"a p99 of at most {duration(limit_s)}"]
-    return f"{' and '.join(parts)} in each of {service['windows']} windows of {service['window_s']:.3g} s"
+    parts += [] if limit_s is None else [f"a p99 of at most {duration(limit_s)}" if limit_s else "no limit of the p99"]
+    changes = f" (at first; changed {service['changes']} times)" if service.get("changes") else ""
+    return f"{' and '.join(parts)}{changes} in each of {service['windows']} windows of {service['window_s']:.3g} s"
 
 
 def kept_text(result: Result) -> str | None:

@@ -10,6 +10,7 @@ from policies.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.rules.context import RouterContext
+from policies.tide.spec import TideSpec
 from policies.vocabulary import NS_PER_S
 from scenarios.files.documents import with_remedy
 from scenarios.files.made_routers import made_file, made_kind
@@ -75,6 +76,26 @@ def foreign_routers(routers: Sequence[str], devices: Sequence[str], cluster: Clu
         elif isinstance(deciding, Mapping) and _is_another(deciding, here_too):
             there, here = _in_words(deciding), _in_words(here_too)
             yield f"warning: {name} was tuned for another way of deciding ({there}; here: {here}); tune it here as well"
+
+
+def deaf_routers(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
+    """A warning for routers that can't follow what the operator asks for.
+
+    Those without `control` are not told of a promise that stays: it is what results are held against.
+    """
+    asked = scenario.service.asked(scenario.tuning.floor)
+    goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in asked)]
+    stays = not scenario.service.schedule and "energy_weight" not in goals
+    specs = {name: read_router(path) for name in dict.fromkeys(routers) if (path := router_file(name)) is not None}
+    controlled = [name for name, spec in specs.items() if getattr(spec, "control", None) is not None]
+    deaf = [] if stays else [name for name in dict.fromkeys(routers) if name not in controlled]
+    if deaf:
+        told = ", ".join(f"service.{goal}" for goal in goals)
+        remedy = "ladder and tide do, with `control` in their files (slimsched tune --control)"
+        yield f"warning: {', '.join(deaf)} can't follow {told}; {remedy}"
+    careless = [name for name in controlled if not isinstance(specs[name], TideSpec) and "energy_weight" in goals]
+    if careless:
+        yield f"warning: {', '.join(careless)} can't follow service.energy_weight; of all kinds only tide can"
 
 
 def make_named(

@@ -197,12 +197,14 @@ class World:
 
     def _goals(self, start_s: float, horizon_s: float) -> tuple[tuple[int, GoalSet], ...]:
         """What the operator asks for and when, in a run that begins at `start_s` of the scenario."""
-        service = self.scenario.service
-        asked = [] if service.floor is None else [(0.0, service.floor)]
-        asked += [(goal.at_s, goal.floor) for goal in service.schedule]
-        before = [floor for at_s, floor in asked if at_s <= start_s]
-        later = [(nanoseconds(at_s - start_s), floor) for at_s, floor in asked if start_s < at_s < start_s + horizon_s]
-        return tuple((at_ns, GoalSet(floor)) for at_ns, floor in [*((0, floor) for floor in before[-1:]), *later])
+        goals: list[tuple[int, GoalSet]] = [(0, GoalSet())]
+        for asked in self.scenario.service.asked(self.scenario.tuning.floor):
+            goal = GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
+            if asked.at_s <= start_s:
+                goals = [(0, goal)]
+            elif asked.at_s < start_s + horizon_s:
+                goals.append((nanoseconds(asked.at_s - start_s), goal))
+        return tuple(goals[1:] if goals[0][1] == GoalSet() else goals)
 
     def _correctness(self, seed: int, count: int) -> Correctness:
         evaluation = self.accuracy.evaluation

@@ -24,7 +24,8 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
     sheet.location = ANYWHERE if p.anywhere else request.location
     sheet.candidates, sheet.entered_ns = c.candidates, request.entered_ns
     sheet.fifo_length, sheet.completed, sheet.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
-    sheet.accuracy_sum, sheet.goal_floor = c.accuracy_sum, c.goal_floor
+    sheet.accuracy_sum, sheet.late, sheet.goal_floor = c.accuracy_sum, c.late, c.goal_floor
+    sheet.goal_limit_ns, sheet.goal_energy_weight = c.goal_limit_ns, c.goal_energy_weight
     for index in range(p.servers):
         server, seen = server_at(c, p, index), seen_at(sheet, index)
         seen.code = code_of(c, p, index, segment)

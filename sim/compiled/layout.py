@@ -29,7 +29,9 @@ class Cluster(Record):
     first_heard = last_heard = NONE
     line = is_alone = candidates = removals = removals_seen = server = width = group = INT
     fifo_length = completed = failed = in_flight = INT
-    accuracy_sum = goal_floor = REAL
+    accuracy_sum = goal_floor = goal_energy_weight = REAL
+    late = goal_limit_ns = INT
+    own_limit_ns = NONE
     goals_at = goals = goal = INT
     may_hold = has_hold_rule = held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
     next_hold_ns = NEVER
@@ -146,10 +148,12 @@ class Medium(Record):
 
 
 class Goal(Record):
-    """From when on the operator asks for which mean accuracy."""
+    """From when on the operator asks for what (`policies.vocabulary.GoalSet`)."""
 
     from_ns = INT
     floor = REAL
+    limit_ns = INT
+    energy_weight = REAL
 
 
 class SlowdownChange(Record):
@@ -411,7 +415,8 @@ class HeadSeen(Record):
     """What a router may know of the candidate block and of the whole cluster (`policies.vocabulary.ClusterView`)."""
 
     segment = previous_width = location = candidates = entered_ns = fifo_length = completed = hold_left_ns = INT
-    accuracy_sum = goal_floor = REAL
+    late = goal_limit_ns = INT
+    accuracy_sum = goal_floor = goal_energy_weight = REAL
 
 
 class ServerSeen(Record):

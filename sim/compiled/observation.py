@@ -58,7 +58,8 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     head.segment, head.previous_width, head.location = request.segment, request.previous_width, request.location
     head.candidates, head.entered_ns = c.candidates, request.entered_ns
     head.fifo_length, head.completed, head.hold_left_ns = c.fifo_length, c.completed, c.hold_left_ns
-    head.accuracy_sum, head.goal_floor = c.accuracy_sum, c.goal_floor
+    head.accuracy_sum, head.late = c.accuracy_sum, c.late
+    head.goal_floor, head.goal_limit_ns, head.goal_energy_weight = c.goal_floor, c.goal_limit_ns, c.goal_energy_weight
     at = _HEAD_SEEN
     for index in range(p.servers):
         server, seen = server_at(c, p, index), ServerSeen(out, at)

@@ -19,7 +19,7 @@ from sim.compiled.holds import (
     may_hold_ns,
     take_along,
 )
-from sim.compiled.layout import Block, Cluster, Journey, Medium, Message, Parameters, Request, Server, ServerKnobs
+from sim.compiled.layout import Block, Cluster, Goal, Journey, Medium, Message, Parameters, Request, Server, ServerKnobs
 from sim.compiled.ledger import (
     close_block,
     collect_in_flight,
@@ -106,7 +106,8 @@ def release(c: Cluster, p: Parameters, slot: int) -> None:
 @kernel
 def set_goal(c: Cluster) -> None:
     """The operator's next goal (`RouterCore._set_goal`), and when the one after it comes."""
-    c.goal_floor = reals_at(c.goals_at)[2 * c.goal + 1]
+    goal = Goal(c.goals_at, 0, c.goal)
+    c.goal_floor, c.goal_limit_ns, c.goal_energy_weight = goal.floor, goal.limit_ns, goal.energy_weight
     c.goal += 1
     plan_goal(c)
 
@@ -114,7 +115,13 @@ def set_goal(c: Cluster) -> None:
 @kernel
 def plan_goal(c: Cluster) -> None:
     """When the next goal comes."""
-    c.goal_ns = ints_at(c.goals_at)[2 * c.goal] if c.goal < c.goals else NEVER
+    c.goal_ns = Goal(c.goals_at, 0, c.goal).from_ns if c.goal < c.goals else NEVER
+
+
+@kernel
+def limit_ns(c: Cluster) -> int:
+    """`RouterCore._limit_ns`."""
+    return c.goal_limit_ns if c.own_limit_ns == NONE else c.own_limit_ns
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
@@ -521,6 +528,8 @@ def advance_request(c: Cluster, p: Parameters, server: Server, message: Message,
         c.completed += 1
         if p.top1_at != NONE:
             c.accuracy_sum += reals(p)[p.top1_at + code]
+        if 0 < limit_ns(c) < now - request.arrived_ns:
+            c.late += 1
         record_request(c, p, request, COMPLETED, NO_REASON, request.retries, is_right, now)
         release(c, p, slot)
     else:
@@ -571,6 +580,7 @@ def retry(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
 def _give_up(c: Cluster, p: Parameters, slot: int, reason: int, now: int) -> None:
     request = request_at(c, p, slot)
     c.failed += 1
+    c.late += limit_ns(c) > 0
     credit_given_up(c, p, request, now)
     record_request(c, p, request, FAILED, reason, request.retries, 0, now)
     release(c, p, slot)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.chance import derived_seed
-from policies.vocabulary import NS_PER_S, GoalSet, HoldRule
+from policies.vocabulary import NS_PER_S, GoalSet, HoldRule, OwnLimit
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec
 from sim.compiled.codes import (
@@ -133,7 +133,8 @@ class RunRow:
         if p.hold_limit_ns:
             c.may_hold = 1
             c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
-        goals = np.array([(at_ns, goal.floor) for at_ns, goal in (*run.goals, (0, GoalSet(0.0)))], Goal.dtype)
+        asked = (*run.goals, (0, GoalSet()))
+        goals = np.array([(at_ns, each.floor, each.limit_ns, each.energy_weight) for at_ns, each in asked], Goal.dtype)
         c.goals_at, c.goals = self._keep(goals), len(run.goals)
         c.deadline_ns = NONE if run.deadline_ns is None else run.deadline_ns
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
@@ -161,6 +162,10 @@ class RunRow:
         if self.cluster.may_hold:
             self.cluster.has_hold_rule, at = 1, self.shape.p.hold_rule_at
             self.row[at : at + 2 * self.program.segments] = [*rule.requests, *rule.wait_ns]
+
+    def set_limit(self, limit: OwnLimit) -> None:
+        """The router's own limit of p99 latency, from now on."""
+        self.cluster.own_limit_ns = limit.limit_ns
 
     def _set_scratch(self) -> None:
         self._scratch = np.zeros(self.shape.requests, np.int64)

@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.compiled.layout import HOLD
 from policies.errors import WorkError
-from policies.interfaces import RoutingPolicy, hold_rule_of
+from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.plan_of import plan_of
 from policies.records import (
     BatchRecord,
@@ -34,6 +34,7 @@ from policies.vocabulary import (
     HeadKey,
     Hold,
     HoldRule,
+    OwnLimit,
     ServerView,
     WorkKey,
 )
@@ -62,6 +63,7 @@ from sim.compiled.totals import chores_ns, device_of, energy_j
 
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
+_INTEGERS = HeadSeen.offsets["accuracy_sum"]  # of the head, before its reals
 _UTILIZATION, _POWER = ServerSeen.offsets["utilization"], ServerSeen.offsets["power_w"]
 _KEY, _REQUESTS = WorkSeen.offsets["key"], WorkSeen.offsets["requests"]
 
@@ -149,6 +151,10 @@ class CompiledSimulation:
         """What the router holds without a decision, where it may hold; for before the first one."""
         self._run.set_hold_rule(rule)
 
+    def set_limit(self, limit: OwnLimit) -> None:
+        """By which limit of p99 latency images are late from now on."""
+        self._run.set_limit(limit)
+
     def run(self, policy: RoutingPolicy, rng: np.random.Generator) -> RunRecord:
         """Let a policy make every decision.
 
@@ -163,6 +169,7 @@ class CompiledSimulation:
         rule = hold_rule_of(policy)
         if rule is not None:
             self.set_hold_rule(rule)
+        self._follow_limit(policy)
         planned = plan_of(policy, self.cluster.router) if type(rng) is np.random.Generator else None
         if planned is not None and not self._has_ended:
             try:
@@ -173,6 +180,11 @@ class CompiledSimulation:
             return
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
+            self._follow_limit(policy)
+
+    def _follow_limit(self, policy: RoutingPolicy) -> None:
+        """Count images as late by what the router says, if it has a limit of its own."""
+        self.set_limit(OwnLimit(limit_ns_of(policy)))
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:
         """(decision, reward) of the blocks that have ended since the last call."""
@@ -194,8 +206,11 @@ class CompiledSimulation:
         run = self._run
         length = read_view(run.row, run.shape.parameters, self._seen)
         numbers, reals = self._seen[:length].tolist(), self._seen[:length].view(np.float64).tolist()
-        segment, x, location, candidates, entered_ns, fifo_length, completed, left_ns, _, _ = numbers[:_HEAD_SEEN]
-        told = (left_ns, *reals[_HEAD_SEEN - 2 : _HEAD_SEEN])  # accuracy_sum, goal_floor
+        segment, x, location, candidates, entered_ns, fifo_length, completed, left_ns, late, limit_ns = numbers[
+            :_INTEGERS
+        ]
+        accuracy_sum, floor, energy_weight = reals[_INTEGERS:_HEAD_SEEN]
+        told = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight)
         if self.cluster.router.block_key == "any":
             location = ANYWHERE
         servers, at = [], _HEAD_SEEN

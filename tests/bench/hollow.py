@@ -140,6 +140,9 @@ class EvenCosts:
     def image_s(self, server: int, key: WorkKey) -> float:
         return 1e-4
 
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        return 1e-2
+
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         return 1e-3
 

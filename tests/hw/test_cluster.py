@@ -46,6 +46,7 @@ from policies.vocabulary import (
     HoldRule,
     InstanceLoaded,
     LoadInstance,
+    OwnLimit,
     RequestArrived,
     ServerDown,
     ServerUp,
@@ -111,8 +112,8 @@ def test_every_request_ends_once_and_right(record: RunRecord) -> None:
 
 
 def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """Views show them, and what the table says of whom the router has completed; the log replays."""
-    goals = ((0, GoalSet(0.7)), (300_000_000, GoalSet(0.8)))
+    """Views show them, what the table says of whom the router has completed, and who was late; the log replays."""
+    goals = ((0, GoalSet(0.7, 1)), (300_000_000, GoalSet(0.8, energy_weight=2.0)))
     config = router(len(cluster.servers))
     config = dataclasses.replace(config, top1=top1_of(config, PRIOR))
     record = cluster.run(dataclasses.replace(_run(model, 0.6), goals=goals), config, _routing())
@@ -120,10 +121,24 @@ def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model:
     assert [goal for _, goal in told] == [goal for _, goal in goals]
     assert all(0 <= now_ns - at_ns < NS_PER_S // 10 for (now_ns, _), (at_ns, _) in zip(told, goals, strict=True))
     views = [command.view for step in record.log for command in step.commands if isinstance(command, Decide)]
-    assert {view.goal_floor for view in views} == {0.7, 0.8}
+    seen = {(view.goal_floor, view.goal_limit_ns, view.goal_energy_weight) for view in views}
+    assert seen == {(0.7, 1, 0.0), (0.8, 0, 2.0)}
+    assert all(view.late == view.completed for view in views if view.goal_limit_ns)
+    assert 0 < views[-1].late < views[-1].completed
     assert all(view.accuracy_sum == pytest.approx(0.9 * view.completed) for view in views)
     knobs = [server.knobs for server in cluster.servers]
     assert replay_run(record.log, record.agent_logs, config, knobs) == []
+
+
+def test_a_routers_own_limit_is_told_to_its_core(cluster: HardwareCluster, model: SlimResNet) -> None:
+    """From the start, in place of the operator's."""
+    policy = Wanderer()
+    policy.p99_limit_ns = 1  # type: ignore[attr-defined]
+    record = cluster.run(_run(model, 0.3), router(len(cluster.servers)), _routing(policy))
+    told = [step.event for step in record.log if isinstance(step.event, OwnLimit)]
+    views = [command.view for step in record.log for command in step.commands if isinstance(command, Decide)]
+    assert told == [OwnLimit(1)]
+    assert views[-1].late == views[-1].completed > 0
 
 
 def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 from policies.chance import stream
 from policies.records import RunRecord
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, Decide, Hold, HoldRule
+from policies.vocabulary import Choice, Decide, Hold, HoldRule, OwnLimit
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from tests.parity.scenarios import Scenario
 
@@ -36,6 +36,8 @@ class Engine(Protocol):
     def advance(self) -> Decide | None: ...
 
     def set_hold_rule(self, rule: HoldRule) -> None: ...
+
+    def set_limit(self, limit: OwnLimit) -> None: ...
 
     def decide(self, choice: Choice | Hold) -> None: ...
 
@@ -68,6 +70,7 @@ def play(make: MakeEngine, scenario: Scenario) -> Iterator[Moment]:
     policy, rng = scenario.policy(), stream(scenario.run.seed, "parity")
     if scenario.hold_rule is not None:
         engine.set_hold_rule(scenario.hold_rule)
+    engine.set_limit(OwnLimit(scenario.own_limit_ns))
     while (asked := engine.advance()) is not None:
         assert engine.pending is asked or engine.pending == asked, "pending is not what was asked"
         yield Moment(engine.now_ns, asked, engine.take_credits())

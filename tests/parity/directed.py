@@ -20,6 +20,7 @@ from policies.vocabulary import (
     Choice,
     Decide,
     Decided,
+    GoalSet,
     InstanceLoaded,
     RequestArrived,
     RequestCompleted,
@@ -367,6 +368,20 @@ def _router_scenes() -> Iterator[Directed]:
             knobs=[{"preload": ((1, 1.0),)}],
         ),
         lambda s, r: any(step.now_ns == 9 * UNIT_NS for step in steps(r, RequestsReturned)),
+    )
+    yield Directed(
+        scene(
+            "an image takes just the operator's limit, and the next one longer",
+            [device()],
+            [0, 0, 0, 20],
+            router={"groups": (1,), "outstanding_blocks": 1},
+            run={"goals": ((0, GoalSet(limit_ns=6 * UNIT_NS)),)},
+            knobs=[{"preload": ((1, 1.0),)}],
+        ),
+        lambda s, r: (
+            [q.finished_ns - q.arrived_ns for q in r.requests[:3]] == [3 * UNIT_NS, 6 * UNIT_NS, 9 * UNIT_NS]
+            and [c.view.late for _, c in commands(r, Decide)] == [0, 0, 0, 1]  # type: ignore[attr-defined]
+        ),
     )
     split = device(limit=2, period_ns=4 * UNIT_NS)
     yield Directed(

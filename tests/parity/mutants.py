@@ -32,6 +32,7 @@ from policies.vocabulary import (
     ClusterView,
     Decide,
     Decided,
+    GoalSet,
     RequestArrived,
     RequestsReturned,
     RouterCommand,
@@ -414,6 +415,7 @@ def _router_mutants() -> Iterator[Mutant]:
         "who was with a dead server returns in the reverse order", _around(RouterCore, "_retry", _reversed_retry)
     )
     yield from _hold_mutants()
+    yield from _goal_mutants()
     yield from _host_mutants()
     yield Mutant("reports of an earlier epoch count", _around(SimulatedServer, "_report", _as_of_now))
 
@@ -431,6 +433,42 @@ def _hold_mutants() -> Iterator[Mutant]:
     yield Mutant("a hold has no credit", _set(Ledger, "_note_hold", nothing))
     yield Mutant("a hold is given up without a credit", _around(Ledger, "_note_failure", _without_credit))
     yield Mutant("a hold costs the host nothing", _around(SimulatedHost, "decide", _holds_for_nothing))
+
+
+def _goal_mutants() -> Iterator[Mutant]:
+    limit = cast(property, RouterCore._limit_ns)
+    at_once = property(lambda self: max(0, limit.fget(self) - 1) if limit.fget else 0)
+    yield Mutant("an image is late at its limit", _set(RouterCore, "_limit_ns", at_once))
+    operators = property(lambda self: self._goal.limit_ns)
+    yield Mutant("a router's own limit does not count", _set(RouterCore, "_limit_ns", operators))
+    yield Mutant("images are late by their last segment", _around(RouterCore, "_enter", _as_it_came))
+    yield Mutant("who fails is not late", _around(RouterCore, "_give_up", _not_late))
+    yield Mutant("a goal's other kinds stay", _around(RouterCore, "_set_goal", _with_the_last_limit))
+
+
+def _as_it_came(enter: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: RouterCore, request: int, entry: Any, now_ns: int) -> None:
+        enter(self, request, entry, now_ns)
+        entry.arrived_ns = now_ns
+
+    return mutated
+
+
+def _not_late(give_up: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: RouterCore, *arguments: Any) -> None:
+        late = self.late
+        give_up(self, *arguments)
+        self.late = late
+
+    return mutated
+
+
+def _with_the_last_limit(set_goal: Callable[..., None]) -> Callable[..., None]:
+    def mutated(self: RouterCore, event: GoalSet, *rest: Any) -> None:
+        limit_ns = event.limit_ns or self._goal.limit_ns
+        set_goal(self, GoalSet(event.floor, limit_ns, event.energy_weight), *rest)
+
+    return mutated
 
 
 def _forgetful(last_ns: Callable[..., int]) -> Callable[..., int]:

@@ -22,7 +22,7 @@ from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.rules.context import RouterContext
-from policies.vocabulary import NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
+from policies.vocabulary import FOLLOW_NS, NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec
 from sim.costs import ProfileCosts
@@ -67,6 +67,7 @@ class Scenario:
     choices: Mapping[int, Choice] = field(default_factory=dict)
     holds_percent: int = 0
     hold_rule: HoldRule | None = None
+    own_limit_ns: int = FOLLOW_NS
 
     def policy(self) -> RoutingPolicy:
         """A fresh one: routers may have memory. In some of a hundred decisions it holds, where it may."""
@@ -468,8 +469,14 @@ def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     """What the operator asks for changes at some instants, two of which may be one."""
     last = min(40, scenario.run.horizon_ns // step_ns)
     when = sorted(draws.below(last + 1) for _ in range(draws.integer(1, 4)))
-    goals = tuple((step_ns * at, GoalSet(draws.pick((0.0, 0.6, 0.75, 0.9)))) for at in when)
-    return replace(scenario, run=replace(scenario.run, goals=goals))
+    goals = tuple((step_ns * at, _draw_goal(draws, step_ns)) for at in when)
+    own_ns = step_ns * draws.pick((0, 4, 12)) if draws.chance(25) else FOLLOW_NS
+    return replace(scenario, run=replace(scenario.run, goals=goals), own_limit_ns=own_ns)
+
+
+def _draw_goal(draws: Draws, step_ns: int) -> GoalSet:
+    floor, weight = draws.pick((0.0, 0.6, 0.75, 0.9)), draws.pick((0.0, 0.5, 20.0))
+    return GoalSet(floor, step_ns * draws.pick((0, 3, 8, 20, 60)), weight)
 
 
 def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:

@@ -18,7 +18,7 @@ import pytest
 from policies.chance import stream
 from policies.errors import WorkError
 from policies.faults import Crash, Slowness
-from policies.interfaces import RoutingPolicy
+from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
@@ -57,6 +57,10 @@ class Asked:
     """A router of the user's own, to the engine: it has no plan."""
 
     router: RoutingPolicy
+
+    @property
+    def p99_limit_ns(self) -> int:
+        return limit_ns_of(self.router)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         return self.router.choose(view, rng)
@@ -103,13 +107,26 @@ def two_ladders(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
 
 
 def controlled(placement: str) -> MakeRouter:
-    """The floor is the operator's where there is one, else in the middle of the table."""
+    """Goals are the operator's where there are any, else in the middle of the table and of what is usual."""
 
     def make(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-        control = ControlSpec(floor=None if scenario.run.goals else context.prior.mean_top1)
+        control = own_goals(scenario, context)
         return LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
 
     return make
+
+
+def own_goals(scenario: Scenario, context: RouterContext) -> ControlSpec:
+    if scenario.run.goals:
+        return ControlSpec()
+    limit_s = length_s(scenario) / 20
+    return ControlSpec(floor=context.prior.mean_top1, p99_limit_s=limit_s)
+
+
+def limited(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """No floor, whatever the operator asks for."""
+    control = ControlSpec(floor=0.0, p99_limit_s=length_s(scenario) / 12)
+    return LadderRule(thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
 
 
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -206,6 +223,7 @@ ROUTERS: dict[str, MakeRouter] = {
     **{f"slow ladder@{name}": slow_ladder(name) for name in ("sticky", "shortest-delay")},
     "two ladders": two_ladders,
     **{f"controlled ladder@{name}": controlled(name) for name in ("sticky", "shortest-delay")},
+    "ladder with a limit": limited,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},

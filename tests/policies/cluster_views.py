@@ -36,6 +36,9 @@ class LinearCosts:
     def image_s(self, server: int, key: WorkKey) -> float:
         return self.batch_s(server, key, 32) / 32
 
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        return self.batch_s(server, key, 32) / 32 * 100.0
+
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         assert source >= ROUTER, "no cost model knows the way from nowhere"
         return 0.0 if source == server else self.move_s * images

@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 
 from policies import rules
 from policies.errors import InputError, WorkError
-from policies.interfaces import RoutingPolicy, hold_rule_of
+from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
 from policies.registry import KINDS, RouterKind
 from policies.reward import AccuracyPrior
@@ -29,6 +29,7 @@ from policies.rules.widths import Ladder, held_width
 from policies.tide.knobs import UNTUNED
 from policies.vocabulary import (
     ANYWHERE,
+    FOLLOW_NS,
     IMAGE,
     ROUTER,
     Choice,
@@ -672,3 +673,15 @@ def test_a_users_rule_of_holds_is_checked(rule: Any) -> None:
     fine = HoldRule((4,) * 4, (100,) * 4)
     users = SimpleNamespace(choose=lambda view, rng: None, hold=fine)
     assert hold_rule_of(CheckedRouter("m:C", users, context().config)) is fine
+
+
+@pytest.mark.parametrize("limit_ns", [-2, 0.03, None])
+def test_a_users_limit_is_checked(limit_ns: Any) -> None:
+    """Whole nanoseconds; who has none follows the operator."""
+    users = SimpleNamespace(choose=lambda view, rng: None, p99_limit_ns=limit_ns)
+    with pytest.raises(WorkError, match=r"m:C: p99_limit_ns is .*; allowed are whole nanoseconds, 0 for none, or -1"):
+        limit_ns_of(CheckedRouter("m:C", users, context().config))
+    users.p99_limit_ns = 30_000_000
+    assert limit_ns_of(CheckedRouter("m:C", users, context().config)) == 30_000_000
+    plain = SimpleNamespace(choose=lambda view, rng: None)
+    assert limit_ns_of(CheckedRouter("m:C", plain, context().config)) == FOLLOW_NS

@@ -9,6 +9,7 @@ import pytest
 
 from policies.errors import InputError
 from policies.rules.context import ComposedRouter
+from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
 from policies.rules.widths import Ladder
 from scenarios.cli import main
@@ -123,3 +124,28 @@ def test_a_router_that_was_tuned_for_another_way_of_deciding_is_told(
         write_rule(rule, RULE.model_copy(update={"made_by": {"deciding": {**here, **changes}}}))
         assert main(["compare", str(path), "--router", str(rule), "--seed", "0", "--out", str(tmp_path / "run")]) == 0
         assert ("another way of deciding" in capsys.readouterr().err) == told
+
+
+def test_who_cant_follow_what_is_asked_for_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A promise that stays is asked of nobody: results are held against it."""
+    path = with_rule(tmp_path)
+    rule = tmp_path / "rules" / "mine.rule.yaml"
+    text = path.read_text()
+    ladder = LadderRule(thresholds=(4.0,), control=ControlSpec())
+    for service, control, told in (
+        ("{floor: 0.7, p99_limit_s: 1}", False, []),
+        ("{floor: 0.7, schedule: [{at_s: 0.5, p99_limit_s: 1}]}", True, []),
+        (
+            "{floor: 0.7, schedule: [{at_s: 0.5, p99_limit_s: 1}]}",
+            False,
+            [f"jsq, {rule} can't follow service.floor, service.p99_limit_s; ladder and tide do, with `control`"],
+        ),
+        ("{energy_weight: 3}", True, [f"{rule} can't follow service.energy_weight; of all kinds only tide can"]),
+    ):
+        path.write_text(f"{text}service: {service}\n")
+        write_rule(rule, ladder if control else ladder.model_copy(update={"control": None}))
+        routers = ["--router", str(rule)] if control else ["--router", "jsq", "--router", str(rule)]
+        assert main(["compare", str(path), *routers, "--seed", "0", "--out", str(tmp_path / "run")]) == 0
+        found = [line for line in capsys.readouterr().err.splitlines() if "can't follow" in line]
+        assert len(found) == len(told)
+        assert all(words in line for words, line in zip(told, found, strict=True))

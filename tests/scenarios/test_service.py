@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from policies.errors import InputError
 from policies.records import RequestRecord
 from policies.reward import AccuracyPrior
-from policies.vocabulary import NS_PER_S
+from policies.vocabulary import NS_PER_S, GoalSet
 from scenarios.metrics.service import Kept, Promise, window_edges_ns
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
@@ -144,6 +144,10 @@ def goals_of(path: Path, **changes: Any) -> list[tuple[float, float]]:
     return [(at_ns / NS_PER_S, goal.floor) for at_ns, goal in run.goals]
 
 
+def with_service(tmp_path: Path, service: str) -> Path:
+    return write_scenario(tmp_path, "duration_s: 1", f"{service}\nduration_s: 1")
+
+
 def test_a_schedule_becomes_goals_of_the_run(tmp_path: Path) -> None:
     """The floor is asked for from the start; an excerpt begins with what is asked for at its beginning."""
     path = write_scenario(tmp_path, "duration_s: 1", SCHEDULE + "duration_s: 1")
@@ -152,6 +156,93 @@ def test_a_schedule_becomes_goals_of_the_run(tmp_path: Path) -> None:
     late = goals_of(path, duration_s=0.1, excerpt=Excerpt(9, 10))
     assert late == [(0.0, 0.75)]
     assert goals_of(write_scenario(tmp_path)) == []
+    assert goals_of(with_service(tmp_path, "tuning: {floor: 0.7}")) == [(0.0, 0.7)]
+
+
+MIXED = """service:
+  p99_limit_s: 30ms
+  energy_weight: 2
+  schedule:
+  - {at_s: 0.2, floor: 0.8}
+  - {at_s: 0.4, p99_limit_s: 0, energy_weight: 5}
+  - {at_s: 0.6, floor: 0, p99_limit_s: 10ms}"""
+
+
+def test_what_a_change_does_not_name_stays_as_it_was(tmp_path: Path) -> None:
+    path = with_service(tmp_path, MIXED)
+    run = load_world(path).run_spec(0)
+    assert run.goals == (
+        (0, GoalSet(0.0, 30_000_000, 2.0)),
+        (200_000_000, GoalSet(0.8, 30_000_000, 2.0)),
+        (400_000_000, GoalSet(0.8, 0, 5.0)),
+        (600_000_000, GoalSet(0.0, 10_000_000, 5.0)),
+    )
+    promised = Promise.of(load_world(path).scenario)
+    assert promised == Promise(0.0, 0.03, ((0.2, 0.8, 0.03), (0.4, 0.8, 0.0), (0.6, 0.0, 0.01)))
+
+
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        ("service: {p99_limit_s: 0}", r"service.p99_limit_s: .*greater than 0 \(found 0\)"),
+        (
+            "service: {schedule: [{at_s: 1, p99_limit_s: -1}]}",
+            r"schedule.0.p99_limit_s: .*greater than or equal to 0 \(found -1\)",
+        ),
+        ("service: {energy_weight: -1}", r"service.energy_weight: .*greater than or equal to 0 \(found -1\)"),
+        (
+            "service: {schedule: [{at_s: 1}]}",
+            r"at_s 1 changes nothing; give a floor, a p99_limit_s or an energy_weight",
+        ),
+        (
+            "service: {floor: 0.95}",
+            r"service.floor: is 0.95, and no width tuple .* nearest is \[1.0, 1.0\] with 0.9000",
+        ),
+        ("tuning: {floor: 0.95}", r"tuning.floor: is 0.95"),
+        ("service: {schedule: [{at_s: 1, floor: 0.95}]}", r"service.schedule.0.floor: is 0.95"),
+    ],
+)
+def test_goals_that_cant_be_kept_by_anybody_are_refused(tmp_path: Path, service: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load_world(with_service(tmp_path, service))
+
+
+def test_a_window_is_judged_by_the_goals_in_force_in_it() -> None:
+    """An image by what was in force when it ended; where nothing of a kind was, nothing was to be kept."""
+    found = [narrow(0, 0.4, 0.1), request(1, 1.4, 0.1), narrow(2, 2.4, 0.1)]
+    assert kept(*found, promise=FLOOR)["floor"] == 1 / 3
+    for later, share in (((1.0, 0.85), 0.0), ((1.0, 0.7), 2 / 3), ((2.0, 0.7), 2 / 3), ((1.0, 0.0), 0.0)):
+        changed = Promise(0.75, None, ((later[0], later[1], 0.0),))
+        assert kept(*found, promise=changed) == {"both": share, "floor": share, "p99_limit": None}, later
+    half = Promise(0.75, None, ((0.7, 0.65, 0.0),))  # in the middle of a window, whose images must keep 0.7 on average
+    assert kept(narrow(0, 0.4, 0.1), narrow(1, 0.8, 0.1), promise=half)["floor"] == 1.0
+    assert kept(narrow(0, 0.4, 0.1), narrow(1, 0.5, 0.1), promise=half)["floor"] == 0.0
+
+
+def test_a_limit_that_changes_is_asked_of_images_as_they_end() -> None:
+    slow = [request(number, number - 0.6, 0.2) for number in (1, 2, 3)]  # they end at 0.6, 1.6 and 2.6 s
+    assert kept(*slow, promise=LIMIT)["p99_limit"] == 0.0
+    for later, share in (((0.0, 0.3), 1.0), ((1.0, 0.3), 2 / 3), ((2.0, 0.3), 1 / 3), ((1.0, 0.0), 0.0)):
+        assert kept(*slow, promise=Promise(None, 0.1, ((later[0], 0.0, later[1]),)))["p99_limit"] == share, later
+    first = Promise(None, 0.0, ((1.0, 0.0, 0.1), (2.0, 0.0, 0.3)))
+    assert kept(*slow, promise=first)["p99_limit"] == 1 / 2
+    halfway = Promise(None, 0.0, ((0.5, 0.0, 0.1),))  # one that ends before it takes as long as it will
+    assert kept(request(0, 0.2, 0.2), *quick(1, 0.8), promise=halfway)["p99_limit"] == 1.0
+    stuck = request(0, 0.5, 9.0, "in_flight")
+    assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=LIMIT)["p99_limit"] == 0.0
+    lifted = Promise(None, 0.1, ((0.9, 0.0, 5.0), (2.0, 0.0, 0.1)))
+    assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=lifted)["p99_limit"] == 2 / 3
+
+
+def test_both_are_kept_where_all_that_is_asked_then_is() -> None:
+    """A floor in the first window, both in the second, nothing in the third."""
+    promise = Promise(0.75, 0.0, ((1.0, 0.75, 0.1), (2.0, 0.0, 0.0)))
+    late = [request(0, 0.3, 0.2), request(1, 1.3, 0.2), request(2, 2.3, 0.2)]
+    assert kept(*late, promise=promise) == {"both": 1 / 2, "floor": 1.0, "p99_limit": 0.0}
+    failed = request(3, 0.5, 0.1, "failed")  # over the limit, had there been one
+    assert kept(failed, *late, promise=promise)["both"] == 1 / 2
+    run = record(*late, ended_s=10.0)
+    assert summary(run, **THIRDS, promise=promise, prior=PRIOR)["service"]["changes"] == 2
 
 
 def test_a_schedule_that_does_not_ascend_is_refused(tmp_path: Path) -> None:

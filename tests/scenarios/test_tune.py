@@ -19,10 +19,11 @@ import yaml
 from policies.errors import InputError
 from policies.registry import TUNED
 from policies.rules.context import RouterContext
+from policies.rules.controlled import ControlSpec
 from policies.rules.specs import Space
 from policies.tide import knobs as tide_knobs
 from scenarios.cli import main
-from scenarios.files.router_names import made_by
+from scenarios.files.router_names import made_by, read_router
 from scenarios.learn.course import Course, Decisions, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.kept_scores import KeptScores
@@ -346,8 +347,10 @@ def test_the_command_writes_a_file_that_runs(
 ) -> None:
     path = tmp_path / file
     flags = ["--floor", "0.76", "--decisions", "5000", "--out", str(path), "--quiet", "--json", "-"]
-    assert main(["tune", str(scenario), "--router", kind, *flags]) == 0
+    assert main(["tune", str(scenario), "--router", kind, *flags, "--control"]) == 0
     told = json.loads(capsys.readouterr().out)
+    assert told["command"].endswith(" --control")
+    assert cast(Any, read_router(path)).control == ControlSpec()
     assert told["accuracy"] >= 0.76
     assert str(tmp_path) not in json.dumps(told)
     results = []
@@ -366,6 +369,7 @@ def test_the_command_writes_a_file_that_runs(
         (["--router", "tide", "--out", "x.yaml"], "ends with .safetensors"),
         (["--router", "tyde", "--out", "tide.safetensors"], "'tyde' can't be tuned; did you mean 'tide'?"),
         (["--router", "ladder", "--start", "x.rule.yaml"], "only tide can begin with a file"),
+        (["--router", "milp", "--control"], "--control: 'milp' has nothing that goals could move; allowed with ladder"),
     ],
 )
 def test_wrong_flags_are_told_before_anything_runs(

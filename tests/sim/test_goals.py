@@ -11,14 +11,26 @@ import numpy as np
 import pytest
 
 from policies.chance import stream
-from policies.floor_control import MOST_STRETCH
+from policies.goal_control import MOST_STRETCH
 from policies.interfaces import RoutingPolicy
+from policies.names import make_router
 from policies.records import COMPLETED
 from policies.replay import replay_run
 from policies.rules.controlled import ControlSpec
+from policies.rules.costs import path
 from policies.rules.specs import FixedRule, LadderRule, RouterSpec
 from policies.tide.spec import TideSpec
-from policies.vocabulary import NS_PER_S, Decide, GoalSet, RequestCompleted
+from policies.vocabulary import (
+    FOLLOW_NS,
+    NS_PER_S,
+    Choice,
+    ClusterView,
+    Decide,
+    GoalSet,
+    Hold,
+    OwnLimit,
+    RequestCompleted,
+)
 from scenarios.metrics.service import tuples_run
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled.simulation import CompiledSimulation
@@ -78,6 +90,71 @@ def test_the_operators_floor_is_kept_when_it_changes(spec: RouterSpec) -> None:
     assert accuracy == pytest.approx(0.78, abs=0.001)
 
 
+@pytest.mark.parametrize(("rate_img_s", "limit_s"), [(1800, 0.018), (2600, 0.03)])
+@pytest.mark.parametrize("make", [TideSpec, LadderRule])
+def test_a_limit_is_kept_at_any_load_and_used(
+    make: Callable[..., RouterSpec], rate_img_s: float, limit_s: float
+) -> None:
+    """As accurate as it allows: of what there is to spare little is left; and with a floor never less than that."""
+    accuracy, p99_ms = last_minute(make(control=ControlSpec(p99_limit_s=limit_s)), rate_img_s, 120)
+    assert 0.8 * limit_s < p99_ms / 1e3 <= limit_s
+    high = accuracy + 0.004
+    both, slower_ms = last_minute(make(control=ControlSpec(floor=high, p99_limit_s=limit_s)), rate_img_s, 120)
+    assert both == pytest.approx(high, abs=0.002)
+    assert slower_ms > p99_ms
+    low = ControlSpec(floor=accuracy - 0.02, p99_limit_s=limit_s)
+    assert last_minute(make(control=low), rate_img_s, 120)[0] == pytest.approx(accuracy, abs=0.003)
+
+
+@pytest.mark.parametrize("spec", [TideSpec(control=ControlSpec()), LadderRule(control=ControlSpec())])
+def test_the_operators_limit_is_kept_when_it_changes(spec: RouterSpec) -> None:
+    goals = ((0, GoalSet(limit_ns=60_000_000)), (40 * NS_PER_S, GoalSet(limit_ns=20_000_000)))
+    _, p99_ms = last_minute(spec, 2200, 140, goals=goals)
+    assert 0.8 * 20 < p99_ms <= 1.03 * 20
+
+
+def test_a_limit_that_nobody_can_keep_does_no_harm() -> None:
+    """It ends at the narrowest; once it is lifted all is as before."""
+    spec = LadderRule(control=ControlSpec())
+    narrowest, _ = last_minute(FixedRule(tuple=(0.25,) * 4), 1800, 90)
+    accuracy, _ = last_minute(spec, 1800, 90, goals=((0, GoalSet(limit_ns=1000)),))
+    assert accuracy == pytest.approx(narrowest, abs=0.01)
+    lifted = ((0, GoalSet(limit_ns=1000)), (30 * NS_PER_S, GoalSet()))
+    assert last_minute(spec, 1800, 120, goals=lifted)[0] == pytest.approx(last_minute(spec, 1800, 120)[0], abs=0.001)
+
+
+def joules_an_image(weight: float) -> tuple[float, float]:
+    """And accuracy, of Tide."""
+    run = worlds.run(
+        cluster(), worlds.poisson_s(900, 20), 20, detail=False, goals=((0, GoalSet(energy_weight=weight)),)
+    )
+    engine = CompiledSimulation(cluster(), run)
+    engine.finish(router(TideSpec(control=ControlSpec()), run), stream(0, "floors"))
+    columns = engine.columns()
+    priors, place = tuples_run(columns.requests, columns.requests.status == COMPLETED, cluster().prior)
+    return sum(device.energy_j for device in columns.devices) / len(place), float(priors[place].mean())
+
+
+def test_the_more_a_joule_is_worth_the_fewer_tide_takes() -> None:
+    """A step of a quarter is worth 2.5 points here, and takes 5 mJ: so it is paid for up to 500 points a joule."""
+    free, cheap, dear = (joules_an_image(weight) for weight in (0.0, 300.0, 700.0))
+    assert free == cheap
+    assert dear[0] < 0.7 * free[0]
+    assert dear[1] < free[1]
+
+
+def test_expected_energy_is_what_full_batches_take_above_idle() -> None:
+    """Of a whole path at full width, as the simulated device counts it."""
+    alone = worlds.cluster([worlds.profile("alone")], greedy={"preload": ((1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0))})
+    batch, idle_w = alone.servers[0].knobs.batch_limit, alone.devices[0].context_idle_mw / 1000
+    run = worlds.run(alone, [0.0] * batch, 1.0)
+    scenario = Scenario("energy", alone, run)
+    record = Simulation(alone, run).run(FixedRule().make(scenario.context()), stream(0, "floors"))
+    expected_j = sum(scenario.context().costs.energy_j(0, key) for key in path((1.0,) * 4)) * batch
+    taken_j = record.devices[0].energy_j - idle_w * record.ended_ns / NS_PER_S
+    assert taken_j == pytest.approx(expected_j, rel=0.01)
+
+
 def test_an_overload_that_nobody_carries_drowns_no_ladder_longer_than_its_stretched_thresholds() -> None:
     """At rates that even the narrowest can't keep up with for a while; afterwards it is as before."""
     narrow = FixedRule(tuple=(0.25,) * 4)
@@ -119,9 +196,19 @@ def test_a_goal_comes_before_a_decision_of_its_instant_and_views_add_accuracy_up
     assert seen[0][0].view.accuracy_sum == 0.0
 
 
-@pytest.mark.parametrize("spec", [TideSpec(control=ControlSpec()), LadderRule(control=ControlSpec())])
+OWN = ControlSpec(p99_limit_s=0.003)
+
+
+@pytest.mark.parametrize("spec", [TideSpec(control=ControlSpec()), LadderRule(control=ControlSpec()),
+                                  TideSpec(control=OWN), LadderRule(control=OWN)])  # fmt: skip
 def test_engines_agree_on_routers_that_control(spec: RouterSpec) -> None:
-    goals = ((100_000_000, GoalSet(0.65)), (700_000_000, GoalSet(0.8)))
+    """Also where the limit is the router's own: its core must be told."""
+    goals = (
+        (100_000_000, GoalSet(0.65)),
+        (300_000_000, GoalSet(0.65, 5_000_000, 700.0)),
+        (700_000_000, GoalSet(0.8, 20_000_000)),
+        (900_000_000, GoalSet(0.0, 2_000_000, 700.0)),
+    )
     run = worlds.run(cluster(), worlds.poisson_s(1500, 1.5), 1.5, goals=goals)
     records = []
     for make in ENGINES:
@@ -132,12 +219,39 @@ def test_engines_agree_on_routers_that_control(spec: RouterSpec) -> None:
     assert difference(records[1], plain, "record") is not None, "goals change nothing"
 
 
+def test_a_limit_of_the_routers_own_counts_from_when_it_is_set() -> None:
+    """In the middle of a run, on either engine, before the operator's; and a log of it replays."""
+    spec, seen = cluster(), []
+    run = worlds.run(spec, worlds.poisson_s(1500, 1), 1, goals=((0, GoalSet(limit_ns=NS_PER_S)),), keep_log=True)
+
+    class Impatient:
+        """It says that a millisecond is the limit, from half a second on."""
+
+        p99_limit_ns = FOLLOW_NS
+
+        def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+            late[view.now_ns >= NS_PER_S // 2].append(view.late)
+            self.p99_limit_ns = 1_000_000 if view.now_ns >= NS_PER_S // 2 else FOLLOW_NS
+            return shortest.choose(view, rng)
+
+    for make in ENGINES:
+        late: tuple[list[int], list[int]]
+        shortest, late = make_router("jsq", Scenario("own", spec, run).context()), ([], [])
+        record = make(spec, replace(run, keep_log=make is Simulation)).run(Impatient(), stream(1, "floors"))
+        seen.append(late)
+        if make is Simulation:
+            assert OwnLimit(1_000_000) in [step.event for step in record.log]
+            assert replay_run(record.log, (), spec.router, [server.knobs for server in spec.servers]) == []
+    assert seen[0] == seen[1]
+    assert max(seen[0][0]) == 0 < max(seen[0][1])
+
+
 def test_a_log_with_goals_replays_and_one_without_a_table_shows_no_accuracy() -> None:
     spec = cluster()
-    run = worlds.run(spec, worlds.poisson_s(300, 0.5), 0.5, keep_log=True, goals=((0, GoalSet(0.7)),))
+    run = worlds.run(spec, worlds.poisson_s(300, 0.5), 0.5, keep_log=True, goals=((0, GoalSet(0.7, 30_000_000, 2.0)),))
     _, record = worlds.simulate(spec, run)
     events = [step.event for step in record.log]
-    assert GoalSet(0.7) in events
+    assert GoalSet(0.7, 30_000_000, 2.0) in events
     knobs = [server.knobs for server in spec.servers]
     assert replay_run(record.log, (), spec.router, knobs) == []
     before = replace(spec, router=replace(spec.router, top1=()))

@@ -43,6 +43,9 @@ class _NoCosts:
     def image_s(self, server: int, key: WorkKey) -> float:
         raise NotImplementedError
 
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        raise NotImplementedError
+
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         raise NotImplementedError
 

@@ -52,6 +52,9 @@ class Costs:
     def image_s(self, server: int, key: WorkKey) -> float:
         return 1e-3
 
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        return 0.1 * key.width
+
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         return 1e-4 * images if source != server else 5e-5
 

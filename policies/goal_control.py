@@ -1,0 +1,205 @@
+"""Keeps what the operator asks for: integral controllers that shift a router's dial by what was served so far.
+
+A router never sees a label or a latency, but it sees what the accuracy table says of the width tuples that it completed
+(`ClusterView.accuracy_sum`), and how many images were late (`ClusterView.late`).
+
+*Floor* of mean accuracy: the mean deficit below it, over a horizon that forgets, moves the dial at once (`GAIN`), and
+what of it stays, moves it for good (`GAIN_PER_S`); so a deficit is not only ended but made up for. *Limit* of the p99
+latency: the share of late images above `AIM`, over a shorter horizon, does the same the other way. With both goals the
+dial follows the more accurate of the two: as accurate as the limit allows, but never less than the floor.
+
+The dial's shift is a logarithm: of Tide's price, and of all of a ladder's thresholds. What is remembered is bounded,
+and a controller is left alone where the dial can't follow it, or follows the other one. Compiled:
+`policies.compiled.control`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final, Protocol
+
+from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
+
+HORIZON_S: Final = 30.0  # three windows of `scenarios.metrics.service`: bursts are made up for, overloads forgotten
+FEW: Final = 200.0  # images that count as served as asked before the first one: a few tell little
+MOST_DEFICIT: Final = 0.01  # more is forgotten at once: else a long overload would be paid for by drowning after it
+GAIN: Final = 500.0  # shift for each unit of the mean deficit (a tenth of a point: 0.5)
+GAIN_PER_S: Final = 40.0  # the same, a second
+AIM: Final = 0.008  # share of late images: below 1 %, as windows differ, and each is to keep its p99
+LIMIT_HORIZON_S: Final = 10.0  # a window of `scenarios.metrics.service`
+MOST_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so steps are bounded both ways
+LIMIT_GAIN: Final = 50.0  # shift for each unit of the excess (of a share that is twice `AIM`: 0.5)
+LIMIT_GAIN_PER_S: Final = 10.0  # the same, a second
+MOST_SHIFT: Final = 8.0  # either way: a price beyond leaves nothing but the widest, or the narrowest
+MOST_STRETCH: Final = 3.0  # of thresholds upwards: a ladder has no guard; queues 20 times as long are the most
+MOST_WEIGHT: Final = 1e6  # points of accuracy a joule: far beyond what leaves anything but the narrowest
+LONGEST_S: Final = 1.0  # a pause between two decisions counts for no more
+FOLLOW: Final = -1.0  # in place of a goal of its own: what the operator asks for
+FREE, AT_WIDEST, AT_NARROWEST, AT_BOTH = range(4)  # where the last decision was on its dial; at both: it had none
+
+
+@dataclass(slots=True)
+class GoalControl:
+    """One router's controllers. They remember, so they serve one run.
+
+    Attributes:
+        floor: to keep; `FOLLOW` for the view's `goal_floor`, 0 for none.
+        most: how far it may shift towards accuracy.
+        limit_ns: of the p99 latency; `FOLLOW_NS` for the view's `goal_limit_ns`, 0 for none. The router's core must be
+            told of one that is the router's own (`policies.interfaces.limit_ns_of`), as it counts who is late.
+        energy_weight: what a joule an image costs, in points of accuracy; `FOLLOW` for the view's.
+        best: the most accurate width tuple's accuracy.
+        weighs: whether its router heeds an energy weight.
+        end: where the router's last decision was on its dial; it is the router that says so.
+        shift: of the dial, towards accuracy above 0.
+    """
+
+    floor: float = FOLLOW
+    most: float = MOST_SHIFT
+    limit_ns: int = FOLLOW_NS
+    energy_weight: float = FOLLOW
+    best: float = 1.0
+    weighs: bool = False
+    now_ns: int = 0
+    completed: int = 0
+    late: int = 0
+    accuracy_sum: float = 0.0
+    images: float = 0.0
+    debt: float = 0.0
+    bias: float = 0.0
+    floor_shift: float = 0.0
+    judged: float = 0.0
+    over: float = 0.0
+    limit_bias: float = 0.0
+    limit_shift: float = 0.0
+    shift: float = 0.0
+    end: int = FREE
+
+    def step(self, view: ClusterView) -> float:
+        """The shift for a decision; asked again at that decision it is the same."""
+        passed_s = (view.now_ns - self.now_ns) / NS_PER_S
+        came, gained = view.completed - self.completed, view.accuracy_sum - self.accuracy_sum
+        late = view.late - self.late
+        self.now_ns, self.completed, self.late = view.now_ns, view.completed, view.late
+        self.accuracy_sum = view.accuracy_sum
+        floor = view.goal_floor if self.floor < 0.0 else self.floor
+        limit_ns = view.goal_limit_ns if self.limit_ns < 0 else self.limit_ns
+        has_both = floor > 0.0 and limit_ns > 0
+        floor_rests = has_both and self.floor_shift < self.limit_shift
+        limit_rests = has_both and self.limit_shift < self.floor_shift
+        self._keep_floor(floor, came, gained, passed_s, floor_rests)
+        self._keep_limit(limit_ns, came, late, passed_s, limit_rests)
+        if has_both:
+            self.shift = max(self.floor_shift, self.limit_shift)
+        else:
+            self.shift = self.floor_shift + self.limit_shift  # one of them, at least, is 0
+        return self.shift
+
+    def _keep_floor(self, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
+        """Shift by the mean deficit below the floor."""
+        if floor <= 0.0:
+            self.images = self.debt = self.bias = self.floor_shift = 0.0
+            return
+        keep = HORIZON_S / (HORIZON_S + passed_s)
+        self.images = self.images * keep + came
+        self.debt = self.debt * keep + (floor * came - gained)
+        known = self.images + FEW
+        deficit = min(MOST_DEFICIT, max(-MOST_DEFICIT, self.debt / known))
+        self.debt = deficit * known
+        if not self._is_stuck(deficit, rests):
+            moved = self.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
+            self.bias = min(self.most, max(-MOST_SHIFT, moved))
+        self.floor_shift = min(self.most, max(-MOST_SHIFT, self.bias + GAIN * deficit))
+
+    def _keep_limit(self, limit_ns: int, came: int, late: int, passed_s: float, rests: bool) -> None:
+        """Shift by the share of late images beyond `AIM`."""
+        if limit_ns <= 0:
+            self.judged = self.over = self.limit_bias = self.limit_shift = 0.0
+            return
+        keep = LIMIT_HORIZON_S / (LIMIT_HORIZON_S + passed_s)
+        self.judged = self.judged * keep + came
+        self.over = self.over * keep + (late - AIM * came)
+        known = self.judged + FEW
+        excess = min(MOST_EXCESS, self.over / known)
+        self.over = excess * known
+        if not self._is_stuck(-excess, rests):
+            moved = self.limit_bias - LIMIT_GAIN_PER_S * excess * min(passed_s, LONGEST_S)
+            self.limit_bias = min(self.most, max(-MOST_SHIFT, moved))
+        self.limit_shift = min(self.most, max(-MOST_SHIFT, self.limit_bias - LIMIT_GAIN * excess))
+
+    def _is_stuck(self, wanted: float, rests: bool) -> bool:
+        """Whether the dial could not follow a wish (for accuracy above 0), so that it would only have to be undone.
+
+        One that `rests` is not followed at all, and must not wish for less than the other meanwhile.
+        """
+        return (
+            self.end == AT_BOTH
+            or (self.end == AT_WIDEST and wanted > 0.0)
+            or (self.end == AT_NARROWEST and wanted < 0.0)
+            or (rests and wanted < 0.0)
+        )
+
+
+class Goals(Protocol):
+    """The goals of a router's own, where they can be set: a `GoalControl`, or its compiled twin."""
+
+    floor: float
+    limit_ns: int
+    energy_weight: float
+    best: float
+    weighs: Any
+
+
+class Steered:
+    """A router whose goals may be set in mid-run; each of them overrides what the operator asks for.
+
+    It has a `control`, or `control` is None where it was made without.
+    """
+
+    __slots__ = ()
+
+    @property
+    def p99_limit_ns(self) -> int:
+        """Its own limit (`policies.interfaces.limit_ns_of`)."""
+        control: Goals | None = getattr(self, "control", None)
+        return FOLLOW_NS if control is None else control.limit_ns
+
+    def set_floor(self, floor: float | None) -> None:
+        """Keep this mean accuracy from now on; 0 for no floor, None for the operator's.
+
+        Raises:
+            ValueError: it does not control; no width tuple is so accurate.
+        """
+        control = self._goals("floor", floor)
+        if floor is not None and floor > control.best:
+            raise ValueError(f"no width tuple is as accurate as {floor:g}; the best has {control.best:.4f}")
+        control.floor = FOLLOW if floor is None else floor
+
+    def set_p99_limit(self, limit_s: float | None) -> None:
+        """Be as accurate as this p99 latency, in seconds, allows; 0 for no limit, None for the operator's.
+
+        Raises:
+            ValueError: it does not control; a limit below 0.
+        """
+        control = self._goals("limit", limit_s)
+        control.limit_ns = FOLLOW_NS if limit_s is None else nanoseconds(limit_s)
+
+    def set_energy_weight(self, weight: float | None) -> None:
+        """Let a joule an image cost this, in points of accuracy (0.01); 0 for nothing, None for the operator's.
+
+        Raises:
+            ValueError: it does not control, or knows no energy; a weight below 0.
+        """
+        control = self._goals("weight of energy", weight)
+        if not control.weighs:
+            raise ValueError("this router knows no energy; only tide has a weight of it")
+        control.energy_weight = FOLLOW if weight is None else weight
+
+    def _goals(self, name: str, value: float | None) -> Goals:
+        control: Goals | None = getattr(self, "control", None)
+        if control is None:
+            raise ValueError(f"this router was made without `control`; no {name} can be set")
+        if value is not None and not (isfinite(value) and value >= 0.0):
+            raise ValueError(f"a {name} of {value:g}; allowed are 0 for none, numbers above it, and None")
+        return control
