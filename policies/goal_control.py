@@ -16,7 +16,7 @@ and a controller is left alone where the dial can't follow it, or follows the ot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import exp, isfinite
 from typing import Any, Final, Protocol
 
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
@@ -31,8 +31,8 @@ LIMIT_HORIZON_S: Final = 10.0  # a window of `scenarios.metrics.service`
 MOST_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so steps are bounded both ways
 LIMIT_GAIN: Final = 50.0  # shift for each unit of the excess (of a share that is twice `AIM`: 0.5)
 LIMIT_GAIN_PER_S: Final = 10.0  # the same, a second
-MOST_SHIFT: Final = 8.0  # either way: a price beyond leaves nothing but the widest, or the narrowest
-MOST_STRETCH: Final = 3.0  # of thresholds upwards: a ladder has no guard; queues 20 times as long are the most
+MOST_SHIFT: Final = 8.0  # either way: a dial beyond leaves nothing but the widest, or the narrowest
+MOST_STRETCH: Final = 3.0  # of thresholds upwards: nothing else ends it; queues 20 times as long are the most
 MOST_WEIGHT: Final = 1e6  # points of accuracy a joule: far beyond what leaves anything but the narrowest
 LONGEST_S: Final = 1.0  # a pause between two decisions counts for no more
 FOLLOW: Final = -1.0  # in place of a goal of its own: what the operator asks for
@@ -95,6 +95,14 @@ class GoalControl:
         else:
             self.shift = self.floor_shift + self.limit_shift  # one of them, at least, is 0
         return self.shift
+
+    def weight(self, view: ClusterView) -> float:
+        """What a joule costs in points of accuracy; a floor that would else be missed makes it cheaper, as it does
+        time."""
+        if not self.weighs:
+            return 0.0
+        weight = view.goal_energy_weight if self.energy_weight < 0.0 else self.energy_weight
+        return weight * exp(-max(0.0, self.floor_shift))
 
     def _keep_floor(self, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
         """Shift by the mean deficit below the floor."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
 from policies.compiled.milp import MilpMemory, Replan
 from policies.compiled.plan import PlanRow, Table, cost_table
+from policies.compiled.price import Price as PriceRecord
 from policies.compiled.rules import (
     AT_RANDOM,
     BY_SERVER,
@@ -29,6 +30,7 @@ from policies.compiled.rules import (
     LEAST_WORK,
     LEAST_WORK_COMING,
     LOOKAHEAD,
+    PACKED,
     POWER_OF_TWO,
     POWER_OF_TWO_BY_SPEED,
     RANDOM_GROUP,
@@ -51,17 +53,14 @@ from policies.jit import Ints
 from policies.rules import controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
+from policies.rules.price import Price
 from policies.vocabulary import HoldRule
-
-if TYPE_CHECKING:
-    from policies.tide.router import TideRouter
 
 Part = TypeVar("Part")
 
 MOST_TRANSFERS: Final = 1 << 20  # entries of that table, which take about a second to make
 _EXACT: Final = 1 << 53  # below, a float holds every whole number
 _MOST: Final = 1 << 60  # of a number in a plan: sums of a few must fit into 64 bits
-_TIDE: Final = ("policies.tide.router", "TideRouter")  # known by name: who does not use it need not import it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,6 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> Planned | None:
         holder = cast(HoldingRouter, policy)
         planned = plan_of(holder.router, config)
         return None if planned is None else replace(planned, hold=holder.hold)
-    if (kind.__module__, kind.__qualname__) == _TIDE:
-        return _tide(cast("TideRouter", policy), config)
     writer = _Writer(config)
     try:
         if kind is ComposedRouter:
@@ -113,11 +110,6 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> Planned | None:
     return None
 
 
-def _tide(policy: TideRouter, config: RouterConfig) -> Planned | None:
-    """It decides by a plan in Python, too: that plan goes on."""
-    return Planned(policy.row) if policy.context.config == config else None
-
-
 # Of a placement: its number, and how many numbers it draws at most.
 _PLACEMENTS: Final[dict[type, tuple[int, int]]] = {
     placements.RandomPlacement: (AT_RANDOM, 1),
@@ -131,6 +123,7 @@ _PLACEMENTS: Final[dict[type, tuple[int, int]]] = {
     placements.LeastWork: (LEAST_WORK, 0),
     placements.LeastWorkComing: (LEAST_WORK_COMING, 0),
     placements.ShortestDelay: (SHORTEST_DELAY, 0),
+    placements.Packed: (PACKED, 0),
 }
 
 
@@ -239,6 +232,12 @@ class _Writer:
                 self._take_turns(placement)
             case placements.LeastWork():
                 self._ask_for(placement.costs, "image")
+            case placements.Packed():
+                self._ask_for(placement.costs, "image")
+                self._require(sorted(placement.order) == [*range(self._config.servers)])
+                self._require(len(placement.full_ns) == self._config.servers)
+                rows = [(server, self._whole(placement.full_ns[server])) for server in placement.order]
+                self._head.packed_at = self._plan.add(rows)
             case placements.LeastWorkComing():
                 self._ask_for(placement.costs, "image")
                 self._remember_coming(placement)
@@ -296,6 +295,11 @@ class _Writer:
                 record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
                 record.rung_at = self._rung(rule)
+                if rule.price is not None:
+                    record.price_at = self._price(rule.price)
+                if rule.joules:
+                    self._require(len(rule.joules) == len(rule.thresholds))
+                    record.joules_at = self._plan.add(np.array(rule.joules, np.float64))
             case controlled.ControlledLadder() if type(rule.ladder) is widths.Ladder:
                 record.numbers[:] = self._widths(rule.ladder, asked)
                 record.control_at = self._control(rule.control)
@@ -316,6 +320,11 @@ class _Writer:
 
         self._keep.append(keep)
         return at
+
+    def _price(self, price: Price) -> int:
+        its = PriceRecord.blank()
+        its.level, its.rise = price.level, price.rise
+        return self._plan.add(its.numbers)
 
     def _control(self, control: GoalControl) -> int:
         at = self._plan.add(control_row(control))

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
+TIDE: Final = "tide"  # in a scenario: the one that its run tunes
+UNTUNED: Final = "tide-untuned"
 _SPECS: Final = "policies.rules.specs"
+_TIDE: Final = "policies.rules.tide:TideRule"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class RouterKind:
         numbers: the parameter that numbers after a colon stand for (`ladder:8,32`); empty where none may follow.
         needs_numbers: whether there is no router of that name without them.
         is_placed: whether `@placement` may follow.
-        is_rule: whether its parameters are a rule's, which has a file of text; the rest is stored as numbers.
+        is_rule: whether it has files of its own name: a rule's text.
         is_tuned: whether `slimsched tune` finds its parameters.
     """
 
@@ -92,20 +95,22 @@ KINDS: Final[Mapping[str, RouterKind]] = {
             is_placed=True,
         ),
         RouterKind(
-            name="tide",
-            help="widths at a price that follows the load",
-            spec="policies.tide.spec:TideSpec",
-            is_rule=False,
+            name=TIDE,
+            help="width tuples at a price that follows the load",
+            spec=_TIDE,
+            is_placed=True,
         ),
         RouterKind(
-            name="tide-untuned",
+            name=UNTUNED,
             help="the same with the numbers that its search begins with",
-            spec="policies.tide.spec:TideSpec",
+            spec=_TIDE,
+            is_placed=True,
             is_rule=False,
             is_tuned=False,
         ),
     )
 }
 TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)
-CONTROLLED: Final = ("ladder", "tide")  # kinds with a dial, whose files may have `control`
-RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)
+CONTROLLED: Final = ("ladder", TIDE)  # kinds with a dial, whose files may have `control`
+RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)  # each has a rule file
+RIVALS: Final = tuple(kind for kind in RULES if kind != TIDE)

@@ -120,10 +120,9 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     text = "independent ones, and a race of what they found; the scenario's by default"
     parser.add_argument("--searches", type=positive, metavar="N", help=text)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")
-    parser.add_argument("--start", type=file_here, metavar="FILE", help="begin with what was tuned before, for tide")
     text = "the router is to keep the goals that the operator asks for in mid-run (`service`), for ladder and tide"
     parser.add_argument("--control", action="store_true", help=text)
-    text = "switch a group of Tide's numbers off; may be given several times (docs/tide.md)"
+    text = "leave one of Tide's numbers out; may be given several times (docs/tide.md)"
     text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"
     parser.add_argument("--objective", choices=("latency", "energy"), help=text_of)
     parser.add_argument("--p99", type=duration_s, metavar="TIME", help="the limit for energy, such as 200ms")
@@ -270,8 +269,8 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "does slimming pay on a device? times every segment and width",
         (_named_network, _model_bench),
     ),
-    "train": Command("job", "train the scenario's own routers in simulation: PPO, Tide", (_scenario, _train)),
-    "tune": Command("job", "tune a rule, or Tide, to be quick at an accuracy, by direct search", (_tune,)),
+    "train": Command("job", "train the scenario's own routers in simulation: PPO, rules", (_scenario, _train)),
+    "tune": Command("job", "tune a rule to be quick at an accuracy, by direct search", (_tune,)),
     "simulate": Command("simulate", "one simulated run with one router", (_scenario, _router, _engine)),
     "compare": Command(
         "simulate", "routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)

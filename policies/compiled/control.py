@@ -124,6 +124,8 @@ def is_stuck(control: Control, wanted: float, rests: bool) -> bool:
 
 @kernel
 def weight_of(control: Control, sheet: Sheet) -> float:
-    """What a joule costs in accuracy's points; a floor that would else be missed makes it cheaper, as it does time."""
+    """`GoalControl.weight`."""
+    if not control.weighs:
+        return 0.0
     weight = sheet.goal_energy_weight if control.energy_weight < 0.0 else control.energy_weight
     return weight * exp(-max(0.0, control.floor_shift))

@@ -37,6 +37,7 @@ class WidthRule(Record):
     """Which width to choose: one of the rules below, and what it needs."""
 
     rule = tuple_at = rungs_at = rung_count = thresholds_at = rung_at = variants_at = control_at = INT
+    price_at = joules_at = INT
 
 
 class Plan(Record):
@@ -45,6 +46,6 @@ class Plan(Record):
     servers = segments = widths = keys = most = groups_at = group_count = placement = stays = group_rule = INT
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT
     transfer_ns_at = INT
-    share_ns = scratch_at = shares_at = placed_at = knobs_at = memory_at = server = width = group = INT
-    wake_ns = delay_at = coming_at = INT
+    share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = group = INT
+    wake_ns = delay_at = coming_at = packed_at = INT
     width_rule = WidthRule.blank()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from math import exp
 
-from policies.compiled.control import Control, shift_of
+from policies.compiled.control import Control, shift_of, weight_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
+from policies.compiled.price import Price, price_of
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
-from policies.compiled.tide import choose_by_tide
 from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
 from policies.jit import ints, kernel, reals, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
@@ -32,10 +32,11 @@ from policies.rules.slackfit import SLACK_BUCKETS
     SHORTEST_DELAY,
     DEFICIT,
     LEAST_WORK_COMING,
-) = range(12)
+    PACKED,
+) = range(13)
 
 # Rules of widths.
-RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, TIDE, LOOKAHEAD = range(OUTSIDE + 1, OUTSIDE + 9)
+RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, LOOKAHEAD = range(OUTSIDE + 1, OUTSIDE + 8)
 
 # Rules of groups.
 LARGEST, RANDOM_GROUP = range(2)
@@ -71,6 +72,12 @@ class ToCome(Record):
 
     images = REAL
     way_ns = INT
+
+
+class Packed(Record):
+    """`Packed`: a server in its order, and how much work it may have."""
+
+    server = full_ns = INT
 
 
 class Latest(Record):
@@ -151,18 +158,31 @@ def random_width(plan: Plan, holds: int) -> int:
 
 
 @kernel
-def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
-    """`widths.Ladder`: how many thresholds the load per server exceeds, or, of those it is below, still exceeds; or
-    `controlled.ControlledLadder`."""
-    waiting, up, scale = sheet.fifo_length, 0, 1.0
+def requests_per_server(plan: Plan, sheet: Sheet) -> float:
+    """`widths.requests_per_server`."""
+    waiting, up = sheet.fifo_length, 0
     for index in range(plan.servers):
         waiting += seen_at(sheet, index).requests
         up += is_up(sheet, index)
+    return waiting / max(1, up)
+
+
+@kernel
+def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
+    """`widths.Ladder`: how many thresholds the load exceeds, or, of those it is below, still exceeds; or
+    `controlled.ControlledLadder`."""
+    load, weight = requests_per_server(plan, sheet), 0.0
+    if rule.price_at:
+        load = price_of(Price(plan, rule.price_at), load)
     if rule.control_at:
-        scale = exp(-shift_of(Control(plan, rule.control_at), sheet))
-    load, down, stay, now = waiting / max(1, up) * scale, 0, 0, Rung(plan, rule.rung_at)
+        control = Control(plan, rule.control_at)
+        load *= exp(-shift_of(control, sheet))
+        weight = weight_of(control, sheet)
+    down, stay, now = 0, 0, Rung(plan, rule.rung_at)
     for n in range(rule.rung_count - 1):
         threshold = reals(plan)[rule.thresholds_at + n]
+        if weight > 0.0:
+            threshold -= weight * reals(plan)[rule.joules_at + n]
         down += load > threshold
         stay += load > threshold * now.share
     now.rung = max(down, min(now.rung, stay))
@@ -331,6 +351,16 @@ def least_with_coming(plan: Plan, sheet: Sheet) -> int:
 
 
 @kernel
+def next_packed(plan: Plan, sheet: Sheet) -> int:
+    """`Packed`."""
+    for place in range(plan.servers):
+        its = Packed(plan, plan.packed_at, place)
+        if can_take(sheet, its.server) and seen_at(sheet, its.server).work_ns < its.full_ns:
+            return its.server
+    return least(plan, sheet, LEAST_WORK)
+
+
+@kernel
 def place(plan: Plan, sheet: Sheet) -> int:
     """The server for the candidate block."""
     location, rule, servers = sheet.location, plan.placement, plan.servers
@@ -346,6 +376,8 @@ def place(plan: Plan, sheet: Sheet) -> int:
         return next_in_turn(plan, sheet)
     if rule in (POWER_OF_TWO, POWER_OF_TWO_BY_SPEED):
         return one_of_two(plan, sheet, rule)
+    if rule == PACKED:
+        return next_packed(plan, sheet)
     if rule == DEFICIT:
         return furthest_behind(plan, sheet)
     if rule == IDLE_QUEUE:
@@ -419,9 +451,6 @@ def option_ns(plan: Plan, sheet: Sheet, server: int, option: int, groups: int) -
 def choose(plan: Plan, sheet: Sheet) -> None:
     """Decide about the sheet; the choice stands in the plan."""
     rule = plan.width_rule.rule
-    if rule == TIDE:
-        choose_by_tide(plan, sheet)
-        return
     if rule == LOOKAHEAD:
         look_ahead(plan, sheet)
         return

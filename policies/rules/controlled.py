@@ -1,4 +1,4 @@
-"""A ladder that keeps goals: its thresholds rise and fall together (`policies.goal_control`)."""
+"""A ladder, or Tide, that keeps goals: its thresholds rise and fall together (`policies.goal_control`)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class ControlledLadder(Steered):
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
-        rung = self.ladder.rung_of(view, exp(-self.control.step(view)))
+        scale = exp(-self.control.step(view))
+        rung = self.ladder.rung_of(view, scale, self.control.weight(view))
         self.control.end = end_of_ladder(rung, len(self.ladder.thresholds) + 1)
         return self.ladder.width_at(rung, view, server)
 

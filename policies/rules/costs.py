@@ -92,6 +92,34 @@ def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
     return efficient[::-1]
 
 
+def corner_tuples(context: RouterContext) -> list[tuple[float, ...]]:
+    """Of the efficient tuples those that are best at some price of device time, the most accurate first.
+
+    They are the corners of the front's convex hull: from each to the next the accuracy lost for the time won grows.
+    """
+    hull: list[tuple[float, ...]] = []
+    for widths in reversed(efficient_tuples(context)):
+        while len(hull) > 1 and not _is_corner(*(_point(context, each) for each in (*hull[-2:], widths))):
+            hull.pop()
+        hull.append(widths)
+    return hull[::-1]
+
+
+def _point(context: RouterContext, widths: tuple[float, ...]) -> tuple[float, float]:
+    return tuple_cost_s(context, widths), context.prior.top1[widths]
+
+
+def _is_corner(before: tuple[float, float], its: tuple[float, float], after: tuple[float, float]) -> bool:
+    """Whether a point of a front lies above the line from the one before it to the one after it."""
+    return (its[1] - before[1]) * (after[0] - its[0]) > (after[1] - its[1]) * (its[0] - before[0])
+
+
+def path_energy_j(context: RouterContext, widths: Sequence[float]) -> float:
+    """Expected energy of one image through all segments at these widths, above idle, averaged over the servers."""
+    servers = range(context.config.servers)
+    return sum(context.costs.energy_j(server, key) for server in servers for key in path(widths)) / len(servers)
+
+
 def spread(rungs: Sequence[tuple[float, ...]], count: int) -> tuple[tuple[float, ...], ...]:
     """At most `count` of them, evenly by position, the first and (from two on) the last among them."""
     if len(rungs) <= count:

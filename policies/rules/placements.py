@@ -13,6 +13,7 @@ from policies.rules.costs import (
     batch_ns,
     middle_widths,
     outstanding_ns,
+    path,
     path_ns,
     slowest_path_ns,
     speeds_img_s,
@@ -150,6 +151,39 @@ class LeastWork:
         return min(valid_servers(view), key=lambda server: outstanding_ns(self.costs, view, server))
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The server that needs the least energy an image, unless it has a full block of work; then the next one.
+
+    So at low load some servers are left alone, and the others' batches are larger. Where all have as much, it is the
+    least work.
+
+    Attributes:
+        order: the servers, by their energy for an image's way at middle widths; of equal ones the first.
+        full_ns: for each server, expected time of a full block's share of that way: a segment's.
+    """
+
+    costs: CostModel
+    order: tuple[int, ...]
+    full_ns: tuple[int, ...]
+
+    def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
+        """The server for the view's candidate block."""
+        work_ns = {server: outstanding_ns(self.costs, view, server) for server in valid_servers(view)}
+        for server in self.order:
+            if server in work_ns and work_ns[server] < self.full_ns[server]:
+                return server
+        return min(work_ns, key=lambda server: work_ns[server])
+
+
+def _packed(context: RouterContext) -> Packed:
+    config, costs, middle = context.config, context.costs, middle_widths(context.config)
+    servers = range(config.servers)
+    order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for key in path(middle)))
+    full_ns = (config.groups[-1] * path_ns(costs, server, middle) // config.segments for server in servers)
+    return Packed(costs, tuple(order), tuple(full_ns))
+
+
 @dataclass(slots=True)
 class LeastWorkComing:
     """The least work, with the work that will come back: images that wait at the router between two segments are at no
@@ -251,6 +285,7 @@ _PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule], Placement]] = {
     "least-work-coming": lambda context, width: _least_work_coming(context, stays=False),
     "shortest-delay": lambda context, width: ShortestDelay(context.costs, width),
     "sticky": lambda context, width: Sticky(LeastWork(context.costs)),
+    "packed": lambda context, width: Sticky(_packed(context)),
     "sticky-coming": lambda context, width: _least_work_coming(context, stays=True),
 }
 PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)

@@ -107,7 +107,7 @@ class Space:
     start: Reals
     spread: Reals
     accurate: Reals
-    spec: Callable[[Reals], RouterSpec]
+    spec: Callable[[Reals], RuleSpec]
     starts: Sequence[Reals] = ()
     reach: float = 6.0
 

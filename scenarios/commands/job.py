@@ -109,7 +109,7 @@ def _with_decisions(scenario: Scenario, decisions: int, kinds: Sequence[str]) ->
 
 
 def tune(arguments: Namespace) -> int:
-    """Tune a rule, or Tide, and write its file."""
+    """Tune a rule, and write its file."""
     from scenarios.learn.tuning import Tuning, tune_router, tuned_text
 
     output = Output(arguments)
@@ -121,7 +121,6 @@ def tune(arguments: Namespace) -> int:
         decisions=arguments.decisions,
         searches=arguments.searches,
         seed=arguments.seed,
-        start=arguments.start,
         without=tuple(arguments.without),
         objective=arguments.objective,
         p99_limit_s=arguments.p99,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from policies.registry import KINDS, TUNED
+from policies.registry import TIDE, TUNED
 
 PPO: Final = "ppo"  # in a file of numbers: what PPO learned
-LEARNED: Final = (PPO, "tide")  # in a scenario: the routers that its run trains
+LEARNED: Final = (PPO, TIDE)  # in a scenario: the routers that its run trains
 TUNED_HERE: Final = "tuned:"  # before the kind of a rule: the one that the run tunes
 MADE_KINDS: Final = (PPO, *TUNED)  # of all that a run can make
 ROUTER_SUFFIX: Final = ".safetensors"
@@ -34,7 +34,7 @@ def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:
 
 def made_file(kind: str) -> str:
     """What a run folder calls the router of that kind which it made."""
-    return f"router{ROUTER_SUFFIX}" if kind == PPO else f"{kind}{ending_of(kind)}"
+    return f"router{ROUTER_SUFFIX}" if kind == PPO else f"{kind}{RULE_SUFFIX}"
 
 
 def score_file(kind: str) -> str:
@@ -45,8 +45,3 @@ def score_file(kind: str) -> str:
 def training_file(kind: str) -> str:
     """What a run folder calls how it was trained, step by step."""
     return "training.json" if kind == PPO else f"training-{kind}.json"
-
-
-def ending_of(kind: str) -> str:
-    """What the file of a tuned router of this kind ends with."""
-    return RULE_SUFFIX if KINDS[kind].is_rule else ROUTER_SUFFIX

@@ -15,7 +15,7 @@ from policies import strict
 from policies.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
-from policies.registry import KINDS, TUNED
+from policies.registry import RULES, TUNED
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.documents import read_text, write_text
@@ -78,13 +78,13 @@ def require_distinct_names(routers: Sequence[str]) -> None:
 def check_router(name: str, source: str, key: str = "") -> None:
     """Whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
     if (kind := made_kind(name)) is not None:
-        if kind not in LEARNED and not (kind in TUNED and KINDS[kind].is_rule):
-            known = [each for each in TUNED if KINDS[each].is_rule]
-            raise InputError(source, key, f"{name!r}: no such rule is tuned; {nearest(kind, known)}")
+        if kind not in LEARNED and kind not in TUNED:
+            raise InputError(source, key, f"{name!r}: no such rule is tuned; {nearest(kind, TUNED)}")
         return
     if name.endswith(ROUTER_SUFFIX):
         if not Path(name).is_file():
-            raise InputError(source, key, f"{name}: no such router file; `slimsched train` writes one")
+            remedy = "`slimsched train` writes one, and `slimsched tune` a rule file (*.rule.yaml)"
+            raise InputError(source, key, f"{name}: no such router file; {remedy}")
         return
     if name.endswith(RULE_SUFFIX):
         read_rule(Path(name), source, key)
@@ -127,7 +127,7 @@ class TrainedSpec:
 
 
 def read_router(path: Path, *, deterministic: bool | None = None, devices: Sequence[str] = ()) -> RouterSpec:
-    """What a router's file holds: a rule, Tide's numbers, or what PPO has learned (then see `TrainedSpec`).
+    """What a router's file holds: a rule, or what PPO has learned (then see `TrainedSpec`).
 
     Raises:
         InputError: it is missing, damaged, or of another version.
@@ -137,12 +137,12 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
     from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
 
     kind = checkpoint.kind_of(path)
-    if kind == PPO:
-        return TrainedSpec(path, deterministic, devices)
-    if kind not in KINDS or KINDS[kind].is_rule:
-        raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router")
-    spec: RouterSpec = KINDS[kind].load().read(path)
-    return spec
+    if kind in RULES:
+        remedy = f"`slimsched tune SCENARIO --router {kind}` writes {kind}{RULE_SUFFIX}: name that instead"
+        raise InputError(str(path), "kind", f"found {kind!r}, as former versions stored it; {remedy}")
+    if kind != PPO:
+        raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed is {PPO!r}")
+    return TrainedSpec(path, deterministic, devices)
 
 
 def write_rule(path: Path, rule: RuleSpec) -> None:

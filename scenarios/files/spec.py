@@ -714,7 +714,7 @@ class TrainingSection(StrictModel):
 
 
 class TuningSection(StrictModel):
-    """How a rule, or Tide, is tuned on this scenario, by its run or by `slimsched tune`."""
+    """How a rule is tuned on this scenario, by its run or by `slimsched tune`."""
 
     floor: Share | None = Field(
         None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"
@@ -863,7 +863,7 @@ class Scenario(StrictModel):
     service: ServiceSection = Field(default_factory=ServiceSection, description="what is promised to users")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
     training: TrainingSection = Field(default_factory=TrainingSection, description="of the PPO router")
-    tuning: TuningSection = Field(default_factory=TuningSection, description="of rules and of Tide, by search")
+    tuning: TuningSection = Field(default_factory=TuningSection, description="of rules, by search")
     compare: CompareSection = Field(default_factory=CompareSection, description="the simulated comparison")
     validate_: ValidateSection = Field(
         default_factory=ValidateSection, alias="validate", description="simulation against real executors"

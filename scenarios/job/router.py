@@ -1,6 +1,6 @@
 """The stages `train` and `train-KIND`: the routers that a scenario's own run makes, trained in simulation and scored.
 
-PPO learns by gradients (`scenarios.learn.train`); Tide, and rules that are named `tuned:KIND`, by direct search over
+PPO learns by gradients (`scenarios.learn.train`); Tide and other rules (`tuned:KIND`) by direct search over
 whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
 """
 
@@ -50,7 +50,7 @@ def make_routers(job: Job, world: World, engine: Simulator | None, kinds: Sequen
 
 
 def make_tuned(job: Job, world: World, kind: str) -> Score:
-    """Tune Tide or a rule by direct search, and score it on both engines."""
+    """Tune a rule by direct search, and score it on both engines."""
     given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
     length = (given.duration_s, given.warmup_s)
     tuning = given.tuning.model_dump(mode="json")

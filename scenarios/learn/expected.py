@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
 
-from policies.rules.specs import FixedRule, RouterSpec
+from policies.rules.specs import FixedRule, RuleSpec
 from scenarios.learn.course import MOST_THREADS, Course, Decisions, OnMeasured
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.settings import options_of
@@ -34,7 +34,7 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
         course = Course(world, knobs, workers)
         tuples = able_tuples(course)
-        spec: RouterSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
+        spec: RuleSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
         runs = [course.excerpt(f"expected:{part}", part) for part in range(knobs.episodes)]
         course.measure([(spec.make(course.context), run) for run in runs])
     excerpts = course.decisions

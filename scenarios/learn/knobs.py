@@ -10,7 +10,7 @@ Objective = Literal["latency", "energy"]
 
 @dataclass(frozen=True, slots=True)
 class TuningKnobs:
-    """How a router is tuned; the switches are those of the ablation in docs/tide.md.
+    """How a router is tuned; the switches are those of `scenarios.study.ablation`.
 
     Attributes:
         floor: mean accuracy, a share, that must be kept.
@@ -26,7 +26,8 @@ class TuningKnobs:
         race: candidates that are worst on the first run are given up: those that blew up cost little.
         pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
         rates: each run's rate is drawn from this range, in times of the workload's.
-        without: groups of Tide's knobs that are switched off.
+        without: Tide's numbers that are switched off.
+        as_they_are: settings that are not picked from lists (`scenarios.learn.settings`): `placement`, `hold`, `group`.
         population, elite: of a generation.
         objective: what is made small: `latency`, or `energy` an image at a p99 latency of at most `p99_limit_s`.
     """
@@ -45,6 +46,7 @@ class TuningKnobs:
     pid: bool = True
     rates: tuple[float, float] = (1.0, 1.0)
     without: tuple[str, ...] = ()
+    as_they_are: tuple[str, ...] = ()
     population: int = 16
     elite: int = 4
     objective: Objective = "latency"

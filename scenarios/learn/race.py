@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.rules.specs import POINT, RouterSpec
+from policies.rules.specs import POINT, RuleSpec
 from scenarios.learn.course import Course, latency_cost, mean_accuracy, unserved
 from scenarios.learn.search import Reals
 from sim.compiled.scoring import RunScore
@@ -71,7 +71,7 @@ class Racer:
     name: str
     origin: str
     values: Reals
-    spec: RouterSpec
+    spec: RuleSpec
     levelled: Figures | None = None
     history: tuple[tuple[int, float], ...] = ()
 

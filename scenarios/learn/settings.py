@@ -14,8 +14,7 @@ import numpy as np
 
 from policies.rules.holding import HoldSpec
 from policies.rules.placements import PLACEMENT_NAMES
-from policies.rules.specs import LARGEST, PlacedRule, RouterSpec, RuleSpec, Space
-from policies.tide.spec import TideSpec
+from policies.rules.specs import LARGEST, PlacedRule, RuleSpec, Space
 from policies.vocabulary import NS_PER_S
 from scenarios.learn.course import Course, latency_cost, shortfall
 
@@ -37,15 +36,12 @@ def holds_of(course: Course) -> tuple[HoldSpec | None, ...]:
     )
 
 
-def with_settings(spec: RouterSpec, settings: Settings) -> RouterSpec:
+def with_settings(spec: RuleSpec, settings: Settings) -> RuleSpec:
     """The same router with these."""
-    if isinstance(spec, TideSpec):
-        return replace(spec, **settings)
-    assert isinstance(spec, RuleSpec), "no other kind is tuned"
     return spec.model_copy(update=dict(settings))
 
 
-def best_settings(spec: RouterSpec, course: Course, name: str, settings: Settings) -> Settings:
+def best_settings(spec: RuleSpec, course: Course, name: str, settings: Settings) -> Settings:
     """What does best with this router, beginning with some settings; the runs are named after `name`.
 
     Finding it comes on top of the budget of the search.
@@ -63,15 +59,17 @@ def best_settings(spec: RouterSpec, course: Course, name: str, settings: Setting
     return found
 
 
-def options_of(spec: RouterSpec, course: Course) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The settings in the order in which they are looked at; those with one option are left out."""
-    if isinstance(spec, PlacedRule):
-        yield "placement", PLACEMENT_NAMES
-    if len(holds := holds_of(course)) > 1:
-        yield "hold", holds
+def options_of(spec: RuleSpec, course: Course) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The settings in the order in which they are looked at; those with one option, or left as they are, not."""
     groups = tuple(group for group in course.context.config.groups[:-1] if group >= FEWEST)
-    if isinstance(spec, RuleSpec) and groups:
-        yield "group", (LARGEST, *groups)
+    found: dict[str, tuple[Any, ...]] = {
+        "placement": PLACEMENT_NAMES if isinstance(spec, PlacedRule) else (),
+        "hold": holds_of(course),
+        "group": (LARGEST, *groups),
+    }
+    for key, options in found.items():
+        if len(options) > 1 and key not in course.knobs.as_they_are:
+            yield key, options
 
 
 def settled(space: Space, settings: Settings) -> Space:

@@ -22,7 +22,7 @@ from policies.chance import stream
 from policies.errors import InputError, WorkError, nearest
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
-from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, Space
+from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space
 from scenarios.learn.course import (
     MOST_THREADS,
     Course,
@@ -79,7 +79,7 @@ class Tuned:
         return self.winner.values
 
     @property
-    def spec(self) -> RouterSpec:
+    def spec(self) -> RuleSpec:
         """What makes such routers."""
         return self.winner.spec
 
@@ -97,7 +97,6 @@ def tune_world(
     kind: str,
     knobs: TuningKnobs,
     *,
-    start: Reals | None = None,
     on_progress: OnMeasured | None = None,
     kept: KeptScores | None = None,
     threads: int = MOST_THREADS,
@@ -105,7 +104,6 @@ def tune_world(
     """Tune one kind of router.
 
     Args:
-        start: begin here, looking half as far.
         on_progress: gets the decisions simulated so far, after every group of runs.
         kept: what was measured of the same before it was interrupted.
         threads: at most so many; what is found does not depend on it.
@@ -118,7 +116,7 @@ def tune_world(
     with ThreadPoolExecutor(min(os.cpu_count() or 1, threads)) as workers:
         course = Course(world, knobs, workers, kept, on_progress)
         space = space_of(world, kind, knobs)
-        racers = _tuples(course) if space is None else _searches(kind, space, course, start)
+        racers = _tuples(course) if space is None else _searches(kind, space, course)
         winner, race = run_race(racers, course)
         figures = winner.levelled or next(each.figures for each in race if each.racer is winner)
         return Tuned(kind, winner, figures, 0 if space is None else knobs.searches, race, course.spent)
@@ -140,7 +138,7 @@ def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
     return space
 
 
-def _searches(kind: str, space: Space, course: Course, start: Reals | None) -> list[Racer]:
+def _searches(kind: str, space: Space, course: Course) -> list[Racer]:
     """What each search found, levelled, and their start where levelling costs little beside a search.
 
     Where even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
@@ -149,7 +147,7 @@ def _searches(kind: str, space: Space, course: Course, start: Reals | None) -> l
     settled_space = space
     for number in range(course.knobs.searches):
         own = course.seeded(number)
-        settled_space, values, history = _search_with_settings(space, own, start)
+        settled_space, values, history = _search_with_settings(space, own)
         starts = [*zip(ORIGINS, values, strict=False), *_start(settled_space)]
         try:
             found.append(_levelled(f"{OF_SEARCH} {number + 1}", kind, settled_space, course, starts, history))
@@ -168,26 +166,23 @@ def _start(space: Space) -> list[tuple[str, Reals]]:
     return [(ORIGINS[-1], space.start)] if len(space.start) > 1 else []
 
 
-def _search_with_settings(
-    space: Space, course: Course, start: Reals | None
-) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
+def _search_with_settings(space: Space, course: Course) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
     """The space with what was picked from lists; the last mean, and the best of the last generation; the history."""
     course.part = "settings"
-    settings = best_settings(space.spec(space.start if start is None else start), course, "settings, first", {})
+    settings = best_settings(space.spec(space.start), course, "settings, first", {})
     course.part = "search"
-    found, history = _search(settled(space, settings), course, start)
+    found, history = _search(settled(space, settings), course)
     course.part = "settings"
     settings = best_settings(space.spec(found[0]), course, "settings, last", settings)
     return settled(space, settings), found if len(space.start) > 1 else found[:1], history
 
 
-def _search(space: Space, course: Course, start: Reals | None) -> tuple[list[Reals], list[tuple[int, float]]]:
+def _search(space: Space, course: Course) -> tuple[list[Reals], list[tuple[int, float]]]:
     """Until the decisions are used up, or it has settled; the last mean, and the best of the last generation."""
     knobs, before = course.knobs, course.decisions
-    first = _first(space, course) if start is None else np.where(space.spread > 0, start, space.start)
     search = CrossEntropy(
-        first,
-        space.spread * (1.0 if start is None else 0.5),
+        _first(space, course),
+        space.spread,
         stream(knobs.seed, f"tune:{space.stream}"),
         SearchKnobs(population=knobs.population, elite=knobs.elite),
     )

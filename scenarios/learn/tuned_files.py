@@ -1,22 +1,19 @@
-"""Files of tuned routers: where they go, what they say of their making, and how tuning starts from one."""
+"""Files of tuned routers: where they go, and what they say of their making."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from policies.errors import InputError, nearest
 from policies.registry import TUNED
 from policies.rules.controlled import ControlSpec
-from policies.rules.specs import LadderRule, RouterSpec, RuleSpec
-from policies.tide import knobs as tide_knobs
-from policies.tide.spec import TideSpec
+from policies.rules.specs import LadderRule, RuleSpec
+from policies.rules.tide import TideRule
 from scenarios.files.documents import write_text
-from scenarios.files.made_routers import ending_of
+from scenarios.files.made_routers import RULE_SUFFIX
 from scenarios.files.router_names import made_by, without_ending, write_rule
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.search import Reals
 from scenarios.learn.tune import Tuned
 from scenarios.world.routers import deciding_in
 from scenarios.world.world import World
@@ -34,10 +31,9 @@ def tuned_path(out: Path | None, kind: str) -> Path:
     """
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
-    ending = ending_of(kind)
-    path = out or Path(f"{kind}{ending}")
-    if not path.name.endswith(ending):
-        raise InputError("--out", "", f"{path}: the file of a tuned {kind} ends with {ending}")
+    path = out or Path(f"{kind}{RULE_SUFFIX}")
+    if not path.name.endswith(RULE_SUFFIX):
+        raise InputError("--out", "", f"{path}: the file of a tuned {kind} ends with {RULE_SUFFIX}")
     return path
 
 
@@ -79,22 +75,10 @@ def failed_command(path: Path) -> str | None:
     return f"{_TUNED_BY.decode()[1:]}{rest.removesuffix(')')}" if found else None
 
 
-def read_start(path: Path, world: World, kind: str) -> Reals:
-    """The numbers of a Tide that was trained before."""
-    if kind != tide_knobs.KIND:
-        raise InputError("--start", "", "only tide can begin with a file")
-    spec = TideSpec.read(path)
-    spec.check(world.cluster.router, str(path))
-    assert spec.values is not None, "a file has some"
-    return spec.values
-
-
-def with_control(spec: RouterSpec, control: ControlSpec = FOLLOWING) -> RouterSpec:
+def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
     """The same router, told to keep goals: those of the operator, if nothing else is said."""
-    if isinstance(spec, LadderRule):
-        return spec.model_copy(update={"control": control})
-    assert isinstance(spec, TideSpec), "the only other kind of policies.registry.CONTROLLED"
-    return replace(spec, control=control)
+    assert isinstance(spec, LadderRule | TideRule), "one of policies.registry.CONTROLLED"
+    return spec.model_copy(update={"control": control})
 
 
 def save_tuned(
@@ -125,9 +109,5 @@ def save_tuned(
         "unserved": round(found.figures.unserved, 6),
     }
     note_failure(path, None)
-    if isinstance(found.spec, RuleSpec):
-        write_rule(path, found.spec.model_copy(update={"made_by": making}))
-    else:
-        assert isinstance(found.spec, TideSpec), "the only other kind that is tuned"
-        found.spec.chooser(world.context).save(path, making, found.spec.hold, found.spec.control)
+    write_rule(path, found.spec.model_copy(update={"made_by": making}))
     return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **making}

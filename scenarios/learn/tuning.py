@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from policies.errors import InputError, nearest
-from policies.registry import CONTROLLED
-from policies.tide import knobs as tide_knobs
+from policies.registry import CONTROLLED, TIDE
+from policies.rules.tide import SWITCHES
 from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
-from scenarios.learn.tuned_files import note_failure, read_start, require_tuned, save_tuned, tuned_path, with_control
+from scenarios.learn.tuned_files import note_failure, require_tuned, save_tuned, tuned_path, with_control
 from scenarios.metrics.served import LIMIT
 from scenarios.terminal.output import Say
 from scenarios.terminal.places import writable_file
@@ -30,7 +30,6 @@ class Tuning:
     Attributes:
         router: the kind.
         out: the file; by default named by its kind, in the current folder.
-        start: a file to begin with.
         without: switches.
         objective, p99_limit_s: what is made small, at most which p99.
         control: the router is to keep the goals that the operator asks for (`policies.goal_control`).
@@ -43,7 +42,6 @@ class Tuning:
     decisions: int | None = None
     searches: int | None = None
     seed: int = 0
-    start: Path | None = None
     without: tuple[str, ...] = ()
     objective: Objective | None = None
     p99_limit_s: float | None = None
@@ -72,11 +70,11 @@ class Tuning:
         )
 
     def _check_switches(self) -> None:
-        if self.without and self.router != tide_knobs.KIND:
+        if self.without and self.router != TIDE:
             raise InputError("--without", "", f"only tide has something to switch off; {self.router!r} has not")
         for switch in self.without:
-            if switch not in tide_knobs.SWITCHES:
-                raise InputError("--without", "", f"no switch {switch!r}; {nearest(switch, tide_knobs.SWITCHES)}")
+            if switch not in SWITCHES:
+                raise InputError("--without", "", f"no switch {switch!r}; {nearest(switch, SWITCHES)}")
 
     def command(self, knobs: TuningKnobs) -> str:
         """What tunes the same again, with the numbers that the scenario decided."""
@@ -87,7 +85,7 @@ class Tuning:
         if knobs.objective != "latency":
             words += ["--objective", knobs.objective, "--p99", f"{knobs.p99_limit_s:g}s"]
         words += ["--control"] if self.control else []
-        return shlex.join(words if self.start is None else [*words, "--start", str(self.start)])
+        return shlex.join(words)
 
 
 def knobs_of(
@@ -140,13 +138,12 @@ def tune_router(
     """
     path = wanted.path
     world = load_world(wanted.scenario)
-    start = None if wanted.start is None else read_start(wanted.start, world, wanted.router)
     knobs = wanted.knobs(world)
     command = wanted.command(knobs)
     began_s = time.monotonic()
     with announced(world, wanted.router, knobs, say=say, quiet=quiet) as tell:
         try:
-            found = tune_world(world, wanted.router, knobs, start=start, on_progress=tell, threads=threads)
+            found = tune_world(world, wanted.router, knobs, on_progress=tell, threads=threads)
         except FloorError as error:
             note_failure(path, f"{error} ({command})")
             raise

@@ -59,7 +59,7 @@ class RunFolder:
     `calibration/`                  logs of calibrations, profiles as they were calibrated, and in `served/` with
                                     what serving costs
     `profiles/SERVER.yaml`          each server's profile as it is used
-    `router.safetensors`            the PPO router that the run trained; `tide.safetensors` Tide, `KIND.rule.yaml` rules
+    `router.safetensors`            the PPO router that the run trained; `KIND.rule.yaml` the rules that it tuned
     `training/`                     what an interrupted training goes on from
     `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
     `score.json`, `score-KIND.json` `slimsched.score/1`: a trained router on a run that training has not seen

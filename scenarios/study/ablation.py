@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from policies.errors import InputError, WorkError
-from policies.rules.specs import RouterSpec
-from policies.tide.knobs import KIND as TIDE
+from policies.registry import TIDE
+from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.documents import read_json, write_json
 from scenarios.learn.course import MOST_THREADS, Course, unserved
 from scenarios.learn.knobs import TuningKnobs
@@ -31,21 +31,16 @@ from sim.compiled.scoring import RunScore
 SCHEMA: Final = "slimsched.ablation/1"
 ROWS: Final[dict[str, dict[str, Any]]] = {
     "tide, all of it": {},
-    "no arrival rates in the price": {"without": ("rates",)},
-    "no expected work in the price": {"without": ("backlog",)},
     "no queue in the price": {"without": ("queue",)},
-    "no waiting time in the price": {"without": ("waited",)},
-    "worth of widths as the table says": {"without": ("worth",)},
-    "placement: shortest expected delay, not learned": {"without": ("placement",)},
-    "all candidates in one block": {"without": ("group",)},
-    "a width's cost on average, not on the placed server": {"without": ("own_cost",)},
-    "servers are as fast as their profiles": {"without": ("slowdown",)},
-    "a block's own time costs nothing": {"without": ("delay",)},
-    "no holding on to widths": {"without": ("hold",)},
-    "what will come back to a place does not count": {"without": ("coming",)},
+    "no expected work in the price": {"without": ("backlog",)},
+    "no arrivals in the price": {"without": ("arrivals",)},
+    "no hysteresis": {"without": ("hysteresis",)},
+    "placement: sticky, none is picked": {"as_they_are": ("placement",)},
+    "nobody is held": {"as_they_are": ("hold",)},
+    "groups up to the largest": {"as_they_are": ("group",)},
     "the mean alone, no tail": {"tail": 0.0},
     "five times the weight of the tail": {"tail": 1.0},
-    "a steep wall at the floor instead of a controlled price": {"pid": False},
+    "a steep wall at the floor instead of a controlled worth": {"pid": False},
     "other arrivals for each candidate": {"common": False},
     "plain latencies, not their logarithms": {"logs": False},
     "no race: those that blew up run to the end": {"race": False},
@@ -67,7 +62,7 @@ def held_out(world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs) -> l
         return [course.measure([(spec.make(world.context), run) for run in runs]) for spec in specs]
 
 
-def searched_specs(found: Tuned) -> list[RouterSpec]:
+def searched_specs(found: Tuned) -> list[RuleSpec]:
     """What each search found; the winner where there was none."""
     specs = [each.racer.spec for each in found.race if each.racer.is_of_search]
     return specs or [found.spec]

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from policies.errors import InputError, nearest
-from policies.registry import RULES
+from policies.registry import RIVALS, TIDE, UNTUNED
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import LARGEST, FixedRule
-from policies.tide.knobs import KIND as TIDE
-from policies.tide.knobs import UNTUNED
-from scenarios.files.made_routers import ROUTER_SUFFIX, ending_of
+from scenarios.files.made_routers import ROUTER_SUFFIX, RULE_SUFFIX
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import display_name, made_by, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
+from scenarios.learn.stale import why_tune
 from scenarios.learn.tuned_files import failure_path
+from scenarios.learn.tuning import Tuning
 from scenarios.show.paper import is_replica
 from scenarios.world.materials import default_folder, make_world
 from scenarios.world.world import World
@@ -62,7 +62,7 @@ class Case:
 
     Attributes:
         remark: what its author says at the head of its file.
-        missing: what should be here and isn't, in words.
+        missing: what should be here and isn't, or is stale and does not run, in words.
     """
 
     path: Path
@@ -117,7 +117,7 @@ def read_case(path: Path, seeds: int | None = None) -> Case:
     if seeds is not None and seeds > len(given):
         raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(given)} (compare.seeds)")
     find = _paper_contenders if is_replica(scenario.name) else _main_contenders
-    contenders, missing = find(world, path.parent / ROUTERS)
+    contenders, missing = find(path, world, path.parent / ROUTERS)
     if len(given) < FEWEST_SEEDS:
         missing.append(f"seeds: `compare.seeds` has {len(given)}, {FEWEST_SEEDS} are asked for")
     for contender in contenders:
@@ -144,21 +144,24 @@ def head_comment(text: str) -> str:
     return " ".join(lines)
 
 
-def _main_contenders(world: World, routers: Path) -> tuple[list[Contender], list[str]]:
+def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Contender], list[str]]:
     folder = routers / world.scenario.name
     found: list[Contender] = []
     missing: list[str] = []
-    for kind in (TIDE, *RULES):
-        file = tuned_file(folder, kind)
-        if file.is_file():
+    for kind in (TIDE, *RIVALS):
+        file, tuning = tuned_file(folder, kind), Tuning(path, kind)
+        failure = failure_file(folder, kind)
+        if not (file.is_file() or failure.is_file()):
+            missing.append(f"{kind}: no {_shown(file)} (`make routers`)")
+        elif why := why_tune(file, tuning.command(tuning.knobs(world)), world):
+            missing.append(f"{kind}: {_shown(file if file.is_file() else failure)} is stale (`make routers`): {why}")
+        elif file.is_file():
             found.append(Contender(kind, LEARNED if kind == TIDE else TUNED, str(file), file))
-        elif (failure := failure_file(folder, kind)).is_file():
+        else:
             found.append(Contender(f"{kind}, not tuned", PLAIN, _by_name(kind)))
             missing.append(failure.read_text(encoding="utf-8").strip())
-        else:
-            missing.append(f"{kind}: no {_shown(file)} (`make routers`)")
-    fixed = tuned_file(folder, "fixed")
-    if fixed.is_file():
+    fixed = next((each.file for each in found if each.label == FixedRule.KIND and each.file), None)
+    if fixed is not None:
         found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
     else:
         missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
@@ -187,7 +190,7 @@ def _placed(fixed: Path) -> Iterator[Contender]:
             yield Contender(placement, PLACED, f"fixed:{widths}@{placement}")
 
 
-def _paper_contenders(world: World, routers: Path) -> tuple[list[Contender], list[str]]:
+def _paper_contenders(path: Path, world: World, routers: Path) -> tuple[list[Contender], list[str]]:
     config = world.cluster.router
     found = [Contender(BASELINE, PLAIN, BASELINE)]
     for width in (config.widths[0], config.widths[-1]):
@@ -214,7 +217,7 @@ def paper_router(routers: Path, scenario: str, kind: str) -> Path | None:
 
 def tuned_file(folder: Path, kind: str) -> Path:
     """Where a scenario's tuned router lies."""
-    return folder / f"{kind}{ending_of(kind)}"
+    return folder / f"{kind}{RULE_SUFFIX}"
 
 
 def failure_file(folder: Path, kind: str) -> Path:

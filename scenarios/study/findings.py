@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from policies.tide.knobs import KIND as TIDE
+from policies.registry import TIDE
 from scenarios.learn.race import OF_SEARCH
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.pareto import Point, hypervolume

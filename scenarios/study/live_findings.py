@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, cast
 
-from policies.tide.knobs import KIND as TIDE
+from policies.registry import TIDE
 from scenarios.metrics.catalogue import MEASURES, measures
 from scenarios.metrics.fidelity import Pair, Validation
 from scenarios.metrics.standing import COMPARABLE, ROUNDING, Contender, InWorld, by_run, validated

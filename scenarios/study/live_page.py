@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from policies.tide.knobs import KIND as TIDE
+from policies.registry import TIDE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.served import leaves_many
 from scenarios.metrics.statistics import estimate

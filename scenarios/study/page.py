@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from policies.tide.knobs import KIND as TIDE
+from policies.registry import TIDE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.served import LIMIT

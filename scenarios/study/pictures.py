@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from policies.tide.knobs import KIND as TIDE
+from policies.registry import TIDE
 from scenarios.metrics.pareto import Point, pareto_front
 from scenarios.show.charts import COLORS, canvas
 from scenarios.study.cases import GROUPS, PLACED

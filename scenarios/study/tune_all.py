@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policies.errors import InputError, nearest
-from policies.registry import RULES
-from policies.tide.knobs import KIND as TIDE
+from policies.registry import RIVALS, TIDE
 from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.stale import why_tune
 from scenarios.learn.tune import FloorError
@@ -25,7 +24,7 @@ from scenarios.study.cases import ROUTERS, scenario_files, tuned_file
 from scenarios.terminal.compiling import telling
 from scenarios.world.materials import load_world
 
-KINDS = (*RULES, TIDE)
+KINDS = (*RIVALS, TIDE)
 
 
 @dataclass(frozen=True)

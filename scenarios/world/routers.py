@@ -10,7 +10,7 @@ from policies.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.rules.context import RouterContext
-from policies.tide.spec import TideSpec
+from policies.rules.tide import TideRule
 from policies.vocabulary import NS_PER_S
 from scenarios.files.documents import with_remedy
 from scenarios.files.made_routers import made_file, made_kind
@@ -93,7 +93,7 @@ def deaf_routers(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
         told = ", ".join(f"service.{goal}" for goal in goals)
         remedy = "ladder and tide do, with `control` in their files (slimsched tune --control)"
         yield f"warning: {', '.join(deaf)} can't follow {told}; {remedy}"
-    careless = [name for name in controlled if not isinstance(specs[name], TideSpec) and "energy_weight" in goals]
+    careless = [name for name in controlled if not isinstance(specs[name], TideRule) and "energy_weight" in goals]
     if careless:
         yield f"warning: {', '.join(careless)} can't follow service.energy_weight; of all kinds only tide can"
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from policies.chance import stream
 from policies.records import COMPLETED
+from policies.registry import CONTROLLED
 from policies.rules.controlled import ControlSpec
-from policies.rules.specs import RouterSpec
-from policies.tide.spec import TideSpec
+from policies.rules.specs import RouterSpec, RuleSpec
 from policies.vocabulary import NS_PER_S, nanoseconds
 from scenarios.files.router_names import read_rule
 from scenarios.learn.tuned_files import with_control
@@ -28,9 +28,10 @@ from scenarios.world.world import World
 LAST_S = 60.0
 
 
-def routers(folder: Path) -> dict[str, RouterSpec]:
-    """The shipped ones of a scenario."""
-    return {"tide": TideSpec.read(folder / "tide.safetensors"), "ladder": read_rule(folder / "ladder.rule.yaml")}
+def routers(folder: Path) -> dict[str, RuleSpec]:
+    """The shipped ones of a scenario, of the kinds that keep goals."""
+    files = {kind: folder / f"{kind}.rule.yaml" for kind in CONTROLLED}
+    return {kind: read_rule(file) for kind, file in files.items() if file.is_file()}
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def main() -> None:
             continue
         goals = [ControlSpec(floor=floor, p99_limit_s=given.limit or 0.0, energy_weight=w) for w in given.weights]
         goals = goals or [ControlSpec(floor=floor, p99_limit_s=given.limit or 0.0)]
-        specs = [spec, *(with_control(spec, each) for each in goals)]
+        specs: list[RuleSpec] = [spec, *(with_control(spec, each) for each in goals)]
         for share in given.rates:
             scale = share * given.capacity / usual
             found = [served(world, each, scale, given.seed, given.duration, given.limit) for each in specs]

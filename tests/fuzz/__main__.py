@@ -74,7 +74,7 @@ def warm_up() -> None:
             (Path(folder) / name).write_bytes(content)
         there, here = Path.cwd(), Path(folder)
         os.chdir(here)
-        for router in ("random", "tide.safetensors", "ppo.safetensors"):
+        for router in ("random", "tide.rule.yaml", "ppo.safetensors"):
             main(["simulate", "tiny.yaml", "--router", router, "--engine", "compiled", "--quiet", "--json", "a.json"])
             main(["simulate", "tiny.yaml", "--router", router, "--quiet", "--json", "a.json"])
         os.chdir(there)

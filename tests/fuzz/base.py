@@ -10,11 +10,9 @@ from hw.networks import save_model
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.tide.knobs import start
-from policies.tide.router import TideRouter
 from scenarios.world.materials import load_world
 from tests.hw.worlds import tiny_model
-from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
+from tests.scenarios.files import write_scenario
 
 TRACE = "time_s,size\n" + "".join(f"{0.01 * (7 * i % 13 + 13 * i):.3f},{i % 5}\n" for i in range(7))
 DATES = "time_s,size\n" + "".join(f"2024-02-2{6 + i}T12:00:0{i}+00:00,{i}\n" for i in range(4))
@@ -25,6 +23,8 @@ RULES = {
     "fixed": "schema: slimsched.rule/1\nkind: fixed\nplacement: jsq\ngroup: largest\ntuple: [0.5, 1.0]\n",
     "infaas": "schema: slimsched.rule/1\nkind: infaas\nplacement: sticky\ngroup: largest\n"
     "floor: 0.7\ntarget_s: 0.02\nup: 0.04\ndown: 0.46\n",
+    "tide": "schema: slimsched.rule/1\nkind: tide\nplacement: jsq\ngroup: largest\nlevel: -6.5\nqueue: 0.7\n"
+    "backlog: 0.7\narrivals: 0.3\nhysteresis: 0.2\n",
 }
 
 
@@ -38,7 +38,6 @@ def base() -> dict[str, bytes]:
         for name, content in (*texts.items(), *((f"{kind}.rule.yaml", rule) for kind, rule in RULES.items())):
             (folder / name).write_text(content)
         world = load_world(scenario)
-        TideRouter(start(SEGMENTS, len(WIDTHS)), world.context).save(folder / "tide.safetensors", {"seed": 7})
         limits_w = tuple(profile.power.cap_w for profile in world.profiles)
         spec = PolicySpec.of(world.cluster.router, limits_w, world.device_names)
         weights = {name: tensor.numpy() for name, tensor in PolicyNetwork(spec, (8,), 0).state_dict().items()}

@@ -25,7 +25,7 @@ from sim.compiled.simulation import CompiledSimulation
 from tests.parity.compare import Engine, compare, play, reference
 from tests.parity.draws import GivenDraws, SeededDraws, shrink
 from tests.parity.features import FEATURES, KINDS, features, ties
-from tests.parity.scenarios import draw_scenario
+from tests.parity.scenarios import draw_with_tide
 
 CHUNK = 100
 
@@ -54,7 +54,7 @@ class Found:
 
 def run_seed(seed: int) -> dict[str, Any]:
     """One scenario on both engines."""
-    scenario = draw_scenario(SeededDraws(seed), f"seed {seed}")
+    scenario = draw_with_tide(SeededDraws(seed), f"seed {seed}")
     moments = list(play(reference, scenario))
     record = moments[-1].record
     assert record is not None
@@ -124,12 +124,12 @@ def show_smallest(seed: int) -> None:
     """A failing scenario, made simple."""
 
     def differs(numbers: list[int]) -> bool:
-        scenario = draw_scenario(GivenDraws(numbers), f"seed {seed}, shrunk")
+        scenario = draw_with_tide(GivenDraws(numbers), f"seed {seed}, shrunk")
         return compare(scenario, _supported) is not None
 
     draws = SeededDraws(seed)
-    print(compare(draw_scenario(draws, f"seed {seed}"), CompiledSimulation))
-    scenario = draw_scenario(GivenDraws(shrink(draws.drawn, differs)), f"seed {seed}, shrunk")
+    print(compare(draw_with_tide(draws, f"seed {seed}"), CompiledSimulation))
+    scenario = draw_with_tide(GivenDraws(shrink(draws.drawn, differs)), f"seed {seed}, shrunk")
     print(compare(scenario, CompiledSimulation))
     for part in (scenario.cluster.router, scenario.cluster.supervision, *scenario.cluster.servers, scenario.run):
         print(part)

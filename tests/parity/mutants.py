@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import floor
 from typing import Any, cast
@@ -24,6 +25,8 @@ from policies.holds import Holds
 from policies.ledger import Ledger, ReportedPower
 from policies.memory import MemoryBook
 from policies.router import RouterCore
+from policies.rules import price
+from policies.rules.price import Price
 from policies.vocabulary import (
     NS_PER_S,
     Block,
@@ -799,6 +802,39 @@ def _haunting(observe: Callable[..., None]) -> Callable[..., None]:
     return mutated
 
 
+# --------------------------------------------------------------------------------------------------------- Tide's price
+
+
+def price_mutants() -> Iterator[Mutant]:
+    """Signs of load that count the other way, or for other servers, and a memory that forgets."""
+    for weight in ("queue", "backlog", "arrivals"):
+        yield Mutant(f"{weight} makes time cheap", _price(partial(_turn, weight=weight)))
+    yield Mutant("arrivals are not remembered", _price(lambda price, view: setattr(price, "rate_img_s", 0.0)))
+    yield Mutant("whoever is inside has just arrived", _price(lambda price, view: setattr(price, "arrived", 0)))
+    yield Mutant("an image's way takes no time", _price(lambda price, view: setattr(price, "way_ns", 1)))
+
+
+def slow_price_mutants() -> Iterator[Mutant]:
+    """What only runs of some tenths of a second tell, and servers that are out for long: those of `test_rules`."""
+    yield Mutant("no time passes for arrivals", _price(lambda price, view: setattr(price, "seen_ns", view.now_ns)))
+    yield Mutant("servers that are out count for the load", _set(price, "is_up", lambda server: True))
+
+
+def _price(change: Callable[[Price, ClusterView], None]) -> Patch:
+    def wrap(call: Callable[..., float]) -> Callable[..., float]:
+        def mutated(self: Price, view: ClusterView) -> float:
+            change(self, view)
+            return call(self, view)
+
+        return mutated
+
+    return _around(Price, "__call__", wrap)
+
+
+def _turn(price: Price, view: ClusterView, weight: str) -> None:
+    setattr(price, weight, -abs(getattr(price, weight)))
+
+
 def mutants() -> list[Mutant]:
     """All of them."""
     return [
@@ -808,6 +844,7 @@ def mutants() -> list[Mutant]:
         *_scheduler_mutants(),
         *_router_mutants(),
         *_cluster_mutants(),
+        *price_mutants(),
     ]
 
 

@@ -22,6 +22,8 @@ from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.rules.context import RouterContext
+from policies.rules.controlled import ControlSpec
+from policies.rules.tide import TideRule
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec
@@ -33,7 +35,7 @@ from sim.profile import JITTER_QUANTILES, Link, Profile
 from sim.server import ServerSpec
 from sim.tables import BatchKey, ChoreTable, DeviceTables, InstanceTable, KeyTable, SlowdownTable, compile_tables
 from tests import worlds
-from tests.parity.draws import Draws
+from tests.parity.draws import Draws, SeededDraws
 
 IMAGE_BYTES = 3000
 CONTEXT_BYTES = 100
@@ -80,6 +82,8 @@ class Scenario:
             return Script(config, self.choices)
         if self.policy_name == "one":
             return OneServer(config)
+        if self.policy_name == "tide":
+            return drawn_tide(SeededDraws(self.run.seed)).make(self.context())
         return make_router(self.policy_name, self.context())
 
     def context(self) -> RouterContext:
@@ -465,6 +469,12 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
     return _with_goals(draws, step_ns, found) if draws.chance(40) else found
 
 
+def draw_with_tide(draws: Draws, name: str) -> Scenario:
+    """One in which, at times, Tide decides; that is drawn last, and changes nothing else."""
+    found = draw_scenario(draws, name)
+    return replace(found, policy_name="tide") if draws.chance(10) else found
+
+
 def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     """What the operator asks for changes at some instants, two of which may be one."""
     last = min(40, scenario.run.horizon_ns // step_ns)
@@ -472,6 +482,23 @@ def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     goals = tuple((step_ns * at, _draw_goal(draws, step_ns)) for at in when)
     own_ns = step_ns * draws.pick((0, 4, 12)) if draws.chance(25) else FOLLOW_NS
     return replace(scenario, run=replace(scenario.run, goals=goals), own_limit_ns=own_ns)
+
+
+def drawn_tide(draws: Draws) -> TideRule:
+    """Any numbers, with which widths differ; goals are the operator's, or nearly none of them its own."""
+    control = None
+    if draws.chance(70):
+        floor, weight = draws.pick((None, 0.35, 0.0)), draws.pick((None, 1e-3, 1e3, 1e6))
+        control = ControlSpec(floor=floor, energy_weight=weight)
+    return TideRule(
+        level=draws.pick((0.0, -0.7, 0.5, -2.0)),
+        queue=draws.pick((0.7, 0.0, -0.5, 2.0)),
+        backlog=draws.pick((0.7, 0.0, -0.5, 2.0)),
+        arrivals=draws.pick((0.3, 5.0, 300.0, 2e4)),
+        hysteresis=draws.pick((0.0, 0.2, 0.8)),
+        placement=draws.pick(("sticky", "shortest-delay", "jsq", "power-of-two")),
+        control=control,
+    )
 
 
 def _draw_goal(draws: Draws, step_ns: int) -> GoalSet:

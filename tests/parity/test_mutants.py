@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -24,7 +24,7 @@ from tests.parity.mutants import UNNOTICEABLE, Mutant, mutants, stop_when_stuck
 from tests.parity.scenarios import Scenario, draw_scenario
 
 pytestmark = pytest.mark.mutants
-DRAWN = 120
+DRAWN, TIDES = 120, 120
 COMMUTING = (
     "transfer end and",
     "batch start and",
@@ -39,9 +39,10 @@ MUTANTS = mutants()
 
 @cache
 def scenarios() -> list[Scenario]:
-    """The scenes, drawn scenarios, and last the pairs."""
+    """The scenes, drawn scenarios, some of them with Tide, and last the pairs."""
     drawn = [draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in range(DRAWN)]
-    return [*(each.scenario for each in scenes()), *drawn, *(each.scenario for each in pairs())]
+    tides = [replace(each, name=f"{each.name}, tide", policy_name="tide") for each in drawn[:TIDES]]
+    return [*(each.scenario for each in scenes()), *drawn, *tides, *(each.scenario for each in pairs())]
 
 
 @cache

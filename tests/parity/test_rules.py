@@ -24,6 +24,7 @@ from policies.plan_of import plan_of
 from policies.records import RunRecord
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlSpec
+from policies.rules.costs import full_widths, path_energy_j
 from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.infaas import InfaasRule, make_variants
 from policies.rules.lookahead import LookaheadRule
@@ -31,6 +32,7 @@ from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
 from policies.rules.specs import FixedRule, LadderRule
+from policies.rules.tide import TideRule
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
 from sim.accuracy import MatrixCorrectness
@@ -43,6 +45,7 @@ from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws
+from tests.parity.mutants import Mutant, price_mutants, slow_price_mutants
 from tests.parity.scenarios import Scenario, draw_scenario
 
 MakeRouter = Callable[[Scenario, RouterContext], RoutingPolicy]
@@ -127,6 +130,26 @@ def limited(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """No floor, whatever the operator asks for."""
     control = ControlSpec(floor=0.0, p99_limit_s=length_s(scenario) / 12)
     return LadderRule(thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
+
+
+def tide(placement: str, level: float = -3.5, **changes: Any) -> MakeRouter:
+    """At prices at which widths differ."""
+    rule = TideRule(level=level, placement=placement, **changes)
+    return lambda scenario, context: rule.make(context)
+
+
+def controlled_tide(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    return TideRule(level=-3.5, control=own_goals(scenario, context)).make(context)
+
+
+def frugal(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A joule costs about half of what the steps between the rungs are worth."""
+    control = ControlSpec(floor=0.0, p99_limit_s=0.0, energy_weight=20.0 / tide_joules(context))
+    return TideRule(level=-2.0, hysteresis=0.5, control=control).make(context)
+
+
+def tide_joules(context: RouterContext) -> float:
+    return max(path_energy_j(context, full_widths(context.config)), 1e-3)
 
 
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -224,6 +247,13 @@ ROUTERS: dict[str, MakeRouter] = {
     "two ladders": two_ladders,
     **{f"controlled ladder@{name}": controlled(name) for name in ("sticky", "shortest-delay")},
     "ladder with a limit": limited,
+    **{f"tide@{name}": tide(name) for name in ("sticky", "shortest-delay", "power-of-two-speed")},
+    "tide, slow to come back": tide("sticky", hysteresis=0.8),
+    "tide of arrivals": tide("sticky", level=-4.0, queue=0.0, backlog=0.0, arrivals=5.0),
+    "tide of queues": tide("sticky", queue=3.0, backlog=0.0, arrivals=0.0),
+    "tide of backlogs": tide("sticky", queue=0.0, backlog=3.0, arrivals=0.0),
+    "controlled tide": controlled_tide,
+    "frugal tide": frugal,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},
@@ -304,6 +334,21 @@ def test_rules_differ_where_they_are_compared() -> None:
     assert alike == []
 
 
+@pytest.mark.parametrize("mutant", [*price_mutants(), *slow_price_mutants()], ids=lambda mutant: mutant.name)
+def test_a_broken_price_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some router in some scenario decides otherwise with it, in Python, than its plan."""
+    tides = [each for each in ROUTERS if "tide" in each]
+    expected = {(each, number): record_of(each, number) for each in tides for number in range(len(scenarios()))}
+    mutant.break_it(monkeypatch)
+
+    def broken(name: str, number: int) -> RunRecord:
+        scenario, context = scenarios()[number]
+        router = Asked(ROUTERS[name](scenario, context))
+        return CompiledSimulation(scenario.cluster, scenario.run).run(router, stream(scenario.run.seed, "router"))
+
+    assert any(broken(*position) != record for position, record in expected.items())
+
+
 # ------------------------------------------------------------------------------------------------- around a run's plan
 
 
@@ -313,7 +358,8 @@ def simulation(number: int = 0) -> CompiledSimulation:
 
 
 @pytest.mark.parametrize(
-    "name", ["round-robin", "slow ladder@shortest-delay", "infaas@shortest-delay", "milp", "all drawn"]
+    "name",
+    ["round-robin", "slow ladder@shortest-delay", "infaas@shortest-delay", "milp", "all drawn", "controlled tide"],
 )
 def test_a_router_goes_on_from_what_it_remembers(name: str) -> None:
     """One router for two runs is no good idea, but it is the same bad idea with a plan."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.interfaces import RouterConfig, RoutingPolicy
+from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
 from policies.vocabulary import IMAGE, ROUTER, Choice, ClusterView, HeadKey, ServerView, WorkKey
@@ -72,6 +72,12 @@ def context(costs: LinearCosts | None = None, deadline_s: float | None = None, s
     """Four segments, the paper's widths and groups, servers that hold everything."""
     config = RouterConfig(segments=4, widths=WIDTHS, holds=(((True,) * 4,) * 4,) * servers)
     return RouterContext(config, costs or LinearCosts(), AccuracyPrior(TABLE), (250.0,) * servers, deadline_s)
+
+
+def known(servers: int = 1) -> RouterContext:
+    """A context whose router's core has the accuracy table."""
+    base = context(servers=servers)
+    return replace(base, config=replace(base.config, top1=top1_of(base.config, base.prior)))
 
 
 def choice_of(router: RoutingPolicy, view: ClusterView, rng: np.random.Generator) -> Choice:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp, inf, nan
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,16 +30,14 @@ from policies.goal_control import (
 from policies.interfaces import MOST_TUPLES, limit_ns_of, top1_of
 from policies.names import rule_from_dict
 from policies.plan_of import plan_of
-from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec, end_of_ladder
 from policies.rules.holding import HoldSpec
 from policies.rules.specs import LadderRule, RouterSpec
+from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
-from policies.tide import knobs
-from policies.tide.router import TideRouter
-from policies.tide.spec import TideSpec
 from policies.vocabulary import FOLLOW_NS, ClusterView
-from tests.policies.cluster_views import TABLE, choice_of, context, server, view
+from tests.policies.cluster_views import TABLE, choice_of, context, known, server, view
 
 FLOOR, SECOND = 0.75, 1_000_000_000
 RNG = stream(0, "floors")
@@ -240,12 +237,6 @@ def test_the_operators_limit_is_followed_and_one_of_its_own_is_not_moved_by_it()
 # ------------------------------------------------------------------------------------------------------------- routers
 
 
-def known() -> RouterContext:
-    """A context whose router's core has the accuracy table."""
-    base = context(servers=1)
-    return replace(base, config=replace(base.config, top1=top1_of(base.config, base.prior)))
-
-
 def served(seen: ClusterView, accuracy: float) -> ClusterView:
     return changed(seen, completed=200, accuracy_sum=200 * accuracy)
 
@@ -266,15 +257,15 @@ def test_a_ladder_climbs_later_where_it_served_too_little() -> None:
 def test_tide_pays_less_for_time_where_it_served_too_little() -> None:
     widths = []
     for accuracy in (0.70, 0.80):
-        router = TideSpec(control=ControlSpec(floor=FLOOR)).chooser(known())
+        router = TideRule(control=ControlSpec(floor=FLOOR)).chooser(known())
         widths.append(router.choose(served(view(server(), fifo=32), accuracy), RNG).width)
     assert widths[0] > widths[1]
 
 
 def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
-    router = TideSpec(control=ControlSpec()).chooser(known())
-    plain = TideSpec().chooser(known())
-    seen = served(view(server(), fifo=32), 0.70)
+    router = TideRule(control=ControlSpec()).chooser(known())
+    plain = TideRule().chooser(known())
+    seen = served(view(server(), fifo=200), 0.70)
     assert router.choose(seen, RNG) == plain.choose(seen, RNG)
     router.set_floor(FLOOR)
     later = changed(seen, now_ns=2 * SECOND, completed=400, accuracy_sum=400 * 0.70)
@@ -287,8 +278,8 @@ HOLD = HoldSpec(requests=(2,) * 4, wait_s=(0.01,) * 4)
 @pytest.mark.parametrize(
     "spec",
     [
-        TideSpec(control=ControlSpec()),
-        TideSpec(control=ControlSpec(), hold=HOLD),
+        TideRule(control=ControlSpec()),
+        TideRule(control=ControlSpec(), hold=HOLD),
         LadderRule(control=ControlSpec()),
         LadderRule(control=ControlSpec(), hold=HOLD),
     ],
@@ -308,7 +299,7 @@ def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None
             router.set_p99_limit(wrong)
     with pytest.raises(ValueError, match=r"no width tuple is as accurate as 0.9; the best has 0.7643"):
         router.set_floor(0.9)
-    if isinstance(spec, TideSpec):
+    if isinstance(spec, TideRule):
         router.set_energy_weight(2.0)
         assert router.control.energy_weight == 2.0
     else:
@@ -317,7 +308,7 @@ def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None
 
 
 def test_goals_of_a_router_without_control_cant_be_set() -> None:
-    for spec in (TideSpec(), LadderRule(hold=HOLD)):
+    for spec in (TideRule(), LadderRule(hold=HOLD)):
         router: Any = spec.make(known())
         for set_goal in (router.set_floor, router.set_p99_limit, router.set_energy_weight):
             with pytest.raises(ValueError, match="made without `control`"):
@@ -334,16 +325,16 @@ def test_a_ladder_climbs_earlier_where_many_were_late() -> None:
 def test_tide_pays_for_joules_and_less_where_the_floor_would_be_missed() -> None:
     """The weight is the operator's or its own; the floor counts for more."""
     seen = view(server(), fifo=1)
-    plain = TideSpec().chooser(known()).choose(seen, RNG).width
-    router = TideSpec(control=ControlSpec()).chooser(known())
+    plain = TideRule().chooser(known()).choose(seen, RNG).width
+    router = TideRule(control=ControlSpec()).chooser(known())
     assert router.choose(seen, RNG).width == plain == 1.0
     assert router.choose(changed(seen, goal_energy_weight=50.0), RNG).width == 0.25
     router.set_energy_weight(0.0)
     assert router.choose(changed(seen, goal_energy_weight=50.0), RNG).width == 1.0
     for weight, width in ((50.0, 0.25), (1.0, 1.0)):
-        own = TideSpec(control=ControlSpec(energy_weight=weight)).chooser(known())
+        own = TideRule(control=ControlSpec(energy_weight=weight)).chooser(known())
         assert own.choose(seen, RNG).width == width, weight
-    short = TideSpec(control=ControlSpec(energy_weight=50.0, floor=FLOOR)).chooser(known())
+    short = TideRule(control=ControlSpec(energy_weight=50.0, floor=FLOOR)).chooser(known())
     assert short.choose(served(seen, 0.60), RNG).width > 0.25
 
 
@@ -359,7 +350,7 @@ def test_goals_that_a_router_cant_have_are_refused(spec: ControlSpec, words: str
         LadderRule(control=spec).make(known())
 
 
-def test_files_from_before_control_nothing(tmp_path: Path) -> None:
+def test_files_from_before_control_nothing() -> None:
     """They make the same router as ever; a file that controls says so, and reads back."""
     rule = rule_from_dict(LADDER)
     assert "control" not in rule.to_dict()
@@ -368,13 +359,10 @@ def test_files_from_before_control_nothing(tmp_path: Path) -> None:
     assert type(router.width) is Ladder
     its = rule_from_dict({**LADDER, "control": {"floor": 0.753, "p99_limit_s": 0.03}})
     assert rule_from_dict(its.to_dict()) == its
-    tide = TideRouter(knobs.start(4, 4), context())
-    tide.save(tmp_path / "plain.safetensors", {})
-    assert TideSpec.read(tmp_path / "plain.safetensors").control is None
-    tide.save(tmp_path / "its.safetensors", {}, control=ControlSpec(floor=0.753))
-    read = TideSpec.read(tmp_path / "its.safetensors")
-    assert read.control == ControlSpec(floor=0.753)
-    assert plan_of(read.make(known()), known().config) is not None
+    tide = TideRule(control=ControlSpec(floor=0.753, energy_weight=2.0))
+    assert rule_from_dict(tide.to_dict()) == tide
+    for each in (its, tide):
+        assert plan_of(each.make(known()), known().config) is not None
 
 
 def test_without_an_accuracy_table_there_is_no_control() -> None:

@@ -9,6 +9,7 @@ from policies.errors import InputError
 from policies.names import rule_from_dict
 from policies.registry import RULES
 from policies.rules.context import ComposedRouter
+from policies.rules.controlled import ControlSpec
 from policies.rules.groups import LargestGroup
 from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.infaas import InfaasRule, Variants
@@ -17,8 +18,9 @@ from policies.rules.milp import Milp, MilpRule
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
 from policies.rules.specs import FixedRule, LadderRule, RuleSpec
+from policies.rules.tide import TideRule
 from policies.rules.widths import FixedWidths, Ladder
-from tests.policies.cluster_views import context
+from tests.policies.cluster_views import context, known
 
 LOW, HIGH = (0.25, 0.25, 0.25, 0.25), (1.0, 1.0, 1.0, 1.0)
 HOLD = HoldSpec(requests=(8, 8, 8, 8), wait_s=(2e-4, 2e-4, 2e-4, 2e-4))
@@ -33,6 +35,8 @@ SOME: tuple[RuleSpec, ...] = (
     InfaasRule(target_s=0.1),
     MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
     LookaheadRule(),
+    TideRule(),
+    TideRule(level=-4.0, arrivals=1.0, placement="jsq", hold=HOLD, control=ControlSpec(floor=0.75)),
     LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
 )
 
@@ -57,7 +61,7 @@ def test_a_rule_comes_back_from_its_file(rule: RuleSpec) -> None:
     read = rule_from_dict(yaml.safe_load(yaml.safe_dump(rule.to_dict())))
     assert read == rule
     assert read.made_by == rule.made_by
-    rule.make(context())
+    rule.make(known())
 
 
 def test_every_kind_is_tried() -> None:
@@ -91,7 +95,7 @@ def test_parameters_reach_the_router() -> None:
     milp = SOME[8].make(context())
     assert isinstance(milp, Milp)
     assert (milp.period_ns, milp.headroom, milp.clear_s) == (500_000_000, 1.3, 0.2)
-    held = SOME[10].make(context())
+    held = SOME[-1].make(context())
     assert isinstance(held, HoldingRouter)
     assert held.hold == HOLD.rule()
     ahead = held.router
@@ -177,6 +181,8 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
         ({"kind": "lookahead", "worth_s": -1}, "worth_s", ["found -1", "greater than 0"]),
         ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
         ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
+        ({"kind": "tide", "level": "low"}, "level", ["found 'low'", "valid number"]),
+        ({"kind": "tide", "hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
         ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "valid array"]),
     ],
 )

@@ -19,14 +19,13 @@ from policies import rules
 from policies.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
-from policies.registry import KINDS, RouterKind
+from policies.registry import KINDS, UNTUNED, RouterKind
 from policies.reward import AccuracyPrior
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.costs import efficient_tuples, outstanding_ns, spread
 from policies.rules.placements import PLACEMENT_NAMES, two_of
 from policies.rules.specs import FixedRule, PlacedRule, RuleSpec
 from policies.rules.widths import Ladder, held_width
-from policies.tide.knobs import UNTUNED
 from policies.vocabulary import (
     ANYWHERE,
     FOLLOW_NS,
@@ -42,14 +41,14 @@ from policies.vocabulary import (
 )
 from tests.policies.cluster_views import WIDTHS, LinearCosts, choice_of, context, server, view
 
-RULE_NAMES = [name for name in ROUTER_NAMES if name != "tide"]  # which is no rule: tests/policies/tide
 ALL_NAMES = (
-    *RULE_NAMES,
+    *ROUTER_NAMES,
     "fixed:0.25,0.5,0.75,1",
     "fixed:1,1,1,1@jsq",
     "ladder:4,8@round-robin",
     "slackfit@random",
     "infaas@shortest-delay",
+    "tide@shortest-delay",
 )
 
 
@@ -107,7 +106,7 @@ def test_placement_only_routers_run_full_width_in_the_largest_group(name: str) -
 DRAWING = ("random", "weighted-random", "power-of-two", "power-of-two-speed")
 
 
-@pytest.mark.parametrize("name", sorted({*RULE_NAMES} - {*DRAWING, "milp"}))
+@pytest.mark.parametrize("name", sorted({*ROUTER_NAMES} - {*DRAWING, "milp"}))
 def test_ties_go_to_the_lowest_server(name: str) -> None:
     """Equal servers are no reason to prefer a later one."""
     assert choose(name, view(server(), server(), server())).server == 0
@@ -213,6 +212,23 @@ def test_two_of_draws_every_pair_alike_and_never_one_server_twice() -> None:
     rng = Uniforms(0.9)
     assert two_of([4], rng) == [4]  # type: ignore[arg-type]
     assert rng.left == []
+
+
+def test_packed_fills_what_needs_the_least_energy_first() -> None:
+    """A server has a full block of work before the next one gets any; who has images keeps them."""
+    costs = LinearCosts(speeds=(1.0, 2.0, 2.0))
+    thirsty = [costs.energy_j(index, WorkKey(2, 0.5, 0.25)) for index in range(3)]
+    order = sorted(range(3), key=lambda index: thirsty[index])
+    full = 32  # requests at about the middle width: a full block's work
+    chosen = []
+    outstanding = [0, 0, 0]
+    for _ in range(4):
+        seen = view(*(server(outstanding={WorkKey(2, 1.0, 1.0): count}) for count in outstanding))
+        chosen.append(choose("packed", seen, costs).server)
+        outstanding[chosen[-1]] += full
+    assert chosen[:3] == order
+    assert chosen[3] in (1, 2), "all are full: the least work, on the fast ones"
+    assert choose("packed", view(server(), server(), server(), location=2), costs).server == 2
 
 
 def test_weighted_random_is_as_likely_as_a_server_is_fast() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from scenarios.learn.tune import FloorError
+from policies.rules.tide import SWITCHES, TideRule
+from scenarios.learn.course import Course
+from scenarios.learn.settings import options_of
+from scenarios.learn.tune import FloorError, tune_world
 from scenarios.study import ablation
 from scenarios.study.__main__ import main
 from scenarios.study.ablation import RIVAL, ROWS, change_of, row_of
@@ -51,6 +55,28 @@ def test_an_interrupted_one_goes_on_with_the_next_row(
     for name, _, knobs, _ in before + after:
         assert all(getattr(knobs, key) == value for key, value in ROWS.get(name, {}).items())
         assert knobs.levels == 1, "the scenario's"
+
+
+def test_every_switch_exists_and_each_of_them_has_a_row(scenario: Path) -> None:
+    """Tide's numbers but its level, and what is picked from lists; all by names that tuning knows."""
+    rows = [replace(KNOBS, **changes) for changes in ROWS.values()]
+    assert {name for row in rows for name in row.without} == set(SWITCHES)
+    document = yaml.safe_load(scenario.read_text())
+    document["router"] = {"hold_limit_s": 0.016}
+    scenario.write_text(yaml.safe_dump(document))
+    world = load_world(scenario)
+    with ThreadPoolExecutor(1) as workers:
+        keys = [{key for key, _ in options_of(TideRule(), Course(world, row, workers))} for row in rows]
+    assert keys[0] == {"placement", "hold", "group"}
+    assert [keys[0] - found for found in keys if found != keys[0]] == [{"placement"}, {"hold"}, {"group"}]
+
+
+def test_what_is_not_picked_is_as_it_was(scenario: Path) -> None:
+    knobs = replace(KNOBS, floor=0.75, decisions=3_000, as_they_are=("placement", "hold", "group"))
+    found = tune_world(load_world(scenario), "tide", knobs)
+    assert isinstance(found.spec, TideRule)
+    assert (found.spec.placement, found.spec.hold, found.spec.group) == ("sticky", None, "largest")
+    assert found.spent.settings == 0
 
 
 def test_rows_of_another_command_are_left_alone(

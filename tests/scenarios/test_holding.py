@@ -11,10 +11,9 @@ import yaml
 
 from policies.chance import stream
 from policies.errors import InputError
-from policies.ppo import checkpoint
 from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.specs import FixedRule
-from policies.tide.spec import TideSpec
+from policies.rules.tide import TideRule
 from policies.vocabulary import HoldRule
 from scenarios.cli import main
 from scenarios.files.router_names import read_rule, write_rule
@@ -23,7 +22,6 @@ from scenarios.world.routers import make_named
 from scenarios.world.world import World
 from sim.compiled.simulation import CompiledSimulation
 
-SHIPPED = Path("scenarios/data/routers/main-mmpp-10g")
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
 EAGER = HoldSpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)
 
@@ -55,24 +53,19 @@ thresholds: [24]
 
 
 def test_a_file_from_before_waiting_holds_nobody(world: World, tmp_path: Path) -> None:
-    """It decides the same where requests may be held and where not: a rule's file, and Tide's, that name no hold."""
-    rule, tide = tmp_path / "before.rule.yaml", tmp_path / "before.safetensors"
+    """It decides the same where requests may be held and where not: a rule's file that names no hold."""
+    rule = tmp_path / "before.rule.yaml"
     rule.write_text(BEFORE)
-    TideSpec.read(SHIPPED / "tide.safetensors").chooser(world.context).save(tide, {})
-    assert "hold" not in checkpoint.read(tide)[1]
-    assert read_rule(rule).hold is TideSpec.read(tide).hold is None
-    for path in (rule, tide):
-        assert (finished_ns(world, str(path), 16_000_000) == finished_ns(world, str(path), 0)).all()
+    assert read_rule(rule).hold is None
+    assert (finished_ns(world, str(rule), 16_000_000) == finished_ns(world, str(rule), 0)).all()
 
 
 def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
-    """A rule's and Tide's: written, read back, and no longer the same run, but where nobody may be held."""
-    rule, tide = tmp_path / "held.rule.yaml", tmp_path / "held.safetensors"
+    """Written, read back, and no longer the same run, but where nobody may be held."""
+    rule, tide = tmp_path / "held.rule.yaml", tmp_path / "tide.rule.yaml"
     write_rule(rule, FixedRule(placement="sticky", hold=EAGER))
-    spec, plain = TideSpec.read(SHIPPED / "tide.safetensors"), tmp_path / "plain.safetensors"
-    spec.chooser(world.context).save(tide, {}, EAGER)
-    spec.chooser(world.context).save(plain, {})
-    for path, before in ((rule, "fixed:1,1,1,1@sticky"), (tide, str(plain))):
+    write_rule(tide, TideRule(hold=EAGER))
+    for path, before in ((rule, "fixed:1,1,1,1@sticky"), (tide, "tide-untuned")):
         held = finished_ns(world, str(path), 16_000_000)
         assert (held != finished_ns(world, before, 16_000_000)).any()
         assert (finished_ns(world, str(path), 0) == finished_ns(world, before, 0)).all()

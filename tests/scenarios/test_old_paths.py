@@ -24,7 +24,7 @@ cluster:
   servers:
   - {name: a, profile: FOLDER/profiles/rtx-2080-ti.yaml, link: 10gbe}
 workload: {kind: rates, rate_img_s: 100, file: FOLDER/traces/twitter-2018-day9.csv}
-compare: {routers: [random, FOLDER/routers/main-mmpp-10g/tide.safetensors]}
+compare: {routers: [random, FOLDER/routers/main-mmpp-10g/ladder.rule.yaml]}
 duration_s: 1
 warmup_s: 0.1
 """
@@ -43,7 +43,7 @@ def test_a_users_scenario_finds_all_of_it(folder: str, tmp_path: Path) -> None:
     assert found.model.accuracy == str(data / "models" / "slimresnet18-paper.accuracy.json")
     assert found.cluster.named_servers[0].profile == str(data / "profiles" / "rtx-2080-ti.yaml")
     assert found.workload.file == str(data / "traces" / "twitter-2018-day9.csv")  # type: ignore[union-attr]
-    assert found.compare.routers[1] == str(data / "routers" / "main-mmpp-10g" / "tide.safetensors")
+    assert found.compare.routers[1] == str(data / "routers" / "main-mmpp-10g" / "ladder.rule.yaml")
 
 
 def refusal(path: Path) -> str:

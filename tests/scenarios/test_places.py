@@ -12,9 +12,9 @@ from scenarios.cli import COMMANDS, main
 from scenarios.terminal.places import writable_file, writable_folder
 from tests.scenarios.files import write_scenario
 
-READ = ("--model", "--start")  # files that are there already
+READ = ("--model",)  # files that are there already
 GIVEN = {"calibrate": ["--model", "x"], "tune": ["--router", "tide"], "model check": ["x"], "model bench": ["x"]}
-NAMES = {"tune": "x.safetensors", "--picture": "x.png"}  # that end as they must
+NAMES = {"tune": "x.rule.yaml", "--picture": "x.png"}  # that end as they must
 WITHOUT = ("devices", "profile schema", "profile synth", "calibrate", "model check", "model bench")
 
 
@@ -41,7 +41,7 @@ def test_no_command_works_towards_what_cant_be_written(tmp_path: Path, capsys: p
     """The scenario is not even opened: there is none. The flags come from each command's help, so none is forgotten."""
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder" / "x.png").mkdir(parents=True)
-    (tmp_path / "folder" / "x.safetensors").mkdir()
+    (tmp_path / "folder" / "x.rule.yaml").mkdir()
     flags = _flags(capsys)
     assert {flag for _, flag, _ in flags} == {"--json", "--out", "--plot", "--figures", "--picture"}
     for command, flag, kind in flags:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ import yaml
 
 from policies.errors import WorkError
 from policies.rules.specs import FixedRule, LadderRule
-from policies.tide import knobs
-from policies.tide.router import TideRouter
+from policies.rules.tide import TideRule
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuned_files import note_failure
@@ -44,7 +44,8 @@ from scenarios.study.tune_all import KINDS, tune_all, tunings
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.world.materials import load_world
 from scenarios.world.routers import deciding_in
-from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
+from tests.fuzz.base import base as fuzz_base
+from tests.scenarios.files import write_scenario
 
 NOTES = Notes({"cores": "2"}, {"numpy": "2"}, 60, "datasheet")
 RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 1.0)), thresholds=(8.0,))
@@ -58,13 +59,8 @@ def write_case(folder: Path, name: str = "main-tiny") -> Path:
     document |= {"name": name, "workload": yaml.safe_load(MOVING), "tuning": {"floor": 0.8}, "warmup_s": 0}
     path = folder / f"{name}.yaml"
     path.write_text("# A tiny\n# load.\n" + yaml.safe_dump(document))
-    place = folder / "data" / "routers" / name
-    write_rule(
-        place / "ladder.rule.yaml",
-        RULE.model_copy(update={"made_by": {"command": "slimsched tune x", "decisions": 1234}}),
-    )
-    tide = TideRouter(knobs.start(SEGMENTS, len(WIDTHS)), load_world(path).context)
-    tide.save(place / "tide.safetensors", {"command": "tuned so", "wall_s": 61})
+    write_tuned(path, "ladder", told={"decisions": 1234})
+    write_tuned(path, "tide", told={"wall_s": 61})
     return path
 
 
@@ -121,9 +117,10 @@ def test_what_is_missing_is_named_and_hides_nothing(made: Made) -> None:
 def test_each_routers_file_says_how_it_was_made(made: Made) -> None:
     rows = {row[1].partition("]")[0]: row for row in making_table(made.notes.made).rows}
     assert rows.keys() == {"[tide", "[ladder"}
-    assert (rows["[tide"][2], rows["[tide"][6], rows["[tide"][-1]) == ("-", "61 s", "`tuned so`")
+    assert (rows["[tide"][2], rows["[tide"][6]) == ("one search", "61 s")
+    assert rows["[tide"][-1].startswith("`slimsched tune main-tiny.yaml --router tide ")
     assert rows["[ladder"][2:7] == ["one search", "1,234", "-", "-", "-"]
-    assert "Tuning: one search: ladder." in made.text
+    assert "Tuning: one search: tide, ladder." in made.text
 
 
 def test_intervals_hold_the_spread_of_searches() -> None:
@@ -272,6 +269,27 @@ def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     assert "jiq" not in {contender.label for contender in read_case(path).contenders}, "`sticky` could not carry that"
 
 
+def test_what_is_stale_does_not_run_and_says_why(tmp_path: Path) -> None:
+    """A file of another command or world; a note that there can be none; and the placements of a stale tuple."""
+    path = write_case(tmp_path)
+    write_tuned(path, "tide", decisions="15000000")
+    write_tuned(path, "milp", floor="0.75")
+    place = tmp_path / "data/routers/main-tiny"
+    old = {"command": f"slimsched tune {path.name} --router fixed --floor 0.75"}
+    write_rule(place / "fixed.rule.yaml", FixedRule(tuple=(0.5, 1.0), made_by=old))
+    case = read_case(path)
+    shown = [contender.label for contender in case.contenders]
+    assert shown == ["ladder", "ladder, not tuned", "tide, not tuned", "random"]
+    stale = "is stale (`make routers`):"
+    told = [
+        f"tide: `routers/main-tiny/tide.rule.yaml` {stale} --decisions 15000000, now 40000000",
+        f"milp: `routers/main-tiny/milp.failed.txt` {stale} --floor 0.75, now 0.8",
+    ]
+    assert set(told) < set(case.missing)
+    assert any(text.startswith(f"fixed: `routers/main-tiny/fixed.rule.yaml` {stale} --floor") for text in case.missing)
+    assert any(text.startswith("placements (") for text in case.missing)
+
+
 def test_what_could_not_be_tuned_runs_as_it_is_and_says_why(tmp_path: Path) -> None:
     path = write_case(tmp_path)
     (tmp_path / "data/routers/main-tiny/slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
@@ -289,10 +307,10 @@ def test_the_papers_routers_are_found_by_their_names(tmp_path: Path) -> None:
     assert [contender.label for contender in case.contenders] == ["random", "sticky at 0.5", "sticky at 1"]
     assert case.contenders[1].router == "fixed:0.5,0.5"
     assert "PPO, heavy: no `routers/paper-heavy.safetensors`" in case.missing
-    tide = tmp_path / "data/routers/paper-own/tide.safetensors"
-    (tmp_path / "data/routers/paper-heavy.safetensors").write_bytes(tide.read_bytes())
+    ppo = fuzz_base()["ppo.safetensors"]
+    (tmp_path / "data/routers/paper-heavy.safetensors").write_bytes(ppo)
     assert "ppo-heavy" in [contender.label for contender in read_case(path).contenders]
-    (tmp_path / "data/routers/paper-own-heavy.safetensors").write_bytes(tide.read_bytes())
+    (tmp_path / "data/routers/paper-own-heavy.safetensors").write_bytes(ppo)
     file = read_case(path).contenders[3].file
     assert file is not None
     assert file.name == "paper-own-heavy.safetensors"
@@ -623,19 +641,20 @@ def kinds_to_tune(folder: Path, kinds: tuple[str, ...] = KINDS, *, force: bool =
     return [each.tuning.router for each in tunings(folder, kinds=kinds, force=force)]
 
 
-def write_tuned(path: Path, kind: str, **changes: Any) -> None:
+def write_tuned(path: Path, kind: str, told: Mapping[str, Any] | None = None, **changes: Any) -> None:
     """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
     world = load_world(path)
     flags = {"floor": "0.8", "decisions": "40000000", "searches": "1", "seed": "0"} | changes
     words = " ".join(f"--{name} {value}" for name, value in flags.items() if name not in ("devices", "deciding"))
-    command = f"slimsched tune {path} --router {kind} {words}"
+    command = f"slimsched tune {path.name} --router {kind} {words}"
     place = path.parent / "data/routers" / path.stem
     if kind == "milp":
         note_failure(place / "milp.rule.yaml", f"no setting keeps the floor ({command})")
         return
-    told = {"command": command, "devices": list(world.device_names), "deciding": deciding_in(world.cluster)}
-    told |= {name: value for name, value in changes.items() if name in told}
-    write_rule(place / f"{kind}.rule.yaml", RULE.model_copy(update={"made_by": told}))
+    making = {"command": command, "devices": list(world.device_names), "deciding": deciding_in(world.cluster)}
+    making |= {name: value for name, value in changes.items() if name in making} | dict(told or {})
+    rule = TideRule() if kind == "tide" else RULE
+    write_rule(place / f"{kind}.rule.yaml", rule.model_copy(update={"made_by": making}))
 
 
 @pytest.mark.parametrize(
@@ -684,8 +703,9 @@ def test_what_has_a_file_is_tuned_by_force_alone(tmp_path: Path, capsys: pytest.
     """A file that says why there is none is one, too."""
     path = write_case(tmp_path)
     write_tuned(path, "ladder")
+    write_tuned(path, "tide", seed="7")
     rest = tuple(kind for kind in KINDS if kind not in ("ladder", "tide"))
-    assert kinds_to_tune(tmp_path) == [*rest, "tide"], "its file is of some other command"
+    assert kinds_to_tune(tmp_path) == [*rest, "tide"], "its file is of another seed"
     write_tuned(path, "milp")
     assert kinds_to_tune(tmp_path, rest) == [kind for kind in rest if kind != "milp"]
     assert kinds_to_tune(tmp_path, ("milp", "ladder")) == []

@@ -103,7 +103,7 @@ def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.Captur
     made = json.loads(capsys.readouterr().out)["routers"]
     assert [each["score"]["router"] for each in made] == ["tide", "tuned:fixed", "ppo"]
     files = [Path(each["router"]) for each in made]
-    assert [file.name for file in files] == ["tide.safetensors", "fixed.rule.yaml", "router.safetensors"]
+    assert [file.name for file in files] == ["tide.rule.yaml", "fixed.rule.yaml", "router.safetensors"]
     before = [file.read_bytes() for file in files]
     assert train(path) == 0
     told = capsys.readouterr().err

@@ -21,9 +21,9 @@ from policies.registry import TUNED
 from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import Space
-from policies.tide import knobs as tide_knobs
+from policies.rules.tide import TideRule
 from scenarios.cli import main
-from scenarios.files.router_names import made_by, read_router
+from scenarios.files.router_names import made_by, read_router, read_rule
 from scenarios.learn.course import Course, Decisions, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.kept_scores import KeptScores
@@ -191,24 +191,24 @@ def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_p
 
 
 def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the scenario lies and however its file is called, with what was switched off and begun with."""
+    """Wherever the scenario lies and however its file is called, with what was switched off."""
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/a case.yaml").write_text(yaml.safe_dump(SCENARIO))
     flags = ["mine/a case.yaml", "--router", "tide", "--floor", "0.75", "--decisions", "1000"]
     flags += ["--searches", "1", "--seed", "3"]
-    flags += ["--without", "rates", "--without", "backlog"]
+    flags += ["--without", "arrivals", "--without", "backlog"]
     assert main(["tune", *flags, "--quiet"]) == 0
-    assert shlex.split(made_by(Path("tide.safetensors"))["command"]) == ["slimsched", "tune", *flags]
-    flags += ["--start", "tide.safetensors"]
-    assert main(["tune", *flags, "--quiet", "--out", "again.safetensors"]) == 0
-    assert shlex.split(made_by(Path("again.safetensors"))["command"]) == ["slimsched", "tune", *flags]
+    assert shlex.split(made_by(Path("tide.rule.yaml"))["command"]) == ["slimsched", "tune", *flags]
+    found = read_rule(Path("tide.rule.yaml"))
+    assert isinstance(found, TideRule)
+    assert found.arrivals == found.backlog == 0 != found.queue
 
     def refuse(*_: object, **__: object) -> Tuned:
         raise FloorError("none")
 
     monkeypatch.setattr("scenarios.learn.tuning.tune_world", refuse)
-    assert main(["tune", *flags, "--quiet", "--out", "third.safetensors"]) == 1
+    assert main(["tune", *flags, "--quiet", "--out", "third.rule.yaml"]) == 1
     told = Path("third.failed.txt").read_text().removeprefix("none (").removesuffix(")\n")
     assert shlex.split(told) == ["slimsched", "tune", *flags]
 
@@ -216,9 +216,9 @@ def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("kind", "switch", "said"),
     [
-        ("tide", "level", "--without: no switch 'level'; known: backlog, "),
-        ("tide", "rate", "--without: no switch 'rate'; did you mean 'rates'?"),
-        ("ladder", "rates", "--without: only tide has something to switch off; 'ladder' has not"),
+        ("tide", "level", "--without: no switch 'level'; known: arrivals, "),
+        ("tide", "arrival", "--without: no switch 'arrival'; did you mean 'arrivals'?"),
+        ("ladder", "arrivals", "--without: only tide has something to switch off; 'ladder' has not"),
     ],
 )
 def test_what_cant_be_switched_off_is_refused(
@@ -226,16 +226,6 @@ def test_what_cant_be_switched_off_is_refused(
 ) -> None:
     assert main(["tune", str(scenario), "--router", kind, "--floor", "0.75", "--without", switch]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_start_stays_where_it_is_switched_off(world: World) -> None:
-    """And is searched around where it is not."""
-    first = tune_world(world, "tide", replace(KNOBS, floor=0.75)).values
-    names = [knob.name for knob in tide_knobs.knobs(4, 4)]
-    off = [names.index(name) for name in ("rising", "risen", "load", "overload", "load_now")]
-    assert np.abs(first[off]).max() > 0
-    again = tune_world(world, "tide", replace(KNOBS, floor=0.75, without=("rates",)), start=first)
-    assert (again.values[off] == 0).all()
 
 
 def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +243,7 @@ def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.
 
 def test_why_there_is_none_lies_where_the_router_would() -> None:
     assert failure_path(Path("a/ladder.rule.yaml")) == Path("a/ladder.failed.txt")
-    assert failure_path(Path("a/tide.v1.2.safetensors")) == Path("a/tide.v1.2.failed.txt")
+    assert failure_path(Path("a/tide.v1.2.rule.yaml")) == Path("a/tide.v1.2.failed.txt")
 
 
 def score(mean_s: float, p99_s: float, accuracy: float = 0.75) -> RunScore:
@@ -341,11 +331,11 @@ def test_the_natural_floor_is_a_multiple_of_a_tenth_of_a_point(world: World) -> 
     assert floor_to(0.75999, 0.001) == pytest.approx(0.759)
 
 
-@pytest.mark.parametrize(("kind", "file"), [("tide", "tide.safetensors"), ("ladder", "ladder.rule.yaml")])
+@pytest.mark.parametrize("kind", ["tide", "ladder"])
 def test_the_command_writes_a_file_that_runs(
-    scenario: Path, tmp_path: Path, kind: str, file: str, capsys: pytest.CaptureFixture[str]
+    scenario: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / file
+    path = tmp_path / f"{kind}.rule.yaml"
     flags = ["--floor", "0.76", "--decisions", "5000", "--out", str(path), "--quiet", "--json", "-"]
     assert main(["tune", str(scenario), "--router", kind, *flags, "--control"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -366,9 +356,8 @@ def test_the_command_writes_a_file_that_runs(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--router", "tide", "--out", "x.yaml"], "ends with .safetensors"),
-        (["--router", "tyde", "--out", "tide.safetensors"], "'tyde' can't be tuned; did you mean 'tide'?"),
-        (["--router", "ladder", "--start", "x.rule.yaml"], "only tide can begin with a file"),
+        (["--router", "tide", "--out", "x.safetensors"], "ends with .rule.yaml"),
+        (["--router", "tyde", "--out", "tide.rule.yaml"], "'tyde' can't be tuned; did you mean 'tide'?"),
         (["--router", "milp", "--control"], "--control: 'milp' has nothing that goals could move; allowed with ladder"),
     ],
 )
@@ -414,7 +403,7 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
 
 def test_a_users_note_is_no_failure_of_ours(tmp_path: Path) -> None:
     """What lies beside a router under our note's name is neither replaced nor removed, unless it is such a note."""
-    out, note = tmp_path / "tide.safetensors", tmp_path / "tide.failed.txt"
+    out, note = tmp_path / "tide.rule.yaml", tmp_path / "tide.failed.txt"
     note_failure(out, "none (slimsched tune x.yaml)")
     note_failure(out, "other (slimsched tune x.yaml)")
     assert note.read_text() == "other (slimsched tune x.yaml)\n"

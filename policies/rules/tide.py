@@ -1,0 +1,90 @@
+"""Tide: a ladder over the tuples that are worth their time, on which a price of device time goes up and down.
+
+    rung = argmax over rungs of accuracy - price x device time            the price: `policies.rules.price`
+
+The rungs are the corners of the accuracy table's front (its convex hull over device time), so each has a range of
+prices at which it is the best, and the thresholds between them come from the table and the profiles: none is learned.
+Where a joule has a weight, too, a threshold falls by what the power of its step costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+
+from policies.errors import InputError
+from policies.goal_control import MOST_STRETCH
+from policies.rules.context import ComposedRouter, RouterContext
+from policies.rules.controlled import ControlledLadder, ControlSpec
+from policies.rules.costs import corner_tuples, full_widths, path_energy_j, tuple_cost_s
+from policies.rules.price import Price
+from policies.rules.specs import MOST_HYSTERESIS, POINT, From0, PlacedRule, Reals, ShareBelow1, Space
+from policies.rules.widths import Ladder
+
+SWITCHES: Final = ("rise", "hysteresis")  # what an ablation can leave out
+_NUMBERS: Final = ("level", *SWITCHES)
+_START: Final = {"level": -5.5, "rise": 1.2, "hysteresis": 0.2}
+_SPREAD: Final = {"level": 0.8, "rise": 0.4, "hysteresis": 0.2}
+_LEVELS: Final = (0.0, 1.0, -1.0, 2.0)  # from the start's, where the search may begin
+
+
+class TideRule(PlacedRule):
+    """Tide's numbers.
+
+    Attributes:
+        level: the logarithm of the price when nobody is there: accuracy (a share) for an image's way at full width.
+        rise: how steeply it follows the load (`policies.rules.price`).
+        hysteresis: a rung is left upwards only when the price has fallen to its threshold times (1 - hysteresis).
+        control: that it keeps goals, for which its price moves; left alone where it is not given.
+    """
+
+    KIND: ClassVar[str] = "tide"
+
+    level: float = _START["level"]
+    rise: From0 = _START["rise"]
+    hysteresis: ShareBelow1 = _START["hysteresis"]
+    control: ControlSpec | None = None
+
+    @classmethod
+    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+        """Its three numbers but those that are switched off; accuracy rises as the level falls."""
+
+        def rule(values: Reals) -> TideRule:
+            found = dict(zip(_NUMBERS, values.tolist(), strict=True))
+            found["rise"] = max(found["rise"], 0.0)
+            found["hysteresis"] = min(max(found["hysteresis"], 0.0), MOST_HYSTERESIS)
+            return cls(**found)
+
+        first = np.array([0.0 if name in without else _START[name] for name in _NUMBERS])
+        spread = np.array([0.0 if name in without else _SPREAD[name] for name in _NUMBERS])
+        accurate = np.array([-1.0, *[0.0] * len(SWITCHES)])
+        return Space("TideSpace", first, spread, accurate, rule, [first - by * accurate for by in _LEVELS])
+
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
+        """See `RuleSpec`."""
+        self.check(context.config, source, key)
+        ladder = self._ladder(context, source, key)
+        if self.control is None:
+            return self._composed(context, ladder, source, key)
+        control = self.control.make(context.config, source, key, MOST_STRETCH, weighs=True)
+        return self._composed(context, ControlledLadder(ladder, control), source, key)
+
+    def _ladder(self, context: RouterContext, source: str, key: str) -> Ladder:
+        rungs = corner_tuples(context)
+        if not rungs:
+            raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
+        unit_s = tuple_cost_s(context, full_widths(context.config))
+        costs = [tuple_cost_s(context, rung) / unit_s for rung in rungs]
+        steps = np.diff(np.array([costs, [context.prior(rung) for rung in rungs]]))
+        energies_j = np.diff([path_energy_j(context, rung) for rung in rungs])
+        price = Price(self.level, self.rise)
+        return Ladder(
+            context.config.widths,
+            tuple(rungs),
+            tuple((steps[1] / steps[0]).tolist()),
+            self.hysteresis,
+            price=price,
+            joules=tuple((POINT * energies_j / steps[0]).tolist()),
+        )
