@@ -31,9 +31,7 @@ from sim.compiled.scoring import RunScore
 SCHEMA: Final = "slimsched.ablation/1"
 ROWS: Final[dict[str, dict[str, Any]]] = {
     "tide, all of it": {},
-    "no queue in the price": {"without": ("queue",)},
-    "no expected work in the price": {"without": ("backlog",)},
-    "no arrivals in the price": {"without": ("arrivals",)},
+    "a price that does not follow the load": {"without": ("rise",)},
     "no hysteresis": {"without": ("hysteresis",)},
     "placement: sticky, none is picked": {"as_they_are": ("placement",)},
     "nobody is held": {"as_they_are": ("hold",)},

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from math import floor
 from typing import Any, cast
@@ -25,7 +24,7 @@ from policies.holds import Holds
 from policies.ledger import Ledger, ReportedPower
 from policies.memory import MemoryBook
 from policies.router import RouterCore
-from policies.rules import price
+from policies.rules import widths
 from policies.rules.price import Price
 from policies.vocabulary import (
     NS_PER_S,
@@ -806,33 +805,17 @@ def _haunting(observe: Callable[..., None]) -> Callable[..., None]:
 
 
 def price_mutants() -> Iterator[Mutant]:
-    """Signs of load that count the other way, or for other servers, and a memory that forgets."""
-    for weight in ("queue", "backlog", "arrivals"):
-        yield Mutant(f"{weight} makes time cheap", _price(partial(_turn, weight=weight)))
-    yield Mutant("arrivals are not remembered", _price(lambda price, view: setattr(price, "rate_img_s", 0.0)))
-    yield Mutant("whoever is inside has just arrived", _price(lambda price, view: setattr(price, "arrived", 0)))
-    yield Mutant("an image's way takes no time", _price(lambda price, view: setattr(price, "way_ns", 1)))
+    """A price that does not rise, one that rises at once, and servers that are out."""
+    yield Mutant("nobody is dear", _price(lambda load: 0.0))
+    yield Mutant("a load is dearer than it is", _price(lambda load: 2.0 * load))
+    yield Mutant("servers that are out count for the load", _set(widths, "is_up", lambda server: True))
 
 
-def slow_price_mutants() -> Iterator[Mutant]:
-    """What only runs of some tenths of a second tell, and servers that are out for long: those of `test_rules`."""
-    yield Mutant("no time passes for arrivals", _price(lambda price, view: setattr(price, "seen_ns", view.now_ns)))
-    yield Mutant("servers that are out count for the load", _set(price, "is_up", lambda server: True))
+def _price(change: Callable[[float], float]) -> Patch:
+    def wrap(of: Callable[[Price, float], float]) -> Callable[[Price, float], float]:
+        return lambda price, load: of(price, change(load))
 
-
-def _price(change: Callable[[Price, ClusterView], None]) -> Patch:
-    def wrap(call: Callable[..., float]) -> Callable[..., float]:
-        def mutated(self: Price, view: ClusterView) -> float:
-            change(self, view)
-            return call(self, view)
-
-        return mutated
-
-    return _around(Price, "__call__", wrap)
-
-
-def _turn(price: Price, view: ClusterView, weight: str) -> None:
-    setattr(price, weight, -abs(getattr(price, weight)))
+    return _around(Price, "of", wrap)
 
 
 def mutants() -> list[Mutant]:

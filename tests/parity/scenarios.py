@@ -492,9 +492,7 @@ def drawn_tide(draws: Draws) -> TideRule:
         control = ControlSpec(floor=floor, energy_weight=weight)
     return TideRule(
         level=draws.pick((0.0, -0.7, 0.5, -2.0)),
-        queue=draws.pick((0.7, 0.0, -0.5, 2.0)),
-        backlog=draws.pick((0.7, 0.0, -0.5, 2.0)),
-        arrivals=draws.pick((0.3, 5.0, 300.0, 2e4)),
+        rise=draws.pick((0.7, 0.0, 0.3, 2.0)),
         hysteresis=draws.pick((0.0, 0.2, 0.8)),
         placement=draws.pick(("sticky", "shortest-delay", "jsq", "power-of-two")),
         control=control,

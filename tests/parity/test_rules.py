@@ -45,7 +45,7 @@ from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws
-from tests.parity.mutants import Mutant, price_mutants, slow_price_mutants
+from tests.parity.mutants import Mutant, price_mutants
 from tests.parity.scenarios import Scenario, draw_scenario
 
 MakeRouter = Callable[[Scenario, RouterContext], RoutingPolicy]
@@ -249,9 +249,7 @@ ROUTERS: dict[str, MakeRouter] = {
     "ladder with a limit": limited,
     **{f"tide@{name}": tide(name) for name in ("sticky", "shortest-delay", "power-of-two-speed")},
     "tide, slow to come back": tide("sticky", hysteresis=0.8),
-    "tide of arrivals": tide("sticky", level=-4.0, queue=0.0, backlog=0.0, arrivals=5.0),
-    "tide of queues": tide("sticky", queue=3.0, backlog=0.0, arrivals=0.0),
-    "tide of backlogs": tide("sticky", queue=0.0, backlog=3.0, arrivals=0.0),
+    "tide, steep": tide("sticky", rise=3.0),
     "controlled tide": controlled_tide,
     "frugal tide": frugal,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
@@ -334,7 +332,7 @@ def test_rules_differ_where_they_are_compared() -> None:
     assert alike == []
 
 
-@pytest.mark.parametrize("mutant", [*price_mutants(), *slow_price_mutants()], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*price_mutants()], ids=lambda mutant: mutant.name)
 def test_a_broken_price_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some router in some scenario decides otherwise with it, in Python, than its plan."""
     tides = [each for each in ROUTERS if "tide" in each]

@@ -36,7 +36,7 @@ SOME: tuple[RuleSpec, ...] = (
     MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
     LookaheadRule(),
     TideRule(),
-    TideRule(level=-4.0, arrivals=1.0, placement="jsq", hold=HOLD, control=ControlSpec(floor=0.75)),
+    TideRule(level=-4.0, rise=1.0, placement="jsq", hold=HOLD, control=ControlSpec(floor=0.75)),
     LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
 )
 

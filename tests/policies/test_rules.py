@@ -228,7 +228,7 @@ def test_packed_fills_what_needs_the_least_energy_first() -> None:
         outstanding[chosen[-1]] += full
     assert chosen[:3] == order
     assert chosen[3] in (1, 2), "all are full: the least work, on the fast ones"
-    assert choose("packed", view(server(), server(), server(), location=2), costs).server == 2
+    assert choose("packed", view(server(), server(), server(), head=HeadKey(2, 0.5, 2)), costs).server == 2
 
 
 def test_weighted_random_is_as_likely_as_a_server_is_fast() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace as changed
 
 from policies.chance import stream
 from policies.errors import InputError
@@ -23,14 +22,14 @@ from policies.reward import AccuracyPrior
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlledLadder, ControlSpec
 from policies.rules.costs import corner_tuples, full_widths, tuple_cost_s
-from policies.rules.price import MOST, Price, make_price
+from policies.rules.price import MOST, Price
 from policies.rules.tide import SWITCHES, TideRule
 from policies.rules.widths import Ladder
-from policies.vocabulary import ClusterView, WorkKey
+from policies.vocabulary import WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, choice_of, context, known, server, view
 
 RNG = stream(0, "tide")
-PLAIN: dict[str, Any] = {"queue": 0.0, "backlog": 0.0, "arrivals": 0.0, "hysteresis": 0.0}
+PLAIN: dict[str, Any] = {"rise": 0.0, "hysteresis": 0.0}
 TUPLES = list(product((0.25, 1.0), repeat=4))
 
 
@@ -94,75 +93,19 @@ def test_a_tuple_under_the_hull_is_no_corner() -> None:
 # --------------------------------------------------------------------------------------------------------------- price
 
 
-def price_of(seen: ClusterView, **weights: float) -> float:
-    """Of a fresh one that has these weights alone."""
-    given = {"level": 0.0, "queue": 0.0, "backlog": 0.0, "arrivals": 0.0, **weights}
-    return make_price(context(), **given)(seen)
+@given(st.floats(-8, 2), st.floats(0, 3), st.lists(st.floats(0, 1e6), min_size=2))
+def test_the_price_rises_with_the_load_from_its_level_on(level: float, rise: float, loads: list[float]) -> None:
+    """By e to the power of `rise` for each e times as many, at last."""
+    price = Price(level, rise)
+    found = [price.of(load) for load in sorted(loads)]
+    assert found == sorted(found)
+    assert price.of(0.0) == exp(level)
+    assert price.of(1e6 * exp(1.0)) == pytest.approx(price.of(1e6) * exp(rise), rel=1e-3)
 
 
-WORK = {WorkKey(2, 1.0, 0.5): 40}
-
-
-@pytest.mark.parametrize("weight", ["queue", "backlog", "arrivals"])
-def test_the_price_rises_with_each_sign_of_load(weight: str) -> None:
-    """And falls with it where its weight is below 0; where that is 0, the price is the level's."""
-    seen = [
-        view(server(), server(), server()),
-        view(server(), server(), server(), fifo=50),
-        view(server(outstanding=WORK), server(outstanding=WORK), server(outstanding=WORK), fifo=50),
-        view(server(outstanding=WORK), server(outstanding=WORK), server(outstanding=WORK), fifo=500),
-    ]
-    for sign in (1.0, -1.0):
-        prices = [price_of(each, level=-2.0, **{weight: sign}) for each in seen]
-        assert prices == sorted(prices, reverse=sign < 0)
-        assert len(set(prices)) == 4
-    assert price_of(seen[-1], level=-2.0) == exp(-2.0)
-
-
-def test_work_counts_by_how_long_it_takes_and_requests_by_their_number() -> None:
-    cheap, dear = ({WorkKey(1, width, 0.0): 40} for width in (0.25, 1.0))
-    for weight, differs in (("backlog", True), ("queue", False)):
-        prices = [price_of(view(server(outstanding=work)), **{weight: 1.0}) for work in (cheap, dear)]
-        assert (prices[0] < prices[1]) == differs
-        assert (prices[0] == prices[1]) != differs
-
-
-def test_a_load_counts_for_each_server_that_is_up() -> None:
-    """Two of three are out: the same load is as dear as three times as much on all."""
-    out = server(valid=False)
-    for weight in ("queue", "backlog"):
-        few = price_of(view(server(), out, out, fifo=100), **{weight: 1.0})
-        assert few == pytest.approx(price_of(view(server(), server(), server(), fifo=300), **{weight: 1.0}))
-    assert price_of(view(server(), out, out, fifo=100), arrivals=1.0) > price_of(
-        view(server(), server(), server(), fifo=100), arrivals=1.0
-    )
-
-
-def test_arrivals_are_those_of_late() -> None:
-    """A burst raises the price, and is forgotten; images that were served are no new ones."""
-    price = make_price(context(), 0.0, 0.0, 0.0, 1.0)
-    seen = changed(view(server(), server(), server()), now_ns=0, fifo_length=0)
-    found = []
-    for now_ms, completed, fifo in ((1, 0, 0), (10, 0, 300), (20, 300, 0), (1000, 300, 0)):
-        found.append(price(changed(seen, now_ns=now_ms * 1_000_000, completed=completed, fifo_length=fifo)))
-    assert found[0] == 1.0
-    assert found[1] > found[2] > found[3] > 1.0
-    assert log(found[3]) < 0.1 * log(found[1])
-
-
-def test_asked_again_at_one_decision_it_is_the_same() -> None:
-    """As placements ask that reckon with widths."""
-    price = make_price(context(), -2.0, 0.5, 0.5, 1.0)
-    for step in range(1, 5):
-        seen = changed(view(server(3), server(), server(), fifo=20 * step), now_ns=step * 10_000_000)
-        first = price(seen)
-        assert price(seen) == first
-        assert price.rate_img_s > 0
-
-
-def test_no_weights_make_a_price_that_is_none() -> None:
+def test_no_numbers_make_a_price_that_is_none() -> None:
     for level in (1e9, -1e9):
-        assert price_of(view(server()), level=level) == exp(MOST if level > 0 else -MOST)
+        assert Price(level, 1.0).of(3.0) == exp(MOST if level > 0 else -MOST)
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -173,20 +116,26 @@ def test_the_more_wait_the_narrower() -> None:
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == 1.0
     assert widths[-1] == WIDTHS[0]
-    upside_down = [
-        width(TideRule(level=-1.0, queue=-2.0, backlog=0.0, arrivals=0.0).make(context()), fifo) for fifo in (1, 4096)
-    ]
-    assert upside_down[0] < upside_down[1]
+    assert width(TideRule(rise=0.0).make(context()), 1 << 20) == 1.0, "a price that follows nothing"
+
+
+def test_a_load_counts_for_each_server_that_is_up() -> None:
+    """Two of three are out: the same load leads to the same rung as three times as much on all."""
+    out, rungs = server(valid=False), []
+    for fifo in (3, 30, 100, 300):
+        few, all_up = ladder_of(context()), ladder_of(context())
+        rungs.append(few.rung_of(view(server(), out, out, fifo=fifo)))
+        assert rungs[-1] == all_up.rung_of(view(server(), server(), server(), fifo=3 * fifo))
+    assert len(set(rungs)) > 2
 
 
 def test_a_rung_is_left_upwards_later_with_hysteresis() -> None:
     """By how much the price has to fall below its threshold."""
     for hysteresis, there in ((0.0, 0), (0.5, 1)):
-        ladder = ladder_of(context(), level=0.0, queue=0.0, backlog=0.0, arrivals=0.0, hysteresis=hysteresis)
-        assert isinstance(ladder.price, Price)
+        ladder = ladder_of(context(), rise=0.0, hysteresis=hysteresis)
         rungs = []
         for factor in (0.9, 1.1, 0.9):
-            ladder.price.level = log(ladder.thresholds[0] * factor)
+            ladder.price = Price(log(ladder.thresholds[0] * factor), 0.0)
             rungs.append(ladder.rung_of(view(server(), server(), server())))
         assert rungs == [0, 1, there]
 
@@ -262,14 +211,14 @@ def test_what_is_switched_off_is_0_and_is_not_looked_for() -> None:
 def test_whatever_the_search_looks_for_is_a_rule() -> None:
     """Its hysteresis stays below 1, and from 0; and along the step of accuracy a price falls."""
     space = TideRule.space(context(), 0.75)
-    for values in (np.full(5, 1e3), np.full(5, -1e3)):
+    for values in (np.full(3, 1e3), np.full(3, -1e3)):
         rule = space.spec(values)
         assert rule_from_dict(rule.to_dict()) == rule
     assert space.spec(space.starts[0]) == TideRule()
 
 
 def test_its_file_says_what_it_is() -> None:
-    rule = TideRule(level=-3.0, queue=0.1, hysteresis=0.4, placement="jsq", control=ControlSpec(floor=0.75))
+    rule = TideRule(level=-3.0, rise=0.1, hysteresis=0.4, placement="jsq", control=ControlSpec(floor=0.75))
     assert rule_from_dict(rule.to_dict()) == rule
     assert KINDS["tide"].is_rule
     with pytest.raises(InputError, match=r"hysteresis.*less than 1"):

@@ -197,12 +197,12 @@ def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monk
     Path("mine/a case.yaml").write_text(yaml.safe_dump(SCENARIO))
     flags = ["mine/a case.yaml", "--router", "tide", "--floor", "0.75", "--decisions", "1000"]
     flags += ["--searches", "1", "--seed", "3"]
-    flags += ["--without", "arrivals", "--without", "backlog"]
+    flags += ["--without", "hysteresis"]
     assert main(["tune", *flags, "--quiet"]) == 0
     assert shlex.split(made_by(Path("tide.rule.yaml"))["command"]) == ["slimsched", "tune", *flags]
     found = read_rule(Path("tide.rule.yaml"))
     assert isinstance(found, TideRule)
-    assert found.arrivals == found.backlog == 0 != found.queue
+    assert found.hysteresis == 0 != found.rise
 
     def refuse(*_: object, **__: object) -> Tuned:
         raise FloorError("none")
@@ -216,9 +216,9 @@ def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("kind", "switch", "said"),
     [
-        ("tide", "level", "--without: no switch 'level'; known: arrivals, "),
-        ("tide", "arrival", "--without: no switch 'arrival'; did you mean 'arrivals'?"),
-        ("ladder", "arrivals", "--without: only tide has something to switch off; 'ladder' has not"),
+        ("tide", "level", "--without: no switch 'level'; known: hysteresis, rise"),
+        ("tide", "rises", "--without: no switch 'rises'; did you mean 'rise'?"),
+        ("ladder", "rise", "--without: only tide has something to switch off; 'ladder' has not"),
     ],
 )
 def test_what_cant_be_switched_off_is_refused(
