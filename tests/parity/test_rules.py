@@ -132,14 +132,14 @@ def limited(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return LadderRule(thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
 
 
-def tide(placement: str, level: float = -3.5, **changes: Any) -> MakeRouter:
+def tide(placement: str, level: float = -2.0, **changes: Any) -> MakeRouter:
     """At prices at which widths differ."""
     rule = TideRule(level=level, placement=placement, **changes)
     return lambda scenario, context: rule.make(context)
 
 
 def controlled_tide(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    return TideRule(level=-3.5, control=own_goals(scenario, context)).make(context)
+    return TideRule(level=-2.0, control=own_goals(scenario, context)).make(context)
 
 
 def frugal(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
