@@ -6,7 +6,7 @@ It builds nothing from what it read.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from hw.datasets import is_image_folder, require_image_folder
@@ -109,14 +109,15 @@ def _check_dataset(scenario: Scenario, source: str) -> None:
 def _check_servers(scenario: Scenario, source: str) -> None:
     servers = scenario.cluster.named_servers
     names: set[str] = set()
-    owners = {server.name for server in scenario.cluster.owners}
+    owners = {server.name: server for server in scenario.cluster.owners}
+    real = next((server for server in servers if server.device is not None and server.emulated is None), None)
     for index, server in enumerate(servers):
         key = f"cluster.servers.{index}"
         if server.name in names:
             raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
         names.add(server.name)
-        _check_device(server, owners, source, key)
-        _check_emulation(server, servers, source, key)
+        _check_device(server, owners.keys(), source, key)
+        _check_emulation(server, owners, real, source, key)
         if server.known_profile is None and not scenario.model.is_runnable:
             problem = "missing; without a network (model.network or model.checkpoint) nothing can be calibrated"
             raise InputError(source, f"{key}.profile", problem)
@@ -138,15 +139,16 @@ def _check_device(server: ServerSection, owners: Set[str], source: str, key: str
         raise InputError(source, f"{key}.shares_device_with", problem)
 
 
-def _check_emulation(server: ServerSection, servers: Sequence[ServerSection], source: str, key: str) -> None:
+def _check_emulation(
+    server: ServerSection, owners: Mapping[str, ServerSection], real: ServerSection | None, source: str, key: str
+) -> None:
     """Nobody shares an emulated device, and none stands beside a real one."""
-    owner = next((other for other in servers if other.name == server.shares_device_with), server)
-    if owner is not server and owner.emulated is not None:
-        problem = f"the device of {owner.name!r} is emulated, by one process for one server"
+    shared = server.shares_device_with
+    if shared is not None and owners[shared].emulated is not None:
+        problem = f"the device of {shared!r} is emulated, by one process for one server"
         raise InputError(source, f"{key}.shares_device_with", f"{problem}; give {server.name!r} a device of its own")
-    real = [other for other in servers if other.device is not None and other.emulated is None]
-    if server.emulated is not None and real:
-        problem = f"emulated beside {real[0].name!r}, whose device is real: one can't use the other's activations"
+    if server.emulated is not None and real is not None:
+        problem = f"emulated beside {real.name!r}, whose device is real: one can't use the other's activations"
         raise InputError(source, f"{key}.device.emulated", f"{problem}; emulate all devices or none")
 
 
