@@ -305,7 +305,7 @@ def test_candidates_meet_the_same_runs_and_the_worst_are_given_up(race: bool, co
 
 
 def test_a_floor_without_a_controller_is_a_steep_wall(world: World) -> None:
-    knobs = replace(KNOBS, floor=0.75, decisions=40_000)
+    knobs = replace(KNOBS, floor=0.762, decisions=40_000)
     wall, controlled = (tune_world(world, "tide", replace(knobs, pid=pid)) for pid in (False, True))
     assert not np.allclose(wall.values, controlled.values)
 
