@@ -12,7 +12,7 @@ from policies.errors import InputError
 from scenarios.runs.layout import OWN, fits
 from scenarios.runs.manifest import read_manifest
 
-_READ: Final = ("scenario", "router", "model", "start", "profile")
+_READ: Final = ("scenario", "router", "model", "profile")
 _WRITTEN: Final = ("json", "picture", "plot")
 _OUT_IS_A_FILE: Final = ("tune", "profile synth")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -44,19 +45,24 @@ def marker_of(field: FieldInfo) -> FileName | None:
     return next((each for each in _metadata(field.annotation, *field.metadata) if isinstance(each, FileName)), None)
 
 
+@cache
+def _fields(kind: type[BaseModel]) -> tuple[tuple[str, str, FileName | None], ...]:
+    """Of each field its name, its key, and what marks it: looked up once, for a scenario may have many servers."""
+    return tuple((name, field.alias or name, marker_of(field)) for name, field in kind.model_fields.items())
+
+
 def named_files(document: StrictModel, key: str = "") -> Iterator[NamedFile]:
     """Every file that a document names, in the order of its keys."""
-    for name, field in type(document).model_fields.items():
-        here = f"{key}.{field.alias or name}" if key else field.alias or name
-        yield from _found(getattr(document, name), marker_of(field), here)
+    for name, alias, marker in _fields(type(document)):
+        yield from _found(getattr(document, name), marker, f"{key}.{alias}" if key else alias)
 
 
 def with_paths(document: Model, rename: Callable[[str], str]) -> Model:
     """A document with every path in it renamed; what was not given stays so."""
     update = {}
-    for name, field in type(document).model_fields.items():
+    for name, _, marker in _fields(type(document)):
         old = getattr(document, name)
-        if (new := _renamed(old, marker_of(field), rename)) is not old:
+        if (new := _renamed(old, marker, rename)) is not old:
             update[name] = new
     return document.model_copy(update=update) if update else document
 
