@@ -72,9 +72,9 @@ def test_solo_latencies_are_found(played: Played, found: Profile) -> None:
         if samples > 0
     ]
     assert len(found.latency) == len(played.profile.latency)
-    assert len(errors) > 0.5 * sum(len(curve.batches) for curve in found.latency)
+    assert len(errors) > 0.25 * sum(len(curve.batches) for curve in found.latency)
     assert np.median(np.abs(errors)) < 0.05
-    assert min(errors) > -0.001  # nothing ends before its time
+    assert min(errors) > -0.01  # nothing ends before its time; slow spells are taken out of it, about
 
 
 def test_what_it_costs_to_share_it_is_found(played: Played, found: Profile) -> None:
