@@ -181,7 +181,7 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     down, stay, now = 0, 0, Rung(plan, rule.rung_at)
     for n in range(rule.rung_count - 1):
         threshold = reals(plan)[rule.thresholds_at + n]
-        if weight > 0.0:
+        if weight > 0.0 and rule.joules_at:
             threshold -= weight * reals(plan)[rule.joules_at + n]
         down += load > threshold
         stay += load > threshold * now.share

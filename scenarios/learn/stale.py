@@ -1,4 +1,4 @@
-"""Why a router's file should be tuned again: it was made otherwise than it would be made now, or for another world."""
+"""Why a router's file should be tuned again: it was made otherwise than now, or for another world or load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from policies.errors import InputError
 from scenarios.files.router_names import made_by
-from scenarios.learn.tuned_files import failed_command, failure_path
+from scenarios.learn.tuned_files import failed_command, failure_path, load_of
 from scenarios.world.routers import deciding_in
 from scenarios.world.world import World
 
@@ -31,7 +31,8 @@ def why_tune(path: Path, command: str, world: World) -> str:
     if "command" not in told:
         return ""
     found = [_differences(str(told["command"]), command)]
-    for key, here in (("devices", list(world.device_names)), ("deciding", deciding_in(world.cluster))):
+    now = {"devices": list(world.device_names), "deciding": deciding_in(world.cluster), "load": load_of(world.scenario)}
+    for key, here in now.items():
         if key not in told:
             found.append(f"{key} not told")
         elif told[key] != here:

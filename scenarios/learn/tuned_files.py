@@ -12,7 +12,9 @@ from policies.rules.specs import LadderRule, RuleSpec
 from policies.rules.tide import TideRule
 from scenarios.files.documents import write_text
 from scenarios.files.made_routers import RULE_SUFFIX
+from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import made_by, without_ending, write_rule
+from scenarios.files.spec import Scenario
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import Tuned
 from scenarios.world.routers import deciding_in
@@ -81,6 +83,12 @@ def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
     return spec.model_copy(update={"control": control})
 
 
+def load_of(scenario: Scenario) -> dict[str, Any]:
+    """What a router had to serve when it was tuned; files by their names alone."""
+    named = with_paths(scenario, lambda path: Path(path).name)
+    return named.model_dump(mode="json", include={"workload", "faults", "duration_s"}, exclude_defaults=True)
+
+
 def save_tuned(
     found: Tuned, world: World, knobs: TuningKnobs, path: Path, command: str, *, seconds: float | None = None
 ) -> dict[str, Any]:
@@ -89,6 +97,7 @@ def save_tuned(
         "command": command,
         "devices": list(world.device_names),
         "deciding": deciding_in(world.cluster),
+        "load": load_of(world.scenario),
         "floor": knobs.floor,
         "decisions": found.spent.search,
         "settings_decisions": found.spent.settings,

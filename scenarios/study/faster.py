@@ -25,7 +25,7 @@ from scenarios.learn.tune import tune_world
 from scenarios.learn.tuning import knobs_of
 from scenarios.show.numbers import NONE
 from scenarios.show.table import Table, columns
-from scenarios.study.ablation import held_out, kept_rows
+from scenarios.study.ablation import held_out, kept_rows, searched_specs
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 
@@ -57,20 +57,21 @@ def points() -> Iterator[Point]:
         yield Point(decision_us, blocks, may_wait)
 
 
-def row_of(world: World, kind: str, point: Point, base: TuningKnobs, searches: int) -> dict[str, Any]:
-    """Tune so often, and run each on the seeds of the scenario's comparison."""
-    its, means_ms, accuracies, p99s_ms = point.world(world), [], [], []
+def row_of(world: World, kind: str, point: Point, knobs: TuningKnobs) -> dict[str, Any]:
+    """Tune, and run what each search found on the seeds of the scenario's comparison."""
+    its = point.world(world)
     row = {"scenario": world.scenario.name, "router": kind, **vars(point)}
-    for seed in range(base.seed, base.seed + searches):
-        knobs = replace(base, seed=seed)
-        try:
-            (scores,) = held_out(its, [tune_world(its, kind, knobs).spec], knobs)
-        except WorkError as error:
-            return {**row, "problem": str(error)}
-        means_ms.append(float(1000 * np.mean([score.mean_s for score in scores])))
-        p99s_ms.append(float(1000 * np.mean([score.p99_s for score in scores])))
-        accuracies.append(float(np.mean([score.accuracy for score in scores])))
-    return {**row, "means_ms": means_ms, "p99s_ms": p99s_ms, "accuracies": accuracies}
+    try:
+        found = tune_world(its, kind, knobs)
+    except WorkError as error:
+        return {**row, "problem": str(error)}
+    searches = held_out(its, searched_specs(found), knobs)
+    return {
+        **row,
+        "means_ms": [float(1000 * np.mean([score.mean_s for score in scores])) for scores in searches],
+        "p99s_ms": [float(1000 * np.mean([score.p99_s for score in scores])) for scores in searches],
+        "accuracies": [float(np.mean([score.accuracy for score in scores])) for scores in searches],
+    }
 
 
 def make_rows(
@@ -94,7 +95,7 @@ def make_rows(
         for point in points():
             if any(row["scenario"] == world.scenario.name and _is_of(row, point) for row in rows):
                 continue
-            rows.append(row_of(world, kind, point, knobs_of(world, seed=0, decisions=decisions), searches))
+            rows.append(row_of(world, kind, point, knobs_of(world, seed=0, decisions=decisions, searches=searches)))
             write_json(path, {"schema": SCHEMA, "command": command, "rows": rows})
             sys.stderr.write(f"{rows[-1]}\n")
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -53,28 +57,40 @@ def played() -> Played:
 
 
 @pytest.fixture(scope="module")
-def found(played: Played, tmp_path_factory: pytest.TempPathFactory) -> Profile:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calibration") / "toy.jsonl"
+
+
+@pytest.fixture(scope="module")
+def found(played: Played, log: Path) -> Profile:
     device = EmulatedDevice(FACTORY, to_bytes(Emulation(played.profile.to_yaml(), BATCH_LIMIT)), "toy x10", 10.0)
-    log = tmp_path_factory.mktemp("calibration") / "toy.jsonl"
     return calibrate(Calibration(None, device, 25.0, BATCH_LIMIT, log, name="toy", played=played))
 
 
 def test_solo_latencies_are_found(played: Played, found: Profile) -> None:
-    """The medians of its points; what other programs of this machine add to single passes is in the means.
-
-    Where these take its time, some points are not measured, and follow from others.
-    """
+    """The medians of its points; what other programs of this machine add to single passes is in the means."""
     truth = compile_tables(played.profile, BATCH_LIMIT)
     errors = [
         p50_s * 1e9 / truth.keys[curve.segment, curve.width, curve.previous_width].latency_ns[batch] - 1
         for curve in found.latency
-        for batch, p50_s, samples in zip(curve.batches, curve.p50_s, curve.samples, strict=True)
-        if samples > 0
+        for batch, p50_s in zip(curve.batches, curve.p50_s, strict=True)
     ]
     assert len(found.latency) == len(played.profile.latency)
-    assert len(errors) > 0.25 * sum(len(curve.batches) for curve in found.latency)
     assert np.median(np.abs(errors)) < 0.05
-    assert min(errors) > -0.01  # nothing ends before its time; slow spells are taken out of it, about
+
+
+def test_nothing_ends_before_its_time(played: Played, found: Profile, log: Path) -> None:
+    """By what was measured; curves may lie on a surface between the points, and so below some of them."""
+    truth = compile_tables(played.profile, BATCH_LIMIT)
+    records = [json.loads(line) for line in log.read_text().splitlines()[1:]]
+    solos = [record for record in records if record["result"]["kind"] == "SoloResult"]
+    assert len(solos) > len(found.latency)
+    for record in solos:
+        point = re.search(r"(\d+)/([\d.]+)/([\d.]+)/(\d+)", record["step"])
+        assert point is not None, record["step"]
+        segment, width, previous_width, batch = point.groups()
+        expected_ns = truth.keys[int(segment), float(width), float(previous_width)].latency_ns[int(batch)]
+        assert np.median(record["result"]["samples"]["values"]) * 1e9 > 0.999 * expected_ns, record["step"]
 
 
 def test_what_it_costs_to_share_it_is_found(played: Played, found: Profile) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from policies.errors import InputError
 from scenarios.files.documents import read_json
+from scenarios.learn.tuning import knobs_of
 from scenarios.show.table import to_markdown
 from scenarios.study import faster
 from scenarios.world.materials import load_world
@@ -24,6 +26,19 @@ def test_a_row_changes_deciding_and_nothing_else() -> None:
     assert fast.router.hold_limit_ns == world.cluster.router.hold_limit_ns > 0
     assert faster.Point(3, 16, False).world(world).cluster.router.hold_limit_ns == 0
     assert fast.devices == world.cluster.devices
+
+
+def test_a_row_has_the_figures_of_so_many_searches() -> None:
+    """Of each its own, by the number that was asked for and not the scenario's; all at one floor."""
+    world = load_world(SCENARIO)
+    world = replace(world, scenario=world.scenario.model_copy(update={"duration_s": 2.0, "warmup_s": 0.5}))
+    knobs = knobs_of(world, seed=0, decisions=60_000, searches=2)
+    row = faster.row_of(world, "ladder", faster.Point(100, 16, True), knobs)
+    assert (row["scenario"], row["router"], row["blocks"]) == ("main-mmpp-10g", "ladder", 16)
+    assert world.scenario.tuning.searches == 3
+    assert [len(row[key]) for key in ("means_ms", "p99s_ms", "accuracies")] == [2, 2, 2]
+    assert len(set(row["means_ms"])) == 2, "two searches that found one rule would be a wonder"
+    assert all(mean_ms < p99_ms for mean_ms, p99_ms in zip(row["means_ms"], row["p99s_ms"], strict=True))
 
 
 def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

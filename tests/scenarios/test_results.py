@@ -19,7 +19,7 @@ from policies.rules.specs import FixedRule, LadderRule
 from policies.rules.tide import TideRule
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.learn.tune import FloorError
-from scenarios.learn.tuned_files import note_failure
+from scenarios.learn.tuned_files import load_of, note_failure
 from scenarios.learn.tuning import Tuning
 from scenarios.show.charts import to_svg
 from scenarios.study import ablation, runs
@@ -641,17 +641,21 @@ def kinds_to_tune(folder: Path, kinds: tuple[str, ...] = KINDS, *, force: bool =
     return [each.tuning.router for each in tunings(folder, kinds=kinds, force=force)]
 
 
+AROUND = {"devices", "deciding", "load"}  # what a router's file says of the world that it was tuned in
+
+
 def write_tuned(path: Path, kind: str, told: Mapping[str, Any] | None = None, **changes: Any) -> None:
     """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
     world = load_world(path)
     flags = {"floor": "0.8", "decisions": "40000000", "searches": "1", "seed": "0"} | changes
-    words = " ".join(f"--{name} {value}" for name, value in flags.items() if name not in ("devices", "deciding"))
+    words = " ".join(f"--{name} {value}" for name, value in flags.items() if name not in AROUND)
     command = f"slimsched tune {path.name} --router {kind} {words}"
     place = path.parent / "data/routers" / path.stem
     if kind == "milp":
         note_failure(place / "milp.rule.yaml", f"no setting keeps the floor ({command})")
         return
     making = {"command": command, "devices": list(world.device_names), "deciding": deciding_in(world.cluster)}
+    making["load"] = load_of(world.scenario)
     making |= {name: value for name, value in changes.items() if name in making} | dict(told or {})
     rule = TideRule() if kind == "tide" else RULE
     write_rule(place / f"{kind}.rule.yaml", rule.model_copy(update={"made_by": making}))
@@ -666,6 +670,7 @@ def write_tuned(path: Path, kind: str, told: Mapping[str, Any] | None = None, **
         ({"floor": "0.75"}, "--floor 0.75, now 0.8"),
         ({"start": "x.safetensors"}, "--start x.safetensors, now not given"),
         ({"devices": ["A100"]}, "devices ['A100'], now ["),
+        ({"load": {"workload": {"rate_img_s": 7.0}}}, "load {'workload': {'rate_img_s': 7.0}}, now {"),
         ({"deciding": {"decision_s": 7.0}}, "deciding {'decision_s': 7.0}, now {"),
     ],
 )
@@ -677,7 +682,7 @@ def test_a_stale_file_is_tuned_again_and_why_is_said(
     write_tuned(path, "ladder", **changes)
     write_tuned(path, "milp", **changes)
     found = {each.tuning.router: each.why for each in tunings(tmp_path, kinds=("ladder", "milp"))}
-    ladder, milp = why is None, why is None or changes.keys() <= {"devices", "deciding"}
+    ladder, milp = why is None, why is None or changes.keys() <= AROUND
     assert list(found) == [kind for kind, is_fresh in (("ladder", ladder), ("milp", milp)) if not is_fresh]
     assert all(why is not None and each.startswith(why) for each in found.values())
     assert main(["tune", "--scenarios", str(tmp_path), "--router", "ladder", "--dry-run"]) == 0
