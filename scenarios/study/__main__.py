@@ -107,7 +107,7 @@ def _fronts(parser: Parser) -> Work:
     )
     text = f"what is tuned ({' '.join(fronts.KINDS)})"
     parser.add_argument("--router", choices=TUNED, nargs="+", default=list(fronts.KINDS), metavar="KIND", help=text)
-    parser.add_argument("--decisions", type=positive, default=15_000_000, metavar="N", help="of a search (15,000,000)")
+    parser.add_argument("--decisions", type=positive, default=5_000_000, metavar="N", help="of a search (5,000,000)")
     parser.add_argument("--searches", type=positive, default=1, metavar="N", help="of each row (1)")
     text = "of the full-length runs; the scenario's by default"
     parser.add_argument("--duration", type=float, metavar="S", help=text)
