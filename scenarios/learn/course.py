@@ -171,12 +171,7 @@ def _cost(scores: Sequence[RunScore], knobs: TuningKnobs) -> float:
     if knobs.objective == "energy":
         assert knobs.p99_limit_s is not None, "asked for with the objective"
         return float(np.mean([log(score.image_j) + _beyond(score, knobs.p99_limit_s) for score in scores]))
-    costs = [(score.mean_s, score.p99_s) for score in scores]
-    if knobs.logs:
-        return float(np.mean([log(mean_s) + knobs.tail * log(p99_s) for mean_s, p99_s in costs]))
-    return log(float(np.mean([mean_s for mean_s, _ in costs]))) + knobs.tail * log(
-        float(np.mean([p99_s for _, p99_s in costs]))
-    )
+    return float(np.mean([log(score.mean_s) + knobs.tail * log(score.p99_s) for score in scores]))
 
 
 def _beyond(score: RunScore, limit_s: float) -> float:

@@ -21,9 +21,6 @@ class TuningKnobs:
         episode_s: their length; excerpts of the scenario.
         levels: full-length runs that the floor is set on.
         tail: weight of log p99 beside the log mean: the tail constraint.
-        common: all candidates of a generation see the same runs (common random numbers).
-        logs: objectives are logarithms, so that runs of unequal load count alike.
-        race: candidates that are worst on the first run are given up: those that blew up cost little.
         pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
         rates: each run's rate is drawn from this range, in times of the workload's.
         without: Tide's numbers that are switched off.
@@ -40,9 +37,6 @@ class TuningKnobs:
     episode_s: float = 10.0
     levels: int = 3
     tail: float = 0.2
-    common: bool = True
-    logs: bool = True
-    race: bool = True
     pid: bool = True
     rates: tuple[float, float] = (1.0, 1.0)
     without: tuple[str, ...] = ()

@@ -40,7 +40,6 @@ from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchK
 from scenarios.learn.settings import PRICE, best_settings, settled
 from scenarios.metrics.served import LIMIT
 from scenarios.world.world import World
-from sim.cluster import RunSpec
 from sim.compiled.scoring import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
@@ -192,9 +191,8 @@ def _search(space: Space, course: Course) -> tuple[list[Reals], list[tuple[int, 
     limit = course.decisions + knobs.decisions
     while course.decisions < limit and not search.settled:
         candidates = search.ask()
-        costs, lacking = _generation(
-            space, course, candidates, generation, price.value if knobs.pid else _STEEP, race=knobs.race
-        )
+        worth = price.value if knobs.pid else _STEEP
+        costs, lacking = _generation(space, course, candidates, generation, worth, race=True)
         search.tell(candidates, costs, comparable=False)
         price.update(lacking)
         history.append((course.decisions - before, search.best_cost))
@@ -218,16 +216,12 @@ def _generation(
     """What each candidate costs, and what the mean one lacks of the floor."""
     knobs = course.knobs
 
-    def runs(number: int, episode: int) -> RunSpec:
-        own = "" if knobs.common else f":{number}"
-        part = (generation + episode) % knobs.episodes  # so that the race is run on every part in turn
-        if (episode, own) not in specs:
-            specs[episode, own] = course.excerpt(f"{generation}:{episode}{own}", part)
-        return specs[episode, own]
-
-    specs: dict[tuple[int, str], RunSpec] = {}
+    runs = [  # common to all; the race is run on every part in turn
+        course.excerpt(f"{generation}:{episode}", (generation + episode) % knobs.episodes)
+        for episode in range(knobs.episodes)
+    ]
     kinds = [space.spec(candidate) for candidate in candidates]
-    first = course.measure([(kind.make(course.context), runs(n, 0)) for n, kind in enumerate(kinds)])
+    first = course.measure([(kind.make(course.context), runs[0]) for kind in kinds])
     scores = [[each] for each in first]
 
     def cost(found: Sequence[RunScore]) -> float:
@@ -240,7 +234,7 @@ def _generation(
         kept = sorted(np.argsort(early, kind="stable")[: max(1, len(candidates) // 2)].tolist())
     more = [(n, episode) for n in kept for episode in range(1, knobs.episodes)]
     if more:
-        found = course.measure([(kinds[n].make(course.context), runs(n, episode)) for n, episode in more])
+        found = course.measure([(kinds[n].make(course.context), runs[episode]) for n, episode in more])
         for (n, _), each in zip(more, found, strict=True):
             scores[n].append(each)
     costs = np.full(len(candidates), inf)

@@ -17,6 +17,7 @@ module         does
 `ablation`     what each ingredient of Tide is worth
 `faster`       whether a router that decides faster is ever worse
 `fronts`       the least energy that a kind of router takes at limits of its p99 latency
+`tuned_rows`   what these three have in common
 `paper_table`  the paper's accuracies, completed
 =============  =====================================================================================================
 """

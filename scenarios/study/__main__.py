@@ -14,8 +14,10 @@ from scenarios.files.documents import read_json
 from scenarios.runs.parallel import core_count
 from scenarios.show.table import to_markdown
 from scenarios.study import ablation, faster, fronts, live, paper_table, results, tune_all
+from scenarios.study.page import ablation_table
+from scenarios.study.tuned_rows import Asked
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
-from scenarios.terminal.flags import Parser, new_file, new_folder, positive, whole
+from scenarios.terminal.flags import Parser, duration_s, new_file, new_folder, positive
 
 PROG: Final = "python -m scenarios.study"
 Work = Callable[[argparse.Namespace], int]
@@ -67,34 +69,22 @@ def _tune(parser: Parser) -> Work:
 
 
 def _ablation(parser: Parser) -> Work:
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="a scenario file (YAML), with a floor to keep")
-    text = "of each row's search (40,000,000)"
-    parser.add_argument("--decisions", type=positive, default=40_000_000, metavar="N", help=text)
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")
-    parser.add_argument("--searches", type=positive, default=1, metavar="N", help="of each row (1)")
-    text = "for the rows; an interrupted run goes on with the next one (docs/ablation.json)"
-    parser.add_argument("--json", type=new_file, default="docs/ablation.json", metavar="FILE", help=text)
+    _tuned_rows(parser, decisions=5_000_000, searches=3, file="docs/ablation.json")
 
     def work(given: argparse.Namespace) -> int:
-        ablation.make_table(given.scenario, given.decisions, given.seed, given.json, given.searches)
+        ablation.make_rows(_asked(given), given.json)
+        sys.stdout.write(to_markdown(ablation_table(read_json(given.json))) + "\n")
         return 0
 
     return work
 
 
 def _faster(parser: Parser) -> Work:
-    parser.add_argument("scenario", type=Path, nargs="+", metavar="SCENARIO", help="with a floor, and a hold_limit_s")
     parser.add_argument("--router", choices=TUNED, default="ladder", metavar="KIND", help="what is tuned (ladder)")
-    parser.add_argument("--decisions", type=positive, default=2_000_000, metavar="N", help="of a search (2,000,000)")
-    parser.add_argument("--searches", type=positive, default=2, metavar="N", help="of each row (2)")
-    parser.add_argument(
-        "--duration", type=float, metavar="S", help="of the full-length runs; the scenario's by default"
-    )
-    text = "for the rows; an interrupted run goes on with the next one (docs/faster.json)"
-    parser.add_argument("--json", type=new_file, default="docs/faster.json", metavar="FILE", help=text)
+    _tuned_rows(parser, decisions=2_000_000, searches=2, file="docs/faster.json")
 
     def work(given: argparse.Namespace) -> int:
-        faster.make_rows(given.scenario, given.router, given.decisions, given.searches, given.json, given.duration)
+        faster.make_rows(_asked(given), given.router, given.json)
         sys.stdout.write(to_markdown(faster.faster_table(read_json(given.json)["rows"])) + "\n")
         return 0
 
@@ -102,24 +92,34 @@ def _faster(parser: Parser) -> Work:
 
 
 def _fronts(parser: Parser) -> Work:
-    parser.add_argument(
-        "scenario", type=Path, nargs="+", metavar="SCENARIO", help="scenario files (YAML), with a floor"
-    )
     text = f"what is tuned ({' '.join(fronts.KINDS)})"
     parser.add_argument("--router", choices=TUNED, nargs="+", default=list(fronts.KINDS), metavar="KIND", help=text)
-    parser.add_argument("--decisions", type=positive, default=5_000_000, metavar="N", help="of a search (5,000,000)")
-    parser.add_argument("--searches", type=positive, default=1, metavar="N", help="of each row (1)")
-    text = "of the full-length runs; the scenario's by default"
-    parser.add_argument("--duration", type=float, metavar="S", help=text)
-    text = "for the rows; an interrupted run goes on with the next one (docs/fronts.json)"
-    parser.add_argument("--json", type=new_file, default="docs/fronts.json", metavar="FILE", help=text)
+    _tuned_rows(parser, decisions=5_000_000, searches=1, file="docs/fronts.json")
 
     def work(given: argparse.Namespace) -> int:
-        fronts.make_rows(given.scenario, given.router, given.decisions, given.searches, given.json, given.duration)
+        fronts.make_rows(_asked(given), given.router, given.json)
         sys.stdout.write(to_markdown(fronts.front_table(read_json(given.json))) + "\n")
         return 0
 
     return work
+
+
+def _tuned_rows(parser: Parser, *, decisions: int, searches: int, file: str) -> None:
+    """What all tables take whose rows are tuned."""
+    text = "scenario files (YAML), with a floor to keep"
+    parser.add_argument("scenario", type=Path, nargs="+", metavar="SCENARIO", help=text)
+    text = f"of a search ({decisions:,})"
+    parser.add_argument("--decisions", type=positive, default=decisions, metavar="N", help=text)
+    text = f"of each row ({searches})"
+    parser.add_argument("--searches", type=positive, default=searches, metavar="N", help=text)
+    text = "of the full-length runs, such as 60s; the scenario's by default"
+    parser.add_argument("--duration", type=duration_s, metavar="TIME", help=text)
+    text = f"for the rows; an interrupted run goes on with the next one ({file})"
+    parser.add_argument("--json", type=new_file, default=file, metavar="FILE", help=text)
+
+
+def _asked(given: argparse.Namespace) -> Asked:
+    return Asked(given.scenario, given.decisions, given.searches, given.duration)
 
 
 def _live(parser: Parser) -> Work:

@@ -9,7 +9,6 @@ kept: an interrupted run goes on with the next one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,14 +18,11 @@ from typing import Any, Final
 import numpy as np
 
 from policies.errors import InputError, WorkError
-from scenarios.files.documents import write_json
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import tune_world
-from scenarios.learn.tuning import knobs_of
 from scenarios.show.numbers import NONE
 from scenarios.show.table import Table, columns
-from scenarios.study.ablation import held_out, kept_rows, searched_specs
-from scenarios.world.materials import load_world
+from scenarios.study.tuned_rows import Asked, RowsFile, held_out, searched_specs
 from scenarios.world.world import World
 
 SCHEMA: Final = "slimsched.faster/1"
@@ -74,34 +70,21 @@ def row_of(world: World, kind: str, point: Point, knobs: TuningKnobs) -> dict[st
     }
 
 
-def make_rows(
-    scenarios: Sequence[Path], kind: str, decisions: int, searches: int, path: Path, duration_s: float | None
-) -> None:
+def make_rows(asked: Asked, kind: str, path: Path) -> None:
     """Every row of these scenarios that is not there yet.
 
     Raises:
         InputError: a scenario has no floor, or nobody may wait in it; what is there is of another command.
     """
-    names = " ".join(each.as_posix() for each in scenarios)
-    command = f"python -m scenarios.study faster {names} --router {kind} --decisions {decisions} --searches {searches}"
-    command += "" if duration_s is None else f" --duration {duration_s:g}"
-    rows = kept_rows(path, command)
-    for scenario in scenarios:
-        world = load_world(scenario)
-        if world.scenario.tuning.floor is None or not world.cluster.router.hold_limit_ns:
-            raise InputError(str(scenario), "", "needs a tuning.floor to keep, and a router.hold_limit_s above 0")
-        if duration_s is not None:
-            world = replace(world, scenario=world.scenario.model_copy(update={"duration_s": duration_s}))
+    kept = RowsFile(path, SCHEMA, asked.command("faster", f" --router {kind}"))
+    for scenario in asked.scenarios:
+        world = asked.world(scenario)
+        if not world.cluster.router.hold_limit_ns:
+            raise InputError(str(scenario), "router.hold_limit_s", "must be above 0: rows with and without waiting")
         for point in points():
-            if any(row["scenario"] == world.scenario.name and _is_of(row, point) for row in rows):
-                continue
-            rows.append(row_of(world, kind, point, knobs_of(world, seed=0, decisions=decisions, searches=searches)))
-            write_json(path, {"schema": SCHEMA, "command": command, "rows": rows})
-            sys.stderr.write(f"{rows[-1]}\n")
-
-
-def _is_of(row: dict[str, Any], point: Point) -> bool:
-    return all(row[name] == value for name, value in vars(point).items())
+            if not kept.of(world.scenario.name, **vars(point)):
+                row = row_of(world, kind, point, asked.knobs(world))
+                kept.add(row, ("decision_us", "blocks", "may_wait", "means_ms", "problem"))
 
 
 def faster_table(rows: Sequence[Mapping[str, Any]]) -> Table:

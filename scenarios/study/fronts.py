@@ -9,29 +9,26 @@ come, and kept: an interrupted run goes on with the next one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from policies.errors import InputError, WorkError
+from policies.errors import WorkError
 from policies.rules.specs import RouterSpec
-from scenarios.files.documents import write_json
 from scenarios.files.router_names import read_router
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.stale import why_tune
 from scenarios.learn.tune import tune_world
-from scenarios.learn.tuning import Tuning, knobs_of
+from scenarios.learn.tuning import Tuning
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.statistics import Estimate
 from scenarios.show import numbers
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Table, columns
 from scenarios.show.words import marked
-from scenarios.study.ablation import change_of, figures_row, held_out, kept_rows, searched_specs
 from scenarios.study.cases import ROUTERS, tuned_file
-from scenarios.world.materials import load_world
+from scenarios.study.tuned_rows import Asked, RowsFile, change_of, figures_row, held_out, searched_specs
 from scenarios.world.world import World
 
 SCHEMA: Final = "slimsched.fronts/1"
@@ -48,34 +45,22 @@ class Point:
     times: float
 
 
-def make_rows(
-    scenarios: Sequence[Path], kinds: Sequence[str], decisions: int, searches: int, path: Path, duration_s: float | None
-) -> None:
+def make_rows(asked: Asked, kinds: Sequence[str], path: Path) -> None:
     """Every row of these scenarios that is not there yet.
 
     Raises:
         InputError: a scenario has no floor; what is there is of another command.
     """
-    names, routers = " ".join(each.as_posix() for each in scenarios), " ".join(kinds)
-    command = f"python -m scenarios.study fronts {names} --router {routers} --decisions {decisions}"
-    command += f" --searches {searches}" + ("" if duration_s is None else f" --duration {duration_s:g}")
-    rows = kept_rows(path, command)
-    for scenario in scenarios:
-        world = load_world(scenario)
-        if world.scenario.tuning.floor is None:
-            raise InputError(str(scenario), "tuning.floor", "missing; every row is tuned to keep it")
-        shipped = {kind: _shipped(scenario, world, kind) if duration_s is None else None for kind in kinds}
-        if duration_s is not None:
-            world = replace(world, scenario=world.scenario.model_copy(update={"duration_s": duration_s}))
+    kept = RowsFile(path, SCHEMA, asked.command("fronts", f" --router {' '.join(kinds)}"))
+    for scenario in asked.scenarios:
+        world = asked.world(scenario)
+        shipped = {kind: None if asked.duration_s else _shipped(scenario, world, kind) for kind in kinds}
         for point in (Point(kind, times) for kind in kinds for times in (QUICKEST, *TIMES)):
-            own = [row for row in rows if (row["scenario"], row["router"]) == (world.scenario.name, point.router)]
+            own = kept.of(world.scenario.name, router=point.router)
             if any(row["times"] == point.times for row in own):
                 continue
-            rows.append(row_of(world, point, knobs_of(world, seed=0, decisions=decisions, searches=searches),
-                               own[0] if own else None, shipped[point.router]))  # fmt: skip
-            write_json(path, {"schema": SCHEMA, "command": command, "rows": rows})
-            told = {key: rows[-1].get(key) for key in ("p99_ms", "limit_ms", "image_j", "accuracy", "problem")}
-            sys.stderr.write(f"{world.scenario.name}, {point.router} at {point.times:g}: {told}\n")
+            row = row_of(world, point, asked.knobs(world), own[0] if own else None, shipped[point.router])
+            kept.add(row, ("router", "times", "p99_ms", "limit_ms", "image_j", "accuracy", "problem"))
 
 
 def _shipped(scenario: Path, world: World, kind: str) -> RouterSpec | None:

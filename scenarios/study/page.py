@@ -213,25 +213,26 @@ def ablation_table(made: Mapping[str, Any]) -> Table:
     rows = []
     for row in made["rows"]:
         if "problem" in row:
-            rows.append([row["switch"], row["scenario"], f"failed: {row['problem']}", *[NONE] * 6])
+            rows.append([row["switch"], row["scenario"], f"failed: {row['problem']}", *[NONE] * 7])
             continue
         seeds = row["seeds"] if isinstance(row["seeds"], int) else len(row["seeds"])
         latencies = (number(row.get(key), None, grouped=True) for key in ("mean_ms", "std_ms", "p99_ms"))
         searches = str(len(row.get("searches", "1")))
-        found = [number(row["accuracy"], 2, 100), *latencies, _change(row["change_pct"]), str(seeds), searches]
+        changes = [_change(row[key]) if key in row else NONE for key in ("change_pct", "p99_change_pct")]
+        found = [number(row["accuracy"], 2, 100), *latencies, *changes, str(seeds), searches]
         rows.append([marked(row["switch"], row.get("unserved", 0.0) > LIMIT), row["scenario"], *found])
     head = columns("switch", "scenario", "accuracy %", "mean ms", "standard deviation, ms", "p99 ms")
-    return Table([*head, *columns("change %", "seeds", "searches")], rows)
+    return Table([*head, *columns("mean, change %", "p99, change %", "seeds", "searches")], rows)
 
 
 def tail_table(found: Sequence[Tail]) -> Table:
     """A row a weight of the tail."""
     rows = [
-        [each.switch, f"{each.weight:g}", f"{each.gain_pct:.1f}", number(each.kept_pct, 0),
+        [each.scenario, each.switch, f"{each.weight:g}", f"{each.gain_pct:.1f}", number(each.kept_pct, 0),
          _change(each.variance_pct), _yes(each.holds)]
         for each in found
     ]  # fmt: skip
-    head = columns("Tide with", "weight of log p99", "mean latency below the ladder's, %")
+    head = columns("scenario", "Tide with", "weight of log p99", "mean latency below the ladder's, %")
     return Table([*head, *columns("of the gain without a tail, %", "variance against the ladder's, %", "holds")], rows)
 
 

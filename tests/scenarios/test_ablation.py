@@ -12,14 +12,18 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
+from policies.rules.controlled import ControlSpec
+from policies.rules.specs import LadderRule
 from policies.rules.tide import SWITCHES, TideRule
 from scenarios.learn.course import Course
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, tune_world
-from scenarios.study import ablation
+from scenarios.study import ablation, tuned_rows
 from scenarios.study.__main__ import main
-from scenarios.study.ablation import RIVAL, ROWS, change_of, row_of
+from scenarios.study.ablation import CONTROLLED, FIRST, RIVAL, ROWS, row_of
+from scenarios.study.tuned_rows import Asked, change_of
 from scenarios.world.materials import load_world
+from scenarios.world.world import World
 from tests.scenarios.test_tune import KNOBS, SCENARIO
 
 
@@ -33,26 +37,26 @@ def scenario(tmp_path: Path) -> Path:
 def test_an_interrupted_one_goes_on_with_the_next_row(
     scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[str, str, Any, float | None]] = []
+    made: list[tuple[str, Any, float | None]] = []
 
-    def told(world: object, name: str, kind: str, knobs: Any, first: dict[str, Any] | None) -> dict[str, Any]:
+    def told(world: World, name: str, knobs: Any, first: dict[str, Any] | None) -> dict[str, Any]:
         if len(made) == 3:
             raise KeyboardInterrupt
-        made.append((name, kind, knobs, None if first is None else first["mean_ms"]))
-        return {"switch": name, "mean_ms": float(len(made))}
+        made.append((name, knobs, None if first is None else first["mean_ms"]))
+        figures = {"accuracy": 0.75, "std_ms": 1.0, "p99_ms": 9.0, "change_pct": 0.0, "seeds": [1]}
+        return {"switch": name, "scenario": world.scenario.name, "mean_ms": float(len(made)), **figures}
 
     monkeypatch.setattr(ablation, "row_of", told)
     out = tmp_path / "rows.json"
     assert main(["ablation", str(scenario), "--json", str(out)]) == 130
     assert [row["switch"] for row in json.loads(out.read_text())["rows"]] == [*ROWS][:3]
     before = made.copy()
-    made[:] = [("", "", None, None)] * 4
+    made[:] = [("", None, None)] * 4
     assert main(["ablation", str(scenario), "--json", str(out)]) == 0
     after = made[4:]
-    assert [name for name, *_ in before + after] == [*ROWS, RIVAL]
+    assert [name for name, *_ in before + after] == [*ROWS, CONTROLLED, RIVAL]
     assert {first for *_, first in (before + after)[1:]} == {1.0}, "all are set beside the first"
-    assert [kind for _, kind, *_ in after][-2:] == ["tide", "ladder"]
-    for name, _, knobs, _ in before + after:
+    for name, knobs, _ in before + after:
         assert all(getattr(knobs, key) == value for key, value in ROWS.get(name, {}).items())
         assert knobs.levels == 1, "the scenario's"
 
@@ -95,7 +99,8 @@ def test_rows_of_another_command_are_left_alone(
     [
         (["none.yaml"], "none.yaml"),
         (["SCENARIO", "--decisions", "0"], "--decisions: '0': must be a whole number, at least 1"),
-        (["SCENARIO", "--seed", "-1"], "--seed: '-1': must be a whole number, at least 0"),
+        (["SCENARIO", "--searches", "-1"], "--searches: '-1': must be a whole number, at least 1"),
+        (["SCENARIO", "--duration", "0s"], "--duration: '0s': must be from"),
         (["FLOORLESS"], "tuning.floor: missing"),
     ],
 )
@@ -114,23 +119,23 @@ def test_wrong_input_is_one_message(
 def test_a_row_is_of_the_reported_seeds(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set beside itself nothing changes; where no setting keeps the floor, that is the row."""
     world, knobs = load_world(scenario), replace(KNOBS, floor=0.75, decisions=3_000)
-    first = row_of(world, "all", "tide", knobs, None)
+    first = row_of(world, "all", knobs, None)
     assert first["seeds"] == [100, 101]
     assert len(first["means_s"]) == 2
     assert first["change_pct"] == {"mean": 0.0, "ci95": 0.0}
-    again = row_of(world, "again", "tide", knobs, first)
+    again = row_of(world, "again", knobs, first)
     assert again["change_pct"] == {"mean": 0.0, "ci95": 0.0}
-    slower = row_of(world, "again", "tide", knobs, {**first, "means_s": [value / 2 for value in first["means_s"]]})
+    slower = row_of(world, "again", knobs, {**first, "means_s": [value / 2 for value in first["means_s"]]})
     assert slower["change_pct"]["mean"] == pytest.approx(100.0)
     monkeypatch.setattr(ablation, "tune_world", MagicMock(side_effect=FloorError("the most was 0.7")))
-    assert "the most was" in row_of(world, "too much", "milp", knobs, first)["problem"]
+    assert "the most was" in row_of(world, "too much", knobs, first)["problem"]
 
 
 def test_several_searches_widen_a_rows_interval(scenario: Path) -> None:
     """Its figures are their means, by seed and in all; each stands beside."""
     world, knobs = load_world(scenario), replace(KNOBS, floor=0.75, decisions=3_000, searches=2)
-    first = row_of(world, "all", "ladder", knobs, None)
-    row = row_of(world, "other", "ladder", replace(knobs, tail=0.0, seed=1), first)
+    first = row_of(world, RIVAL, knobs, None)
+    row = row_of(world, RIVAL, replace(knobs, tail=0.0, seed=1), first)
     assert len(row["searches"]) == 2
     for key in ("mean_ms", "std_ms", "p99_ms", "image_j"):
         assert row[key] == pytest.approx(sum(each[key] for each in row["searches"]) / 2)
@@ -143,3 +148,44 @@ def test_several_searches_widen_a_rows_interval(scenario: Path) -> None:
     assert ci95 is not None
     assert seeds_alone["ci95"] is not None
     assert ci95 > seeds_alone["ci95"]
+
+
+def test_the_rival_is_the_ladder_and_one_row_keeps_goals(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, but with a controller that knows no limit of the p99: what that alone costs."""
+    world, knobs = load_world(scenario), replace(KNOBS, floor=0.75, decisions=3_000)
+    ran: list[Any] = []
+
+    def held_out(world: World, specs: Any, knobs: Any) -> Any:
+        ran.extend(specs)
+        return tuned_rows.held_out(world, specs, knobs)
+
+    monkeypatch.setattr(ablation, "held_out", held_out)
+    for name in (FIRST, CONTROLLED, RIVAL):
+        row_of(world, name, knobs, None)
+    plain, controlled, rival = ran
+    assert (plain.control, controlled.control) == (None, ControlSpec(floor=0.75, p99_limit_s=0.0))
+    assert controlled.model_copy(update={"control": None}) == plain
+    assert isinstance(rival, LadderRule)
+
+
+def test_where_nothing_is_searched_the_floor_is_set_all_the_same(scenario: Path) -> None:
+    found = tune_world(load_world(scenario), "tide", replace(KNOBS, floor=0.75, decisions=0))
+    assert isinstance(found.spec, TideRule)
+    assert (found.spec.rise, found.spec.hysteresis) == (TideRule().rise, TideRule().hysteresis)
+    assert found.figures.accuracy >= 0.75
+    assert found.history == (), "no generation"
+
+
+def test_each_scenario_has_its_own_first_row(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are set beside their own scenario's."""
+    other, out, firsts = tmp_path / "other.yaml", tmp_path / "rows.json", []
+    other.write_text(scenario.read_text().replace("name: tiny", "name: other"))
+
+    def told(world: World, name: str, knobs: Any, first: dict[str, Any] | None) -> dict[str, Any]:
+        firsts.append(None if first is None else (first["scenario"], first["switch"]))
+        return {"switch": name, "scenario": world.scenario.name}
+
+    monkeypatch.setattr(ablation, "row_of", told)
+    ablation.make_rows(Asked([scenario, other], 10, 1), out)
+    rest = len(ablation.rows_wanted()) - 1
+    assert firsts == [None, *[("tiny", FIRST)] * rest, None, *[("other", FIRST)] * rest]

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from policies.errors import InputError
 from scenarios.files.documents import read_json
 from scenarios.learn.tuning import knobs_of
 from scenarios.show.table import to_markdown
 from scenarios.study import faster
+from scenarios.study.tuned_rows import Asked
 from scenarios.world.materials import load_world
 
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
@@ -54,9 +56,9 @@ def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(faster, "row_of", row_of)
     path, most = tmp_path / "faster.json", 5
     with pytest.raises(KeyboardInterrupt):
-        faster.make_rows([SCENARIO], "ladder", 1000, 2, path, None)
+        faster.make_rows(Asked([SCENARIO], 1000, 2), "ladder", path)
     most = 1000
-    faster.make_rows([SCENARIO], "ladder", 1000, 2, path, None)
+    faster.make_rows(Asked([SCENARIO], 1000, 2), "ladder", path)
     rows = read_json(path)["rows"]
     assert made == list(faster.points()), "each once"
     assert [(row["decision_us"], row["blocks"], row["may_wait"]) for row in rows] == [
@@ -64,11 +66,18 @@ def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
     assert "| `main-mmpp-10g` | 16 | no | 2.00 (1.00 to 3.00) | 2.00" in to_markdown(faster.faster_table(rows))
     with pytest.raises(InputError, match="which can't stand beside"):
-        faster.make_rows([SCENARIO], "tide", 1000, 2, path, None)
+        faster.make_rows(Asked([SCENARIO], 1000, 2), "tide", path)
 
 
 def test_a_scenario_in_which_nobody_may_wait_is_refused(tmp_path: Path) -> None:
     """There is nothing to compare."""
-    path = SCENARIO.parent / "paper.yaml"
-    with pytest.raises(InputError, match=r"tuning.floor to keep, and a router.hold_limit_s above 0"):
-        faster.make_rows([path], "ladder", 1000, 1, tmp_path / "faster.json", None)
+    path = tmp_path / "none.yaml"
+    document = yaml.safe_load(SCENARIO.read_text())
+    folder = str(SCENARIO.parent.resolve() / "data")
+    document["model"]["accuracy"] = document["model"]["accuracy"].replace("data", folder, 1)
+    document["router"]["hold_limit_s"] = 0
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(InputError, match=r"router.hold_limit_s: must be above 0"):
+        faster.make_rows(Asked([path], 1000, 1), "ladder", tmp_path / "faster.json")
+    with pytest.raises(InputError, match=r"tuning.floor: missing; every row"):
+        faster.make_rows(Asked([SCENARIO.parent / "paper.yaml"], 1000, 1), "ladder", tmp_path / "faster.json")

@@ -560,8 +560,8 @@ def test_the_summary_has_a_row_a_scenario() -> None:
 
 def test_an_ablation_that_failed_says_why() -> None:
     assert ablation_table(ABLATION).rows == [
-        ["no tail", "main-a", "75.00", "9.00", "-", "30.0", "+4.0 +-1.0", "2", "1"],
-        ["no race", "main-a", "failed: no floor", *["-"] * 6],
+        ["no tail", "main-a", "75.00", "9.00", "-", "30.0", "+4.0 +-1.0", "-", "2", "1"],
+        ["no race", "main-a", "failed: no floor", *["-"] * 7],
     ]
 
 
@@ -583,7 +583,7 @@ def test_what_a_tail_costs_of_the_gain_and_saves_of_the_variance() -> None:
     assert [each.holds for each in found] == [False, True]
     notes = replace(NOTES, ablation={"rows": [*rows, ablated(ablation.RIVAL, 0.2, 10.0, 1.0)]})
     text = results_page(four_cases(), notes)
-    assert f"| {ablation.FIRST} | 0.2 | 36.0 | 90 | +4.0 ± 0.0 | **yes** |" in text
+    assert f"| main-a | {ablation.FIRST} | 0.2 | 36.0 | 90 | +4.0 ± 0.0 | **yes** |" in text
     assert "weight of log p99" not in results_page(four_cases(), replace(NOTES, ablation=ABLATION)), "older rows"
 
 

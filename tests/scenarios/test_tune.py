@@ -251,11 +251,10 @@ def score(mean_s: float, p99_s: float, accuracy: float = 0.75) -> RunScore:
 
 
 def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
-    """In logarithms runs of unequal load count alike; plain, the slow one counts for most."""
+    """In logarithms runs of unequal load count alike."""
     scores = [score(0.001, 0.01), score(0.1, 1.0)]
     assert latency_cost(scores, replace(KNOBS, tail=0.0)) == pytest.approx(log(0.01))
     assert latency_cost(scores, replace(KNOBS, tail=0.5)) == pytest.approx(log(0.01) + 0.5 * log(0.1))
-    assert latency_cost(scores, replace(KNOBS, tail=0.0, logs=False)) == pytest.approx(log(0.0505))
 
 
 def candidates_alone(*starts: float) -> Space:
@@ -290,16 +289,15 @@ class _Watched(Course):
 
 
 @pytest.mark.parametrize("race", [True, False])
-@pytest.mark.parametrize("common", [True, False])
-def test_candidates_meet_the_same_runs_and_the_worst_are_given_up(race: bool, common: bool) -> None:
-    """Each switch does what it says: half of the candidates run once only; each has runs of its own."""
-    course = _Watched(replace(KNOBS, common=common, episodes=3, tail=0.0))
+def test_candidates_meet_the_same_runs_and_the_worst_are_given_up(race: bool) -> None:
+    """Half of the candidates run once only."""
+    course = _Watched(replace(KNOBS, episodes=3, tail=0.0))
     candidates = np.array([[0.1], [0.4], [0.2], [0.3]])
     costs, _ = _generation(candidates_alone(), course, candidates, 5, 0.0, race=race)
     given_up = [bool(np.isinf(cost)) for cost in costs]
     assert given_up == ([False, True, False, True] if race else [False] * 4)
     assert len(course.ran) == (4 + 2 * 2 if race else 4 + 4 * 2)
-    assert len({name for _, name, _ in course.ran}) == (3 if common else len(course.ran))
+    assert len({name for _, name, _ in course.ran}) == 3
     assert {part for _, _, part in course.ran} == {0, 1, 2}, "excerpts of all parts"
     assert np.exp(costs[[0, 2]]) == pytest.approx([0.1, 0.2])
 
@@ -378,11 +376,9 @@ def scored(mean_s: float, failed: int = 0, unfinished: int = 0) -> RunScore:
     return RunScore(1000, unfinished + failed, mean_s, 0.0, mean_s, 3 * mean_s, 0.75, 0.0, 9, failed)
 
 
-@pytest.mark.parametrize("logs", [True, False])
-def test_who_leaves_images_unserved_is_behind_all_who_do_not(logs: bool) -> None:
+def test_who_leaves_images_unserved_is_behind_all_who_do_not() -> None:
     """However quick it is with the others; among such, who leaves fewer goes first. What was cut off does not count."""
-    knobs = replace(KNOBS, logs=logs)
-    costs = [latency_cost([scored(*each)] * 2, knobs) for each in
+    costs = [latency_cost([scored(*each)] * 2, KNOBS) for each in
              ((0.1,), (0.1, 10), (0.1, 0, 500), (100.0,), (1e-5, 11), (1e-5, 400))]  # fmt: skip
     assert costs[0] == costs[1] == costs[2]
     assert costs == sorted(costs)

@@ -1,0 +1,150 @@
+"""What tables have in common whose rows are tuned and run: kept as they come, on seeds that no tuning saw."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policies.errors import InputError
+from policies.rules.specs import RouterSpec, RuleSpec
+from scenarios.files.documents import read_json, write_json
+from scenarios.learn.course import MOST_THREADS, Course, unserved
+from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.tune import Tuned
+from scenarios.learn.tuning import knobs_of
+from scenarios.metrics.statistics import Estimate, estimate, relative_half_width, widened
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+from sim.compiled.scoring import RunScore
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a table is made of.
+
+    Attributes:
+        decisions: of a search.
+        searches: of a row.
+        duration_s: of the full-length runs; None for the scenario's.
+    """
+
+    scenarios: Sequence[Path]
+    decisions: int
+    searches: int
+    duration_s: float | None = None
+
+    def command(self, table: str, more: str = "") -> str:
+        """That makes it."""
+        names = " ".join(each.as_posix() for each in self.scenarios)
+        length = "" if self.duration_s is None else f" --duration {self.duration_s:g}s"
+        return (
+            f"python -m scenarios.study {table} {names}{more} --decisions {self.decisions} --searches {self.searches}"
+            f"{length}"
+        )
+
+    def world(self, scenario: Path) -> World:
+        """A scenario's, with this length.
+
+        Raises:
+            InputError: it has no floor.
+        """
+        world = load_world(scenario)
+        if world.scenario.tuning.floor is None:
+            raise InputError(str(scenario), "tuning.floor", "missing; every row is tuned to keep it")
+        if self.duration_s is None:
+            return world
+        return replace(world, scenario=world.scenario.model_copy(update={"duration_s": self.duration_s}))
+
+    def knobs(self, world: World) -> TuningKnobs:
+        """The scenario's, with this budget."""
+        return knobs_of(world, seed=0, decisions=self.decisions, searches=self.searches)
+
+
+class RowsFile:
+    """The rows of a table, in a file from which an interrupted run goes on.
+
+    Raises:
+        InputError: the file's rows are of another command.
+    """
+
+    def __init__(self, path: Path, schema: str, command: str) -> None:
+        self._path, self._head = path, {"schema": schema, "command": command}
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            found = read_json(path)
+            if found.get("command") != command:
+                problem = f"{path}: has rows of {found.get('command')!r}, which can't stand beside those of {command!r}"
+                raise InputError("--json", "", f"{problem}; name another file, or delete it")
+            self.rows = found["rows"]
+
+    def of(self, scenario: str, **facts: Any) -> list[dict[str, Any]]:
+        """The rows of a scenario that have these values."""
+        return [row for row in self.rows if row["scenario"] == scenario and facts.items() <= row.items()]
+
+    def add(self, row: dict[str, Any], told: Sequence[str]) -> None:
+        """Keep it, and tell these of its figures."""
+        self.rows.append(row)
+        write_json(self._path, {**self._head, "rows": self.rows})
+        sys.stderr.write(f"{row['scenario']}: { {key: row[key] for key in told if key in row} }\n")
+
+
+def held_out(world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs) -> list[list[RunScore]]:
+    """Each router on the scenario's own runs with the seeds of its comparison."""
+    with ThreadPoolExecutor(MOST_THREADS) as workers:
+        course = Course(world, knobs, workers)
+        runs = [world.run_spec(seed, detail=False, end="cut") for seed in world.scenario.compare.seeds]
+        return [course.measure([(spec.make(world.context), run) for run in runs]) for spec in specs]
+
+
+def searched_specs(found: Tuned) -> list[RuleSpec]:
+    """What each search found; the winner where there was none."""
+    specs = [each.racer.spec for each in found.race if each.racer.is_of_search]
+    return specs or [found.spec]
+
+
+def figures_row(world: World, scores: Sequence[Sequence[RunScore]]) -> dict[str, Any]:
+    """Means over searches and seeds; by seed the mean, the standard deviation, and energy; by search its own means."""
+    flat = [score for each in scores for score in each]
+    by_seed = list(zip(*scores, strict=True))
+    return {
+        "accuracy": float(np.mean([score.accuracy for score in flat])),
+        **_means(flat),
+        "unserved": unserved(flat),
+        "means_s": [float(np.mean([score.mean_s for score in of])) for of in by_seed],
+        "stds_s": [float(np.sqrt(np.mean([score.std_s**2 for score in of]))) for of in by_seed],
+        "p99s_s": [float(np.mean([score.p99_s for score in of])) for of in by_seed],
+        "images_j": [float(np.mean([score.image_j for score in of])) for of in by_seed],
+        "searches": [_means(each) for each in scores],
+        "seeds": list(world.scenario.compare.seeds),
+    }
+
+
+def _means(scores: Sequence[RunScore]) -> dict[str, float]:
+    return {
+        "mean_ms": float(1000 * np.mean([score.mean_s for score in scores])),
+        "std_ms": float(1000 * np.mean([score.std_s for score in scores])),
+        "p99_ms": float(1000 * np.mean([score.p99_s for score in scores])),
+        "image_j": float(np.mean([score.image_j for score in scores])),
+    }
+
+
+def change_of(
+    row: Mapping[str, Any], base: Mapping[str, Any], by_seed: str, by_search: str, power: int = 1
+) -> Estimate:
+    """Of one row against another in percent, seed by seed; its interval holds the spread of both rows' searches."""
+    pairs = zip(row[by_seed], base[by_seed], strict=True)
+    ratio = estimate([100 * (a / b) ** power for a, b in pairs])
+    spreads = [] if row is base else [power * _spread(each, by_search) for each in (row, base)]
+    wider = widened(ratio, *spreads)
+    assert wider["mean"] is not None, "it has run with some seed"
+    return Estimate(mean=wider["mean"] - 100, ci95=wider["ci95"])
+
+
+def _spread(row: Mapping[str, Any], key: str) -> float:
+    return relative_half_width([each[key] for each in row.get("searches", ())])
