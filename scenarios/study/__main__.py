@@ -13,7 +13,7 @@ from policies.registry import TUNED
 from scenarios.files.documents import read_json
 from scenarios.runs.parallel import core_count
 from scenarios.show.table import to_markdown
-from scenarios.study import ablation, faster, fronts, live, paper_table, results, tune_all
+from scenarios.study import ablation, carried, faster, fronts, live, paper_table, results, tune_all
 from scenarios.study.page import ablation_table
 from scenarios.study.tuned_rows import Asked
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
@@ -118,6 +118,23 @@ def _tuned_rows(parser: Parser, *, decisions: int, searches: int, file: str) -> 
     parser.add_argument("--json", type=new_file, default=file, metavar="FILE", help=text)
 
 
+def _carried(parser: Parser) -> Work:
+    text = "scenario files (YAML) that promise a floor and a limit of the p99"
+    parser.add_argument("scenario", type=Path, nargs="+", metavar="SCENARIO", help=text)
+    text = "the first so many of each scenario's comparison (3)"
+    parser.add_argument("--seeds", type=positive, default=3, metavar="N", help=text)
+    text = "for the rows; an interrupted run goes on with the next one (docs/carried.json)"
+    parser.add_argument("--json", type=new_file, default="docs/carried.json", metavar="FILE", help=text)
+    _jobs(parser, "routers")
+
+    def work(given: argparse.Namespace) -> int:
+        with terminated_as_interrupted():
+            carried.make_rows(given.scenario, TUNED, given.seeds, given.json, given.jobs or core_count())
+        return 0
+
+    return work
+
+
 def _asked(given: argparse.Namespace) -> Asked:
     return Asked(given.scenario, given.decisions, given.searches, given.duration)
 
@@ -159,6 +176,7 @@ COMMANDS: Final[dict[str, tuple[ModuleType, Callable[[Parser], Work]]]] = {
     "results": (results, _results),
     "tune": (tune_all, _tune),
     "ablation": (ablation, _ablation),
+    "carried": (carried, _carried),
     "faster": (faster, _faster),
     "live": (live, _live),
     "fronts": (fronts, _fronts),

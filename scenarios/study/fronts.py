@@ -16,19 +16,15 @@ from typing import Any, Final
 
 from policies.errors import WorkError
 from policies.rules.specs import RouterSpec
-from scenarios.files.router_names import read_router
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.stale import why_tune
 from scenarios.learn.tune import tune_world
-from scenarios.learn.tuning import Tuning
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.statistics import Estimate
 from scenarios.show import numbers
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Table, columns
 from scenarios.show.words import marked
-from scenarios.study.cases import ROUTERS, tuned_file
-from scenarios.study.tuned_rows import Asked, RowsFile, change_of, figures_row, held_out, searched_specs
+from scenarios.study.tuned_rows import Asked, RowsFile, change_of, figures_row, held_out, rule_of_now, searched_specs
 from scenarios.world.world import World
 
 SCHEMA: Final = "slimsched.fronts/1"
@@ -54,21 +50,13 @@ def make_rows(asked: Asked, kinds: Sequence[str], path: Path) -> None:
     kept = RowsFile(path, SCHEMA, asked.command("fronts", f" --router {' '.join(kinds)}"))
     for scenario in asked.scenarios:
         world = asked.world(scenario)
-        shipped = {kind: None if asked.duration_s else _shipped(scenario, world, kind) for kind in kinds}
+        shipped = {kind: None if asked.duration_s else rule_of_now(scenario, world, kind) for kind in kinds}
         for point in (Point(kind, times) for kind in kinds for times in (QUICKEST, *TIMES)):
             own = kept.of(world.scenario.name, router=point.router)
             if any(row["times"] == point.times for row in own):
                 continue
             row = row_of(world, point, asked.knobs(world), own[0] if own else None, shipped[point.router])
             kept.add(row, ("router", "times", "p99_ms", "limit_ms", "image_j", "accuracy", "problem"))
-
-
-def _shipped(scenario: Path, world: World, kind: str) -> RouterSpec | None:
-    """The tuned router of this kind beside the scenario; None where there is none of now."""
-    file, tuning = tuned_file(scenario.parent / ROUTERS / scenario.stem, kind), Tuning(scenario, kind)
-    if not file.is_file() or why_tune(file, tuning.command(tuning.knobs(world)), world):
-        return None
-    return read_router(file)
 
 
 def row_of(

@@ -14,11 +14,14 @@ import numpy as np
 from policies.errors import InputError
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.documents import read_json, write_json
+from scenarios.files.router_names import read_rule
 from scenarios.learn.course import MOST_THREADS, Course, unserved
 from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.stale import why_tune
 from scenarios.learn.tune import Tuned
-from scenarios.learn.tuning import knobs_of
+from scenarios.learn.tuning import Tuning, knobs_of
 from scenarios.metrics.statistics import Estimate, estimate, relative_half_width, widened
+from scenarios.study.cases import ROUTERS, tuned_file
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -100,6 +103,14 @@ def held_out(world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs) -> l
         course = Course(world, knobs, workers)
         runs = [world.run_spec(seed, detail=False, end="cut") for seed in world.scenario.compare.seeds]
         return [course.measure([(spec.make(world.context), run) for run in runs]) for spec in specs]
+
+
+def rule_of_now(scenario: Path, world: World, kind: str) -> RuleSpec | None:
+    """The tuned rule of this kind that lies beside a scenario; None where there is none, or a stale one."""
+    file, tuning = tuned_file(scenario.parent / ROUTERS / scenario.stem, kind), Tuning(scenario, kind)
+    if not file.is_file() or why_tune(file, tuning.command(tuning.knobs(world)), world):
+        return None
+    return read_rule(file)
 
 
 def searched_specs(found: Tuned) -> list[RuleSpec]:

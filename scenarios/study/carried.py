@@ -1,0 +1,152 @@
+"""How many images a second each tuned router carries: at a p99 within the promised limit, at the promised floor.
+
+    python -m scenarios.study carried scenarios/main-mmpp-10g.yaml scenarios/main-failing-10g.yaml
+
+The scenario's own arrivals and faults, at more or fewer times their rate, with seeds of its comparison, which no tuning
+saw. A router that can keep goals is told them (`control`); the others serve as they were tuned. Rows are told as they
+come, and kept: an interrupted run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from policies.errors import InputError
+from policies.registry import CONTROLLED
+from policies.rules.specs import RuleSpec
+from scenarios.learn.course import Course, unserved
+from scenarios.learn.tuned_files import with_control
+from scenarios.learn.tuning import Tuning
+from scenarios.metrics.served import LIMIT
+from scenarios.runs.capacity import GROWTH_LIMIT
+from scenarios.runs.parallel import each
+from scenarios.study.findings import EQUAL
+from scenarios.study.tuned_rows import RowsFile, rule_of_now
+from scenarios.world.materials import load_world
+from scenarios.world.world import World
+from sim.compiled.scoring import RunScore
+
+SCHEMA: Final = "slimsched.carried/1"
+STEP: Final = 1.25  # from a rate to the next, until one is carried and the next is not
+WIDEST: Final = 20.0  # times the scenario's rate, or as small a part of it: beyond, nobody looks
+PRECISION: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One row."""
+
+    scenario: Path
+    router: str
+    seeds: tuple[int, ...]
+
+
+def make_rows(scenarios: Sequence[Path], kinds: Sequence[str], seeds: int, path: Path, jobs: int) -> None:
+    """Every row of these scenarios whose router's file is of now, and that is not there yet.
+
+    Raises:
+        InputError: a scenario promises no limit or no floor, or has fewer seeds; what is there is of another command.
+    """
+    names = " ".join(one.as_posix() for one in scenarios)
+    kept = RowsFile(path, SCHEMA, f"python -m scenarios.study carried {names} --seeds {seeds}")
+    wanted = []
+    for scenario in scenarios:
+        world = world_with_promise(scenario, seeds)
+        for kind in kinds:
+            if not kept.of(world.scenario.name, router=kind) and rule_of_now(scenario, world, kind) is not None:
+                wanted.append(Wanted(scenario, kind, world.scenario.compare.seeds[:seeds]))
+    with closing(each(row_of, None, wanted, jobs)) as rows:
+        for _, row in rows:
+            kept.add(row, ("router", "images_s", "p99s_ms", "accuracies", "problem"))
+
+
+def world_with_promise(scenario: Path, seeds: int) -> World:
+    """A scenario's.
+
+    Raises:
+        InputError: it promises no limit or no floor, or has fewer seeds.
+    """
+    world = load_world(scenario)
+    for key in ("floor", "p99_limit_s"):
+        if getattr(world.scenario.service, key) is None:
+            raise InputError(
+                str(scenario), f"service.{key}", "missing; what is carried is carried at a floor and a limit"
+            )
+    if len(world.scenario.compare.seeds) < seeds:
+        raise InputError("--seeds", "", f"{seeds}; {scenario.name} has {len(world.scenario.compare.seeds)}")
+    return world
+
+
+def row_of(_: None, wanted: Wanted) -> dict[str, Any]:
+    """What one router carries, seed by seed; in whatever process."""
+    world = load_world(wanted.scenario)
+    spec = rule_of_now(wanted.scenario, world, wanted.router)
+    assert spec is not None, "it was there"
+    controls = wanted.router in CONTROLLED
+    row = {"scenario": world.scenario.name, "router": wanted.router, "controls": controls, "seeds": list(wanted.seeds)}
+    found = [_carried(world, with_control(spec) if controls else spec, seed) for seed in wanted.seeds]
+    if None in found:
+        return {**row, "problem": f"no rate from {1 / WIDEST:g} times the scenario's is carried with every seed"}
+    able = [each for each in found if each is not None]
+    return {
+        **row,
+        "images_s": [images_s for images_s, _ in able],
+        "p99s_ms": [1000 * score.p99_s for _, score in able],
+        "accuracies": [score.accuracy for _, score in able],
+        "images_j": [score.image_j for _, score in able],
+    }
+
+
+def _carried(world: World, spec: RuleSpec, seed: int) -> tuple[float, RunScore] | None:
+    """Images a second at the largest rate, and what they had; None where none is carried."""
+    service, scores = world.scenario.service, dict[float, RunScore]()
+    assert service.floor is not None and service.p99_limit_s is not None, "they were looked at"  # noqa: PT018
+    floor, limit_s = service.floor, service.p99_limit_s
+    knobs = Tuning(Path(), "ladder").knobs(world)
+    with ThreadPoolExecutor(1) as worker:
+        course = Course(world, knobs, worker)
+
+        def keeps(scale: float) -> bool:
+            run = world.run_spec(seed, scale=scale, detail=False, end="cut")
+            (score,) = course.measure([(spec.make(world.context), run)])
+            scores[scale] = score
+            return is_carried(score, floor, limit_s)
+
+        scale = largest(keeps)
+    if scale is None:
+        return None
+    return scores[scale].images / (world.scenario.duration_s - world.scenario.warmup_s), scores[scale]
+
+
+def is_carried(score: RunScore, floor: float, limit_s: float) -> bool:
+    """Whether a run kept both (the floor within `EQUAL`), failed hardly any image, and left no queue that grew."""
+    left = score.unfinished - score.failed
+    is_steady = unserved([score]) <= LIMIT and left <= GROWTH_LIMIT * score.images
+    return is_steady and score.p99_s <= limit_s and score.accuracy >= floor - EQUAL
+
+
+def largest(keeps: Callable[[float], bool], precision: float = PRECISION) -> float | None:
+    """The largest scale that is kept, by that precision, as a share of it; from 1 up or down, then by halves.
+
+    It is taken that who keeps one keeps all below. None where not even the least is kept.
+    """
+    low = high = 1.0
+    if keeps(1.0):
+        while keeps(high := low * STEP):
+            low = high
+            if low > WIDEST:
+                return low
+    else:
+        while not keeps(low := high / STEP):
+            high = low
+            if low < 1 / WIDEST:
+                return None
+    while high > low * (1 + precision):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
