@@ -8,8 +8,10 @@ import yaml
 from policies.errors import InputError
 from policies.names import rule_from_dict
 from policies.registry import RULES
+from policies.reward import AccuracyPrior
 from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
+from policies.rules.costs import corner_tuples
 from policies.rules.groups import LargestGroup
 from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.infaas import InfaasRule, Variants
@@ -17,7 +19,7 @@ from policies.rules.lookahead import Lookahead, LookaheadRule
 from policies.rules.milp import Milp, MilpRule
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
-from policies.rules.specs import FixedRule, LadderRule, RuleSpec
+from policies.rules.specs import LEAST_STEP, FixedRule, LadderRule, RuleSpec
 from policies.rules.tide import TideRule
 from policies.rules.widths import FixedWidths, Ladder
 from tests.policies.cluster_views import context, known
@@ -217,9 +219,25 @@ def test_a_group_that_no_cluster_has_is_refused() -> None:
         MilpRule(group=3).make(few)
 
 
-def test_a_search_over_ladders_begins_without_hysteresis() -> None:
-    """All numbers below 0 are none, so that half of what is tried has none; and no ladder stays down for good."""
+def test_a_search_over_ladders_has_three_numbers_on_the_corners() -> None:
+    """Thresholds ascend in one ratio, whatever is tried; hysteresis is from none to what a ladder comes back from."""
     space = LadderRule.space(context(), 0.75)
-    tried = [space.spec(np.append(space.start[:-1], value)) for value in (space.start[-1], -0.2, 0.25, 7.0)]
-    assert [rule.hysteresis for rule in tried if isinstance(rule, LadderRule)] == [0.0, 0.0, 0.25, 0.9]
-    assert space.accurate[-1] == 0
+    tried = [space.spec(np.append(space.start[:-1], value)) for value in (-0.2, 0.25, 7.0)]
+    assert [rule.hysteresis for rule in tried if isinstance(rule, LadderRule)] == [0.0, 0.25, 0.9]
+    for step in (0.5, -3.0):
+        rule = space.spec(np.array([1.0, step, 0.0]))
+        assert isinstance(rule, LadderRule)
+        assert rule.rungs == tuple(corner_tuples(context()))
+        assert rule.thresholds[0] == pytest.approx(np.e)
+        ratios = np.divide(rule.thresholds[1:], rule.thresholds[:-1])
+        assert ratios == pytest.approx(np.exp(max(step, LEAST_STEP)))
+    assert space.accurate.tolist() == [1.0, 0.0, 0.0], "later thresholds are more accurate"
+
+
+def test_a_ladder_of_one_tuple_can_be_searched() -> None:
+    """There is nothing to choose; it says so by having no rungs of its own."""
+    one = replace(context(), prior=AccuracyPrior({HIGH: 0.7}))
+    rule = LadderRule.space(one, 0.5).spec(np.array([1.0, 0.5, 0.0]))
+    assert isinstance(rule, LadderRule)
+    assert rule.rungs is None
+    assert isinstance(rule.make(one), ComposedRouter)
