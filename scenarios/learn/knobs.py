@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Objective = Literal["latency", "energy"]
+TAIL: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class TuningKnobs:
     episodes: int = 3
     episode_s: float = 10.0
     levels: int = 3
-    tail: float = 0.2
+    tail: float = TAIL
     pid: bool = True
     rates: tuple[float, float] = (1.0, 1.0)
     without: tuple[str, ...] = ()

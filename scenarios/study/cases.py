@@ -31,6 +31,7 @@ FEWEST_SEEDS: Final = 10
 OVERLOADED_S: Final = 0.1  # with this mean latency a tuned tuple does not carry the load; it is not placed otherwise
 
 LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
+FAULTS, MOVING, STATIONARY = LOADS = ("faults", "moving", "stationary")
 GROUPS: Final = (LEARNED, TUNED, PLACED, PLAIN)  # in the order of the page
 
 
@@ -84,9 +85,11 @@ class Case:
         return is_replica(self.name)
 
     @property
-    def is_moving(self) -> bool:
-        """Whether rate or servers change while it runs."""
-        return not isinstance(self.scenario.workload, PoissonWorkload) or bool(self.scenario.faults)
+    def load(self) -> str:
+        """Whether servers or the rate change while it runs."""
+        if self.scenario.faults:
+            return FAULTS
+        return STATIONARY if isinstance(self.scenario.workload, PoissonWorkload) else MOVING
 
 
 def scenario_files(folder: Path, only: tuple[str, ...] = ()) -> list[Path]:

@@ -14,7 +14,7 @@ from policies.registry import TIDE
 from scenarios.metrics.pareto import Point, pareto_front
 from scenarios.show.charts import COLORS, canvas
 from scenarios.study.cases import GROUPS, PLACED
-from scenarios.study.findings import MOVING_GAIN_PCT, STATIONARY_LOSS_PCT, Found, Verdict
+from scenarios.study.findings import WORST_PCT, Found, Verdict
 
 GAINS = "Tide against its best rival"
 FRONTS = "Accuracy against mean latency, up to four times the quickest router's"
@@ -25,14 +25,13 @@ _LOOKS = {group: (color, marker) for group, color, marker in zip(GROUPS, (COLORS
 
 
 def gains_chart(verdicts: Sequence[Verdict]) -> Figure:
-    """Each judged scenario's change of mean latency and p99, with intervals; shaded is what is asked for."""
+    """Each judged scenario's change of mean latency and p99, with intervals; shaded is what is allowed anywhere."""
     shown = [verdict for verdict in verdicts if verdict.versus is not None][::-1]
     with canvas(7.4, 0.9 + 0.32 * len(shown)) as (figure, axes):
         lowest = -100.0
         for place, verdict in enumerate(shown):
             assert verdict.versus is not None
-            limit = -MOVING_GAIN_PCT if verdict.is_moving else STATIONARY_LOSS_PCT
-            axes.barh(place, limit - lowest, left=lowest, height=0.8, color="#e8f3ea", zorder=0)
+            axes.barh(place, WORST_PCT - lowest, left=lowest, height=0.8, color="#e8f3ea", zorder=0)
             for shift, change, color, marker in (
                 (0.14, verdict.versus.mean, COLORS[1], "o"),
                 (-0.14, verdict.versus.p99, COLORS[0], "s"),

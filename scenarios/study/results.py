@@ -19,8 +19,9 @@ from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIOS: Final = ROOT / "scenarios"
-ABLATION, FASTER, FRONTS, REMARKS = (
+ABLATION, CARRIED, FASTER, FRONTS, REMARKS = (
     "ablation.json",
+    "carried.json",
     "faster.json",
     "fronts.json",
     "results-remarks.md",
@@ -53,13 +54,14 @@ def make_results(
     number = jobs or core_count()
     made = run_missing(cases, out, number, quiet=quiet)
     fluid = fluid_of(cases, out, number, quiet=quiet)
-    found = [found_in(case, out, fluid[case.name]) for case in cases]
+    carried = (_read(target.parent / CARRIED) or {"rows": ()})["rows"]
+    found = [found_in(case, out, fluid[case.name], carried) for case in cases]
     write_text(target, results_page(found, notes_of(cases, found, target)))
     return target, made
 
 
-def found_in(case: Case, out: Path, fluid: Fluid) -> Found:
-    """One scenario's stored runs, with the bound beside each router."""
+def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str, Any]] = ()) -> Found:
+    """One scenario's stored runs, with the bound beside each router, and its rows of what is carried."""
     stored, rows = collect(case, out), []
     for contender in case.contenders:
         results = stored.get(contender.label)
@@ -81,7 +83,7 @@ def found_in(case: Case, out: Path, fluid: Fluid) -> Found:
         name=case.name,
         file=case.path.name,
         remark=case.remark,
-        is_moving=case.is_moving,
+        load=case.load,
         is_paper=case.is_paper,
         seeds=case.seeds,
         duration_s=case.scenario.duration_s,
@@ -91,6 +93,7 @@ def found_in(case: Case, out: Path, fluid: Fluid) -> Found:
         rows=tuple(rows),
         missing=case.missing,
         oracle=fluid.oracle,
+        carried=tuple(row for row in carried if row["scenario"] == case.name),
     )
 
 

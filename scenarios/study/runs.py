@@ -25,7 +25,7 @@ from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
 from scenarios.runs.parallel import each
 from scenarios.runs.simulate import simulate_metrics
-from scenarios.study.cases import Case, Contender
+from scenarios.study.cases import STATIONARY, Case, Contender
 from scenarios.study.sources import sources_hash
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
@@ -193,7 +193,7 @@ def fluid_of(cases: Sequence[Case], out: Path, jobs: int, *, quiet: bool = False
     for case in cases:
         wanted = {point for results in collect(case, out).values() if (point := point_of(results)) is not None}
         known, oracle = files[case.name].points, files[case.name].oracle
-        needs_oracle = case.is_moving and not case.is_paper and oracle is None
+        needs_oracle = case.load != STATIONARY and not case.is_paper and oracle is None
         points = tuple(sorted(wanted - set(known)))
         if points or (needs_oracle and wanted):
             tasks.append(_FluidTask(case.name, points, case.seeds[0] if needs_oracle else None))

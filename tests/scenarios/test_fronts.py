@@ -13,6 +13,7 @@ from scenarios.files.router_names import read_rule
 from scenarios.learn.tuning import Tuning, tune_router
 from scenarios.study import fronts
 from scenarios.study.__main__ import main
+from scenarios.study.tuned_rows import rule_of_now
 from scenarios.world.materials import load_world
 from tests.scenarios.test_tune import SCENARIO
 
@@ -59,16 +60,16 @@ def test_what_ships_is_the_quickest_where_it_is_of_now(scenario: Path) -> None:
     """Else it is tuned."""
     world = load_world(scenario)
     file = scenario.parent / "data/routers/tiny/fixed.rule.yaml"
-    assert fronts.rule_of_now(scenario, world, "fixed") is None
+    assert rule_of_now(scenario, world, "fixed") is None
     tune_router(Tuning(scenario, "fixed", file), quiet=True)
-    found = fronts.rule_of_now(scenario, world, "fixed")
+    found = rule_of_now(scenario, world, "fixed")
     assert found == read_rule(file)
     base = Tuning(scenario, "fixed").knobs(world)
     row = fronts.row_of(world, fronts.Point("fixed", 1.0), base, None, found)
     assert (row["ships"], row["seeds"], row["limit_ms"]) == (True, [100, 101], None)
     document = yaml.safe_load(scenario.read_text())
     scenario.write_text(yaml.safe_dump({**document, "tuning": {**document["tuning"], "floor": 0.74}}))
-    assert fronts.rule_of_now(scenario, load_world(scenario), "fixed") is None
+    assert rule_of_now(scenario, load_world(scenario), "fixed") is None
 
 
 def test_a_kind_whose_quickest_can_not_be_tuned_has_no_front(scenario: Path) -> None:

@@ -1,0 +1,109 @@
+"""What a router carries: the largest rate at floor and limit, by which routers, and that rows are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scenarios.files.documents import read_json
+from scenarios.learn.tuning import Tuning, tune_router
+from scenarios.study import carried
+from scenarios.study.__main__ import main
+from scenarios.study.carried import STEP, WIDEST, is_carried, largest
+from sim.compiled.scoring import RunScore
+from tests.scenarios.test_tune import SCENARIO
+
+SCORE = RunScore(1000, 20, 0.02, 0.0, 0.02, 0.05, 0.75, 0.0, 9, failed=5, image_j=0.1)
+
+
+@pytest.mark.parametrize("most", [0.06, 0.3, 1.0, 1.01, 7.3, 19.0])
+def test_the_largest_scale_is_found_within_a_percent(most: float) -> None:
+    asked: list[float] = []
+
+    def keeps(scale: float) -> bool:
+        asked.append(scale)
+        return scale <= most
+
+    found = largest(keeps)
+    assert found is not None
+    assert found <= most < 1.0101 * found
+    assert len(asked) == len(set(asked)), "no scale twice"
+
+
+@pytest.mark.parametrize(("keeps", "least", "most"), [(lambda _: True, WIDEST, STEP * WIDEST), (lambda _: False, 0, 0)])
+def test_nobody_looks_without_end(keeps: Callable[[float], bool], least: float, most: float) -> None:
+    assert least <= (largest(keeps) or 0) <= most
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [
+        ({}, True),
+        ({"p99_s": 0.0501}, False),
+        ({"accuracy": 0.7495}, True),
+        ({"accuracy": 0.7494}, False),
+        ({"failed": 11, "unfinished": 11}, False),
+        ({"unfinished": 36}, False),
+    ],
+)
+def test_what_is_carried(changes: dict[str, Any], holds: bool) -> None:
+    """Limit, floor within 0.05 points, hardly any failure, no queue that grows."""
+    assert is_carried(replace(SCORE, **changes), 0.75, 0.05) is holds
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    tuning = {"floor": 0.75, "levels": 1, "decisions": 4000, "episodes": 2, "episode_s": 0.5}
+    service = {"floor": 0.75, "p99_limit_s": 0.05}
+    path.write_text(yaml.safe_dump({**SCENARIO, "tuning": tuning, "service": service}))
+    return path
+
+
+def test_rows_are_of_routers_of_now_and_kept(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed by seed; what is there is not made again."""
+    for kind in ("fixed", "ladder"):
+        tune_router(Tuning(scenario, kind, tmp_path / f"data/routers/tiny/{kind}.rule.yaml"), quiet=True)
+    out = tmp_path / "carried.json"
+    command = ["carried", str(scenario), "--seeds", "2", "--json", str(out), "--jobs", "1"]
+    assert main(command) == 0
+    rows = {row["router"]: row for row in read_json(out)["rows"]}
+    assert rows.keys() == {"fixed", "ladder"}, "the others have no file"
+    assert [rows[kind]["controls"] for kind in ("fixed", "ladder")] == [False, True]
+    for row in rows.values():
+        assert row["seeds"] == [100, 101]
+        assert len(row["images_s"]) == 2
+        assert all(p99_ms <= 50 for p99_ms in row["p99s_ms"])
+        assert all(accuracy >= 0.7495 for accuracy in row["accuracies"])
+    monkeypatch.setattr(carried, "row_of", None)
+    assert main(command) == 0
+
+
+def test_a_router_that_keeps_no_rate_has_no_figure(scenario: Path, tmp_path: Path) -> None:
+    document = yaml.safe_load(scenario.read_text())
+    scenario.write_text(yaml.safe_dump({**document, "service": {"floor": 0.75, "p99_limit_s": 1e-5}}))
+    tune_router(Tuning(scenario, "fixed", tmp_path / "data/routers/tiny/fixed.rule.yaml"), quiet=True)
+    row = carried.row_of(None, carried.Wanted(scenario, "fixed", (100,)))
+    assert row["problem"] == "no rate from 0.05 times the scenario's is carried with every seed"
+    assert "images_s" not in row
+
+
+@pytest.mark.parametrize(
+    ("service", "flags", "said"),
+    [
+        ({"floor": 0.75}, [], "service.p99_limit_s: missing"),
+        ({"floor": 0.75, "p99_limit_s": 0.05}, ["--seeds", "9"], "--seeds: 9; tiny.yaml has 2"),
+    ],
+)
+def test_wrong_input_is_one_message(
+    scenario: Path, capsys: pytest.CaptureFixture[str], service: dict[str, float], flags: list[str], said: str
+) -> None:
+    document = yaml.safe_load(scenario.read_text())
+    scenario.write_text(yaml.safe_dump({**document, "service": service}))
+    assert main(["carried", str(scenario), "--json", str(scenario.parent / "x.json"), *flags]) == 2
+    assert said in capsys.readouterr().err
