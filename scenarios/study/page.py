@@ -213,7 +213,7 @@ def _carried(row: Mapping[str, Any] | None) -> str:
     found = estimate(row["images_s"])
     accuracy, joules = number(mean(row["accuracies"]), 2, 100), number(mean(row["images_j"]), None)
     text = f"{number(found['mean'], 0, grouped=True)}, at {accuracy} %, {joules} J"
-    return text if row["controls"] else f"{text}, as tuned"
+    return f"{text}, told the floor" if row["controls"] else text
 
 
 # ------------------------------------------------------------------------------------------------- the paper's replica
