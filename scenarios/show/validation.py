@@ -49,7 +49,7 @@ _LATE = (
     "how much later than their model says passes on emulated devices were seen to end (p99), as a share of a mean "
     "pass, in the run that had most."
 )
-_CPU = (
+CPU_MEANING = (
     "what the router or an agent (but of a CPU device) took of a core, or all of them of the cores that they share, "
     "whichever was fuller, in the run that had most."
 )
@@ -142,7 +142,7 @@ def _cpu_column(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     found = [row.get("cpu") for row in rows]
     if not any(found):
         return [], [[] for _ in rows]
-    return [Column("CPU", "%", meaning=_CPU)], [[_cpu_text(cpu)] for cpu in found]
+    return [Column("CPU", "%", meaning=CPU_MEANING)], [[_cpu_text(cpu)] for cpu in found]
 
 
 def _cpu_text(cpu: Cpu | None) -> str:
@@ -341,7 +341,7 @@ def validation_notes(validation: Validation) -> list[str]:
     if any(row.get("lateness_s") for row in rows):
         notes.append(f"Ends late: {_LATE}")
     if any(row.get("cpu") for row in rows):
-        notes.append(f"CPU: {_CPU}")
+        notes.append(f"CPU: {CPU_MEANING}")
     notes += decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"]))
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")

@@ -29,6 +29,7 @@ from scenarios.world.materials import default_folder
 
 _ACCURACY: Final = MEASURES["expected_accuracy"]
 SCHEMA: Final = "slimsched.live/1"
+_OF_ROWS: Final = ("router", "load", "served", "cpu")
 _OF_PAIRS: Final = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
 _OF_ENVIRONMENTS: Final = ("python", "system", "cores", "code")
 
@@ -58,7 +59,7 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         seeds=max(len(row["seeds"]) for row in comparison["rows"]),
         made_with=_made_with(environments(folder).get("validate", {})),
         warnings=disturbance_warnings(validation),
-        rows=[{key: row[key] for key in ("router", "load", "served")} for row in cast(list[Any], validation["rows"])],
+        rows=[{key: row[key] for key in _OF_ROWS if key in row} for row in cast(list[Any], validation["rows"])],
         pairs=[_less_of(pair) for pair in validation["pairs"]],
     )
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, cast
 
 from policies.registry import TIDE
+from policies.rules.specs import POINT
 from scenarios.metrics.catalogue import MEASURES, measures
 from scenarios.metrics.fidelity import Pair, Validation
+from scenarios.metrics.result import Cpu, cpu_share
 from scenarios.metrics.standing import COMPARABLE, ROUNDING, Contender, InWorld, by_run, validated
 from scenarios.metrics.statistics import Estimate, PairedDifference, estimate, paired_difference
 
@@ -86,13 +88,14 @@ class Worse:
 def outcome(measured: Measured, world: InWorld) -> Outcome:
     """By p99, of the routers that keep the floor in this world.
 
-    That is, to a tenth of a point, as comparable accuracies are, and to the interval of their accuracy over seeds.
+    That is, to a tenth of a point, as comparable accuracies are: the mean over seeds decides, so that a router whose
+    accuracy varies more keeps no floor more easily.
     """
     found = validated(cast(Validation, measured), world, P99)
-    most = {one.router: most_accuracy(measured, one.router, world) for one in found.contenders}
+    reached = {one.router: long_run_accuracy(measured, one.router, world) for one in found.contenders}
     least = (measured["floor"] or 0.0) - COMPARABLE - ROUNDING
-    known = [one for one in found.contenders if most[one.router] is not None]
-    able = sorted((one for one in known if (most[one.router] or 0.0) >= least), key=lambda one: one.mean_s)
+    known = [one for one in found.contenders if reached[one.router] is not None]
+    able = sorted((one for one in known if (reached[one.router] or 0.0) >= least), key=lambda one: one.mean_s)
     return Outcome(
         able=tuple(able),
         tied=tuple(one.router for one in able[1:] if not one.lead(able[0])["differs"]),
@@ -101,27 +104,40 @@ def outcome(measured: Measured, world: InWorld) -> Outcome:
     )
 
 
-def most_accuracy(measured: Measured, router: str, world: InWorld) -> float | None:
-    """What a router may reach in the long run, which a floor is of: the upper end of the interval; None if unknown.
+def long_run_accuracy(measured: Measured, router: str, world: InWorld) -> float | None:
+    """What a router reaches over many runs as long as the measured ones, which a floor is of; None if unknown.
 
-    One trace is too short to tell: of twenty seconds of bursts the accuracies of two seeds differ by a point. So it is
-    that of the simulated comparison; on executors, plus what they differ from their twins on the same arrivals.
+    The few measured ones can't tell: of twenty seconds of bursts the accuracies of two seeds differ by a point. So it
+    is that of the simulated comparison; on executors, plus what they differ from their twins on the same arrivals.
     """
-    over_seeds = measured["accuracy"].get(router, estimate([]))
-    if over_seeds["mean"] is None:
-        return None
-    base = over_seeds["mean"] + (over_seeds["ci95"] or 0.0)
-    if world == "simulated":
+    base = measured["accuracy"].get(router, estimate([]))["mean"]
+    if base is None or world == "simulated":
         return base
     real, twin = (estimates(measured, router, each)[_ACCURACY.name]["mean"] for each in ("hardware", "simulated"))
     return None if real is None or twin is None else base + real - twin
 
 
+def points_less(one: Contender, other: Contender) -> float | None:
+    """By how many points of accuracy it is behind the other on the measured runs; None where they are comparable."""
+    return None if one.is_match_for(other) else (other.accuracy - one.accuracy) / POINT
+
+
+def most_cpu(measured: Measured) -> Cpu | None:
+    """Of all routers' runs, what the one took whose cores were fullest; None where nothing tells it."""
+    known = [cpu for row in measured["rows"] if (cpu := row.get("cpu")) is not None]
+    return max(known, key=cpu_share, default=None)
+
+
 def said_so(simulated: Outcome, real: Outcome) -> SaidSo:
-    """Whether simulation named who wins on executors; `open` where those can't tell whom it named from the quickest."""
-    if real.winner is None:
-        return "open" if set(simulated.first) & set(real.first) else "no"
-    return "yes" if simulated.winner == real.winner else "no"
+    """Whether simulation named who wins on executors.
+
+    `open` where either world can't tell whom it named from the quickest of the other, or simulation could judge fewer
+    than two; `no` is left for those of whom simulation was certain, and wrong.
+    """
+    if simulated.winner is not None and simulated.winner == real.winner:
+        return "yes"
+    is_certain = len(simulated.able) > 1 and set(simulated.first).isdisjoint(real.first)
+    return "no" if is_certain else "open"
 
 
 def rival_of(real: Outcome, router: str = TIDE) -> str | None:
