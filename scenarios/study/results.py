@@ -16,15 +16,12 @@ from scenarios.study.cases import Case, experiments, read_case, scenario_files
 from scenarios.study.findings import Found, Made, Notes, Row, judge, searches_in
 from scenarios.study.page import results_page
 from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
+from scenarios.study.tuned_rows import outdated
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIOS: Final = ROOT / "scenarios"
-ABLATION, FASTER, FRONTS, REMARKS = (
-    "ablation.json",
-    "faster.json",
-    "fronts.json",
-    "results-remarks.md",
-)  # beside the page
+TABLES: Final = ("ablation", "faster", "fronts")  # `ablation.json` and so on, beside the page
+REMARKS: Final = "results-remarks.md"  # there, too
 
 
 def make_results(
@@ -99,15 +96,20 @@ def notes_of(cases: Sequence[Case], found: Sequence[Found], target: Path) -> Not
     from hw.telemetry import cpu_name
 
     remarks = target.parent / REMARKS
-    fronts = _read(target.parent / FRONTS)
+    folder = cases[0].path.parent
+    made = {name: found for name in TABLES if (found := _read(target.parent / f"{name}.json"))}
+    changed = {name: others for name, table in made.items() if (others := outdated(table, folder))}
+    tables = {name: table for name, table in made.items() if name not in changed}
+    fronts = tables.get("fronts")
     return Notes(
         machine={"processor": cpu_name(), "cores": str(core_count())},
         versions=versions(),
         wall_s=sum(result["wall_s"] for each in found for row in each.rows for result in row.results),
         provenance=str(Provenance.weakest(*(case.world.provenance for case in cases))),
-        ablation=_read(target.parent / ABLATION),
-        faster=_read(target.parent / FASTER),
+        ablation=tables.get("ablation"),
+        faster=tables.get("faster"),
         fronts=fronts,
+        outdated=changed,
         made=tuple(_made(cases)),
         remarks=remarks.read_text(encoding="utf-8") if remarks.is_file() else "",
         pictures=_pictures(found, target.parent),
