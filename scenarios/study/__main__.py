@@ -85,7 +85,8 @@ def _faster(parser: Parser) -> Work:
 
     def work(given: argparse.Namespace) -> int:
         faster.make_rows(_asked(given), given.router, given.json)
-        sys.stdout.write(to_markdown(faster.faster_table(read_json(given.json)["rows"])) + "\n")
+        rows = read_json(given.json)["rows"]
+        sys.stdout.write("\n".join([to_markdown(faster.faster_table(rows)), "", *faster.verdicts(rows), ""]))
         return 0
 
     return work

@@ -130,10 +130,10 @@ def make_rows(asked: Asked, path: Path) -> None:
     """Every row of these scenarios that is not there yet, a scenario's first row first: its others are set beside it.
 
     Raises:
-        InputError: a scenario has no floor; what is there is of another command.
+        InputError: a scenario has no floor; what is there is of another command, or of another state of one.
         WorkError: a first row can't be made.
     """
-    kept = RowsFile(path, SCHEMA, asked.command("ablation"))
+    kept = RowsFile(path, SCHEMA, asked.command("ablation"), asked.scenarios)
     for scenario in asked.scenarios:
         world = asked.world(scenario)
         for name, changes in rows_wanted().items():

@@ -51,10 +51,11 @@ def make_rows(scenarios: Sequence[Path], kinds: Sequence[str], seeds: int, path:
     """Every row of these scenarios whose router's file is of now, and that is not there yet.
 
     Raises:
-        InputError: a scenario promises no limit or no floor, or has fewer seeds; what is there is of another command.
+        InputError: a scenario promises no limit or no floor, or has fewer seeds; what is there is of another command
+            or of another state of a scenario.
     """
     names = " ".join(one.as_posix() for one in scenarios)
-    kept = RowsFile(path, SCHEMA, f"python -m scenarios.study carried {names} --seeds {seeds}")
+    kept = RowsFile(path, SCHEMA, f"python -m scenarios.study carried {names} --seeds {seeds}", scenarios)
     wanted = []
     for scenario in scenarios:
         world = world_with_promise(scenario, seeds)

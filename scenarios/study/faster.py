@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from policies.errors import InputError, WorkError
+from scenarios.learn.course import unserved
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import tune_world
+from scenarios.metrics.served import MARK
 from scenarios.show.numbers import NONE
 from scenarios.show.table import Table, columns
-from scenarios.study.tuned_rows import Asked, RowsFile, held_out, searched_specs
+from scenarios.study.tuned_rows import Asked, RowsFile, flaws, held_out, searched_specs
 from scenarios.world.world import World
 
 SCHEMA: Final = "slimsched.faster/1"
@@ -56,7 +58,7 @@ def points() -> Iterator[Point]:
 def row_of(world: World, kind: str, point: Point, knobs: TuningKnobs) -> dict[str, Any]:
     """Tune, and run what each search found on the seeds of the scenario's comparison."""
     its = point.world(world)
-    row = {"scenario": world.scenario.name, "router": kind, **vars(point)}
+    row = {"scenario": world.scenario.name, "router": kind, **vars(point), "floor": knobs.floor}
     try:
         found = tune_world(its, kind, knobs)
     except WorkError as error:
@@ -67,6 +69,7 @@ def row_of(world: World, kind: str, point: Point, knobs: TuningKnobs) -> dict[st
         "means_ms": [float(1000 * np.mean([score.mean_s for score in scores])) for scores in searches],
         "p99s_ms": [float(1000 * np.mean([score.p99_s for score in scores])) for scores in searches],
         "accuracies": [float(np.mean([score.accuracy for score in scores])) for scores in searches],
+        "unserved": unserved([score for scores in searches for score in scores]),
     }
 
 
@@ -74,9 +77,10 @@ def make_rows(asked: Asked, kind: str, path: Path) -> None:
     """Every row of these scenarios that is not there yet.
 
     Raises:
-        InputError: a scenario has no floor, or nobody may wait in it; what is there is of another command.
+        InputError: a scenario has no floor, or nobody may wait in it; what is there is of another command, or of
+            another state of a scenario.
     """
-    kept = RowsFile(path, SCHEMA, asked.command("faster", f" --router {kind}"))
+    kept = RowsFile(path, SCHEMA, asked.command("faster", f" --router {kind}"), asked.scenarios)
     for scenario in asked.scenarios:
         world = asked.world(scenario)
         if not world.cluster.router.hold_limit_ns:
@@ -88,7 +92,7 @@ def make_rows(asked: Asked, kind: str, path: Path) -> None:
 
 
 def faster_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each scenario, number of blocks, and whether the router may wait."""
+    """A row for each scenario, number of blocks, and whether the router may wait; a cell's flaws are told."""
     lines = []
     groups = dict.fromkeys((row["scenario"], row["blocks"], row["may_wait"]) for row in rows)
     for scenario, blocks, may_wait in groups:
@@ -104,6 +108,39 @@ def faster_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _cell(row: Mapping[str, Any]) -> str:
     if "problem" in row:
-        return "floor not kept"
-    means = row["means_ms"]
-    return f"{np.mean(means):.2f} ({min(means):.2f} to {max(means):.2f})"
+        return str(row["problem"])
+    text, flawed = f"{np.mean(row['means_ms']):.2f} ({_range(row)})", _flaws(row)
+    return f"{text}{MARK} ({flawed})" if flawed else text
+
+
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence a scenario: where it may wait, which decision time is worse than a slower one, by number of blocks."""
+    waiting = [row for row in rows if row["may_wait"]]
+    found: dict[str, list[str]] = {}
+    for scenario, blocks in dict.fromkeys((row["scenario"], row["blocks"]) for row in waiting):
+        own = {row["decision_us"]: row for row in waiting if (row["scenario"], row["blocks"]) == (scenario, blocks)}
+        found.setdefault(scenario, []).append(f"{blocks} blocks: {_verdict(own)}")
+    return [f"{scenario}, waiting: {'; '.join(texts)}." for scenario, texts in found.items()]
+
+
+def _verdict(own: Mapping[int, Mapping[str, Any]]) -> str:
+    """Of the rows by decision time: worse is who lies, with all its searches, above all those of a slower one."""
+    able = {us: row for us, row in sorted(own.items(), reverse=True) if "problem" not in row and not _flaws(row)}
+    left_out = ", ".join(f"{us} us" for us in DECISIONS_US if us not in able)
+    rest = f" (left out, for no figures or marked ones: {left_out})" if left_out else ""
+    if len(able) < 2 or any(len(row["means_ms"]) < 2 for row in able.values()):
+        return f"can't be said, for want of rows with two searches or more{rest}"
+    worse = [
+        f"{quick} us ({_range(able[quick])} ms) is worse than {slow} us ({_range(able[slow])} ms)"
+        for slow, quick in combinations(able, 2)
+        if min(able[quick]["means_ms"]) > max(able[slow]["means_ms"])
+    ]
+    return f"{', '.join(worse) or 'never worse'} beyond the searches' ranges{rest}"
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    return f"{min(row['means_ms']):.2f} to {max(row['means_ms']):.2f}"
+
+
+def _flaws(row: Mapping[str, Any]) -> str:
+    return flaws({**row, "accuracy": np.mean(row["accuracies"])})

@@ -520,7 +520,9 @@ class Notes:
     Attributes:
         machine: what runs were computed on; `versions`: of what computed them.
         wall_s: how long all runs took, one after the other.
-        ablation, faster, fronts: `docs/ablation.json` and so on; None where it was not made.
+        ablation, faster, fronts: `docs/ablation.json` and so on; None where it was not made, or
+            where a scenario of it has changed since.
+        outdated: which scenarios have, by table.
         front_picture: a path from the page.
         remarks: Markdown that people wrote.
         pictures: by title, a path from the page.
@@ -533,6 +535,7 @@ class Notes:
     ablation: Mapping[str, Any] | None = None
     faster: Mapping[str, Any] | None = None
     fronts: Mapping[str, Any] | None = None
+    outdated: Mapping[str, Sequence[str]] = field(default_factory=dict)
     front_picture: str | None = None
     made: tuple[Made, ...] = ()
     remarks: str = ""

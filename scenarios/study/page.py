@@ -23,6 +23,7 @@ from scenarios.study import ablation, cases, findings
 from scenarios.study.ablation import Tail
 from scenarios.study.cases import FAULTS, GROUPS, LEARNED, MOVING, STATIONARY, TUNED
 from scenarios.study.faster import faster_table
+from scenarios.study.faster import verdicts as faster_verdicts
 from scenarios.study.findings import (
     CARRIED_PCT,
     ENERGY_OVER_PCT,
@@ -64,6 +65,7 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         "tails": tail_table,
         "fronts": front_table,
         "faster": faster_table,
+        "faster_verdicts": faster_verdicts,
         "making": making_table,
         "searched": _searched,
         "paper": _paper_text,
@@ -86,6 +88,7 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         cases=cases,
         findings=findings,
         ablation=ablation,
+        limit=LIMIT,
     )
 
 

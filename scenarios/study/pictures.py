@@ -12,12 +12,17 @@ from matplotlib.figure import Figure
 
 from policies.registry import TIDE
 from scenarios.metrics.pareto import Point, pareto_front
+from scenarios.metrics.statistics import Estimate
 from scenarios.show.charts import COLORS, canvas
 from scenarios.study.cases import GROUPS, PLACED
 from scenarios.study.findings import WORST_PCT, Found, Verdict
+from scenarios.study.fronts import is_kept
+from scenarios.study.tuned_rows import flaws
 
 GAINS = "Tide against its best rival"
 FRONTS = "Accuracy against mean latency, up to four times the quickest router's"
+HOLLOW = "hollow: missed"  # the page says what
+_EDGE_PCT = 100.0  # beyond, a change is an arrow with its figure: one such would squeeze all others
 _ACROSS = 4
 _SHOWN_TIMES = 4.0  # the quickest router's latency
 _LOOKS = {group: (color, marker) for group, color, marker in zip(GROUPS, (COLORS[1], COLORS[0], "#999999", "#444444"),
@@ -32,23 +37,30 @@ def gains_chart(verdicts: Sequence[Verdict]) -> Figure:
         for place, verdict in enumerate(shown):
             assert verdict.versus is not None
             axes.barh(place, WORST_PCT - lowest, left=lowest, height=0.8, color="#e8f3ea", zorder=0)
-            for shift, change, color, marker in (
-                (0.14, verdict.versus.mean, COLORS[1], "o"),
-                (-0.14, verdict.versus.p99, COLORS[0], "s"),
-            ):
-                label = ("mean latency" if marker == "o" else "p99") if place == 0 else None
-                mean, half = change["mean"] or 0.0, change["ci95"] or None
-                axes.errorbar(mean, place + shift, xerr=half, fmt=marker, color=color, markersize=4, elinewidth=1,
-                              capsize=2, label=label)  # fmt: skip
+            _draw_change(axes, place + 0.14, verdict.versus.mean, COLORS[1], "o")
+            _draw_change(axes, place - 0.14, verdict.versus.p99, COLORS[0], "s")
+        if shown:
+            axes.plot([], [], "o", color=COLORS[1], markersize=4, label="mean latency")
+            axes.plot([], [], "s", color=COLORS[0], markersize=4, label="p99")
         axes.axvline(0, color="#666", linewidth=0.8)
         changes = [each for of in shown if of.versus is not None for each in (of.versus.mean, of.versus.p99)]
         ends = [(each["mean"] or 0.0) + sign * (each["ci95"] or 0.0) for each in changes for sign in (-1, 1)]
-        axes.set(xlim=(max(lowest, min([*ends, -15.0]) - 5), min(100.0, max([*ends, 5.0]) + 5)),
+        axes.set(xlim=(max(lowest, min([*ends, -15.0]) - 5), min(_EDGE_PCT, max([*ends, 5.0]) + 5)),
                  xlabel="Tide less its best rival, %", yticks=range(len(shown)),
                  yticklabels=[verdict.scenario for verdict in shown])  # fmt: skip
         axes.grid(visible=False, axis="y")
         axes.legend(loc="best")
     return figure
+
+
+def _draw_change(axes: Axes, y: float, change: Estimate, color: str, marker: str) -> None:
+    mean, half = change["mean"] or 0.0, change["ci95"] or None
+    if mean > _EDGE_PCT:
+        axes.plot(_EDGE_PCT, y, ">", color=color, markersize=5, clip_on=False)
+        axes.annotate(f"{mean:+.0f} %", (_EDGE_PCT, y), (-6, 0), textcoords="offset points", fontsize=7, color=color,
+                      ha="right", va="center")  # fmt: skip
+    else:
+        axes.errorbar(mean, y, xerr=half, fmt=marker, color=color, markersize=4, elinewidth=1, capsize=2)
 
 
 def fronts_chart(found: Sequence[Found]) -> Figure:
@@ -72,7 +84,7 @@ def fronts_chart(found: Sequence[Found]) -> Figure:
 
 
 def energy_chart(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel a scenario: energy an image against p99, a line a kind; the first point of a line is its quickest."""
+    """A panel a scenario: energy an image against p99, a line a kind; hollow and on no line is what can't count."""
     names = list(dict.fromkeys(row["scenario"] for row in rows))
     across = min(_ACROSS, len(names))
     height = ceil(len(names) / _ACROSS)
@@ -80,19 +92,29 @@ def energy_chart(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for axes, name in zip(grid.flat, names, strict=False):
             axes.set_title(name, fontsize=8)
             axes.tick_params(labelsize=7)
-            own = [row for row in rows if row["scenario"] == name and "problem" not in row]
-            for place, kind in enumerate(dict.fromkeys(row["router"] for row in own)):
-                points = sorted((row["times"], row["p99_ms"], row["image_j"]) for row in own if row["router"] == kind)
-                _, x, y = zip(*points, strict=True)
-                axes.plot(x, y, "-", marker="*os^"[place % 4], color=COLORS[(1 - place) % len(COLORS)], markersize=5,
-                          linewidth=1, label=kind)  # fmt: skip
-            if own:
-                axes.legend(fontsize=7)
+            _draw_energy(axes, [row for row in rows if row["scenario"] == name and "problem" not in row])
         for axes in grid.flat[len(names) :]:
             axes.set_axis_off()
         figure.supxlabel("p99 latency, ms", fontsize=9)
         figure.supylabel("J an image", fontsize=9)
     return figure
+
+
+def _draw_energy(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Hollow: the limit was missed on seeds that no tuning saw, or accuracy or images were given up."""
+    missed = [row for row in rows if not is_kept(row) or flaws(row)]
+    for place, kind in enumerate(dict.fromkeys(row["router"] for row in rows)):
+        color, marker = COLORS[(1 - place) % len(COLORS)], "*os^"[place % 4]
+        own = sorted((row for row in rows if row["router"] == kind), key=lambda row: row["limit_ms"] or 0.0)
+        kept = [(row["p99_ms"], row["image_j"]) for row in own if row not in missed]
+        hollow = [(row["p99_ms"], row["image_j"]) for row in own if row in missed]
+        axes.plot([x for x, _ in kept], [y for _, y in kept], f"{marker}-", color=color, markersize=5, linewidth=1,
+                  label=kind)  # fmt: skip
+        axes.plot([x for x, _ in hollow], [y for _, y in hollow], marker, color=color, markersize=5, fillstyle="none")
+    if missed:
+        axes.plot([], [], "o", color="#666", fillstyle="none", markersize=5, label=HOLLOW)
+    if rows:
+        axes.legend(fontsize=7)
 
 
 def _draw_front(axes: Axes, found: Found) -> None:

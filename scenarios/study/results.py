@@ -16,16 +16,12 @@ from scenarios.study.cases import Case, experiments, read_case, scenario_files
 from scenarios.study.findings import Found, Made, Notes, Row, judge, searches_in
 from scenarios.study.page import results_page
 from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
+from scenarios.study.tuned_rows import outdated
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIOS: Final = ROOT / "scenarios"
-ABLATION, CARRIED, FASTER, FRONTS, REMARKS = (
-    "ablation.json",
-    "carried.json",
-    "faster.json",
-    "fronts.json",
-    "results-remarks.md",
-)  # beside the page
+TABLES: Final = ("ablation", "carried", "faster", "fronts")  # `ablation.json` and so on, beside the page
+REMARKS: Final = "results-remarks.md"  # there, too
 
 
 def make_results(
@@ -54,8 +50,8 @@ def make_results(
     number = jobs or core_count()
     made = run_missing(cases, out, number, quiet=quiet)
     fluid = fluid_of(cases, out, number, quiet=quiet)
-    carried = (_read(target.parent / CARRIED) or {"rows": ()})["rows"]
-    found = [found_in(case, out, fluid[case.name], carried) for case in cases]
+    tables, _ = _tables(target.parent, folder)
+    found = [found_in(case, out, fluid[case.name], tables.get("carried", {"rows": ()})["rows"]) for case in cases]
     write_text(target, results_page(found, notes_of(cases, found, target)))
     return target, made
 
@@ -97,20 +93,33 @@ def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str,
     )
 
 
-def notes_of(cases: Sequence[Case], found: Sequence[Found], target: Path) -> Notes:
+def _tables(folder: Path, scenarios: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """What studies have left beside the page, by name; and of what scenarios of another state those are left out."""
+    made = {name: found for name in TABLES if (found := _read(folder / f"{name}.json"))}
+    changed = {name: others for name, table in made.items() if (others := outdated(table, scenarios))}
+    return {name: table for name, table in made.items() if name not in changed}, changed
+
+
+def notes_of(
+    cases: Sequence[Case],
+    found: Sequence[Found],
+    target: Path,
+) -> Notes:
     """What stands beside the tables; the pictures are drawn here."""
     from hw.telemetry import cpu_name
 
     remarks = target.parent / REMARKS
-    fronts = _read(target.parent / FRONTS)
+    tables, changed = _tables(target.parent, cases[0].path.parent)
+    fronts = tables.get("fronts")
     return Notes(
         machine={"processor": cpu_name(), "cores": str(core_count())},
         versions=versions(),
         wall_s=sum(result["wall_s"] for each in found for row in each.rows for result in row.results),
         provenance=str(Provenance.weakest(*(case.world.provenance for case in cases))),
-        ablation=_read(target.parent / ABLATION),
-        faster=_read(target.parent / FASTER),
+        ablation=tables.get("ablation"),
+        faster=tables.get("faster"),
         fronts=fronts,
+        outdated=changed,
         made=tuple(_made(cases)),
         remarks=remarks.read_text(encoding="utf-8") if remarks.is_file() else "",
         pictures=_pictures(found, target.parent),

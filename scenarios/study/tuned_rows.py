@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +16,19 @@ import numpy as np
 from policies.errors import InputError
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.documents import read_json, write_json
+from scenarios.files.named_files import with_paths
+from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
+from scenarios.files.spec import Scenario
 from scenarios.learn.course import MOST_THREADS, Course, unserved
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.stale import why_tune
 from scenarios.learn.tune import Tuned
 from scenarios.learn.tuning import Tuning, knobs_of
+from scenarios.metrics.served import LIMIT
 from scenarios.metrics.statistics import Estimate, estimate, relative_half_width, widened
 from scenarios.study.cases import ROUTERS, tuned_file
+from scenarios.study.findings import EQUAL
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -69,20 +76,49 @@ class Asked:
         return knobs_of(world, seed=0, decisions=self.decisions, searches=self.searches)
 
 
+def digest_of(scenario: Scenario) -> str:
+    """Of what decides a scenario's rows; files by their names alone, so that it is the same on every machine."""
+    rest: dict[str, Any] = {
+        "compare": {"routers"},
+        "validate_": True,
+        "training": True,
+    }  # rows name their routers, which are tuned
+    told = with_paths(scenario, lambda path: Path(path).name).model_dump(mode="json", exclude=rest)
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def outdated(made: Mapping[str, Any], folder: Path) -> list[str]:
+    """The scenarios of a table's rows that are not, in this folder, what they were when the rows were made."""
+    told, files = (
+        made.get("scenarios", {}),
+        {row["scenario"]: folder / f"{row['scenario']}.yaml" for row in made["rows"]},
+    )
+    return [
+        name
+        for name, file in files.items()
+        if name not in told or not file.is_file() or told[name] != digest_of(load_scenario(file))
+    ]
+
+
 class RowsFile:
     """The rows of a table, in a file from which an interrupted run goes on.
 
     Raises:
-        InputError: the file's rows are of another command.
+        InputError: the file's rows are of another command, or of another state of a scenario.
     """
 
-    def __init__(self, path: Path, schema: str, command: str) -> None:
-        self._path, self._head = path, {"schema": schema, "command": command}
+    def __init__(self, path: Path, schema: str, command: str, scenarios: Sequence[Path]) -> None:
+        states = {found.name: digest_of(found) for found in map(load_scenario, scenarios)}
+        self._path, self._head = path, {"schema": schema, "command": command, "scenarios": states}
         self.rows: list[dict[str, Any]] = []
         if path.exists():
             found = read_json(path)
             if found.get("command") != command:
                 problem = f"{path}: has rows of {found.get('command')!r}, which can't stand beside those of {command!r}"
+                raise InputError("--json", "", f"{problem}; name another file, or delete it")
+            told = found.get("scenarios", {})
+            if changed := [name for name, digest in states.items() if told.get(name) != digest]:
+                problem = f"{path}: has rows of another state of {', '.join(changed)}, whose file has changed since"
                 raise InputError("--json", "", f"{problem}; name another file, or delete it")
             self.rows = found["rows"]
 
@@ -134,6 +170,14 @@ def figures_row(world: World, scores: Sequence[Sequence[RunScore]]) -> dict[str,
         "searches": [_means(each) for each in scores],
         "seeds": list(world.scenario.compare.seeds),
     }
+
+
+def flaws(row: Mapping[str, Any]) -> str:
+    """What a row's figures were bought with, in words: images left unserved, accuracy below its floor, or nothing."""
+    found = [f"{100 * row['unserved']:.1f} % unserved"] if row["unserved"] > LIMIT else []
+    if row["accuracy"] < row["floor"] - EQUAL:
+        found.append(f"{100 * row['accuracy']:.2f} % accurate")
+    return ", ".join(found)
 
 
 def _means(scores: Sequence[RunScore]) -> dict[str, float]:

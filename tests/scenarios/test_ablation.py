@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
+from policies.errors import InputError
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
 from policies.rules.tide import SWITCHES, TideRule
@@ -91,6 +92,41 @@ def test_rows_of_another_command_are_left_alone(
     out.write_text(text)
     assert main(["ablation", str(scenario), "--json", str(out), "--decisions", "8"]) == 2
     assert "can't stand beside those of" in capsys.readouterr().err
+    assert out.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ({"tuning": {"floor": 0.74, "levels": 1}}, True),
+        ({"workload": {"kind": "poisson", "rate_img_s": 4000}}, True),
+        ({"duration_s": 2.5}, True),
+        ({"compare": {"seeds": [100, 101, 102]}}, True),
+        ({"compare": {"seeds": [100, 101], "routers": ["random"]}}, False),
+        ({"validate": {"seeds": [7]}, "training": {"clip": 0.3}}, False),
+    ],
+)
+def test_rows_of_another_state_of_a_scenario_are_left_alone(
+    scenario: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    is_refused: bool,
+) -> None:
+    """Of the same name; who routes, and how PPO is trained, decides no row."""
+    monkeypatch.setattr(ablation, "row_of", lambda world, name, *_: {"switch": name, "scenario": world.scenario.name})
+    out = tmp_path / "rows.json"
+    ablation.make_rows(Asked([scenario], 10, 1), out)
+    text = out.read_text()
+    assert tuned_rows.outdated(json.loads(text), tmp_path) == []
+    scenario.write_text(yaml.safe_dump(yaml.safe_load(scenario.read_text()) | changes))
+    assert tuned_rows.outdated(json.loads(text), tmp_path) == ["tiny"] * is_refused
+    assert tuned_rows.outdated(json.loads(text), tmp_path / "else") == ["tiny"]
+    if is_refused:
+        with pytest.raises(InputError, match=r"rows of another state of tiny, .*; name another file, or delete it"):
+            ablation.make_rows(Asked([scenario], 10, 1), out)
+    else:
+        ablation.make_rows(Asked([scenario], 10, 1), out)
     assert out.read_text() == text
 
 

@@ -39,8 +39,55 @@ def test_a_row_has_the_figures_of_so_many_searches() -> None:
     assert (row["scenario"], row["router"], row["blocks"]) == ("main-mmpp-10g", "ladder", 16)
     assert world.scenario.tuning.searches == 3
     assert [len(row[key]) for key in ("means_ms", "p99s_ms", "accuracies")] == [2, 2, 2]
+    assert (row["unserved"], row["floor"]) == (0.0, world.scenario.tuning.floor)
     assert len(set(row["means_ms"])) == 2, "two searches that found one rule would be a wonder"
     assert all(mean_ms < p99_ms for mean_ms, p99_ms in zip(row["means_ms"], row["p99s_ms"], strict=True))
+
+
+def row(means_ms: list[float], **changes: Any) -> dict[str, Any]:
+    found = {"scenario": "main-mmpp-10g", "blocks": 16, "may_wait": True, "decision_us": 10, "means_ms": means_ms}
+    return {**found, "accuracies": [0.753, 0.754], "floor": 0.753, "unserved": 0.0} | changes
+
+
+def test_a_cell_says_what_its_figures_were_bought_with() -> None:
+    """Accuracy below the floor, images unserved; or why there are none."""
+    rows = [
+        row([1.0, 3.0], decision_us=1000),
+        row([1.0, 3.0], decision_us=100, accuracies=[0.7522, 0.7526]),
+        row([1.0, 3.0], decision_us=10, unserved=0.02),
+        {"scenario": "main-mmpp-10g", "blocks": 16, "may_wait": True, "decision_us": 3, "problem": "the most was 0.7"},
+    ]
+    (cells,) = faster.faster_table(rows).rows
+    text = "2.00 (1.00 to 3.00)"
+    assert cells[3:] == [
+        text, f"{text} ! (75.24 % accurate)", f"{text} ! (2.0 % unserved)", "the most was 0.7"
+    ]  # fmt: skip
+
+
+def test_worse_is_a_faster_one_whose_range_lies_above_a_slower_ones() -> None:
+    """Among rows with figures that are not marked, where the router may wait; by scenario and number of blocks."""
+    slow, quick = row([1.0, 2.0], decision_us=1000), row([2.1, 3.0], decision_us=3)
+    near, quicker = row([1.9, 3.0], decision_us=100), row([0.5, 0.6], decision_us=10)
+    worse = "3 us (2.10 to 3.00 ms) is worse than 1000 us (1.00 to 2.00 ms)"
+    left = "(left out, for no figures or marked ones: "
+    for rows, told in (
+        ([slow, near], f"never worse beyond the searches' ranges {left}10 us, 3 us)"),
+        ([slow, near, row([0.7, 0.8], decision_us=3), quicker],
+         "3 us (0.70 to 0.80 ms) is worse than 10 us (0.50 to 0.60 ms) beyond the searches' ranges"),
+        ([slow, quick], f"{worse} beyond the searches' ranges {left}100 us, 10 us)"),
+        ([slow, {**quick, "may_wait": False}],
+         f"can't be said, for want of rows with two searches or more {left}100 us, 10 us, 3 us)"),
+        ([slow, near, {**quick, "unserved": 0.02}, {**quicker, "problem": "none"}],
+         f"never worse beyond the searches' ranges {left}10 us, 3 us)"),
+        ([row([1.0], decision_us=us) for us in faster.DECISIONS_US],
+         "can't be said, for want of rows with two searches or more"),
+    ):  # fmt: skip
+        assert faster.verdicts(rows) == [f"main-mmpp-10g, waiting: 16 blocks: {told}."]
+    rest = [row([1.0, 2.0], decision_us=us, blocks=4) for us in faster.DECISIONS_US]
+    (text,) = faster.verdicts([*rest, slow, quick])
+    start = "main-mmpp-10g, waiting: 4 blocks: never worse beyond the searches' ranges; 16 blocks: "
+    assert text == f"{start}{worse} beyond the searches' ranges {left}100 us, 10 us)."
+    assert faster.verdicts([{**quick, "may_wait": False}]) == []
 
 
 def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +98,7 @@ def test_rows_are_kept_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if len(made) == most:
             raise KeyboardInterrupt
         made.append(point)
-        return {"scenario": world.scenario.name, **vars(point), "means_ms": [1.0, 3.0]}
+        return {**row([1.0, 3.0]), **vars(point)}
 
     monkeypatch.setattr(faster, "row_of", row_of)
     path, most = tmp_path / "faster.json", 5

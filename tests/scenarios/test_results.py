@@ -16,6 +16,7 @@ import yaml
 from policies.errors import WorkError
 from policies.rules.specs import FixedRule, LadderRule
 from policies.rules.tide import TideRule
+from scenarios.files.documents import write_json
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuned_files import load_of, note_failure
@@ -36,10 +37,11 @@ from scenarios.study.findings import (
     searches_in,
 )
 from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table
-from scenarios.study.pictures import energy_chart
+from scenarios.study.pictures import energy_chart, gains_chart
 from scenarios.study.results import found_in, make_results, notes_of
 from scenarios.study.sources import imported, sources_hash
 from scenarios.study.tune_all import KINDS, tune_all, tunings
+from scenarios.study.tuned_rows import digest_of, rule_of_now
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.world.materials import load_world
 from scenarios.world.routers import deciding_in
@@ -561,11 +563,12 @@ def test_the_replica_is_held_against_the_paper() -> None:
 # ----------------------------------------------------------------------------------------------------------- the page
 
 
-ABLATION = {"command": "this", "rows": [
+ABLATION_ROWS: list[dict[str, Any]] = [
     {"switch": "no tail", "scenario": "main-a", "accuracy": 0.75, "mean_ms": 9.0, "p99_ms": 30.0,
      "change_pct": {"mean": 4.0, "ci95": 1.0}, "seeds": [1, 2]},
     {"switch": "no race", "scenario": "main-a", "problem": "no floor"},
-]}  # fmt: skip
+]  # fmt: skip
+ABLATION = {"command": "this", "rows": ABLATION_ROWS}
 
 
 def four_cases() -> list[Found]:
@@ -628,12 +631,14 @@ def test_what_a_tail_costs_of_the_gain_and_saves_of_the_variance() -> None:
 
 def test_fronts_and_decision_times_are_on_the_page_where_they_were_made() -> None:
     point = {"scenario": "main-a", "router": "tide", "p99_ms": 20.0, "mean_ms": 9.0, "std_ms": 3.0, "image_j": 0.2,
-             "unserved": 0.0, "accuracy": 0.75, "energy_pct": {"mean": -12.0, "ci95": 1.0}}  # fmt: skip
-    rows = [{**point, "times": 1.0, "limit_ms": None}, {**point, "times": 1.5, "limit_ms": 30.0},
-            {**point, "times": 1.1, "limit_ms": 15.0},
-            {"scenario": "main-a", "router": "ladder", "times": 2.0, "limit_ms": 40.0,
+             "unserved": 0.0, "accuracy": 0.75, "floor": 0.75,
+             "energy_pct": {"mean": -12.0, "ci95": 1.0}}  # fmt: skip
+    rows = [{**point, "limit": "the quickest", "limit_ms": None}, {**point, "limit": "1.5 times", "limit_ms": 30.0},
+            {**point, "limit": "promised", "limit_ms": 15.0, "floor": 0.76},
+            {"scenario": "main-a", "router": "ladder", "limit": "2 times", "limit_ms": 40.0,
              "problem": "no floor"}]  # fmt: skip
-    faster = {"scenario": "main-a", "blocks": 4, "may_wait": True, "decision_us": 10, "means_ms": [1.0, 3.0]}
+    faster = {"scenario": "main-a", "blocks": 4, "may_wait": True, "decision_us": 10, "means_ms": [1.0, 3.0],
+              "accuracies": [0.75, 0.75], "floor": 0.75, "unserved": 0.0}  # fmt: skip
     notes = replace(
         NOTES,
         fronts={"command": "python x", "rows": rows},
@@ -647,13 +652,52 @@ def test_fronts_and_decision_times_are_on_the_page_where_they_were_made() -> Non
         "| main-a | ladder | 40.0 (2 times): no floor | - | - | - | - | - | - | - |",
         "| `main-a` | 4 | yes | - | - | 2.00 (1.00 to 3.00) | - |",
         "![Energy an image against p99 latency](images/e.svg)",
+        "- main-a, waiting: 4 blocks: can't be said, for want of rows with two searches or more (left out, for no "
+        "figures or marked ones: 1000 us, 100 us, 3 us).",
     ):
         assert line in text.splitlines()
-    assert "| 15.0 (1.1 times) | 20.0 | no |" in text
+    assert "| tide ! (75.00 % accurate) | 15.0 (promised) | 20.0 | no |" in text
     assert to_svg(energy_chart(rows)).startswith("<svg")
     without = results_page(four_cases(), NOTES)
     assert "## Energy against p99" not in without
     assert "## Is a faster router" not in without
+
+
+def test_a_table_of_another_state_of_a_scenario_is_not_shown(made: Made, tmp_path: Path) -> None:
+    """Nor one that does not tell its state; the page says so, and of which scenario."""
+    folder = tmp_path / "again"
+    shutil.copytree(made.folder, folder)
+    case, page = read_case(folder / "main-tiny.yaml"), folder / "docs/results.md"
+    rows: list[dict[str, Any]] = [{**row, "scenario": "main-tiny"} for row in ABLATION_ROWS]
+    now = {"main-tiny": digest_of(case.scenario)}
+    for table, text in (
+        ({"scenarios": now}, None),
+        ({"scenarios": {"main-tiny": "0123456789abcdef"}}, "another state"),
+        ({}, "another state"),
+    ):
+        write_json(folder / "docs/ablation.json", {"command": "this", **table, "rows": rows})
+        notes = notes_of([case], [made.found], page)
+        shown = results_page([made.found], notes)
+        assert notes.outdated == ({} if text is None else {"ablation": ["main-tiny"]})
+        assert ("Made for another state of main-tiny" in shown) is (text is not None)
+        assert ("| no tail | main-tiny |" in shown) is (text is None)
+    for name in ("faster", "fronts"):
+        write_json(folder / f"docs/{name}.json", {"command": "this", "rows": rows})
+    shown = results_page([made.found], notes_of([case], [made.found], page))
+    assert shown.count("Made for another state of main-tiny") == 3
+    assert "energy.svg" not in shown
+
+
+def test_a_change_beyond_the_charts_edge_is_an_arrow_with_its_figure() -> None:
+    """Within it there is none."""
+    for mean_ms, told in ((26.0, ["+160 %", "+160 %"]), (19.0, [])):
+        figure = gains_chart([judge(found(tide(mean_ms), row("ladder", 10)))])
+        (axes,) = figure.axes
+        arrows = [line.get_xdata() for line in axes.lines if line.get_marker() == ">"]
+        assert [text.get_text() for text in axes.texts] == told
+        assert len(arrows) == len(told)
+        assert axes.get_xlim()[1] == pytest.approx(100 if told else 95)
+        assert axes.get_legend_handles_labels()[1] == ["mean latency", "p99"]
 
 
 def test_the_page_counts_wins_and_names_losses() -> None:
@@ -728,6 +772,17 @@ def test_a_stale_file_is_tuned_again_and_why_is_said(
     assert all(why is not None and each.startswith(why) for each in found.values())
     assert main(["tune", "--scenarios", str(tmp_path), "--router", "ladder", "--dry-run"]) == 0
     assert (why or "nothing to tune") in capsys.readouterr().out
+
+
+def test_a_rule_of_now_is_one_that_would_be_tuned_alike(tmp_path: Path) -> None:
+    """None where there is none, or a stale one."""
+    path = write_case(tmp_path)
+    world = load_world(path)
+    file = tmp_path / "data/routers/main-tiny/ladder.rule.yaml"
+    assert rule_of_now(path, world, "ladder") == read_rule(file)
+    assert rule_of_now(path, world, "fixed") is None
+    write_tuned(path, "ladder", floor="0.75")
+    assert rule_of_now(path, world, "ladder") is None
 
 
 def test_what_no_tuning_made_is_left_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
-from math import log
+from math import exp, log
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,7 +30,7 @@ from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.race import Racer, run_race
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.tune import FloorError, Tuned, _first, _generation, floor_to, natural_floor, tune_world
+from scenarios.learn.tune import FloorError, Tuned, _first, _generation, _search, floor_to, natural_floor, tune_world
 from scenarios.learn.tuned_files import failure_path, note_failure
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -302,10 +302,26 @@ def test_candidates_meet_the_same_runs_and_the_worst_are_given_up(race: bool) ->
     assert np.exp(costs[[0, 2]]) == pytest.approx([0.1, 0.2])
 
 
-def test_a_floor_without_a_controller_is_a_steep_wall(world: World) -> None:
-    knobs = replace(KNOBS, floor=0.762, decisions=40_000)
-    wall, controlled = (tune_world(world, "tide", replace(knobs, pid=pid)) for pid in (False, True))
-    assert not np.allclose(wall.values, controlled.values)
+class _Sloped(_Watched):
+    """A candidate's number is how much quicker it is, in the logarithm, and how many points it lies below 0.75."""
+
+    def measure(self, tries: Sequence[tuple[Any, Any]]) -> list[RunScore]:
+        """See `Course`."""
+        self.decisions += len(tries)
+        return [score(exp(-float(x[0])), 1.0, 0.75 - 0.01 * float(x[0])) for x, _ in tries]
+
+
+def test_a_floor_without_a_controller_is_a_steep_wall() -> None:
+    """Below it a point costs what no latency makes up for, above it there is nothing to win: a search ends there."""
+    knobs = replace(KNOBS, floor=0.75, decisions=40_000, population=16, elite=4)
+    candidates = np.array([[-1.0], [0.0], [1.0]])
+    for pid, wanted in ((False, [1.0, 0.0, 19.0]), (True, [-19.0, 0.0, 19.0])):
+        course = _Sloped(replace(knobs, pid=pid))
+        costs, _ = _generation(candidates_alone(), course, candidates, 0, 20.0, race=False)
+        assert costs == pytest.approx(wanted, abs=1e-9)
+    space = replace(candidates_alone(), start=np.array([3.0]), spread=np.array([1.0]))
+    found, _ = _search(space, _Sloped(replace(knobs, pid=False)))
+    assert -0.3 < found[0][0] < 1.5, "from three points below the floor, towards it"
 
 
 def test_a_search_begins_elsewhere_only_where_the_first_start_blows_up() -> None:
@@ -453,7 +469,7 @@ def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
     quick = tune_world(world, "ladder", KNOBS)
     limit_s = 4 * quick.figures.p99_s
     frugal = tune_world(world, "ladder", replace(KNOBS, objective="energy", p99_limit_s=limit_s))
-    assert frugal.figures.image_j < 0.99 * quick.figures.image_j
+    assert frugal.figures.image_j < quick.figures.image_j
     assert frugal.figures.p99_s <= limit_s
 
 
