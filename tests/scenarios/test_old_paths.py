@@ -91,7 +91,7 @@ def test_the_command_line_finds_it(arguments: list[str], tmp_path: Path, capsys:
     if out:
         assert code == 2
         assert "data/routers/main-mmpp-10g/ladder.rule.yaml" in streams.err
-        assert "does not fit the network" in streams.err
+        assert "holds 4 segments; the network has 2" in streams.err
     else:
         assert code == 0
         assert json.loads(streams.out)["name"].startswith("rtx-2080-ti")
