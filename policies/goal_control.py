@@ -8,15 +8,15 @@ what of it stays, moves it for good (`GAIN_PER_S`); so a deficit is not only end
 latency: the share of late images above `AIM`, over a shorter horizon, does the same the other way. With both goals the
 dial follows the more accurate of the two: as accurate as the limit allows, but never less than the floor.
 
-The dial's shift is a logarithm: of Tide's price, and of all of a ladder's thresholds. What is remembered is bounded,
-and a controller is left alone where the dial can't follow it, or follows the other one. Compiled:
-`policies.compiled.control`.
+The dial's shift is a logarithm: of Tide's price, of all of a ladder's thresholds, of the lookahead's worth. What is
+remembered is bounded, and a controller is left alone where the dial can't follow it, or follows the other one.
+Compiled: `policies.compiled.control`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isfinite
+from math import isfinite
 from typing import Any, Final, Protocol
 
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
@@ -32,7 +32,7 @@ MOST_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so s
 LIMIT_GAIN: Final = 50.0  # shift for each unit of the excess (of a share that is twice `AIM`: 0.5)
 LIMIT_GAIN_PER_S: Final = 10.0  # the same, a second
 MOST_SHIFT: Final = 8.0  # either way: a dial beyond leaves nothing but the widest, or the narrowest
-MOST_STRETCH: Final = 3.0  # of thresholds upwards: nothing else ends it; queues 20 times as long are the most
+MOST_STRETCH: Final = 1.25  # of thresholds upwards: nothing else ends it; queues 3.5 times as long are the most
 MOST_WEIGHT: Final = 1e6  # points of accuracy a joule: far beyond what leaves anything but the narrowest
 LONGEST_S: Final = 1.0  # a pause between two decisions counts for no more
 FOLLOW: Final = -1.0  # in place of a goal of its own: what the operator asks for
@@ -97,12 +97,12 @@ class GoalControl:
         return self.shift
 
     def weight(self, view: ClusterView) -> float:
-        """What a joule costs in points of accuracy; a floor that would else be missed makes it cheaper, as it does
-        time."""
+        """What a joule costs in points of accuracy; a floor that would else be missed makes it cheaper, and
+        free at the dial's end."""
         if not self.weighs:
             return 0.0
         weight = view.goal_energy_weight if self.energy_weight < 0.0 else self.energy_weight
-        return weight * exp(-max(0.0, self.floor_shift))
+        return weight * (1.0 - max(0.0, self.floor_shift) / self.most)
 
     def _keep_floor(self, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
         """Shift by the mean deficit below the floor."""

@@ -191,6 +191,8 @@ class _Writer:
         ahead.seen_ns = self._whole(router.seen_ns)
         ahead.image_ns_at, ahead.worth_ns_at = self._table(router.image_ns), self._table(router.worth_ns)
         ahead.busy_ns_at = self._plan.add([0] * self._config.servers)
+        if router.control is not None:
+            ahead.control_at = self._control(router.control)
         self._head.width_rule.rule, self._head.memory_at = LOOKAHEAD, self._plan.add(ahead.numbers)
         at = self._head.memory_at
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from hw import ENVIRONMENT
 from policies.own import REFUSING, telling
-from policies.registry import TUNED
+from policies.registry import CONTROLLED, TUNED
 from scenarios.commands.outputs import require_apart
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
@@ -120,7 +120,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     text = "independent ones, and a race of what they found; the scenario's by default"
     parser.add_argument("--searches", type=positive, metavar="N", help=text)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")
-    text = "the router is to keep the goals that the operator asks for in mid-run (`service`), for ladder and tide"
+    text = f"keep the goals that the operator asks for in mid-run (`service`); for {', '.join(CONTROLLED)}"
     parser.add_argument("--control", action="store_true", help=text)
     text = "leave one of Tide's numbers out; may be given several times (docs/tide.md)"
     text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import exp
-
 from policies.compiled.layout import Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.goal_control import (
@@ -12,6 +10,7 @@ from policies.goal_control import (
     AT_NARROWEST,
     AT_WIDEST,
     FEW,
+    FREE,
     GAIN,
     GAIN_PER_S,
     HORIZON_S,
@@ -128,4 +127,14 @@ def weight_of(control: Control, sheet: Sheet) -> float:
     if not control.weighs:
         return 0.0
     weight = sheet.goal_energy_weight if control.energy_weight < 0.0 else control.energy_weight
-    return weight * exp(-max(0.0, control.floor_shift))
+    return weight * (1.0 - max(0.0, control.floor_shift) / control.most)
+
+
+@kernel
+def end_of_ladder(rung: int, count: int) -> int:
+    """`controlled.end_of_ladder`."""
+    if count == 1:
+        return AT_BOTH
+    if rung == 0:
+        return AT_WIDEST
+    return AT_NARROWEST if rung == count - 1 else FREE

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import exp
+
+from policies.compiled.control import Control, end_of_ladder, shift_of
 from policies.compiled.layout import NONE, Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
@@ -14,7 +17,7 @@ class Ahead(Record):
     """What `Lookahead` is told, and remembers. Its tables: by server and width, by segment and width, by server."""
 
     horizon_s = weight = rate_img_s = REAL
-    blocks = arrived = seen_ns = image_ns_at = worth_ns_at = busy_ns_at = INT
+    blocks = arrived = seen_ns = image_ns_at = worth_ns_at = busy_ns_at = control_at = INT
 
 
 @kernel
@@ -44,7 +47,7 @@ def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -
 
 @kernel
 def cost_ns(
-    plan: Plan, sheet: Sheet, ahead: Ahead, server: int, width: int, taken: int, coming: int, lots: int
+    plan: Plan, sheet: Sheet, ahead: Ahead, server: int, width: int, taken: int, coming: int, lots: int, scale: float
 ) -> float:
     """`Lookahead._cost_ns`."""
     busy_ns = ints(plan)
@@ -59,7 +62,7 @@ def cost_ns(
         end_ns = first_to_end(plan, sheet, ahead, width, lot)
         total_ns += ahead.weight * lot * (end_ns * 1.0)
         images += ahead.weight * lot
-    return total_ns / images - ints(plan)[ahead.worth_ns_at + sheet.segment * plan.widths + width]
+    return total_ns / images - ints(plan)[ahead.worth_ns_at + sheet.segment * plan.widths + width] * scale
 
 
 @kernel
@@ -69,7 +72,9 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
     remember_arrivals(plan, sheet, ahead)
     taken = min(largest_group(plan), sheet.candidates)
     coming = max(0, sheet.fifo_length - taken) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
-    best, found, lots = 0.0, NONE, 0
+    best, found, lots, scale = 0.0, NONE, 0, 1.0
+    if ahead.control_at:
+        scale = exp(shift_of(Control(plan, ahead.control_at), sheet))
     for index in range(plan.servers):
         lots += ahead.blocks * is_up(sheet, index)
     for index in range(plan.servers):
@@ -77,8 +82,10 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
         for width in range(plan.widths):
             if seen.code == 0 or not seen.holds >> width & 1:
                 continue
-            cost = cost_ns(plan, sheet, ahead, index, width, taken, coming, lots)
+            cost = cost_ns(plan, sheet, ahead, index, width, taken, coming, lots, scale)
             if found == NONE or cost < best:
                 best, found = cost, index
                 plan.server, plan.width = index, width
     plan.group = largest_group(plan)
+    if ahead.control_at:
+        Control(plan, ahead.control_at).end = end_of_ladder(plan.widths - 1 - plan.width, plan.widths)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from math import exp
 
-from policies.compiled.control import Control, shift_of, weight_of
+from policies.compiled.control import Control, end_of_ladder, shift_of, weight_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
 from policies.compiled.price import Price, price_of
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
-from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FREE
 from policies.jit import ints, kernel, reals, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
 
@@ -189,16 +188,6 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     if rule.control_at:
         Control(plan, rule.control_at).end = end_of_ladder(now.rung, rule.rung_count)
     return now.rung
-
-
-@kernel
-def end_of_ladder(rung: int, count: int) -> int:
-    """`controlled.end_of_ladder`."""
-    if count == 1:
-        return AT_BOTH
-    if rung == 0:
-        return AT_WIDEST
-    return AT_NARROWEST if rung == count - 1 else FREE
 
 
 @kernel

@@ -15,8 +15,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from policies.goal_control import MOST_STRETCH, GoalControl, Steered
 from policies.interfaces import CostModel
 from policies.rules.context import RouterContext, is_up
+from policies.rules.controlled import ControlSpec, end_of_ladder
 from policies.rules.costs import (
     batch_ns,
     default_target_s,
@@ -31,7 +33,7 @@ from policies.vocabulary import NS_PER_S, Choice, ClusterView, WorkKey
 
 
 @dataclass(slots=True)
-class Lookahead:
+class Lookahead(Steered):
     """The server and width whose block, and the next ones, have the least mean latency, less the accuracy's worth.
 
     The block ends after the server's outstanding work, the transfer and its own batch. What comes next are the images
@@ -47,6 +49,7 @@ class Lookahead:
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
         blocks: lots of what comes next, for each server that is up.
+        control: keeps goals: the worth rises and falls with it.
         rate_img_s, arrived, seen_ns: the rate seen, how many had arrived at the last decision, and when that was.
     """
 
@@ -58,6 +61,7 @@ class Lookahead:
     horizon_s: float
     weight: float
     blocks: int
+    control: GoalControl | None = None
     rate_img_s: float = 0.0
     arrived: int = 0
     seen_ns: int = 0
@@ -76,7 +80,10 @@ class Lookahead:
             for width in range(len(self.widths))
             if view.servers[index].widths[width]
         ]
-        server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots))
+        scale = 1.0 if self.control is None else exp(self.control.step(view))
+        server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots, scale))
+        if self.control is not None:
+            self.control.end = end_of_ladder(len(self.widths) - 1 - width, len(self.widths))
         return Choice(server, self.widths[width], self.groups[-1])
 
     def _remember(self, view: ClusterView) -> None:
@@ -87,7 +94,13 @@ class Lookahead:
         self.arrived, self.seen_ns = arrived, view.now_ns
 
     def _cost_ns(
-        self, view: ClusterView, choice: tuple[int, int], work_ns: Sequence[int], taken: int, lots: Sequence[int]
+        self,
+        view: ClusterView,
+        choice: tuple[int, int],
+        work_ns: Sequence[int],
+        taken: int,
+        lots: Sequence[int],
+        scale: float,
     ) -> float:
         server, width = choice
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
@@ -104,7 +117,7 @@ class Lookahead:
             busy_ns[first] = ends_ns[first]
             total_ns += self.weight * lot * (busy_ns[first] * 1.0)
             images += self.weight * lot
-        return total_ns / images - self.worth_ns[view.head.segment - 1][width]
+        return total_ns / images - self.worth_ns[view.head.segment - 1][width] * scale
 
 
 def in_lots(images: int, count: int) -> list[int]:
@@ -122,6 +135,7 @@ class LookaheadRule(RuleSpec):
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
         blocks: in how many lots they are looked at, for each server that is up.
+        control: that it keeps goals, for which its worth moves; left alone where it is not given.
     """
 
     KIND: ClassVar[str] = "lookahead"
@@ -130,6 +144,7 @@ class LookaheadRule(RuleSpec):
     horizon_s: Annotated[float, Field(gt=0, le=60)] = 0.01
     weight: From0 = 1.0
     blocks: Annotated[int, Field(ge=1, le=8)] = 1
+    control: ControlSpec | None = None
 
     @classmethod
     def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
@@ -159,6 +174,7 @@ class LookaheadRule(RuleSpec):
             horizon_s=self.horizon_s,
             weight=self.weight,
             blocks=self.blocks,
+            control=None if self.control is None else self.control.make(config, source, key, MOST_STRETCH),
         )
 
 

@@ -68,7 +68,8 @@ class TideRule(PlacedRule):
         ladder = self._ladder(context, source, key)
         if self.control is None:
             return self._composed(context, ladder, source, key)
-        control = self.control.make(context.config, source, key, MOST_STRETCH, weighs=True)
+        most = MOST_STRETCH * max(1.0, self.rise)  # a price that falls by it lets queues grow as a ladder's may
+        control = self.control.make(context.config, source, key, most, weighs=True)
         return self._composed(context, ControlledLadder(ladder, control), source, key)
 
     def _ladder(self, context: RouterContext, source: str, key: str) -> Ladder:

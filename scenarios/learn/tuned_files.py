@@ -8,6 +8,7 @@ from typing import Any, Final
 from policies.errors import InputError, nearest
 from policies.registry import TUNED
 from policies.rules.controlled import ControlSpec
+from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RuleSpec
 from policies.rules.tide import TideRule
 from scenarios.files.documents import write_text
@@ -79,7 +80,7 @@ def failed_command(path: Path) -> str | None:
 
 def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
     """The same router, told to keep goals: those of the operator, if nothing else is said."""
-    assert isinstance(spec, LadderRule | TideRule), "one of policies.registry.CONTROLLED"
+    assert isinstance(spec, LadderRule | LookaheadRule | TideRule), "one of policies.registry.CONTROLLED"
     return spec.model_copy(update={"control": control})
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from policies.errors import InputError, nearest
-from policies.registry import RIVALS, TIDE, UNTUNED
+from policies.interfaces import RoutingPolicy
+from policies.registry import CONTROLLED, RIVALS, TIDE, UNTUNED
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import LARGEST, FixedRule
 from scenarios.files.made_routers import ROUTER_SUFFIX, RULE_SUFFIX
@@ -17,7 +18,7 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import display_name, made_by, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.learn.stale import why_tune
-from scenarios.learn.tuned_files import failure_path
+from scenarios.learn.tuned_files import failure_path, with_control
 from scenarios.learn.tuning import Tuning
 from scenarios.show.paper import is_replica
 from scenarios.world.materials import default_folder, make_world
@@ -30,9 +31,9 @@ BASELINE: Final = "random"
 FEWEST_SEEDS: Final = 10
 OVERLOADED_S: Final = 0.1  # with this mean latency a tuned tuple does not carry the load; it is not placed otherwise
 
-LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
+LEARNED, TUNED, TOLD, PLACED, PLAIN = "learned", "tuned", "told its goals", "tuned tuple, placed by", "not tuned"
 FAULTS, MOVING, STATIONARY = LOADS = ("faults", "moving", "stationary")
-GROUPS: Final = (LEARNED, TUNED, PLACED, PLAIN)  # in the order of the page
+GROUPS: Final = (LEARNED, TUNED, TOLD, PLACED, PLAIN)  # in the order of the page
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Contender:
         label: its name on the page.
         group: one of `GROUPS`.
         router: as `--router` takes it: a name, or a file.
-        file: where it lies, if it is one.
+        file: where it lies, if it is one. In the group `TOLD` it keeps, while it serves, what the scenario promises.
     """
 
     label: str
@@ -55,6 +56,17 @@ class Contender:
     def name(self) -> str:
         """In its results, and of its random stream: what `slimsched compare` would call it."""
         return display_name(self.router)
+
+    def make(self, world: World) -> RoutingPolicy:
+        """A fresh router."""
+        if self.group == TOLD and self.file is not None:
+            return with_control(read_rule(self.file)).make(world.context)
+        return world.router(self.router)
+
+
+def told(kind: str) -> str:
+    """The label of a tuned router that keeps, while it serves, what is promised."""
+    return f"{kind}, {TOLD}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ def read_case(path: Path, seeds: int | None = None) -> Case:
     if len(given) < FEWEST_SEEDS:
         missing.append(f"seeds: `compare.seeds` has {len(given)}, {FEWEST_SEEDS} are asked for")
     for contender in contenders:
-        world.router(contender.router)  # what does not fit is told before anything runs
+        contender.make(world)  # what does not fit is told before anything runs
     return Case(path, scenario, world, tuple(contenders), tuple(missing), given[:seeds], head_comment(path.read_text()))
 
 
@@ -163,6 +175,9 @@ def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Cont
         else:
             found.append(Contender(f"{kind}, not tuned", PLAIN, _by_name(kind)))
             missing.append(failure.read_text(encoding="utf-8").strip())
+    if None not in (world.scenario.service.floor, world.scenario.service.p99_limit_s):
+        able = [each for each in found if each.label in CONTROLLED and each.file is not None]
+        found += [Contender(told(each.label), TOLD, each.router, each.file) for each in able]
     fixed = next((each.file for each in found if each.label == FixedRule.KIND and each.file), None)
     if fixed is not None:
         found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()

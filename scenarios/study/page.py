@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from policies.registry import TIDE
+from policies.registry import CONTROLLED, TIDE
 from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.served import LIMIT
@@ -21,7 +21,7 @@ from scenarios.show.table import Column, Table, column, columns, to_markdown, to
 from scenarios.show.words import marked
 from scenarios.study import ablation, cases, findings
 from scenarios.study.ablation import Tail
-from scenarios.study.cases import FAULTS, GROUPS, LEARNED, MOVING, STATIONARY, TUNED
+from scenarios.study.cases import FAULTS, GROUPS, LEARNED, MOVING, STATIONARY, TUNED, told
 from scenarios.study.faster import faster_table
 from scenarios.study.faster import verdicts as faster_verdicts
 from scenarios.study.findings import (
@@ -35,6 +35,8 @@ from scenarios.study.findings import (
     Notes,
     Row,
     Verdict,
+    Versus,
+    compare_told,
     covered,
     judge,
     losses,
@@ -81,6 +83,7 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         verdicts=verdicts,
         counts=list(_counts(main, verdicts.values())),
         summary=summary_table(main, verdicts),
+        told=told_table(main),
         losing={name: worse for name, worse in judged if worse},
         notes=notes,
         tails=ablation.tails(notes.ablation["rows"]) if notes.ablation else [],
@@ -153,6 +156,37 @@ def _summary_cells(found: Found, verdict: Verdict) -> list[str]:
     changes = [_percent(change) for change in (versus.p99, versus.energy, versus.mean)]
     holds = "open" if verdict.holds is None else _yes(verdict.holds)
     return [link, found.load, versus.rival, carried, kept, f"{versus.points:+.3f}", *changes, worst, volumes, holds]
+
+
+_TOLD: Final = columns(
+    *(
+        "scenario",
+        f"windows kept, %: {', '.join(CONTROLLED)}",
+        "accuracy, %",
+        "p99, ms",
+        "Tide against",
+        "windows, points",
+    ),
+    *("accuracy, points", "p99", "energy", "mean latency"),
+)
+
+
+def told_table(main: Sequence[Found]) -> Table:
+    """A row a scenario: those who keep, while they serve, what it promises."""
+    return Table(_TOLD, [_told_cells(each, versus) for each in main if (versus := compare_told(each)) is not None])
+
+
+def _told_cells(found: Found, versus: Versus) -> list[str]:
+    rows = [found.row(told(kind)) for kind in CONTROLLED]
+
+    def each(name: str, digits: int, scale: float) -> str:
+        return ", ".join(NONE if row is None else number(row.metric(name)["mean"], digits, scale) for row in rows)
+
+    figures = [each("kept_share", 1, 100), each("expected_accuracy", 2, 100), each("latency_p99_s", 1, 1000)]
+    changes = [_percent(change) for change in (versus.p99, versus.energy, versus.mean)]
+    kept = numbers.change(versus.kept, unit="").replace(PLUS_MINUS, " ± ")
+    link = f"[{found.name}](#{found.name})"
+    return [link, *figures, versus.rival.partition(",")[0], kept, f"{versus.points:+.3f}", *changes]
 
 
 def _shown(measure: Measure, row: Row) -> str:

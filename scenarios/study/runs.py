@@ -25,7 +25,7 @@ from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
 from scenarios.runs.parallel import each
 from scenarios.runs.simulate import simulate_metrics
-from scenarios.study.cases import STATIONARY, Case, Contender
+from scenarios.study.cases import STATIONARY, TOLD, Case, Contender
 from scenarios.study.sources import sources_hash
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
@@ -55,7 +55,8 @@ def scenario_hash(case: Case) -> str:
 
 def router_hash(contender: Contender) -> str:
     """Of a router's name, and of what its file holds."""
-    return inputs_hash(contender.name, *([contender.file] if contender.file else []))
+    words = [contender.name, contender.group] if contender.group == TOLD else [contender.name]
+    return inputs_hash(*words, *([contender.file] if contender.file else []))
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -66,8 +67,7 @@ class Task:
     """One run that is to be made, and where its result goes; `detail`: whether GPU var and stages are asked for."""
 
     scenario: str
-    router: str
-    name: str
+    router: Contender
     seed: int
     path: Path
     inputs: str
@@ -82,8 +82,7 @@ def tasks_of(case: Case, out: Path) -> dict[str, list[Task]]:
         inputs = inputs_hash(of_scenario, of_sources, router_hash(contender))
         place = out / case.name / re.sub(r"[^A-Za-z0-9.-]+", "-", contender.label)
         found[contender.label] = [
-            Task(case.name, contender.router, contender.name, seed, place / f"seed{seed}.json", inputs, case.is_paper)
-            for seed in case.seeds
+            Task(case.name, contender, seed, place / f"seed{seed}.json", inputs, case.is_paper) for seed in case.seeds
         ]
     return found
 
@@ -128,15 +127,17 @@ def _compile(world: World, task: Task) -> None:
 
     short_s = min(1.0, world.scenario.duration_s)
     with telling(lambda text: print(text, file=sys.stderr)):
-        router = world.router(task.router)
-        simulate_metrics(world, router, task.name, task.seed, engine="compiled", duration_s=short_s, warmup_s=0.0)
+        router = task.router.make(world)
+        simulate_metrics(
+            world, router, task.router.name, task.seed, engine="compiled", duration_s=short_s, warmup_s=0.0
+        )
 
 
 def _run(worlds: Mapping[str, World], task: Task) -> Result:
     """One run, in whatever process; what servers did is not kept."""
     world = worlds[task.scenario]
-    router = world.router(task.router)
-    result = simulate_metrics(world, router, task.name, task.seed, engine="compiled", detail=task.detail)
+    router = task.router.make(world)
+    result = simulate_metrics(world, router, task.router.name, task.seed, engine="compiled", detail=task.detail)
     return {**result, "servers": []}
 
 

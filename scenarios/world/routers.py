@@ -9,6 +9,7 @@ from typing import Any, Final
 from policies.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
+from policies.registry import CONTROLLED
 from policies.rules.context import RouterContext
 from policies.rules.tide import TideRule
 from policies.vocabulary import NS_PER_S
@@ -91,7 +92,7 @@ def deaf_routers(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
     deaf = [] if stays else [name for name in dict.fromkeys(routers) if name not in controlled]
     if deaf:
         told = ", ".join(f"service.{goal}" for goal in goals)
-        remedy = "ladder and tide do, with `control` in their files (slimsched tune --control)"
+        remedy = f"{', '.join(CONTROLLED)} do, with `control` in their files (slimsched tune --control)"
         yield f"warning: {', '.join(deaf)} can't follow {told}; {remedy}"
     careless = [name for name in controlled if not isinstance(specs[name], TideRule) and "energy_weight" in goals]
     if careless:

@@ -191,6 +191,10 @@ def lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return LookaheadRule(worth_s=target_s / 200, horizon_s=max(target_s, 1e-8), blocks=2, weight=0.7).make(context)
 
 
+def controlled_lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    return LookaheadRule(control=own_goals(scenario, context)).make(context)
+
+
 def spare(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A plan without a share for the first server: it gets a block only where no other can take one."""
     router = make_milp(context, context.config.groups, 1e6, 1.2, 0.5)
@@ -262,6 +266,7 @@ ROUTERS: dict[str, MakeRouter] = {
     "milp": milp,
     "milp that clears": clearing,
     "lookahead": lookahead,
+    "controlled lookahead": controlled_lookahead,
     "milp with a server to spare": spare,
     "rule file": of_file,
     "all drawn": all_drawn,

@@ -265,7 +265,7 @@ def test_tide_pays_less_for_time_where_it_served_too_little() -> None:
 def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
     router = TideRule(control=ControlSpec()).chooser(known())
     plain = TideRule().chooser(known())
-    seen = served(view(server(), fifo=200), 0.70)
+    seen = served(view(server(), fifo=48), 0.70)
     assert router.choose(seen, RNG) == plain.choose(seen, RNG)
     router.set_floor(FLOOR)
     later = changed(seen, now_ns=2 * SECOND, completed=400, accuracy_sum=400 * 0.70)

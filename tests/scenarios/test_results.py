@@ -24,19 +24,20 @@ from scenarios.learn.tuning import Tuning
 from scenarios.show.charts import to_svg
 from scenarios.study import ablation, runs
 from scenarios.study.__main__ import main
-from scenarios.study.cases import PLACEMENTS, experiments, head_comment, read_case, scenario_files
+from scenarios.study.cases import PLACEMENTS, TOLD, experiments, head_comment, read_case, scenario_files
 from scenarios.study.findings import (
     Found,
     Notes,
     Row,
     compare_pair,
+    compare_told,
     covered,
     judge,
     losses,
     replica_checks,
     searches_in,
 )
-from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table
+from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table, told_table
 from scenarios.study.pictures import energy_chart, gains_chart
 from scenarios.study.results import found_in, make_results, notes_of
 from scenarios.study.sources import imported, sources_hash
@@ -403,6 +404,48 @@ def test_the_best_rival_is_the_quickest_that_is_as_accurate() -> None:
     assert verdict.versus.mean["mean"] == pytest.approx(-20)
     assert verdict.versus.points == pytest.approx(0.04)
     assert verdict.holds is True
+
+
+def test_who_is_told_goals_is_compared_with_those_who_are_too() -> None:
+    """No rival of Tide as it was tuned; of Tide that was told, who keeps most windows, then the more accurate."""
+    one = row("ladder, told its goals", 7, group=TOLD, accuracy=0.758, kept=0.6)
+    others = (one, row("lookahead, told its goals", 9, group=TOLD, accuracy=0.757, kept=0.7))
+    its = row("tide, told its goals", 6, group=TOLD, accuracy=0.7585, kept=0.75)
+    rows = (tide(8), row("ladder", 10), its, *others)
+    verdict = judge(found(*rows))
+    assert verdict.versus is not None
+    assert verdict.versus.rival == "ladder"
+    versus = compare_told(found(*rows))
+    assert versus is not None
+    assert (versus.router, versus.rival) == ("tide, told its goals", "lookahead, told its goals")
+    assert versus.kept["mean"] == pytest.approx(5)
+    assert versus.points == pytest.approx(0.15)
+    equal = compare_told(found(its, replace(others[1], results=row("", 9, accuracy=0.757, kept=0.6).results), one))
+    assert equal is not None
+    assert equal.rival == "ladder, told its goals"
+    (cells,) = told_table([found(*rows)]).rows
+    assert cells[1:5] == ["60.0, 70.0, 75.0", "75.80, 75.70, 75.85", "21.0, 27.0, 18.0", "lookahead"]
+    assert compare_told(found(tide(8), *others)) is None
+    assert compare_told(found(its, tide(8))) is None
+
+
+def test_those_with_a_dial_also_run_with_what_is_promised(tmp_path: Path) -> None:
+    """As the same files' other rows: what they are told makes another run of it."""
+    path = write_case(tmp_path)
+    assert not [each for each in read_case(path).contenders if each.group == TOLD], "nothing is promised"
+    document = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**document, "service": {"floor": 0.8, "p99_limit_s": 0.05}}))
+    case = read_case(path)
+    labels = {each.label: each for each in case.contenders}
+    assert [each.label for each in case.contenders if each.group == TOLD] == [
+        "tide, told its goals",
+        "ladder, told its goals",
+    ]
+    for kind in ("tide", "ladder"):
+        plain, told = labels[kind].make(case.world), labels[f"{kind}, told its goals"].make(case.world)
+        assert getattr(plain, "control", None) is None
+        assert getattr(told, "control", None) is not None
+        assert runs.router_hash(labels[kind]) != runs.router_hash(labels[f"{kind}, told its goals"])
 
 
 def test_who_leaves_more_than_one_percent_unserved_wins_nothing() -> None:

@@ -138,7 +138,7 @@ def test_who_cant_follow_what_is_asked_for_is_told_once(tmp_path: Path, capsys: 
         (
             "{floor: 0.7, schedule: [{at_s: 0.5, p99_limit_s: 1}]}",
             False,
-            [f"jsq, {rule} can't follow service.floor, service.p99_limit_s; ladder and tide do, with `control`"],
+            [f"jsq, {rule} can't follow service.floor, service.p99_limit_s; ladder, lookahead, tide do, with"],
         ),
         ("{energy_weight: 3}", True, [f"{rule} can't follow service.energy_weight; of all kinds only tide can"]),
     ):

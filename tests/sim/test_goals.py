@@ -18,6 +18,7 @@ from policies.records import COMPLETED
 from policies.replay import replay_run
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import path
+from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import FixedRule, LadderRule, RouterSpec
 from policies.rules.tide import TideRule
 from policies.vocabulary import (
@@ -66,13 +67,18 @@ def last_minute(spec: RouterSpec, rate_img_s: float, seconds: int, **changes: An
 
 
 CONTROL = ControlSpec(floor=FLOOR)
+FOLLOWING = [make(control=ControlSpec()) for make in (TideRule, LadderRule, LookaheadRule)]
 
 
 @pytest.mark.parametrize("rate_img_s", [900, 1800, 2900])
 @pytest.mark.parametrize(
     ("plain", "its"),
-    [(TideRule(), TideRule(control=CONTROL)), (LadderRule(), LadderRule(control=CONTROL))],
-    ids=["tide", "ladder"],
+    [
+        (TideRule(), TideRule(control=CONTROL)),
+        (LadderRule(), LadderRule(control=CONTROL)),
+        (LookaheadRule(worth_s=0.02), LookaheadRule(worth_s=0.02, control=CONTROL)),
+    ],
+    ids=["tide", "ladder", "lookahead"],
 )
 def test_a_floor_is_kept_at_any_load(plain: RouterSpec, its: RouterSpec, rate_img_s: float) -> None:
     """From 0.3 to 0.97 of what the cluster carries at the floor; as it was tuned, either is some points off."""
@@ -83,7 +89,7 @@ def test_a_floor_is_kept_at_any_load(plain: RouterSpec, its: RouterSpec, rate_im
     assert p99_ms < slower_ms
 
 
-@pytest.mark.parametrize("spec", [TideRule(control=ControlSpec()), LadderRule(control=ControlSpec())])
+@pytest.mark.parametrize("spec", FOLLOWING)
 def test_the_operators_floor_is_kept_when_it_changes(spec: RouterSpec) -> None:
     goals = ((0, GoalSet(0.72)), (30 * NS_PER_S, GoalSet(0.78)))
     accuracy, _ = last_minute(spec, 1800, 120, goals=goals)
@@ -91,7 +97,7 @@ def test_the_operators_floor_is_kept_when_it_changes(spec: RouterSpec) -> None:
 
 
 @pytest.mark.parametrize(("rate_img_s", "limit_s"), [(1800, 0.018), (2600, 0.03)])
-@pytest.mark.parametrize("make", [TideRule, LadderRule])
+@pytest.mark.parametrize("make", [TideRule, LadderRule, LookaheadRule])
 def test_a_limit_is_kept_at_any_load_and_used(
     make: Callable[..., RouterSpec], rate_img_s: float, limit_s: float
 ) -> None:
@@ -107,7 +113,7 @@ def test_a_limit_is_kept_at_any_load_and_used(
     assert loose == pytest.approx(accuracy, abs=0.005), "one minute differs from another by so much"
 
 
-@pytest.mark.parametrize("spec", [TideRule(control=ControlSpec()), LadderRule(control=ControlSpec())])
+@pytest.mark.parametrize("spec", FOLLOWING)
 def test_the_operators_limit_is_kept_when_it_changes(spec: RouterSpec) -> None:
     goals = ((0, GoalSet(limit_ns=60_000_000)), (40 * NS_PER_S, GoalSet(limit_ns=20_000_000)))
     _, p99_ms = last_minute(spec, 2200, 140, goals=goals)
@@ -200,8 +206,9 @@ def test_a_goal_comes_before_a_decision_of_its_instant_and_views_add_accuracy_up
 OWN = ControlSpec(p99_limit_s=0.003)
 
 
-@pytest.mark.parametrize("spec", [TideRule(control=ControlSpec()), LadderRule(control=ControlSpec()),
-                                  TideRule(control=OWN), LadderRule(control=OWN)])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec", [*FOLLOWING, TideRule(control=OWN), LadderRule(control=OWN), LookaheadRule(control=OWN)]
+)
 def test_engines_agree_on_routers_that_control(spec: RouterSpec) -> None:
     """Also where the limit is the router's own: its core must be told."""
     goals = (
