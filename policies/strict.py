@@ -202,7 +202,8 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         kind = "" if isinstance(error, _RefusedError) else "not valid YAML: "
         raise InputError(source, line, f"{kind}{problem}") from None
     if not isinstance(raw, dict):
-        raise InputError(source, "", f"expected keys and values, found {type(raw).__name__}")
+        found = "nothing: the file is empty" if raw is None else type(raw).__name__
+        raise InputError(source, "", f"expected keys and values, found {found}")
     return raw
 
 

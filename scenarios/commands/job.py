@@ -131,7 +131,8 @@ def tune(arguments: Namespace) -> int:
     tell_overload(output, load_world_of(scenario, default_folder(scenario)))
     with announcing_compilation(output, (), "compiled"):
         found, document = tune_router(wanted, quiet=output.quiet, say=output.remark)
-    return output.result(f"{tuned_text(found)}\nrouter: {path}", document)
+    limit_s = document["p99_limit_s"] if document["objective"] == "energy" else None
+    return output.result(f"{tuned_text(found, limit_s)}\nrouter: {path}", document)
 
 
 def validate(arguments: Namespace) -> int:

@@ -118,6 +118,9 @@ def tune_world(
         racers = _tuples(course) if space is None else _searches(kind, space, course)
         winner, race = run_race(racers, course)
         figures = winner.levelled or next(each.figures for each in race if each.racer is winner)
+        is_low = figures.accuracy < knobs.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is told
+        if winner.levelled is None and is_low:
+            raise FloorError(_too_low(kind, course, figures.accuracy))
         return Tuned(kind, winner, figures, 0 if space is None else knobs.searches, race, course.spent)
 
 
@@ -125,9 +128,10 @@ def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
     """Raises `InputError` for an unknown kind, or a floor that no width tuple reaches."""
     if kind not in TUNED:
         raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
-    best = max(world.accuracy.prior.top1.values())
+    best = max(world.held_top1.values())
     if knobs.floor > best:
-        problem = f"{knobs.floor:g} is above the most accurate width tuple; possible is up to {best:.4f}"
+        problem = f"{knobs.floor:g} is above the most accurate width tuple that the servers can hold"
+        problem = f"{problem}; possible is up to {best:.4f}"
         raise InputError(world.scenario.name, "--floor", problem)
 
 
@@ -266,10 +270,14 @@ def _levelled(
     shifts = ((origin, _find_shift(space, values, measure, knobs.floor)) for origin, values in starts)
     origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
     if shift is None:
-        problem = f"{kind}: no setting keeps an accuracy of {knobs.floor:g} on {course.world.scenario.name}"
-        raise FloorError(f"{problem}; the most was {most:.4f}")
+        raise FloorError(_too_low(kind, course, most))
     values, scores = shift
     return Racer(name, origin, values, space.spec(values), figures_of(scores), tuple(history))
+
+
+def _too_low(kind: str, course: Course, most: float) -> str:
+    problem = f"{kind}: no setting keeps an accuracy of {course.knobs.floor:g} on {course.world.scenario.name}"
+    return f"{problem}; the most was {most:.4f}"
 
 
 _MOST_TRIES = 9

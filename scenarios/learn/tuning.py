@@ -106,6 +106,8 @@ def knobs_of(
     """
     given = world.scenario.tuning
     objective, limit_s = objective or given.objective, p99_limit_s or world.scenario.service.p99_limit_s
+    if p99_limit_s is not None and objective != "energy":
+        raise InputError("--p99", "", "limits the search for energy alone; add --objective energy, or leave it out")
     if objective == "energy" and limit_s is None:
         problem = "energy needs a limit of the p99 latency: --p99 TIME, or service.p99_limit_s in the scenario"
         raise InputError(world.scenario.name, "tuning.objective", problem)
@@ -154,11 +156,15 @@ def tune_router(
     return found, save_tuned(found, world, knobs, path, command, seconds=seconds)
 
 
-def tuned_text(found: Tuned) -> str:
-    """What was found, in a line or two."""
+def tuned_text(found: Tuned, limit_s: float | None = None) -> str:
+    """What was found, in a line or two; `limit_s`: of the p99, where energy was made small."""
     figures, beware = found.figures, ""
     if figures.unserved > LIMIT:
         beware = f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
+    if limit_s is not None and figures.p99_s > limit_s:
+        beware += (
+            f"\nbeware: its p99 is above the limit of {1000 * limit_s:g} ms; allow more with --p99, or lower the load"
+        )
     return (
         f"{found.kind}: {1000 * figures.mean_s:.2f} ms (p99 {1000 * figures.p99_s:.1f}), {figures.image_j:.3g} J an "
         f"image at {100 * figures.accuracy:.3f} % on runs of tuning, {found.spent.in_all:,} decisions{beware}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NotRequired, TypedDict
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from policies.records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, nanoseconds
-from scenarios.files.spec import Scenario
+from scenarios.files.spec import Asked, Scenario
 
 WINDOW_S: Final = 10.0
 LEAST_WINDOWS: Final = 3
@@ -37,7 +38,10 @@ class Promise:
     @classmethod
     def of(cls, scenario: Scenario) -> Promise:
         """Its `service`; where that names no floor, the one that its routers are tuned to keep."""
-        first, *rest = scenario.service.asked(scenario.tuning.floor)
+        asked = scenario.service.asked(scenario.tuning.floor)
+        first = [each for each in asked if each.at_s <= 0.0][-1]
+        later = [each for each in asked if each.at_s > 0.0]
+        rest = [each for before, each in pairwise((first, *later)) if _promised(each) != _promised(before)]
         has_floor, has_limit = (any(each[kind] for each in (first, *rest)) for kind in (1, 2))
         return cls(
             first.floor if has_floor else None,
@@ -47,6 +51,10 @@ class Promise:
 
 
 NO_PROMISE: Final = Promise()
+
+
+def _promised(asked: Asked) -> tuple[float, float]:
+    return asked.floor, asked.p99_limit_s
 
 
 class Service(TypedDict):
@@ -89,8 +97,9 @@ def service_of(promise: Promise, edges_ns: Counts) -> Service:
     """The promise beside its windows."""
     window_s = int(edges_ns[1] - edges_ns[0]) / NS_PER_S
     told = Service(floor=promise.floor, p99_limit_s=promise.p99_limit_s, window_s=window_s, windows=len(edges_ns) - 1)
-    if promise.later:
-        told["changes"] = len(promise.later)
+    changes = sum(nanoseconds(at_s) < edges_ns[-1] for at_s, *_ in promise.later)
+    if changes:
+        told["changes"] = changes
     return told
 
 

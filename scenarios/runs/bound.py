@@ -117,6 +117,7 @@ class FluidModel:
         self.top1 = np.array([world.accuracy.prior(each) for each in tuples])
         runs = list(_runs(world, allowed))
         moves = list(_moves(world, allowed))
+        self.best = max((world.held_top1[each] for each in tuples if each in world.held_top1), default=0.0)
         self._count, self._tuples = len(tuples) + len(runs) + len(moves), len(tuples)
         self._latency_s = np.concatenate([
             np.zeros(len(tuples)), [run.latency_s for run in runs], [move.latency_s for move in moves]
@@ -150,10 +151,10 @@ class FluidModel:
         Raises:
             InputError: no width tuple is so accurate.
         """
-        if accuracy > self.top1.max() + NEARLY:
-            problem = f"{accuracy:g} is beyond the most accurate width tuple; allowed is up to {self.top1.max():.4f}"
-            raise InputError("--accuracy", "", problem)
-        accuracy = min(accuracy, float(self.top1.max()))
+        if accuracy > self.best + NEARLY:
+            problem = f"{accuracy:g} is beyond the most accurate width tuple that the servers can hold"
+            raise InputError("--accuracy", "", f"{problem}; allowed is up to {self.best:.4f}")
+        accuracy = min(accuracy, self.best)
         capacity_img_s = self.capacity_img_s(accuracy)
         if rate_img_s is None or rate_img_s > capacity_img_s:
             self._on_solved()  # of the energy there is nothing to solve

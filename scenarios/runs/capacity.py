@@ -238,10 +238,10 @@ def _least_img_s(world: World, search: Search) -> float:
 
 
 def _require_possible(world: World, promise: Promise) -> None:
-    best = max(world.accuracy.prior.top1.values())
+    best = max(world.held_top1.values())
     if promise.floor is not None and promise.floor > best + ROUNDING:
-        problem = f"{promise.floor:g} is beyond the most accurate width tuple; allowed is up to {best:.4f}"
-        raise InputError("--floor", "", problem)
+        problem = f"{promise.floor:g} is beyond the most accurate width tuple that the servers can hold"
+        raise InputError("--floor", "", f"{problem}; allowed is up to {best:.4f}")
 
 
 def _why_none(tries: Sequence[Tried], promise: Promise, world: World) -> str:
@@ -260,7 +260,7 @@ def _why_none(tries: Sequence[Tried], promise: Promise, world: World) -> str:
         told = f"no rate keeps an accuracy of {100 * promise.floor:g} %"
         if found := [(of.accuracy, rate_img_s) for of, rate_img_s in seen if of.accuracy is not None]:
             told += f": the highest seen is {100 * max(found)[0]:.2f} %, at {max(found)[1]:.4g} images/s"
-        best = 100 * max(world.accuracy.prior.top1.values())
+        best = 100 * max(world.held_top1.values())
         parts.append(f"{told} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")
     return "; ".join(parts)
 

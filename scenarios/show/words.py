@@ -13,7 +13,7 @@ from scenarios.metrics.result import Cpu, Lateness, Restart, Result, Signature, 
 from scenarios.metrics.served import MARK, WHY, Served, leaves_many
 from scenarios.metrics.service import Service
 from scenarios.metrics.signatures import tally_text
-from scenarios.show.numbers import NONE, duration, number, share
+from scenarios.show.numbers import NONE, duration, number, plural, share
 from scenarios.show.table import Column, Table
 from sim.profile import origin_of
 
@@ -73,7 +73,7 @@ def promise_text(service: Service) -> str:
     floor, limit_s = service["floor"], service["p99_limit_s"]
     parts = [] if floor is None else [f"an accuracy of at least {share(floor)}"]
     parts += [] if limit_s is None else [f"a p99 of at most {duration(limit_s)}" if limit_s else "no limit of the p99"]
-    changes = f" (at first; changed {service['changes']} times)" if service.get("changes") else ""
+    changes = f" (at first; changed {plural(service['changes'], 'time')})" if service.get("changes") else ""
     return f"{' and '.join(parts)}{changes} in each of {service['windows']} windows of {service['window_s']:.3g} s"
 
 

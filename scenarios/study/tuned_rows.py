@@ -113,6 +113,8 @@ class RowsFile:
         self.rows: list[dict[str, Any]] = []
         if path.exists():
             found = read_json(path)
+            if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
+                raise InputError("--json", "", f"{path}: has no rows of a table; name another file, or delete it")
             if found.get("command") != command:
                 problem = f"{path}: has rows of {found.get('command')!r}, which can't stand beside those of {command!r}"
                 raise InputError("--json", "", f"{problem}; name another file, or delete it")

@@ -44,9 +44,8 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
 
     Raises:
         InputError: a profile is of another network, does not cover the batch limit, or its device is too small; no
-            width tuple is as accurate as `service` asks.
+            width tuple that they hold is as accurate as `service` asks.
     """
-    _require_reachable(scenario, accuracy)
     servers = scenario.cluster.named_servers
     owners = {server.name: server.shares_device_with or server.name for server in servers}
     sharing: dict[str, list[ServerSection]] = {name: [] for name, owner in owners.items() if name == owner}
@@ -80,18 +79,19 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
         [spec.knobs.batch_limit for spec in specs],
         [spec.attachment for spec in specs],
     )
-    return World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
+    world = World(scenario, of_server, accuracy, cluster, costs, estimated_capacity_img_s(cluster, costs))
+    _require_reachable(scenario, world.held_top1)
+    return world
 
 
-def _require_reachable(scenario: Scenario, accuracy: Accuracy) -> None:
-    """Raises `InputError` where the operator asks for more accuracy than any width tuple has."""
-    tuples = accuracy.prior.top1
+def _require_reachable(scenario: Scenario, tuples: Mapping[tuple[float, ...], float]) -> None:
+    """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
     best = max(tuples, key=lambda widths: tuples[widths])
     for number, asked in enumerate(scenario.service.asked(scenario.tuning.floor)):
         if asked.floor > tuples[best]:
             first = "tuning.floor" if scenario.service.floor is None else "service.floor"
             key = f"service.schedule.{number - 1}.floor" if number else first
-            problem = f"is {asked.floor:g}, and no width tuple is so accurate"
+            problem = f"is {asked.floor:g}, and no width tuple that the servers can hold is so accurate"
             nearest = f"the nearest is {list(best)} with {tuples[best]:.4f}: ask for at most that"
             raise InputError(scenario.name, key, f"{problem}; {nearest}")
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from policies.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
-from policies.registry import CONTROLLED
+from policies.registry import CONTROLLED, TIDE, TUNED, UNTUNED
 from policies.rules.context import RouterContext
 from policies.rules.tide import TideRule
 from policies.vocabulary import NS_PER_S
@@ -99,6 +99,15 @@ def deaf_routers(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
         yield f"warning: {', '.join(careless)} can't follow service.energy_weight; of all kinds only tide can"
 
 
+def _how_to_make(name: str, scenario: Scenario) -> str:
+    kind, named = made_kind(name), name in (*scenario.compare.routers, *scenario.validate_.routers)
+    train = "run `slimsched train` first" + ("" if named else f", with {name} in compare.routers")
+    if named or kind not in TUNED:
+        return train
+    plain = f"; as it is before tuning it is called {UNTUNED}" if kind == TIDE else ""
+    return f"{train}, or name the file that `slimsched tune --router {kind}` makes{plain}"
+
+
 def make_named(
     name: str, scenario: Scenario, context: RouterContext, devices: Sequence[str], made_in: Path | None, key: str
 ) -> RoutingPolicy:
@@ -106,7 +115,9 @@ def make_named(
     if (kind := made_kind(name)) is not None:
         path = None if made_in is None else made_in / made_file(kind)
         if path is None or not path.is_file():
-            raise InputError(scenario.name, key, f"{name}: not made yet for this scenario; run `slimsched train` first")
+            raise InputError(
+                scenario.name, key, f"{name}: not made yet for this scenario; {_how_to_make(name, scenario)}"
+            )
         with with_remedy("`slimsched train` makes it again"):
             spec = read_router(path, deterministic=scenario.training.deterministic, devices=devices)
         return spec.make(context, str(path))

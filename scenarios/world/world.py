@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,6 +243,16 @@ class World:
         from sim.compiled.simulation import CompiledSimulation  # who does not ask for it need not wait for numba
 
         return CompiledSimulation(self.cluster, run)
+
+    @cached_property
+    def held_top1(self) -> Mapping[tuple[float, ...], float]:
+        """The accuracy of each width tuple of the table whose every instance some server can hold."""
+        config, table = self.cluster.router, self.accuracy.prior.top1
+        held = [
+            {width for place, width in enumerate(config.widths) if any(each[segment][place] for each in config.holds)}
+            for segment in range(config.segments)
+        ]
+        return {tuple_: top1 for tuple_, top1 in table.items() if all(map(set.__contains__, held, tuple_))}
 
     @property
     def context(self) -> RouterContext:

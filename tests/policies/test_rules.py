@@ -1,6 +1,6 @@
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -701,3 +701,21 @@ def test_a_users_limit_is_checked(limit_ns: Any) -> None:
     assert limit_ns_of(CheckedRouter("m:C", users, context().config)) == 30_000_000
     plain = SimpleNamespace(choose=lambda view, rng: None)
     assert limit_ns_of(CheckedRouter("m:C", plain, context().config)) == FOLLOW_NS
+
+
+@dataclass(frozen=True)
+class Thrifty(LinearCosts):
+    """The slowest server takes the fewest joules."""
+
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        return super().energy_j(server, key) * self.speeds[server] ** 2
+
+
+def test_packed_goes_by_joules_and_by_the_least_work_once_all_are_full() -> None:
+    costs = Thrifty(speeds=(1.0, 2.0, 4.0))
+    assert choose("packed", view(server(), server(), server()), costs).server == 0, "the slowest needs the least"
+    counts = (200, 100, 300)
+    seen = view(*(server(outstanding={WorkKey(2, 1.0, 1.0): count}) for count in counts))
+    assert choose("packed", seen, costs).server == 1, (
+        "all are full; neither the thriftiest nor the fastest has the least"
+    )

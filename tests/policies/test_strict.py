@@ -57,7 +57,7 @@ REFUSED = {
     "half a character": ("a: \ud800", "", "surrogates not allowed"),
     "half a character, escaped": ('a: "\\ud800"', "line 1", "invalid Unicode character escape code"),
     "two documents": ("a: 1\n---\nb: 2", "line 2", "another document"),
-    "nothing": ("", "", "expected keys and values"),
+    "nothing": ("", "", "expected keys and values, found nothing: the file is empty"),
     "a comment alone": ("#" * 1_000_000, "", "expected keys and values"),
 }
 

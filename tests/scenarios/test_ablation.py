@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -19,6 +20,7 @@ from policies.rules.tide import SWITCHES, TideRule
 from scenarios.learn.course import Course
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, tune_world
+from scenarios.metrics.statistics import relative_half_width
 from scenarios.study import ablation, tuned_rows
 from scenarios.study.__main__ import main
 from scenarios.study.ablation import CONTROLLED, FIRST, RIVAL, ROWS, row_of
@@ -92,6 +94,10 @@ def test_rows_of_another_command_are_left_alone(
     out.write_text(text)
     assert main(["ablation", str(scenario), "--json", str(out), "--decisions", "8"]) == 2
     assert "can't stand beside those of" in capsys.readouterr().err
+    for other in ("[1]", '{"a": 1}'):
+        (tmp_path / "other.json").write_text(other)
+        assert main(["ablation", str(scenario), "--json", str(tmp_path / "other.json")]) == 2
+        assert "other.json: has no rows of a table; name another file, or delete it" in capsys.readouterr().err
     assert out.read_text() == text
 
 
@@ -225,3 +231,19 @@ def test_each_scenario_has_its_own_first_row(scenario: Path, tmp_path: Path, mon
     ablation.make_rows(Asked([scenario, other], 10, 1), out)
     rest = len(ablation.rows_wanted()) - 1
     assert firsts == [None, *[("tiny", FIRST)] * rest, None, *[("other", FIRST)] * rest]
+
+
+def test_a_change_holds_the_spread_of_both_rows_searches() -> None:
+    """Each as a share of the change, twice that of a square; by the named figure; of the base itself none."""
+
+    def row(means_s: list[float], means_ms: list[float]) -> dict[str, Any]:
+        return {"means_s": means_s, "searches": [{"mean_ms": each, "std_ms": 7.0} for each in means_ms]}
+
+    ours, base = row([2.0, 2.0], [1900.0, 2100.0]), row([1.0, 1.0], [980.0, 1020.0])
+    shares = [relative_half_width([each["mean_ms"] for each in one["searches"]]) for one in (ours, base)]
+    for power, pct in ((1, 200.0), (2, 400.0)):
+        found = change_of(ours, base, "means_s", "mean_ms", power)
+        assert found["mean"] == pytest.approx(pct - 100)
+        assert found["ci95"] == pytest.approx(pct * power * hypot(*shares))
+    assert change_of(ours, base, "means_s", "std_ms")["ci95"] == 0.0
+    assert change_of(base, base, "means_s", "mean_ms") == {"mean": 0.0, "ci95": 0.0}

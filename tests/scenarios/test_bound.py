@@ -70,6 +70,17 @@ def made(
     return build_world(scenario, {f"s{index}": profile for index, profile in enumerate(profiles)}, accuracy)
 
 
+def test_an_accuracy_that_the_servers_cant_hold_is_refused() -> None:
+    """With what they can."""
+    world = made(toy("a", 1.0))
+    config = world.cluster.router
+    narrow = replace(world.cluster, router=replace(config, holds=(((True, True), (True, False)),)))
+    best = worlds.prior(2, WIDTHS)((1.0, 0.5))
+    assert max(replace(world, cluster=narrow).held_top1.values()) == best < max(world.held_top1.values())
+    with pytest.raises(InputError, match=f"width tuple that the servers can hold; allowed is up to {best:.4f}"):
+        FluidModel(replace(world, cluster=narrow)).bound(0.99 * max(world.held_top1.values()), 100)
+
+
 def at_rate(world: World, rate_img_s: float) -> World:
     workload = PoissonWorkload(kind="poisson", rate_img_s=rate_img_s)
     return replace(world, scenario=world.scenario.model_copy(update={"workload": workload}))
@@ -220,7 +231,7 @@ def test_beyond_the_capacity_only_the_capacity_is_told() -> None:
     assert found.latency_s == model.latency_s(0.7, None)
     with pytest.raises(WorkError, match="no solution"):
         model.best_accuracy(2 * model.capacity_img_s())
-    with pytest.raises(InputError, match=r"0\.71 is beyond the most accurate width tuple; allowed is up to 0\.7000"):
+    with pytest.raises(InputError, match=r"0\.71 is beyond the most accurate width tuple .*; allowed is up to 0\.7000"):
         model.bound(0.71, 10.0)
 
 

@@ -114,6 +114,10 @@ def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
             "less than the context of 'a' alone takes: it takes 0.1 GB",
         ),
         (("rate_img_s: 150", "rate_img_s: 0.0001"), "no image arrives"),
+        (
+            ("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.17}\nservice: {floor: 0.99}"),
+            "service.floor: is 0.99, and no width tuple that the servers can hold is so accurate; the nearest is",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_it_runs(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
@@ -277,5 +281,11 @@ def test_emulated_links_are_the_simulations_own_but_for_measured_ones(tmp_path: 
 
 def test_a_router_that_is_not_trained_yet_is_refused(world: World) -> None:
     """With the remedy."""
-    with pytest.raises(InputError, match="run `slimsched train` first"):
-        world.router("ppo")
+    for name, remedy in (
+        ("ppo", "run `slimsched train` first, with ppo in compare.routers"),
+        ("tuned:fixed", "in compare.routers, or name the file that `slimsched tune --router fixed` makes"),
+        ("tide", "`slimsched tune --router tide` makes; as it is before tuning it is called tide-untuned"),
+    ):
+        with pytest.raises(InputError) as refused:
+            world.router(name)
+        assert refused.value.problem.endswith(remedy)

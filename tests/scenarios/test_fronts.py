@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import yaml
 
 from scenarios.files.documents import read_json
 from scenarios.learn.knobs import TuningKnobs
+from scenarios.learn.tune import FloorError
 from scenarios.learn.tuning import Tuning
 from scenarios.study import fronts
 from scenarios.study.__main__ import main
@@ -121,3 +123,17 @@ def test_who_missed_the_limit_the_floor_or_images_is_hollow_and_on_no_line() -> 
     assert [text.get_text() for text in legend.get_texts()] == ["tide", HOLLOW]
     (axes,) = (each for each in energy_chart(rows[:2]).axes if each.lines)
     assert HOLLOW not in axes.get_legend_handles_labels()[1]
+
+
+def test_energy_is_tuned_at_the_limit_that_the_row_tells(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the quickest for latency, whatever the scenario's objective."""
+    tune = MagicMock(side_effect=FloorError("no setting"))
+    monkeypatch.setattr(fronts, "tune_world", tune)
+    world = load_world(scenario)
+    base = replace(Tuning(scenario, "ladder").knobs(world), objective="energy", p99_limit_s=7.0)
+    row = fronts.row_of(world, "ladder", Limit(30.0, "1.5 times"), base, {"p99_ms": 20.0, "mean_ms": 9.0})
+    fronts.row_of(world, "ladder", None, base, None)
+    asked = [call.args[2] for call in tune.call_args_list]
+    assert row["limit_ms"] == pytest.approx(30.0)
+    assert [each.objective for each in asked] == ["energy", "latency"]
+    assert asked[0].p99_limit_s == pytest.approx(0.03)

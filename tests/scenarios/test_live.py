@@ -270,3 +270,20 @@ def test_cpu_scenarios_ask_what_the_emulated_ones_do(path: Path) -> None:
     assert found.router.hold_limit_s > 0
     assert found.tuning.floor is not None
     assert 0.4012 < found.tuning.floor < 0.5665, "of slimresnet-tiny, at its narrowest and at its widest"
+
+
+def test_a_tie_that_executors_cant_decide_is_no_error_of_simulation(tmp_path: Path) -> None:
+    tie = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.01, 0.95), odd=0.2)
+    assert "Simulation was wrong" not in live_page({"drawn": measured(tmp_path / "run", tie)}, [])
+
+
+def test_a_tie_in_simulation_names_nobody(tmp_path: Path) -> None:
+    found = measured(tmp_path / "run", validation(("tide", 1.0, 1.0, 0.95), (LADDER, 1.0, 1.25, 0.95)))
+    simulated, real = outcome(found, "simulated"), outcome(found, "hardware")
+    assert (simulated.winner, real.winner, said_so(simulated, real)) == (None, "tide", "open")
+
+
+def test_the_rival_is_the_quickest_other_on_executors_in_both_columns(tmp_path: Path) -> None:
+    found = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.25, 0.95), (FIXED, 1.0, 2.0, 0.95))
+    text = summary_text({"drawn": measured(tmp_path / "run", found)}, [])
+    assert f"| yes | {LADDER} | -25.0" in " ".join(text.split())

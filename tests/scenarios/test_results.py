@@ -928,3 +928,19 @@ def test_a_termination_ends_it_as_an_interruption_does(capsys: pytest.CaptureFix
     assert exit_code("tune", work) == 130
     assert "goes on from what is finished" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_file_that_tells_less_or_is_broken_is_tuned_again(tmp_path: Path) -> None:
+    """Of before files told their load; or cut off."""
+    path = write_case(tmp_path)
+    write_tuned(path, "ladder")
+    file = tmp_path / "data/routers/main-tiny/ladder.rule.yaml"
+    whole = file.read_text()
+    document = yaml.safe_load(whole)
+    for key in ("devices", "deciding", "load"):
+        made_by = {name: value for name, value in document["made_by"].items() if name != key}
+        file.write_text(yaml.safe_dump({**document, "made_by": made_by}))
+        assert [each.why for each in tunings(tmp_path, kinds=("ladder",))] == [f"{key} not told"]
+    file.write_text(whole.replace("kind: ladder", "kind: lader"))
+    (broken,) = tunings(tmp_path, kinds=("ladder",))
+    assert broken.why.startswith("its file can't be read: unknown")

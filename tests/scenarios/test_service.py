@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
+from policies import strict
 from policies.errors import InputError
 from policies.records import RequestRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, GoalSet
-from scenarios.metrics.service import Kept, Promise, window_edges_ns
+from scenarios.files.spec import Scenario
+from scenarios.metrics.service import Kept, Promise, service_of, window_edges_ns
 from scenarios.runs.simulate import simulate_metrics
+from scenarios.show.words import promise_text
 from scenarios.world.materials import load_world
 from scenarios.world.workloads import Excerpt
 from tests.scenarios.files import write_scenario
@@ -22,6 +26,13 @@ from tests.scenarios.test_result import record, request
 
 PRIOR = AccuracyPrior({(0.5,): 0.7, (1.0,): 0.8})
 FLOOR, LIMIT = Promise(floor=0.75), Promise(p99_limit_s=0.1)
+SPEC = """
+schema: slimsched.scenario/1
+name: it
+model: {accuracy: none.json}
+cluster: {servers: [{name: a, profile: a.yaml}]}
+workload: {kind: poisson, rate_img_s: 10}
+"""
 THIRDS = {"warmup_s": 0.0, "horizon_s": 3.0}  # windows of a second
 
 
@@ -44,6 +55,28 @@ def test_windows_are_of_ten_seconds_or_thirds_of_a_short_run() -> None:
     assert (window_edges_ns(2 * second, 29 * second) / second).tolist() == [2, 11, 20, 29]
     found = summary(record(request(0, 3, 1), ended_s=48), warmup_s=2.0, horizon_s=48.0, promise=FLOOR)["service"]
     assert found == {"floor": 0.75, "p99_limit_s": None, "window_s": 10.0, "windows": 4}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first", "changes"),
+    [
+        ([{"at_s": 20, "floor": 0.7}], 0.6, 1),
+        ([{"at_s": 20, "floor": 0.7}, {"at_s": 30, "p99_limit_s": 0.1}], 0.6, 2),
+        ([{"at_s": 0, "floor": 0.7}], 0.7, None),
+        ([{"at_s": 20, "floor": 0.6}, {"at_s": 30, "energy_weight": 3}], 0.6, None),
+        ([{"at_s": 60, "floor": 0.7}], 0.6, None),
+    ],
+)
+def test_a_change_is_what_changes_something_while_windows_last(
+    schedule: list[dict[str, float]], first: float, changes: int | None
+) -> None:
+    """Not what holds from the start on, repeats what is asked, is of energy alone, or comes when all is over."""
+    text = SPEC + yaml.safe_dump({"service": {"floor": 0.6, "p99_limit_s": 0.05, "schedule": schedule}})
+    promise = Promise.of(strict.parse(Scenario, text, "it"))
+    told = service_of(promise, window_edges_ns(0, 60 * NS_PER_S))
+    assert (told["floor"], told.get("changes")) == (first, changes)
+    words = {None: "50.00 ms in each", 1: "(at first; changed 1 time) in", 2: "(at first; changed 2 times) in"}
+    assert words[changes] in promise_text(told)
 
 
 def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:

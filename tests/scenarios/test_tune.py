@@ -32,6 +32,7 @@ from scenarios.learn.race import Racer, run_race
 from scenarios.learn.search import CrossEntropy
 from scenarios.learn.tune import FloorError, Tuned, _first, _generation, _search, floor_to, natural_floor, tune_world
 from scenarios.learn.tuned_files import failure_path, note_failure
+from scenarios.learn.tuning import tuned_text
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -478,6 +479,30 @@ def test_energy_needs_a_limit(scenario: Path, capsys: pytest.CaptureFixture[str]
     assert main(["tune", str(scenario), "--router", "ladder", "--objective", "energy"]) == 2
     told = capsys.readouterr().err
     assert "tuning.objective: energy needs a limit of the p99 latency: --p99 TIME" in told
+    assert main(["tune", str(scenario), "--router", "ladder", "--p99", "50ms"]) == 2
+    assert "--p99: limits the search for energy alone; add --objective energy" in capsys.readouterr().err
+
+
+def test_a_limit_that_was_missed_is_told(world: World) -> None:
+    found = tune_world(world, "fixed", replace(KNOBS, objective="energy", p99_limit_s=1e-6))
+    assert "beware: its p99 is above the limit of 0.001 ms" in tuned_text(found, 1e-6)
+    assert "beware" not in tuned_text(found, 2 * found.figures.p99_s)
+    assert "beware" not in tuned_text(found)
+
+
+def test_no_tuple_below_the_floor_is_kept(world: World) -> None:
+    """Each of the four cheapest that are as accurate has a width that the servers can't hold."""
+    config = world.cluster.router
+    best = max(world.held_top1, key=lambda widths: world.held_top1[widths])
+    holds = tuple(tuple(tuple(width != best[-1] or segment < config.segments - 1 for width in config.widths)
+                        for segment in range(config.segments)) for _ in config.holds)  # fmt: skip
+    small = replace(world, cluster=replace(world.cluster, router=replace(config, holds=holds)))
+    floor = max(small.held_top1.values()) - 1e-6
+    assert floor < world.held_top1[best]
+    with pytest.raises(FloorError, match=r"fixed: no setting keeps an accuracy of .*; the most was 0\."):
+        tune_world(small, "fixed", replace(KNOBS, floor=floor))
+    with pytest.raises(InputError, match="most accurate width tuple that the servers can hold; possible is up to"):
+        tune_world(small, "fixed", replace(KNOBS, floor=world.held_top1[best]))
 
 
 def test_a_p99_beyond_its_limit_costs_more_than_any_energy() -> None:
