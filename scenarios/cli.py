@@ -122,11 +122,9 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")
     text = f"keep the goals that the operator asks for in mid-run (`service`); for {', '.join(CONTROLLED)}"
     parser.add_argument("--control", action="store_true", help=text)
-    text = "leave one of Tide's numbers out; may be given several times (docs/tide.md)"
     text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"
     parser.add_argument("--objective", choices=("latency", "energy"), help=text_of)
     parser.add_argument("--p99", type=duration_s, metavar="TIME", help="the limit for energy, such as 200ms")
-    parser.add_argument("--without", action="append", default=[], metavar="SWITCH", help=text)
 
 
 def _network(parser: argparse.ArgumentParser, default: str | None) -> None:

@@ -9,7 +9,6 @@ scaling nor a choice of hardware; and room is used to gain accuracy above the fl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import Annotated, ClassVar, Final
@@ -161,7 +160,7 @@ class InfaasRule(PlacedRule):
         return self
 
     @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+    def space(cls, context: RouterContext, floor: float) -> Space:
         """Logarithms of `down`, of the target, and of up over down; the cheapest variant's accuracy, in points; the
         logarithm of the hold over the target, and how many variants a leap has beyond one.
 

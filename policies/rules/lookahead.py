@@ -147,7 +147,7 @@ class LookaheadRule(RuleSpec):
     control: ControlSpec | None = None
 
     @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+    def space(cls, context: RouterContext, floor: float) -> Space:
         """Logarithms of the worth (more is more accurate), of the horizon and of the weight."""
 
         def rule(values: Reals) -> LookaheadRule:

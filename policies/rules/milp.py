@@ -7,7 +7,6 @@ the demand is what was seen, with a margin. A plan is made within a decision, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, log
 from typing import Annotated, ClassVar, Final
@@ -160,7 +159,7 @@ class MilpRule(RuleSpec):
     clear_s: Above0 | None = None
 
     @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+    def space(cls, context: RouterContext, floor: float) -> Space:
         """Logarithms of the headroom (less of it is more accurate), of the period and of the time to clear."""
 
         def rule(values: Reals) -> MilpRule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import ClassVar, Final
@@ -85,7 +84,7 @@ class SlackFitRule(PlacedRule):
     target_s: Above0 | None = None
 
     @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+    def space(cls, context: RouterContext, floor: float) -> Space:
         """The target's logarithm."""
         first = np.array([log(default_target_s(context))])
         return Space("SlackFitSpace", first, np.array([1.5]), np.ones(1), lambda x: cls(target_s=exp(x[0])))

@@ -141,7 +141,7 @@ class RuleSpec(StrictModel, ABC):
         """That router without what is held; raises `InputError` as `make` does."""
 
     @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space | None:
+    def space(cls, context: RouterContext, floor: float) -> Space | None:
         """What tuning searches over, to keep a mean accuracy of `floor`; None where there is little to choose from."""
         return None
 
@@ -236,7 +236,7 @@ class LadderRule(PlacedRule):
         return self
 
     @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
+    def space(cls, context: RouterContext, floor: float) -> Space:
         """Of three numbers: the first threshold, the ratio of each to the one before, both as logarithms; hysteresis.
 
         The rungs are the corners of the accuracy table's front. A threshold of its own for each of eight rungs was

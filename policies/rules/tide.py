@@ -9,7 +9,6 @@ Where a joule has a weight, too, a threshold falls by what the power of its step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
@@ -20,13 +19,12 @@ from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlledLadder, ControlSpec
 from policies.rules.costs import corner_tuples, full_widths, path_energy_j, tuple_cost_s
 from policies.rules.price import Price
-from policies.rules.specs import MOST_HYSTERESIS, POINT, From0, PlacedRule, Reals, ShareBelow1, Space
+from policies.rules.specs import POINT, From0, PlacedRule, Reals, Space
 from policies.rules.widths import Ladder
 
-SWITCHES: Final = ("rise", "hysteresis")  # what an ablation can leave out
-_NUMBERS: Final = ("level", *SWITCHES)
-_START: Final = {"level": -5.5, "rise": 1.2, "hysteresis": 0.2}
-_SPREAD: Final = {"level": 0.8, "rise": 0.4, "hysteresis": 0.2}
+_LEVEL: Final = -5.5
+_RISE: Final = 1.2
+_SPREAD: Final = (0.8, 0.4)  # of both, in the search
 _LEVELS: Final = (0.0, 1.0, -1.0, 2.0)  # from the start's, where the search may begin
 
 
@@ -36,31 +34,26 @@ class TideRule(PlacedRule):
     Attributes:
         level: the logarithm of the price when nobody is there: accuracy (a share) for an image's way at full width.
         rise: how steeply it follows the load (`policies.rules.price`).
-        hysteresis: a rung is left upwards only when the price has fallen to its threshold times (1 - hysteresis).
         control: that it keeps goals, for which its price moves; left alone where it is not given.
     """
 
     KIND: ClassVar[str] = "tide"
 
-    level: float = _START["level"]
-    rise: From0 = _START["rise"]
-    hysteresis: ShareBelow1 = _START["hysteresis"]
+    level: float = _LEVEL
+    rise: From0 = _RISE
     control: ControlSpec | None = None
 
     @classmethod
-    def space(cls, context: RouterContext, floor: float, without: Sequence[str] = ()) -> Space:
-        """Its three numbers but those that are switched off; accuracy rises as the level falls."""
+    def space(cls, context: RouterContext, floor: float) -> Space:
+        """Its two numbers; accuracy rises as the level falls."""
 
         def rule(values: Reals) -> TideRule:
-            found = dict(zip(_NUMBERS, values.tolist(), strict=True))
-            found["rise"] = max(found["rise"], 0.0)
-            found["hysteresis"] = min(max(found["hysteresis"], 0.0), MOST_HYSTERESIS)
-            return cls(**found)
+            level, rise = values.tolist()
+            return cls(level=level, rise=max(rise, 0.0))
 
-        first = np.array([0.0 if name in without else _START[name] for name in _NUMBERS])
-        spread = np.array([0.0 if name in without else _SPREAD[name] for name in _NUMBERS])
-        accurate = np.array([-1.0, *[0.0] * len(SWITCHES)])
-        return Space("TideSpace", first, spread, accurate, rule, [first - by * accurate for by in _LEVELS])
+        first, accurate = np.array([_LEVEL, _RISE]), np.array([-1.0, 0.0])
+        starts = [first - by * accurate for by in _LEVELS]
+        return Space("TideSpace", first, np.array(_SPREAD), accurate, rule, starts)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> ComposedRouter:
         """See `RuleSpec`."""
@@ -85,7 +78,6 @@ class TideRule(PlacedRule):
             context.config.widths,
             tuple(rungs),
             tuple((steps[1] / steps[0]).tolist()),
-            self.hysteresis,
             price=price,
             joules=tuple((POINT * energies_j / steps[0]).tolist()),
         )

@@ -121,7 +121,6 @@ def tune(arguments: Namespace) -> int:
         decisions=arguments.decisions,
         searches=arguments.searches,
         seed=arguments.seed,
-        without=tuple(arguments.without),
         objective=arguments.objective,
         p99_limit_s=arguments.p99,
         control=arguments.control,

@@ -24,7 +24,6 @@ class TuningKnobs:
         tail: weight of log p99 beside the log mean: the tail constraint.
         pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
         rates: each run's rate is drawn from this range, in times of the workload's.
-        without: Tide's numbers that are switched off.
         as_they_are: settings that are not picked from lists (`scenarios.learn.settings`): `placement`, `hold`, `group`.
         population, elite: of a generation.
         objective: what is made small: `latency`, or `energy` an image at a p99 latency of at most `p99_limit_s`.
@@ -40,7 +39,6 @@ class TuningKnobs:
     tail: float = TAIL
     pid: bool = True
     rates: tuple[float, float] = (1.0, 1.0)
-    without: tuple[str, ...] = ()
     as_they_are: tuple[str, ...] = ()
     population: int = 16
     elite: int = 4

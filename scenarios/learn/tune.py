@@ -137,7 +137,7 @@ def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
 
 def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
     """What is searched over; None where all that there is can be looked at."""
-    space: Space | None = KINDS[kind].load().space(world.context, knobs.floor, knobs.without)
+    space: Space | None = KINDS[kind].load().space(world.context, knobs.floor)
     return space
 
 

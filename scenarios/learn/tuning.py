@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from policies.errors import InputError, nearest
-from policies.registry import CONTROLLED, TIDE
-from policies.rules.tide import SWITCHES
+from policies.errors import InputError
+from policies.registry import CONTROLLED
 from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.knobs import Objective, TuningKnobs
@@ -30,7 +29,6 @@ class Tuning:
     Attributes:
         router: the kind.
         out: the file; by default named by its kind, in the current folder.
-        without: switches.
         objective, p99_limit_s: what is made small, at most which p99.
         control: the router is to keep the goals that the operator asks for (`policies.goal_control`).
     """
@@ -42,7 +40,6 @@ class Tuning:
     decisions: int | None = None
     searches: int | None = None
     seed: int = 0
-    without: tuple[str, ...] = ()
     objective: Objective | None = None
     p99_limit_s: float | None = None
     control: bool = False
@@ -53,8 +50,7 @@ class Tuning:
         return require_tuned(writable_file(tuned_path(self.out, self.router)))
 
     def knobs(self, world: World) -> TuningKnobs:
-        """The scenario's tuning settings, or what the flags say instead; raises `InputError` for an unknown switch."""
-        self._check_switches()
+        """The scenario's tuning settings, or what the flags say; raises `InputError` where nothing could control."""
         if self.control and self.router not in CONTROLLED:
             problem = f"{self.router!r} has nothing that goals could move; allowed with {' or '.join(CONTROLLED)}"
             raise InputError("--control", "", problem)
@@ -64,24 +60,14 @@ class Tuning:
             floor=self.floor,
             decisions=self.decisions,
             searches=self.searches,
-            without=self.without,
             objective=self.objective,
             p99_limit_s=self.p99_limit_s,
         )
-
-    def _check_switches(self) -> None:
-        if self.without and self.router != TIDE:
-            raise InputError("--without", "", f"only tide has something to switch off; {self.router!r} has not")
-        for switch in self.without:
-            if switch not in SWITCHES:
-                raise InputError("--without", "", f"no switch {switch!r}; {nearest(switch, SWITCHES)}")
 
     def command(self, knobs: TuningKnobs) -> str:
         """What tunes the same again, with the numbers that the scenario decided."""
         words = ["slimsched", "tune", str(self.scenario), "--router", self.router, "--floor", f"{knobs.floor:g}"]
         words += ["--decisions", str(knobs.decisions), "--searches", str(knobs.searches), "--seed", str(knobs.seed)]
-        for switch in self.without:
-            words += ["--without", switch]
         if knobs.objective != "latency":
             words += ["--objective", knobs.objective, "--p99", f"{knobs.p99_limit_s:g}s"]
         words += ["--control"] if self.control else []
@@ -95,7 +81,6 @@ def knobs_of(
     floor: float | None = None,
     decisions: int | None = None,
     searches: int | None = None,
-    without: tuple[str, ...] = (),
     objective: Objective | None = None,
     p99_limit_s: float | None = None,
 ) -> TuningKnobs:
@@ -120,7 +105,6 @@ def knobs_of(
         episodes=given.episodes,
         episode_s=given.episode_s,
         levels=given.levels,
-        without=without,
         objective=objective,
         p99_limit_s=limit_s,
     )

@@ -25,8 +25,6 @@ from scenarios.world.world import World
 SCHEMA: Final = "slimsched.ablation/1"
 ROWS: Final[dict[str, dict[str, Any]]] = {
     "tide, all of it": {},
-    "a price that does not follow the load": {"without": ("rise",)},
-    "no hysteresis": {"without": ("hysteresis",)},
     "placement: sticky, none is picked": {"as_they_are": ("placement",)},
     "nobody is held": {"as_they_are": ("hold",)},
     "groups up to the largest": {"as_they_are": ("group",)},
@@ -40,7 +38,9 @@ FIRST: Final = next(iter(ROWS))
 NO_TAIL: Final = "the mean alone, no tail"
 TAILS: Final = (NO_TAIL, FIRST, "five times the weight of the tail")
 CONTROLLED: Final = "all of it, told to keep the floor while it serves"
+NO_PRICE: Final = "no price: one tuple, whatever the load"
 RIVAL: Final = "ladder, the same search"
+_KINDS: Final = {NO_PRICE: "fixed", RIVAL: "ladder"}
 LITTLE_VARIANCE_PCT: Final = 5.0  # more than the ladder's, at most, for nearly all
 MOST_GAIN_PCT: Final = 80.0  # of the gain over the ladder
 
@@ -48,7 +48,7 @@ MOST_GAIN_PCT: Final = 80.0  # of the gain over the ladder
 def row_of(world: World, name: str, knobs: TuningKnobs, first: dict[str, Any] | None) -> dict[str, Any]:
     """Tune, run what each search found, and set their means beside the scenario's first row, seed by seed."""
     try:
-        found = tune_world(world, "ladder" if name == RIVAL else TIDE, knobs)
+        found = tune_world(world, _KINDS.get(name, TIDE), knobs)
     except WorkError as error:
         return {"switch": name, "scenario": world.scenario.name, "problem": str(error)}
     specs = searched_specs(found)
@@ -123,7 +123,7 @@ def _gain_pct(row: Mapping[str, Any], rival: Mapping[str, Any]) -> float:
 
 def rows_wanted() -> dict[str, dict[str, Any]]:
     """All rows of a scenario, and what is other for them in the tuning's knobs."""
-    return {**ROWS, CONTROLLED: {}, RIVAL: {}}
+    return {**ROWS, CONTROLLED: {}, NO_PRICE: {}, RIVAL: {}}
 
 
 def make_rows(asked: Asked, path: Path) -> None:

@@ -493,7 +493,6 @@ def drawn_tide(draws: Draws) -> TideRule:
     return TideRule(
         level=draws.pick((0.0, -0.7, 0.5, -2.0)),
         rise=draws.pick((0.7, 0.0, 0.3, 2.0)),
-        hysteresis=draws.pick((0.0, 0.2, 0.8)),
         placement=draws.pick(("sticky", "shortest-delay", "jsq", "power-of-two")),
         control=control,
     )

@@ -145,7 +145,7 @@ def controlled_tide(scenario: Scenario, context: RouterContext) -> RoutingPolicy
 def frugal(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A joule costs about half of what the steps between the rungs are worth."""
     control = ControlSpec(floor=0.0, p99_limit_s=0.0, energy_weight=20.0 / tide_joules(context))
-    return TideRule(level=-2.0, hysteresis=0.5, control=control).make(context)
+    return TideRule(level=-2.0, control=control).make(context)
 
 
 def tide_joules(context: RouterContext) -> float:
@@ -252,7 +252,6 @@ ROUTERS: dict[str, MakeRouter] = {
     **{f"controlled ladder@{name}": controlled(name) for name in ("sticky", "shortest-delay")},
     "ladder with a limit": limited,
     **{f"tide@{name}": tide(name) for name in ("sticky", "shortest-delay", "power-of-two-speed")},
-    "tide, slow to come back": tide("sticky", hysteresis=0.8),
     "tide, steep": tide("sticky", rise=3.0),
     "controlled tide": controlled_tide,
     "frugal tide": frugal,

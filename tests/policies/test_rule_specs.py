@@ -184,7 +184,7 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
         ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
         ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
         ({"kind": "tide", "level": "low"}, "level", ["found 'low'", "valid number"]),
-        ({"kind": "tide", "hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
+        ({"kind": "ladder", "hysteresis": 1}, "hysteresis", ["found 1", "less than 1"]),
         ({"kind": "fixed", "tuple": "1,1,1,1"}, "tuple", ["'1,1,1,1'", "valid array"]),
     ],
 )

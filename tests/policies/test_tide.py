@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, product
-from math import exp, log
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,13 @@ from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlledLadder, ControlSpec
 from policies.rules.costs import corner_tuples, full_widths, tuple_cost_s
 from policies.rules.price import MOST, Price
-from policies.rules.tide import SWITCHES, TideRule
+from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
 from policies.vocabulary import WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, choice_of, context, known, server, view
 
 RNG = stream(0, "tide")
-PLAIN: dict[str, Any] = {"rise": 0.0, "hysteresis": 0.0}
+PLAIN: dict[str, Any] = {"rise": 0.0}
 TUPLES = list(product((0.25, 1.0), repeat=4))
 
 
@@ -129,17 +129,6 @@ def test_a_load_counts_for_each_server_that_is_up() -> None:
     assert len(set(rungs)) > 2
 
 
-def test_a_rung_is_left_upwards_later_with_hysteresis() -> None:
-    """By how much the price has to fall below its threshold."""
-    for hysteresis, there in ((0.0, 0), (0.5, 1)):
-        ladder = ladder_of(context(), rise=0.0, hysteresis=hysteresis)
-        rungs = []
-        for factor in (0.9, 1.1, 0.9):
-            ladder.price = Price(log(ladder.thresholds[0] * factor), 0.0)
-            rungs.append(ladder.rung_of(view(server(), server(), server())))
-        assert rungs == [0, 1, there]
-
-
 def test_a_weight_of_energy_of_0_changes_nothing_and_a_large_one_leads_to_the_narrowest() -> None:
     its = known(servers=3)
     for fifo in (1, 64, 4096):
@@ -197,29 +186,18 @@ def test_by_its_name_it_has_the_numbers_that_tuning_begins_with() -> None:
     assert make_router("tide@jsq", context()) == TideRule(placement="jsq").make(context())
 
 
-def test_what_is_switched_off_is_0_and_is_not_looked_for() -> None:
-    assert "level" not in SWITCHES, "without a price there is no Tide"
-    for switch in SWITCHES:
-        space = TideRule.space(context(), 0.75, (switch,))
-        rule = space.spec(space.shifted(space.start + 0 * space.spread, 2.0))
-        assert isinstance(rule, TideRule)
-        assert getattr(rule, switch) == 0.0
-        assert rule.level < TideRule().level
-        assert np.count_nonzero(space.spread == 0.0) == 1
-
-
 def test_whatever_the_search_looks_for_is_a_rule() -> None:
-    """Its hysteresis stays below 1, and from 0; and along the step of accuracy a price falls."""
+    """Its price never falls with the load; and along the step of accuracy a price falls."""
     space = TideRule.space(context(), 0.75)
-    for values in (np.full(3, 1e3), np.full(3, -1e3)):
+    for values in (np.full(2, 1e3), np.full(2, -1e3)):
         rule = space.spec(values)
         assert rule_from_dict(rule.to_dict()) == rule
     assert space.spec(space.starts[0]) == TideRule()
 
 
 def test_its_file_says_what_it_is() -> None:
-    rule = TideRule(level=-3.0, rise=0.1, hysteresis=0.4, placement="jsq", control=ControlSpec(floor=0.75))
+    rule = TideRule(level=-3.0, rise=0.1, placement="jsq", control=ControlSpec(floor=0.75))
     assert rule_from_dict(rule.to_dict()) == rule
     assert KINDS["tide"].is_rule
-    with pytest.raises(InputError, match=r"hysteresis.*less than 1"):
-        rule_from_dict({"schema": "slimsched.rule/1", "kind": "tide", "hysteresis": 1.0})
+    with pytest.raises(InputError, match=r"hysteresis: unknown key"):
+        rule_from_dict({"schema": "slimsched.rule/1", "kind": "tide", "hysteresis": 0.2})

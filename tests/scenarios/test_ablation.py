@@ -16,14 +16,14 @@ import yaml
 from policies.errors import InputError
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
-from policies.rules.tide import SWITCHES, TideRule
+from policies.rules.tide import TideRule
 from scenarios.learn.course import Course
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, tune_world
 from scenarios.metrics.statistics import relative_half_width
 from scenarios.study import ablation, tuned_rows
 from scenarios.study.__main__ import main
-from scenarios.study.ablation import CONTROLLED, FIRST, RIVAL, ROWS, row_of
+from scenarios.study.ablation import CONTROLLED, FIRST, NO_PRICE, RIVAL, ROWS, row_of
 from scenarios.study.tuned_rows import Asked, change_of
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -57,17 +57,16 @@ def test_an_interrupted_one_goes_on_with_the_next_row(
     made[:] = [("", None, None)] * 4
     assert main(["ablation", str(scenario), "--json", str(out)]) == 0
     after = made[4:]
-    assert [name for name, *_ in before + after] == [*ROWS, CONTROLLED, RIVAL]
+    assert [name for name, *_ in before + after] == [*ROWS, CONTROLLED, NO_PRICE, RIVAL]
     assert {first for *_, first in (before + after)[1:]} == {1.0}, "all are set beside the first"
     for name, knobs, _ in before + after:
         assert all(getattr(knobs, key) == value for key, value in ROWS.get(name, {}).items())
         assert knobs.levels == 1, "the scenario's"
 
 
-def test_every_switch_exists_and_each_of_them_has_a_row(scenario: Path) -> None:
-    """Tide's numbers but its level, and what is picked from lists; all by names that tuning knows."""
+def test_what_is_picked_from_lists_has_a_row_each(scenario: Path) -> None:
+    """By names that tuning knows."""
     rows = [replace(KNOBS, **changes) for changes in ROWS.values()]
-    assert {name for row in rows for name in row.without} == set(SWITCHES)
     document = yaml.safe_load(scenario.read_text())
     document["router"] = {"hold_limit_s": 0.016}
     scenario.write_text(yaml.safe_dump(document))
@@ -213,7 +212,7 @@ def test_the_rival_is_the_ladder_and_one_row_keeps_goals(scenario: Path, monkeyp
 def test_where_nothing_is_searched_the_floor_is_set_all_the_same(scenario: Path) -> None:
     found = tune_world(load_world(scenario), "tide", replace(KNOBS, floor=0.75, decisions=0))
     assert isinstance(found.spec, TideRule)
-    assert (found.spec.rise, found.spec.hysteresis) == (TideRule().rise, TideRule().hysteresis)
+    assert found.spec.rise == TideRule().rise
     assert found.figures.accuracy >= 0.75
     assert found.history == (), "no generation"
 

@@ -192,18 +192,16 @@ def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_p
 
 
 def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the scenario lies and however its file is called, with what was switched off."""
+    """Wherever the scenario lies and however its file is called."""
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/a case.yaml").write_text(yaml.safe_dump(SCENARIO))
     flags = ["mine/a case.yaml", "--router", "tide", "--floor", "0.75", "--decisions", "1000"]
     flags += ["--searches", "1", "--seed", "3"]
-    flags += ["--without", "hysteresis"]
     assert main(["tune", *flags, "--quiet"]) == 0
     assert shlex.split(made_by(Path("tide.rule.yaml"))["command"]) == ["slimsched", "tune", *flags]
     found = read_rule(Path("tide.rule.yaml"))
     assert isinstance(found, TideRule)
-    assert found.hysteresis == 0 != found.rise
 
     def refuse(*_: object, **__: object) -> Tuned:
         raise FloorError("none")
@@ -212,21 +210,6 @@ def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monk
     assert main(["tune", *flags, "--quiet", "--out", "third.rule.yaml"]) == 1
     told = Path("third.failed.txt").read_text().removeprefix("none (").removesuffix(")\n")
     assert shlex.split(told) == ["slimsched", "tune", *flags]
-
-
-@pytest.mark.parametrize(
-    ("kind", "switch", "said"),
-    [
-        ("tide", "level", "--without: no switch 'level'; known: hysteresis, rise"),
-        ("tide", "rises", "--without: no switch 'rises'; did you mean 'rise'?"),
-        ("ladder", "rise", "--without: only tide has something to switch off; 'ladder' has not"),
-    ],
-)
-def test_what_cant_be_switched_off_is_refused(
-    scenario: Path, capsys: pytest.CaptureFixture[str], kind: str, switch: str, said: str
-) -> None:
-    assert main(["tune", str(scenario), "--router", kind, "--floor", "0.75", "--without", switch]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
