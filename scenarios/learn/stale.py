@@ -27,7 +27,7 @@ def why_tune(path: Path, command: str, world: World) -> str:
     try:
         told = made_by(path)
     except InputError as error:
-        return f"its file can't be read: {error.problem}"
+        return f"its file can't be read: {f'{error.key}: ' if error.key else ''}{error.problem}"
     if "command" not in told:
         return ""
     found = [_differences(str(told["command"]), command)]

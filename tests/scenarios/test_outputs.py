@@ -110,8 +110,9 @@ def test_tuning_replaces_only_what_it_made(
     for text in (RULE, "notes: mine\n", "a: ["):
         Path("fixed.rule.yaml").write_text(text)
         _refused(["tune", "tiny.yaml", "--router", "fixed"], "was not made by `slimsched tune`", capsys)
-    Path("fixed.rule.yaml").write_text(f"{RULE}made_by: {{command: slimsched tune}}\n")
-    assert main(["tune", "tiny.yaml", "--router", "fixed", "--floor", "0", "--decisions", "1000", "--quiet"]) == 0
+    for more in ("", "of_a_former_version: 1\n"):
+        Path("fixed.rule.yaml").write_text(f"{RULE}{more}made_by: {{command: slimsched tune}}\n")
+        assert main(["tune", "tiny.yaml", "--router", "fixed", "--floor", "0", "--decisions", "1000", "--quiet"]) == 0
 
 
 def test_synthesis_replaces_only_what_it_made(

@@ -943,4 +943,4 @@ def test_a_file_that_tells_less_or_is_broken_is_tuned_again(tmp_path: Path) -> N
         assert [each.why for each in tunings(tmp_path, kinds=("ladder",))] == [f"{key} not told"]
     file.write_text(whole.replace("kind: ladder", "kind: lader"))
     (broken,) = tunings(tmp_path, kinds=("ladder",))
-    assert broken.why.startswith("its file can't be read: unknown")
+    assert broken.why.startswith("its file can't be read: kind: unknown 'lader'")
