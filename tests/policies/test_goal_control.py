@@ -33,6 +33,7 @@ from policies.plan_of import plan_of
 from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec, end_of_ladder
 from policies.rules.holding import HoldSpec
+from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RouterSpec
 from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
@@ -260,6 +261,20 @@ def test_tide_pays_less_for_time_where_it_served_too_little() -> None:
         router = TideRule(control=ControlSpec(floor=FLOOR)).chooser(known())
         widths.append(router.choose(served(view(server(), fifo=32), accuracy), RNG).width)
     assert widths[0] > widths[1]
+
+
+@pytest.mark.parametrize(("worth_s", "plain", "short", "long"), [(0.01, 0.25, 0.5, 0.25), (0.1, 1.0, 1.0, 0.25)])
+def test_a_lookahead_pays_more_for_accuracy_where_it_served_too_little(
+    worth_s: float, plain: float, short: float, long: float
+) -> None:
+    """And says where its dial is at an end."""
+    seen = served(view(server(), fifo=32), 0.70)
+    assert LookaheadRule(worth_s=worth_s).chooser(known()).choose(seen, RNG).width == plain
+    for accuracy, width in ((0.70, short), (0.80, long)):
+        router = LookaheadRule(worth_s=worth_s, control=ControlSpec(floor=FLOOR)).chooser(known())
+        assert router.choose(served(seen, accuracy), RNG).width == width
+        assert router.control is not None
+        assert router.control.end == {1.0: AT_WIDEST, 0.25: AT_NARROWEST}.get(width, FREE)
 
 
 def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
