@@ -27,7 +27,7 @@ from scenarios.metrics.served import LIMIT
 from scenarios.runs.capacity import GROWTH_LIMIT
 from scenarios.runs.parallel import each
 from scenarios.study.findings import EQUAL
-from scenarios.study.tuned_rows import RowsFile, rule_of_now
+from scenarios.study.tuned_rows import RowsFile, file_digest, router_file_of, rule_of_now
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -48,7 +48,7 @@ class Wanted:
 
 
 def make_rows(scenarios: Sequence[Path], kinds: Sequence[str], seeds: int, path: Path, jobs: int) -> None:
-    """Every row of these scenarios whose router's file is of now, and that is not there yet.
+    """Every row of these scenarios whose router's file is of now, and that is not there yet for that very file.
 
     Raises:
         InputError: a scenario promises no limit or no floor, or has fewer seeds; what is there is of another command
@@ -60,8 +60,10 @@ def make_rows(scenarios: Sequence[Path], kinds: Sequence[str], seeds: int, path:
     for scenario in scenarios:
         world = world_with_promise(scenario, seeds)
         for kind in kinds:
-            if not kept.of(world.scenario.name, router=kind) and rule_of_now(scenario, world, kind) is not None:
-                wanted.append(Wanted(scenario, kind, world.scenario.compare.seeds[:seeds]))
+            if rule_of_now(scenario, world, kind) is not None:
+                kept.forget_others(world.scenario.name, kind, file_digest(router_file_of(scenario, kind)))
+                if not kept.of(world.scenario.name, router=kind):
+                    wanted.append(Wanted(scenario, kind, world.scenario.compare.seeds[:seeds]))
     with closing(each(row_of, None, wanted, jobs)) as rows:
         for _, row in rows:
             kept.add(row, ("router", "images_s", "p99s_ms", "accuracies", "problem"))
@@ -89,7 +91,12 @@ def row_of(_: None, wanted: Wanted) -> dict[str, Any]:
     world = load_world(wanted.scenario)
     spec = rule_of_now(wanted.scenario, world, wanted.router)
     assert spec is not None, "it was there"
-    row = {"scenario": world.scenario.name, "router": wanted.router, "seeds": list(wanted.seeds)}
+    row = {
+        "scenario": world.scenario.name,
+        "router": wanted.router,
+        "file": file_digest(router_file_of(wanted.scenario, wanted.router)),
+        "seeds": list(wanted.seeds),
+    }
     ways = {False: _by_seed(world, spec, wanted.seeds)}
     if wanted.router in CONTROLLED:  # the floor alone: told the limit, too, it would be as late as that allows
         told = with_control(spec, ControlSpec(floor=world.scenario.service.floor, p99_limit_s=0.0))

@@ -16,7 +16,7 @@ from scenarios.study.cases import Case, experiments, read_case, scenario_files
 from scenarios.study.findings import Found, Made, Notes, Row, judge, searches_in
 from scenarios.study.page import results_page
 from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
-from scenarios.study.tuned_rows import outdated
+from scenarios.study.tuned_rows import file_digest, outdated
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIOS: Final = ROOT / "scenarios"
@@ -59,6 +59,7 @@ def make_results(
 def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str, Any]] = ()) -> Found:
     """One scenario's stored runs, with the bound beside each router, and its rows of what is carried."""
     stored, rows = collect(case, out), []
+    files = {each.label: file_digest(each.file) for each in case.contenders if each.file is not None}
     for contender in case.contenders:
         results = stored.get(contender.label)
         if not results:
@@ -89,7 +90,9 @@ def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str,
         rows=tuple(rows),
         missing=case.missing,
         oracle=fluid.oracle,
-        carried=tuple(row for row in carried if row["scenario"] == case.name),
+        carried=tuple(
+            row for row in carried if row["scenario"] == case.name and row["file"] == files.get(row["router"])
+        ),
     )
 
 

@@ -76,6 +76,16 @@ class Asked:
         return knobs_of(world, seed=0, decisions=self.decisions, searches=self.searches)
 
 
+def router_file_of(scenario: Path, kind: str) -> Path:
+    """Where the tuned router of this kind lies beside a scenario."""
+    return tuned_file(scenario.parent / ROUTERS / scenario.stem, kind)
+
+
+def file_digest(path: Path) -> str:
+    """Of a router's file, in a row that was made with it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def digest_of(scenario: Scenario) -> str:
     """Of what decides a scenario's rows; files by their names alone, so that it is the same on every machine."""
     rest: dict[str, Any] = {
@@ -128,6 +138,14 @@ class RowsFile:
         """The rows of a scenario that have these values."""
         return [row for row in self.rows if row["scenario"] == scenario and facts.items() <= row.items()]
 
+    def forget_others(self, scenario: str, router: str, file: str) -> None:
+        """Leave out what was made with another file of that router; the next row that is added writes it."""
+        self.rows = [
+            row
+            for row in self.rows
+            if (row["scenario"], row["router"]) != (scenario, router) or row.get("file") == file
+        ]
+
     def add(self, row: dict[str, Any], told: Sequence[str]) -> None:
         """Keep it, and tell these of its figures."""
         self.rows.append(row)
@@ -145,7 +163,7 @@ def held_out(world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs) -> l
 
 def rule_of_now(scenario: Path, world: World, kind: str) -> RuleSpec | None:
     """The tuned rule of this kind that lies beside a scenario; None where there is none, or a stale one."""
-    file, tuning = tuned_file(scenario.parent / ROUTERS / scenario.stem, kind), Tuning(scenario, kind)
+    file, tuning = router_file_of(scenario, kind), Tuning(scenario, kind)
     if not file.is_file() or why_tune(file, tuning.command(tuning.knobs(world)), world):
         return None
     return read_rule(file)

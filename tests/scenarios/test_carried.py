@@ -81,8 +81,17 @@ def test_rows_are_of_routers_of_now_and_kept(scenario: Path, tmp_path: Path, mon
         assert len(row["images_s"]) == 2
         assert all(p99_ms <= 50 for p99_ms in row["p99s_ms"])
         assert all(accuracy >= 0.7495 for accuracy in row["accuracies"])
+    plain = carried.row_of
     monkeypatch.setattr(carried, "row_of", None)
     assert main(command) == 0
+    monkeypatch.setattr(carried, "row_of", plain)
+    ladder = tmp_path / "data/routers/tiny/ladder.rule.yaml"
+    ladder.write_text(f"# by another search\n{ladder.read_text()}")
+    assert main(command) == 0
+    after = {row["router"]: row for row in read_json(out)["rows"]}
+    assert after["fixed"] == rows["fixed"]
+    assert after["ladder"]["file"] != rows["ladder"]["file"]
+    assert {**after["ladder"], "file": ""} == {**rows["ladder"], "file": ""}
 
 
 def test_the_better_way_counts(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
