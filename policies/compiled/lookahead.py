@@ -73,6 +73,7 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
     taken = min(largest_group(plan), sheet.candidates)
     coming = max(0, sheet.fifo_length - taken) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
     best, found, lots, scale = 0.0, NONE, 0, 1.0
+    narrowest, widest = plan.widths, NONE
     if ahead.control_at:
         scale = exp(shift_of(Control(plan, ahead.control_at), sheet))
     for index in range(plan.servers):
@@ -82,10 +83,11 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
         for width in range(plan.widths):
             if seen.code == 0 or not seen.holds >> width & 1:
                 continue
+            narrowest, widest = min(narrowest, width), max(widest, width)
             cost = cost_ns(plan, sheet, ahead, index, width, taken, coming, lots, scale)
             if found == NONE or cost < best:
                 best, found = cost, index
                 plan.server, plan.width = index, width
     plan.group = largest_group(plan)
     if ahead.control_at:
-        Control(plan, ahead.control_at).end = end_of_ladder(plan.widths - 1 - plan.width, plan.widths)
+        Control(plan, ahead.control_at).end = end_of_ladder(widest - plan.width, widest - narrowest + 1)

@@ -74,14 +74,24 @@ def tuple_cost_s(context: RouterContext, widths: Sequence[float]) -> float:
     return sum(path_ns(context.costs, server, widths) for server in servers) / len(servers) / NS_PER_S
 
 
+def held_top1(context: RouterContext) -> dict[tuple[float, ...], float]:
+    """The accuracy of each width tuple of the table whose every instance some server can hold."""
+    config = context.config
+    held = [
+        {width for place, width in enumerate(config.widths) if any(each[segment][place] for each in config.holds)}
+        for segment in range(config.segments)
+    ]
+    table = context.prior.top1.items()
+    return {widths: top1 for widths, top1 in table if all(map(set.__contains__, held, widths))}
+
+
 def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
     """Tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
 
     Only tuples that the table has: the prior's guess for a missing one would make it look as accurate as a dearer
-    neighbor. The cost is that of one image through all segments, averaged over the servers.
+    neighbor; and that servers can hold. The cost is that of one image through all segments, averaged over the servers.
     """
-    allowed = set(context.config.widths)
-    known = [widths for widths in context.prior.top1 if allowed.issuperset(widths)]
+    known = held_top1(context)
     cost_s = {widths: tuple_cost_s(context, widths) for widths in known}
     efficient: list[tuple[float, ...]] = []
     best = float("-inf")

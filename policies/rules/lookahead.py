@@ -83,7 +83,8 @@ class Lookahead(Steered):
         scale = 1.0 if self.control is None else exp(self.control.step(view))
         server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots, scale))
         if self.control is not None:
-            self.control.end = end_of_ladder(len(self.widths) - 1 - width, len(self.widths))
+            can = [each for _, each in choices]  # widths that nobody can take are no part of its dial
+            self.control.end = end_of_ladder(max(can) - width, max(can) - min(can) + 1)
         return Choice(server, self.widths[width], self.groups[-1])
 
     def _remember(self, view: ClusterView) -> None:

@@ -61,7 +61,7 @@ class TideRule(PlacedRule):
         ladder = self._ladder(context, source, key)
         if self.control is None:
             return self._composed(context, ladder, source, key)
-        most = MOST_STRETCH * max(1.0, self.rise)  # a price that falls by it lets queues grow as a ladder's may
+        most = MOST_STRETCH * max(1.0, self.rise)  # as far as leads to loads that are 3.5 times as large
         control = self.control.make(context.config, source, key, most, weighs=True)
         return self._composed(context, ControlledLadder(ladder, control), source, key)
 

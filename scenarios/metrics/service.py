@@ -94,10 +94,17 @@ def window_edges_ns(begin_ns: int, end_ns: int) -> Counts:
 
 
 def service_of(promise: Promise, edges_ns: Counts) -> Service:
-    """The promise beside its windows."""
+    """What is promised when the windows begin, and how often that changes while they last."""
+    begin_ns, end_ns = int(edges_ns[0]), int(edges_ns[-1])
+    floor, limit_s, changes = promise.floor, promise.p99_limit_s, 0
+    for at_s, later_floor, later_limit_s in promise.later:
+        if nanoseconds(at_s) <= begin_ns:
+            floor = None if floor is None else later_floor
+            limit_s = None if limit_s is None else later_limit_s
+        elif nanoseconds(at_s) < end_ns:
+            changes += 1
     window_s = int(edges_ns[1] - edges_ns[0]) / NS_PER_S
-    told = Service(floor=promise.floor, p99_limit_s=promise.p99_limit_s, window_s=window_s, windows=len(edges_ns) - 1)
-    changes = sum(nanoseconds(at_s) < edges_ns[-1] for at_s, *_ in promise.later)
+    told = Service(floor=floor, p99_limit_s=limit_s, window_s=window_s, windows=len(edges_ns) - 1)
     if changes:
         told["changes"] = changes
     return told

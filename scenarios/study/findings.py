@@ -265,12 +265,12 @@ def compare_carried(found: Found) -> Carried | None:
 def compare_told(found: Found) -> Versus | None:
     """Tide told its goals against the other router that was told them and keeps most windows; None without both.
 
-    Of those that keep as many, the more accurate one.
+    Of those that keep as many, the more accurate one. Who leaves too many images unserved is compared with nobody.
     """
     tide = found.row(told(TIDE))
     rows = [found.row(told(kind)) for kind in CONTROLLED if kind != TIDE]
     able = [row for row in rows if row is not None and row.accuracy is not None and not row.is_marked]
-    if tide is None or tide.accuracy is None or not able:
+    if tide is None or tide.accuracy is None or tide.is_marked or not able:
         return None
     return compare_pair(tide, max(able, key=lambda row: (row.metric("kept_share")["mean"] or 0.0, row.accuracy or 0.0)))
 

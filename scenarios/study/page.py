@@ -180,7 +180,8 @@ def _told_cells(found: Found, versus: Versus) -> list[str]:
     rows = [found.row(told(kind)) for kind in CONTROLLED]
 
     def each(name: str, digits: int, scale: float) -> str:
-        return ", ".join(NONE if row is None else number(row.metric(name)["mean"], digits, scale) for row in rows)
+        found = [(row, NONE if row is None else number(row.metric(name)["mean"], digits, scale)) for row in rows]
+        return ", ".join(marked(text, row is not None and row.is_marked) for row, text in found)
 
     figures = [each("kept_share", 1, 100), each("expected_accuracy", 2, 100), each("latency_p99_s", 1, 1000)]
     changes = [_percent(change) for change in (versus.p99, versus.energy, versus.mean)]

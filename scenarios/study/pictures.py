@@ -15,7 +15,7 @@ from scenarios.metrics.pareto import Point, pareto_front
 from scenarios.metrics.statistics import Estimate
 from scenarios.show.charts import COLORS, canvas
 from scenarios.study.cases import GROUPS, PLACED
-from scenarios.study.findings import WORST_PCT, Found, Verdict
+from scenarios.study.findings import WORST_PCT, Found, Verdict, is_of
 from scenarios.study.fronts import is_kept
 from scenarios.study.tuned_rows import flaws
 
@@ -128,7 +128,7 @@ def _draw_front(axes: Axes, found: Found) -> None:
         return
     edge_ms = _SHOWN_TIMES * min(x for _, x, _ in points)
     points = [point for point in points if point[1] <= edge_ms]
-    front = pareto_front([Point(row.label, y, x) for row, x, y in points if row.label != TIDE and not row.is_marked])
+    front = pareto_front([Point(row.label, y, x) for row, x, y in points if not is_of(row, TIDE) and not row.is_marked])
     axes.plot([point.cost for point in front], [point.accuracy for point in front], ":", color="#888", linewidth=1)
     for row, x, y in points:
         color, marker = _LOOKS[row.group]

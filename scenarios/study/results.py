@@ -12,7 +12,7 @@ from scenarios.files.router_names import made_by
 from scenarios.runs.parallel import core_count
 from scenarios.show import charts
 from scenarios.study import pictures
-from scenarios.study.cases import Case, experiments, read_case, scenario_files
+from scenarios.study.cases import TOLD, Case, Contender, experiments, read_case, scenario_files
 from scenarios.study.findings import Found, Made, Notes, Row, judge, searches_in
 from scenarios.study.page import results_page
 from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
@@ -72,7 +72,7 @@ def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str,
                 results=tuple(results),
                 bound_energy_j=None if point is None else fluid.energy_j.get(point),
                 bound_latency_s=None if point is None else fluid.latency_s.get(point),
-                searches=() if contender.file is None else searches_in(made_by(contender.file)),
+                searches=_searches(contender),
             )
         )
     prior = case.world.accuracy.prior
@@ -94,6 +94,11 @@ def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str,
             row for row in carried if row["scenario"] == case.name and row["file"] == files.get(row["router"])
         ),
     )
+
+
+def _searches(contender: Contender) -> tuple[Mapping[str, Any], ...]:
+    """Of its tuning; who is told goals while it serves was tuned without."""
+    return () if contender.file is None or contender.group == TOLD else searches_in(made_by(contender.file))
 
 
 def _tables(folder: Path, scenarios: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:

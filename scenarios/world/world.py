@@ -18,6 +18,7 @@ from policies.faults import Supervision
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
+from policies.rules.costs import held_top1
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
 from scenarios.files.spec import Scenario
 from scenarios.metrics.result import Simulator
@@ -247,12 +248,7 @@ class World:
     @cached_property
     def held_top1(self) -> Mapping[tuple[float, ...], float]:
         """The accuracy of each width tuple of the table whose every instance some server can hold."""
-        config, table = self.cluster.router, self.accuracy.prior.top1
-        held = [
-            {width for place, width in enumerate(config.widths) if any(each[segment][place] for each in config.holds)}
-            for segment in range(config.segments)
-        ]
-        return {tuple_: top1 for tuple_, top1 in table.items() if all(map(set.__contains__, held, tuple_))}
+        return held_top1(self.context)
 
     @property
     def context(self) -> RouterContext:

@@ -263,6 +263,14 @@ def test_tide_pays_less_for_time_where_it_served_too_little() -> None:
     assert widths[0] > widths[1]
 
 
+def test_a_lookaheads_dial_ends_at_the_widths_that_servers_can_take() -> None:
+    seen = served(view(server(widths=(True, True, True, False)), fifo=32), 0.70)
+    router = LookaheadRule(worth_s=10.0, control=ControlSpec(floor=FLOOR)).chooser(known())
+    assert router.choose(seen, RNG).width == 0.75
+    assert router.control is not None
+    assert router.control.end == AT_WIDEST
+
+
 @pytest.mark.parametrize(("worth_s", "plain", "short", "long"), [(0.01, 0.25, 0.5, 0.25), (0.1, 1.0, 1.0, 0.25)])
 def test_a_lookahead_pays_more_for_accuracy_where_it_served_too_little(
     worth_s: float, plain: float, short: float, long: float

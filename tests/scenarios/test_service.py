@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def test_windows_are_of_ten_seconds_or_thirds_of_a_short_run() -> None:
         ([{"at_s": 20, "floor": 0.7}], 0.6, 1),
         ([{"at_s": 20, "floor": 0.7}, {"at_s": 30, "p99_limit_s": 0.1}], 0.6, 2),
         ([{"at_s": 0, "floor": 0.7}], 0.7, None),
+        ([{"at_s": 2, "floor": 0.7}], 0.7, None),
+        ([{"at_s": 2, "floor": 0.7}, {"at_s": 20, "floor": 0.6}], 0.7, 1),
         ([{"at_s": 20, "floor": 0.6}, {"at_s": 30, "energy_weight": 3}], 0.6, None),
         ([{"at_s": 60, "floor": 0.7}], 0.6, None),
     ],
@@ -70,10 +73,11 @@ def test_windows_are_of_ten_seconds_or_thirds_of_a_short_run() -> None:
 def test_a_change_is_what_changes_something_while_windows_last(
     schedule: list[dict[str, float]], first: float, changes: int | None
 ) -> None:
-    """Not what holds from the start on, repeats what is asked, is of energy alone, or comes when all is over."""
+    """Not what holds from their start on, repeats what is asked, is of energy alone, or comes when all is over."""
     text = SPEC + yaml.safe_dump({"service": {"floor": 0.6, "p99_limit_s": 0.05, "schedule": schedule}})
     promise = Promise.of(strict.parse(Scenario, text, "it"))
-    told = service_of(promise, window_edges_ns(0, 60 * NS_PER_S))
+    told = service_of(promise, window_edges_ns(5 * NS_PER_S, 60 * NS_PER_S))
+    assert json.loads(json.dumps(told)) == told
     assert (told["floor"], told.get("changes")) == (first, changes)
     words = {None: "50.00 ms in each", 1: "(at first; changed 1 time) in", 2: "(at first; changed 2 times) in"}
     assert words[changes] in promise_text(told)

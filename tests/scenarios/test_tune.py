@@ -20,7 +20,7 @@ from policies.errors import InputError
 from policies.registry import TUNED
 from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
-from policies.rules.specs import Space
+from policies.rules.specs import FixedRule, Space
 from policies.rules.tide import TideRule
 from scenarios.cli import main
 from scenarios.files.router_names import made_by, read_router, read_rule
@@ -473,19 +473,27 @@ def test_a_limit_that_was_missed_is_told(world: World) -> None:
     assert "beware" not in tuned_text(found)
 
 
-def test_no_tuple_below_the_floor_is_kept(world: World) -> None:
-    """Each of the four cheapest that are as accurate has a width that the servers can't hold."""
+def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(world: World) -> None:
+    """The most accurate one is looked for among all that can be held; where only some can, others serve it narrower."""
     config = world.cluster.router
     best = max(world.held_top1, key=lambda widths: world.held_top1[widths])
-    holds = tuple(tuple(tuple(width != best[-1] or segment < config.segments - 1 for width in config.widths)
-                        for segment in range(config.segments)) for _ in config.holds)  # fmt: skip
-    small = replace(world, cluster=replace(world.cluster, router=replace(config, holds=holds)))
+    lacking = tuple(tuple(width != best[-1] or segment < config.segments - 1 for width in config.widths)
+                    for segment in range(config.segments))  # fmt: skip
+
+    def holding(*holds: Any) -> World:
+        return replace(world, cluster=replace(world.cluster, router=replace(config, holds=holds)))
+
+    small = holding(*[lacking] * config.servers)
     floor = max(small.held_top1.values()) - 1e-6
-    assert floor < world.held_top1[best]
-    with pytest.raises(FloorError, match=r"fixed: no setting keeps an accuracy of .*; the most was 0\."):
-        tune_world(small, "fixed", replace(KNOBS, floor=floor))
+    found = tune_world(small, "fixed", replace(KNOBS, floor=floor))
+    assert isinstance(found.spec, FixedRule)
+    assert small.held_top1[found.spec.tuple_ or ()] >= floor
+    assert found.figures.accuracy >= floor
     with pytest.raises(InputError, match="most accurate width tuple that the servers can hold; possible is up to"):
         tune_world(small, "fixed", replace(KNOBS, floor=world.held_top1[best]))
+    some = holding(*config.holds[:-1], lacking)
+    with pytest.raises(FloorError, match=r"fixed: no setting keeps an accuracy of .*; the most was 0\."):
+        tune_world(some, "fixed", replace(KNOBS, floor=world.held_top1[best]))
 
 
 def test_a_p99_beyond_its_limit_costs_more_than_any_energy() -> None:
