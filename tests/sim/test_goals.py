@@ -19,7 +19,7 @@ from policies.replay import replay_run
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import path
 from policies.rules.lookahead import LookaheadRule
-from policies.rules.specs import FixedRule, LadderRule, RouterSpec
+from policies.rules.specs import FixedRule, LadderRule, RouterSpec, RuleSpec
 from policies.rules.tide import TideRule
 from policies.vocabulary import (
     FOLLOW_NS,
@@ -163,7 +163,7 @@ def test_expected_energy_is_what_full_batches_take_above_idle() -> None:
 
 
 @pytest.mark.parametrize("plain", [LadderRule(), TideRule(), LookaheadRule(worth_s=0.002)], ids=lambda spec: spec.KIND)
-def test_a_floor_beyond_the_dials_end_is_missed_at_loads_that_are_not_much_longer(plain: RouterSpec) -> None:
+def test_a_floor_beyond_the_dials_end_is_missed_at_loads_that_are_not_much_longer(plain: RuleSpec) -> None:
     """A little above what the cluster carries at the floor: queues by 3.5 times at most, not by 20."""
     _, p99_ms = last_minute(plain, 3300, 90)
     accuracy, stretched_ms = last_minute(plain.model_copy(update={"control": CONTROL}), 3300, 90)
