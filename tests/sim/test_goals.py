@@ -236,6 +236,22 @@ def test_engines_agree_on_routers_that_control(spec: RouterSpec) -> None:
     assert difference(records[1], plain, "record") is not None, "goals change nothing"
 
 
+@pytest.mark.parametrize("lacking", [0, -1], ids=["narrowest", "widest"])
+def test_engines_agree_where_servers_lack_a_width(lacking: int) -> None:
+    """And on what the controller remembers: its dial ends at the widths that are there."""
+    whole = cluster()
+    held = tuple(place != lacking % len(whole.router.widths) for place in range(len(whole.router.widths)))
+    holds = tuple(tuple(held for _ in server) for server in whole.router.holds)
+    spec = replace(whole, router=replace(whole.router, holds=holds))
+    run = worlds.run(spec, worlds.poisson_s(1500, 1.5), 1.5, goals=((0, GoalSet(0.78)), (NS_PER_S, GoalSet(0.5))))
+    context, policies, records = Scenario("lacking", spec, run).context(), [], []
+    for make in ENGINES:
+        policies.append(LookaheadRule(control=ControlSpec()).make(context))
+        records.append(make(spec, run).run(policies[-1], stream(1, "floors")))
+    assert difference(records[0], records[1], "record") is None
+    assert policies[0] == policies[1]
+
+
 def test_a_limit_of_the_routers_own_counts_from_when_it_is_set() -> None:
     """In the middle of a run, on either engine, before the operator's; and a log of it replays."""
     spec, seen = cluster(), []
