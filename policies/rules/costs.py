@@ -89,9 +89,11 @@ def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
     """Tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
 
     Only tuples that the table has: the prior's guess for a missing one would make it look as accurate as a dearer
-    neighbor; and that servers can hold. The cost is that of one image through all segments, averaged over the servers.
+    neighbor; and that servers can hold, if there are any. The cost is that of one image through all segments, averaged
+    over the servers.
     """
-    known = held_top1(context)
+    allowed = set(context.config.widths)
+    known = list(held_top1(context)) or [widths for widths in context.prior.top1 if allowed.issuperset(widths)]
     cost_s = {widths: tuple_cost_s(context, widths) for widths in known}
     efficient: list[tuple[float, ...]] = []
     best = float("-inf")

@@ -110,7 +110,7 @@ def test_a_limit_is_kept_at_any_load_and_used(
     assert slower_ms > p99_ms
     low = ControlSpec(floor=accuracy - 0.02, p99_limit_s=limit_s)
     loose = last_minute(make(control=low), rate_img_s, 120)[0]
-    assert loose == pytest.approx(accuracy, abs=0.005), "one minute differs from another by so much"
+    assert loose == pytest.approx(accuracy, abs=0.007), "one minute differs from another by so much"
 
 
 @pytest.mark.parametrize("spec", FOLLOWING)
