@@ -39,6 +39,15 @@ FOLLOW: Final = -1.0  # in place of a goal of its own: what the operator asks fo
 FREE, AT_WIDEST, AT_NARROWEST, AT_BOTH = range(4)  # where the last decision was on its dial; at both: it had none
 
 
+def end_of_dial(step: int, count: int) -> int:
+    """Where the step that was taken is on a dial of so many, the most accurate first: at an end, or between."""
+    if count == 1:
+        return AT_BOTH
+    if step == 0:
+        return AT_WIDEST
+    return AT_NARROWEST if step == count - 1 else FREE
+
+
 @dataclass(slots=True)
 class GoalControl:
     """One router's controllers. They remember, so they serve one run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies import goal_control
 from policies.compiled.layout import Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.goal_control import (
@@ -10,7 +11,6 @@ from policies.goal_control import (
     AT_NARROWEST,
     AT_WIDEST,
     FEW,
-    FREE,
     GAIN,
     GAIN_PER_S,
     HORIZON_S,
@@ -130,11 +130,4 @@ def weight_of(control: Control, sheet: Sheet) -> float:
     return weight * (1.0 - max(0.0, control.floor_shift) / control.most)
 
 
-@kernel
-def end_of_ladder(rung: int, count: int) -> int:
-    """`controlled.end_of_ladder`."""
-    if count == 1:
-        return AT_BOTH
-    if rung == 0:
-        return AT_WIDEST
-    return AT_NARROWEST if rung == count - 1 else FREE
+end_of_dial = kernel(goal_control.end_of_dial)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp
 
-from policies.compiled.control import Control, end_of_ladder, shift_of
+from policies.compiled.control import Control, end_of_dial, shift_of
 from policies.compiled.layout import NONE, Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
@@ -90,4 +90,4 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
                 plan.server, plan.width = index, width
     plan.group = largest_group(plan)
     if ahead.control_at:
-        Control(plan, ahead.control_at).end = end_of_ladder(widest - plan.width, widest - narrowest + 1)
+        Control(plan, ahead.control_at).end = end_of_dial(widest - plan.width, widest - narrowest + 1)

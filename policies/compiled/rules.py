@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import exp
 
-from policies.compiled.control import Control, end_of_ladder, shift_of, weight_of
+from policies.compiled.control import Control, end_of_dial, shift_of, weight_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
 from policies.compiled.price import Price, price_of
@@ -186,7 +186,7 @@ def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
         stay += load > threshold * now.share
     now.rung = max(down, min(now.rung, stay))
     if rule.control_at:
-        Control(plan, rule.control_at).end = end_of_ladder(now.rung, rule.rung_count)
+        Control(plan, rule.control_at).end = end_of_dial(now.rung, rule.rung_count)
     return now.rung
 
 

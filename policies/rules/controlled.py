@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from policies.errors import InputError
-from policies.goal_control import AT_BOTH, AT_NARROWEST, AT_WIDEST, FOLLOW, FREE, MOST_WEIGHT, GoalControl, Steered
+from policies.goal_control import FOLLOW, MOST_WEIGHT, GoalControl, Steered, end_of_dial
 from policies.interfaces import MOST_TUPLES, RouterConfig
 from policies.rules.widths import Ladder
 from policies.strict import StrictModel
@@ -76,14 +76,5 @@ class ControlledLadder(Steered):
         """The width for the view's candidate block on that server."""
         scale = exp(-self.control.step(view))
         rung = self.ladder.rung_of(view, scale, self.control.weight(view))
-        self.control.end = end_of_ladder(rung, len(self.ladder.thresholds) + 1)
+        self.control.end = end_of_dial(rung, len(self.ladder.thresholds) + 1)
         return self.ladder.width_at(rung, view, server)
-
-
-def end_of_ladder(rung: int, count: int) -> int:
-    """Where a rung is on the ladder: at an end from which the thresholds can't lead further, or between."""
-    if count == 1:
-        return AT_BOTH
-    if rung == 0:
-        return AT_WIDEST
-    return AT_NARROWEST if rung == count - 1 else FREE

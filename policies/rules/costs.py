@@ -75,31 +75,32 @@ def tuple_cost_s(context: RouterContext, widths: Sequence[float]) -> float:
 
 
 def held_top1(context: RouterContext) -> dict[tuple[float, ...], float]:
-    """The accuracy of each width tuple of the table whose every instance some server can hold."""
-    config = context.config
+    """The accuracy of each width tuple of the table whose every instance some server can hold.
+
+    Where servers hold no whole one, of each of the core's widths: what they lack is then served narrower.
+    """
+    config, table = context.config, context.prior.top1
     held = [
         {width for place, width in enumerate(config.widths) if any(each[segment][place] for each in config.holds)}
         for segment in range(config.segments)
     ]
-    table = context.prior.top1.items()
-    return {widths: top1 for widths, top1 in table if all(map(set.__contains__, held, widths))}
+    found = {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))}
+    return found or {widths: top1 for widths, top1 in table.items() if set(config.widths).issuperset(widths)}
 
 
 def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
     """Tuples of the accuracy table that no cheaper or equally cheap one matches, the most accurate first.
 
     Only tuples that the table has: the prior's guess for a missing one would make it look as accurate as a dearer
-    neighbor; and that servers can hold, if there are any. The cost is that of one image through all segments, averaged
-    over the servers.
+    neighbor; and that servers can hold. The cost is that of one image through all segments, averaged over the servers.
     """
-    allowed = set(context.config.widths)
-    known = list(held_top1(context)) or [widths for widths in context.prior.top1 if allowed.issuperset(widths)]
+    known = held_top1(context)
     cost_s = {widths: tuple_cost_s(context, widths) for widths in known}
     efficient: list[tuple[float, ...]] = []
     best = float("-inf")
-    for widths in sorted(known, key=lambda widths: (cost_s[widths], -context.prior.top1[widths], widths)):
-        if context.prior.top1[widths] > best:
-            best = context.prior.top1[widths]
+    for widths in sorted(known, key=lambda widths: (cost_s[widths], -known[widths], widths)):
+        if known[widths] > best:
+            best = known[widths]
             efficient.append(widths)
     return efficient[::-1]
 

@@ -15,10 +15,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from policies.goal_control import MOST_STRETCH, GoalControl, Steered
+from policies.goal_control import MOST_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel
 from policies.rules.context import RouterContext, is_up
-from policies.rules.controlled import ControlSpec, end_of_ladder
+from policies.rules.controlled import ControlSpec
 from policies.rules.costs import (
     batch_ns,
     default_target_s,
@@ -84,7 +84,7 @@ class Lookahead(Steered):
         server, width = min(choices, key=lambda choice: self._cost_ns(view, choice, busy_ns, taken, lots, scale))
         if self.control is not None:
             can = [each for _, each in choices]  # widths that nobody can take are no part of its dial
-            self.control.end = end_of_ladder(max(can) - width, max(can) - min(can) + 1)
+            self.control.end = end_of_dial(max(can) - width, max(can) - min(can) + 1)
         return Choice(server, self.widths[width], self.groups[-1])
 
     def _remember(self, view: ClusterView) -> None:

@@ -27,7 +27,8 @@ def why_tune(path: Path, command: str, world: World) -> str:
     try:
         told = made_by(path)
     except InputError as error:
-        return f"its file can't be read: {f'{error.key}: ' if error.key else ''}{error.problem}"
+        where = f"{error.key}: " if error.key else ""
+        return f"its file can't be read: {where}{error.problem}"
     if "command" not in told:
         return ""
     found = [_differences(str(told["command"]), command)]

@@ -60,8 +60,8 @@ def _promised(asked: Asked) -> tuple[float, float]:
 class Service(TypedDict):
     """What was promised, and how many windows of which length it was looked at in; the last one may be longer.
 
-    `changes`, where there are any: how often `service.schedule` changed it; `floor` and `p99_limit_s` are the first, 0
-    where there was none at first.
+    `floor` and `p99_limit_s` are what is promised when the windows begin, 0 for nothing then. `changes`, where there
+    are any: how often `service.schedule` changes that while they last.
     """
 
     floor: float | None

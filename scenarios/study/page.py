@@ -85,6 +85,7 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         counts=list(_counts(main, verdicts.values())),
         summary=summary_table(main, verdicts),
         told=told_table(main),
+        arrivals=max((len(row["seeds"]) for each in found for row in each.carried), default=0),
         losing={name: worse for name, worse in judged if worse},
         notes=notes,
         tails=ablation.tails(notes.ablation["rows"]) if notes.ablation else [],
@@ -183,8 +184,8 @@ def _told_cells(found: Found, versus: Versus) -> list[str]:
     rows = [found.row(told(kind)) for kind in CONTROLLED]
 
     def each(name: str, digits: int, scale: float) -> str:
-        found = [(row, NONE if row is None else number(row.metric(name)["mean"], digits, scale)) for row in rows]
-        return ", ".join(marked(text, row is not None and row.is_marked) for row, text in found)
+        texts = [NONE if row is None else number(row.metric(name)["mean"], digits, scale) for row in rows]
+        return ", ".join(marked(text, row is not None and row.is_marked) for text, row in zip(texts, rows, strict=True))
 
     figures = [each("kept_share", 1, 100), each("expected_accuracy", 2, 100), each("latency_p99_s", 1, 1000)]
     changes = [_percent(change) for change in (versus.p99, versus.energy, versus.mean)]

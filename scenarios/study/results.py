@@ -91,7 +91,7 @@ def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str,
         missing=case.missing,
         oracle=fluid.oracle,
         carried=tuple(
-            row for row in carried if row["scenario"] == case.name and row["file"] == files.get(row["router"])
+            row for row in carried if row["scenario"] == case.name and row.get("file", "") == files.get(row["router"])
         ),
     )
 

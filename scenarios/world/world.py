@@ -247,7 +247,7 @@ class World:
 
     @cached_property
     def held_top1(self) -> Mapping[tuple[float, ...], float]:
-        """The accuracy of each width tuple of the table whose every instance some server can hold."""
+        """The accuracy of each width tuple that servers can hold (`policies.rules.costs.held_top1`)."""
         return held_top1(self.context)
 
     @property

@@ -26,12 +26,13 @@ from policies.goal_control import (
     MOST_EXCESS,
     MOST_SHIFT,
     GoalControl,
+    end_of_dial,
 )
 from policies.interfaces import MOST_TUPLES, limit_ns_of, top1_of
 from policies.names import rule_from_dict
 from policies.plan_of import plan_of
 from policies.rules.context import ComposedRouter
-from policies.rules.controlled import ControlSpec, end_of_ladder
+from policies.rules.controlled import ControlSpec
 from policies.rules.holding import HoldSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RouterSpec
@@ -403,5 +404,5 @@ def test_the_table_is_in_the_order_of_the_tuples_numbers() -> None:
 
 
 def test_where_a_rung_is_on_its_ladder() -> None:
-    assert [end_of_ladder(rung, 3) for rung in range(3)] == [AT_WIDEST, FREE, AT_NARROWEST]
-    assert end_of_ladder(0, 1) == AT_BOTH
+    assert [end_of_dial(rung, 3) for rung in range(3)] == [AT_WIDEST, FREE, AT_NARROWEST]
+    assert end_of_dial(0, 1) == AT_BOTH

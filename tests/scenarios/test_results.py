@@ -374,7 +374,13 @@ def row(
 def carried(tide_img_s: float = 106.0, controls: bool = True) -> tuple[dict[str, Any], ...]:
     """What Tide carries, and two others; by three seeds, alike."""
     images_s = {"tide": tide_img_s, "ladder": 100.0, "fixed": 60.0}
-    more = {"scenario": "main-x", "controls": controls, "accuracies": [0.755] * 3, "images_j": [0.1] * 3}
+    more = {
+        "scenario": "main-x",
+        "seeds": [0, 1, 2],
+        "controls": controls,
+        "accuracies": [0.755] * 3,
+        "images_j": [0.1] * 3,
+    }
     return tuple({"router": name, "images_s": [each * by for by in (1.0, 1.1, 0.9)], **more}
                  for name, each in images_s.items())  # fmt: skip
 
