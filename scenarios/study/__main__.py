@@ -13,7 +13,7 @@ from policies.registry import TUNED
 from scenarios.files.documents import read_json
 from scenarios.runs.parallel import core_count
 from scenarios.show.table import to_markdown
-from scenarios.study import ablation, carried, faster, fronts, live, paper_table, results, tune_all
+from scenarios.study import ablation, carried, faster, fronts, live, margins, paper_table, results, tune_all
 from scenarios.study.page import ablation_table
 from scenarios.study.tuned_rows import Asked
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
@@ -136,6 +136,22 @@ def _carried(parser: Parser) -> Work:
     return work
 
 
+def _margins(parser: Parser) -> Work:
+    text = "scenario files (YAML) that promise a floor and a limit of the p99"
+    parser.add_argument("scenario", type=Path, nargs="+", metavar="SCENARIO", help=text)
+    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="that each margin is tried on (5)")
+    text = "for the rows; an interrupted run goes on with the next one (docs/margins.json)"
+    parser.add_argument("--json", type=new_file, default="docs/margins.json", metavar="FILE", help=text)
+    _jobs(parser, "routers")
+
+    def work(given: argparse.Namespace) -> int:
+        with terminated_as_interrupted():
+            margins.make_rows(given.scenario, TUNED, given.runs, given.json, given.jobs or core_count())
+        return 0
+
+    return work
+
+
 def _asked(given: argparse.Namespace) -> Asked:
     return Asked(given.scenario, given.decisions, given.searches, given.duration)
 
@@ -180,6 +196,7 @@ COMMANDS: Final[dict[str, tuple[ModuleType, Callable[[Parser], Work]]]] = {
     "carried": (carried, _carried),
     "faster": (faster, _faster),
     "live": (live, _live),
+    "margins": (margins, _margins),
     "fronts": (fronts, _fronts),
     "paper-table": (paper_table, _paper_table),
 }

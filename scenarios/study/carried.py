@@ -27,7 +27,8 @@ from scenarios.metrics.served import LIMIT
 from scenarios.runs.capacity import GROWTH_LIMIT
 from scenarios.runs.parallel import each
 from scenarios.study.findings import EQUAL
-from scenarios.study.tuned_rows import RowsFile, file_digest, router_file_of, rule_of_now
+from scenarios.study.sources import file_digest
+from scenarios.study.tuned_rows import RowsFile, router_file_of, rule_of_now
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -76,14 +77,17 @@ def world_with_promise(scenario: Path, seeds: int) -> World:
         InputError: it promises no limit or no floor, or has fewer seeds.
     """
     world = load_world(scenario)
-    for key in ("floor", "p99_limit_s"):
-        if getattr(world.scenario.service, key) is None:
-            raise InputError(
-                str(scenario), f"service.{key}", "missing; what is carried is carried at a floor and a limit"
-            )
+    require_promise(scenario, world)
     if len(world.scenario.compare.seeds) < seeds:
         raise InputError("--seeds", "", f"{seeds}; {scenario.name} has {len(world.scenario.compare.seeds)}")
     return world
+
+
+def require_promise(scenario: Path, world: World) -> None:
+    """Raises `InputError` unless a scenario promises a floor and a limit."""
+    for key in ("floor", "p99_limit_s"):
+        if getattr(world.scenario.service, key) is None:
+            raise InputError(str(scenario), f"service.{key}", "missing; both a floor and a limit are asked for here")
 
 
 def row_of(_: None, wanted: Wanted) -> dict[str, Any]:

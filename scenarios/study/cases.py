@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from policies.errors import InputError, nearest
 from policies.interfaces import RoutingPolicy
@@ -21,6 +21,8 @@ from scenarios.learn.stale import why_tune
 from scenarios.learn.tuned_files import failure_path, with_control
 from scenarios.learn.tuning import Tuning
 from scenarios.show.paper import is_replica
+from scenarios.study.margin import Margin, margins_in, with_margin
+from scenarios.study.sources import file_digest
 from scenarios.world.materials import default_folder, make_world
 from scenarios.world.world import World
 
@@ -31,9 +33,10 @@ BASELINE: Final = "random"
 FEWEST_SEEDS: Final = 10
 OVERLOADED_S: Final = 0.1  # with this mean latency a tuned tuple does not carry the load; it is not placed otherwise
 
-LEARNED, TUNED, TOLD, PLACED, PLAIN = "learned", "tuned", "told its goals", "tuned tuple, placed by", "not tuned"
+LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
+TOLD, MARGIN = WINDOWED = ("told its goals", "with a margin")  # for what is promised, not for the mean at the floor
 FAULTS, MOVING, STATIONARY = LOADS = ("faults", "moving", "stationary")
-GROUPS: Final = (LEARNED, TUNED, TOLD, PLACED, PLAIN)  # in the order of the page
+GROUPS: Final = (LEARNED, TUNED, TOLD, MARGIN, PLACED, PLAIN)  # in the order of the page
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class Contender:
         group: one of `GROUPS`.
         router: as `--router` takes it: a name, or a file.
         file: where it lies, if it is one. In the group `TOLD` it keeps, while it serves, what the scenario promises.
+        margin: that it is given, in the group `MARGIN`.
     """
 
     label: str
     group: str
     router: str
     file: Path | None = None
+    margin: Margin | None = None
 
     @property
     def name(self) -> str:
@@ -61,12 +66,14 @@ class Contender:
         """A fresh router."""
         if self.group == TOLD and self.file is not None:
             return with_control(read_rule(self.file)).make(world.context)
+        if self.margin is not None and self.file is not None:
+            return with_margin(read_rule(self.file), self.margin, world).make(world.context)
         return world.router(self.router)
 
 
-def told(kind: str) -> str:
-    """The label of a tuned router that keeps, while it serves, what is promised."""
-    return f"{kind}, {TOLD}"
+def for_promise(kind: str, group: str) -> str:
+    """The label of a tuned router that is given, in one of the groups of `WINDOWED`, to keep what is promised."""
+    return f"{kind}, {group}"
 
 
 @dataclass(frozen=True)
@@ -120,8 +127,10 @@ def scenario_files(folder: Path, only: tuple[str, ...] = ()) -> list[Path]:
     return [path for name, path in found.items() if not only or name in only]
 
 
-def read_case(path: Path, seeds: int | None = None) -> Case:
+def read_case(path: Path, seeds: int | None = None, margins: Sequence[Mapping[str, Any]] = ()) -> Case:
     """A scenario with its routers, which lie in `data/routers/` beside it, and its first so many seeds.
+
+    `margins`: rows of `docs/margins.json`.
 
     Raises:
         InputError: the scenario, or a router's file, is wrong; or it has fewer seeds.
@@ -133,6 +142,7 @@ def read_case(path: Path, seeds: int | None = None) -> Case:
         raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(given)} (compare.seeds)")
     find = _paper_contenders if is_replica(scenario.name) else _main_contenders
     contenders, missing = find(path, world, path.parent / ROUTERS)
+    contenders += _with_margins(contenders, margins_in(margins, scenario.name))
     if len(given) < FEWEST_SEEDS:
         missing.append(f"seeds: `compare.seeds` has {len(given)}, {FEWEST_SEEDS} are asked for")
     for contender in contenders:
@@ -177,7 +187,7 @@ def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Cont
             missing.append(failure.read_text(encoding="utf-8").strip())
     if None not in (world.scenario.service.floor, world.scenario.service.p99_limit_s):
         able = [each for each in found if each.label in CONTROLLED and each.file is not None]
-        found += [Contender(told(each.label), TOLD, each.router, each.file) for each in able]
+        found += [Contender(for_promise(each.label, TOLD), TOLD, each.router, each.file) for each in able]
     fixed = next((each.file for each in found if each.label == FixedRule.KIND and each.file), None)
     if fixed is not None:
         found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
@@ -188,6 +198,15 @@ def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Cont
     found += [contender for contender in plain if contender.label not in listed]
     found.append(Contender(BASELINE, PLAIN, BASELINE))
     return found, missing
+
+
+def _with_margins(tuned: Sequence[Contender], margins: Mapping[str, tuple[str, Margin]]) -> Iterator[Contender]:
+    """Those whose margin was picked for the very file that is here."""
+    for each in tuned:
+        if each.group in (LEARNED, TUNED) and each.file is not None and each.label in margins:
+            file, margin = margins[each.label]
+            if file == file_digest(each.file):
+                yield Contender(for_promise(each.label, MARGIN), MARGIN, each.router, each.file, margin)
 
 
 def _by_name(kind: str) -> str:

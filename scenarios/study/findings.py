@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Any, Final
 
-from policies.registry import CONTROLLED, TIDE
+from policies.registry import TIDE
 from scenarios.learn.knobs import TAIL
 from scenarios.learn.race import OF_SEARCH
 from scenarios.metrics.catalogue import MEASURES
@@ -19,7 +19,7 @@ from scenarios.metrics.result import Result
 from scenarios.metrics.served import leaves_many, served
 from scenarios.metrics.statistics import Estimate, PairedDifference, estimate, paired_difference, widened
 from scenarios.show import paper
-from scenarios.study.cases import FAULTS, LEARNED, MOVING, PLACED, PLAIN, TOLD, TUNED, told
+from scenarios.study.cases import FAULTS, LEARNED, MOVING, PLACED, PLAIN, TUNED, WINDOWED, for_promise
 
 EQUAL: Final = 0.05 / 100  # of accuracy: a rival that is less accurate by more is no rival
 CARRIED_PCT: Final = 5.0  # more images a second at floor and limit: asked for where the rate moves ...
@@ -272,14 +272,14 @@ def compare_carried(found: Found) -> Carried | None:
     return Carried(rival, paired_difference(images_s[TIDE], rivals[rival])["percent"])
 
 
-def compare_told(found: Found) -> Versus | None:
-    """Tide told its goals against the other router that was told them and keeps most windows; None without both.
+def compare_windowed(found: Found, group: str) -> Versus | None:
+    """Tide in a group of `cases.WINDOWED` against the other one there that keeps most windows; None without both.
 
     Of those that keep as many, the more accurate one. Who leaves too many images unserved is compared with nobody.
     """
-    tide = found.row(told(TIDE))
-    rows = [found.row(told(kind)) for kind in CONTROLLED if kind != TIDE]
-    able = [row for row in rows if row is not None and row.accuracy is not None and not row.is_marked]
+    tide = found.row(for_promise(TIDE, group))
+    rows = [row for row in found.rows if row.group == group and row is not tide]
+    able = [row for row in rows if row.accuracy is not None and not row.is_marked]
     if tide is None or tide.accuracy is None or tide.is_marked or not able:
         return None
     return compare_pair(tide, max(able, key=lambda row: (row.metric("kept_share")["mean"] or 0.0, row.accuracy or 0.0)))
@@ -306,8 +306,8 @@ def compare_kept(row: Row, rows: Sequence[Row]) -> Kept | None:
 def rivals_of(row: Row, rows: Sequence[Row]) -> list[Row]:
     """Who finish as much and are as accurate, or more so; or are less so, and slower all the same. The quickest first.
 
-    Itself with other numbers is no rival, nor who leaves too many images unserved; and who is told goals while it
-    serves is compared with those who are, too (`compare_told`).
+    Itself with other numbers is no rival, nor who leaves too many images unserved; and who was made for what is
+    promised, and not for the mean at the floor, is compared with those who were, too (`compare_windowed`).
     """
     if row.accuracy is None or row.mean_s is None:
         return []
@@ -315,7 +315,7 @@ def rivals_of(row: Row, rows: Sequence[Row]) -> list[Row]:
         (other.mean_s, place, other)
         for place, other in enumerate(rows)
         if not is_of(other, row.label)
-        and other.group != TOLD
+        and other.group not in WINDOWED
         and not other.is_marked
         and other.accuracy is not None
         and other.mean_s is not None

@@ -9,6 +9,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from policies.registry import CONTROLLED, TIDE
+from policies.registry import TUNED as TUNED_KINDS
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.served import LIMIT
@@ -21,7 +22,7 @@ from scenarios.show.table import Column, Table, column, columns, to_markdown, to
 from scenarios.show.words import marked
 from scenarios.study import ablation, cases, findings
 from scenarios.study.ablation import Tail
-from scenarios.study.cases import FAULTS, GROUPS, LEARNED, MOVING, STATIONARY, TUNED, told
+from scenarios.study.cases import FAULTS, GROUPS, LEARNED, MARGIN, MOVING, STATIONARY, TOLD, TUNED, for_promise
 from scenarios.study.faster import faster_table
 from scenarios.study.faster import verdicts as faster_verdicts
 from scenarios.study.findings import (
@@ -37,7 +38,7 @@ from scenarios.study.findings import (
     Verdict,
     Versus,
     compare_kept,
-    compare_told,
+    compare_windowed,
     covered,
     judge,
     losses,
@@ -84,7 +85,8 @@ def results_page(found: Sequence[Found], notes: Notes) -> str:
         verdicts=verdicts,
         counts=list(_counts(main, verdicts.values())),
         summary=summary_table(main, verdicts),
-        told=told_table(main),
+        told=windowed_table(main, TOLD),
+        margin=windowed_table(main, MARGIN),
         arrivals=max((len(row["seeds"]) for each in found for row in each.carried), default=0),
         losing={name: worse for name, worse in judged if worse},
         notes=notes,
@@ -162,26 +164,22 @@ def _summary_cells(found: Found, verdict: Verdict) -> list[str]:
     return [link, found.load, versus.rival, carried, kept, f"{versus.points:+.3f}", *changes, worst, volumes, holds]
 
 
-_TOLD: Final = columns(
-    *(
-        "scenario",
-        f"windows kept, %: {', '.join(CONTROLLED)}",
-        "accuracy, %",
-        "p99, ms",
-        "Tide against",
-        "windows, points",
-    ),
-    *("accuracy, points", "p99", "energy", "mean latency", "Tide's windows against the most as tuned, points"),
+_AGAINST: Final = (
+    *("Tide against", "windows, points", "accuracy, points", "p99", "energy", "mean latency"),
+    "Tide's windows against the most as tuned, points",
 )
 
 
-def told_table(main: Sequence[Found]) -> Table:
-    """A row a scenario: those who keep, while they serve, what it promises."""
-    return Table(_TOLD, [_told_cells(each, versus) for each in main if (versus := compare_told(each)) is not None])
+def windowed_table(main: Sequence[Found], group: str) -> Table:
+    """A row a scenario: those of a group of `cases.WINDOWED`, which are made for what is promised."""
+    kinds = CONTROLLED if group == TOLD else TUNED_KINDS
+    head = ("scenario", f"windows kept, %: {', '.join(kinds)}", "accuracy, %", "p99, ms", *_AGAINST)
+    found = [(each, versus) for each in main if (versus := compare_windowed(each, group)) is not None]
+    return Table(columns(*head), [_windowed_cells(each, versus, kinds, group) for each, versus in found])
 
 
-def _told_cells(found: Found, versus: Versus) -> list[str]:
-    rows = [found.row(told(kind)) for kind in CONTROLLED]
+def _windowed_cells(found: Found, versus: Versus, kinds: Sequence[str], group: str) -> list[str]:
+    rows = [found.row(for_promise(kind, group)) for kind in kinds]
 
     def each(name: str, digits: int, scale: float) -> str:
         texts = [NONE if row is None else number(row.metric(name)["mean"], digits, scale) for row in rows]

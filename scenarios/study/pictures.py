@@ -25,8 +25,8 @@ HOLLOW = "hollow: missed"  # the page says what
 _EDGE_PCT = 100.0  # beyond, a change is an arrow with its figure: one such would squeeze all others
 _ACROSS = 4
 _SHOWN_TIMES = 4.0  # the quickest router's latency
-_COLORS = (COLORS[1], COLORS[0], COLORS[2], "#999999", "#444444")
-_LOOKS = {group: look for group, *look in zip(GROUPS, _COLORS, "*oDs^", strict=True)}
+_COLORS = (COLORS[1], COLORS[0], COLORS[2], COLORS[3], "#999999", "#444444")
+_LOOKS = {group: look for group, *look in zip(GROUPS, _COLORS, "*oDvs^", strict=True)}
 
 
 def gains_chart(verdicts: Sequence[Verdict]) -> Figure:

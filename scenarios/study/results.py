@@ -12,15 +12,16 @@ from scenarios.files.router_names import made_by
 from scenarios.runs.parallel import core_count
 from scenarios.show import charts
 from scenarios.study import pictures
-from scenarios.study.cases import TOLD, Case, Contender, experiments, read_case, scenario_files
+from scenarios.study.cases import WINDOWED, Case, Contender, experiments, read_case, scenario_files
 from scenarios.study.findings import Found, Made, Notes, Row, judge, searches_in
 from scenarios.study.page import results_page
 from scenarios.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
-from scenarios.study.tuned_rows import file_digest, outdated
+from scenarios.study.sources import file_digest
+from scenarios.study.tuned_rows import outdated
 
 ROOT: Final = Path(__file__).parents[2]
 SCENARIOS: Final = ROOT / "scenarios"
-TABLES: Final = ("ablation", "carried", "faster", "fronts")  # `ablation.json` and so on, beside the page
+TABLES: Final = ("ablation", "carried", "faster", "fronts", "margins")  # `ablation.json` and so on, beside the page
 REMARKS: Final = "results-remarks.md"  # there, too
 
 
@@ -44,13 +45,14 @@ def make_results(
         InputError: a scenario or a router's file is wrong, or `only` names none.
         WorkError: a run can't go on.
     """
-    cases = experiments([read_case(path, seeds) for path in scenario_files(folder, tuple(only))])
     is_part = bool(only) or seeds is not None
     target = page or (out / "results.md" if is_part else ROOT / "docs" / "results.md")
+    tables, _ = _tables(target.parent, folder)
+    margins = tables.get("margins", {"rows": ()})["rows"]
+    cases = experiments([read_case(path, seeds, margins) for path in scenario_files(folder, tuple(only))])
     number = jobs or core_count()
     made = run_missing(cases, out, number, quiet=quiet)
     fluid = fluid_of(cases, out, number, quiet=quiet)
-    tables, _ = _tables(target.parent, folder)
     found = [found_in(case, out, fluid[case.name], tables.get("carried", {"rows": ()})["rows"]) for case in cases]
     write_text(target, results_page(found, notes_of(cases, found, target)))
     return target, made
@@ -97,8 +99,8 @@ def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str,
 
 
 def _searches(contender: Contender) -> tuple[Mapping[str, Any], ...]:
-    """Of its tuning; who is told goals while it serves was tuned without."""
-    return () if contender.file is None or contender.group == TOLD else searches_in(made_by(contender.file))
+    """Of its tuning; who is told goals while it serves, or has a margin, was tuned without."""
+    return () if contender.file is None or contender.group in WINDOWED else searches_in(made_by(contender.file))
 
 
 def _tables(folder: Path, scenarios: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:

@@ -25,7 +25,7 @@ from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
 from scenarios.runs.parallel import each
 from scenarios.runs.simulate import simulate_metrics
-from scenarios.study.cases import STATIONARY, TOLD, Case, Contender
+from scenarios.study.cases import STATIONARY, WINDOWED, Case, Contender
 from scenarios.study.sources import sources_hash
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
@@ -55,7 +55,8 @@ def scenario_hash(case: Case) -> str:
 
 def router_hash(contender: Contender) -> str:
     """Of a router's name, and of what its file holds."""
-    words = [contender.name, contender.group] if contender.group == TOLD else [contender.name]
+    words = [contender.name, contender.group] if contender.group in WINDOWED else [contender.name]
+    words += [] if contender.margin is None else [repr(contender.margin)]
     return inputs_hash(*words, *([contender.file] if contender.file else []))
 
 

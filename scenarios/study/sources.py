@@ -51,3 +51,8 @@ def _source(name: str, root: Path) -> Source | None:
     place = root.joinpath(*name.split("."))
     file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
     return None if file is None else read_source(file, name)
+
+
+def file_digest(path: Path) -> str:
+    """Of a router's file, in a row that was made with it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

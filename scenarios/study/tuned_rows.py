@@ -81,11 +81,6 @@ def router_file_of(scenario: Path, kind: str) -> Path:
     return tuned_file(scenario.parent / ROUTERS / scenario.stem, kind)
 
 
-def file_digest(path: Path) -> str:
-    """Of a router's file, in a row that was made with it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
 def digest_of(scenario: Scenario) -> str:
     """Of what decides a scenario's rows; files by their names alone, so that it is the same on every machine."""
     rest: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -14,8 +15,10 @@ import pytest
 import yaml
 
 from policies.errors import WorkError
+from policies.rules.context import ComposedRouter
 from policies.rules.specs import FixedRule, LadderRule
 from policies.rules.tide import TideRule
+from policies.rules.widths import Ladder
 from scenarios.files.documents import write_json
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.learn.tune import FloorError
@@ -24,23 +27,33 @@ from scenarios.learn.tuning import Tuning
 from scenarios.show.charts import to_svg
 from scenarios.study import ablation, runs
 from scenarios.study.__main__ import main
-from scenarios.study.cases import PLACEMENTS, TOLD, experiments, head_comment, read_case, scenario_files
+from scenarios.study.cases import (
+    MARGIN,
+    PLACEMENTS,
+    TOLD,
+    WINDOWED,
+    experiments,
+    for_promise,
+    head_comment,
+    read_case,
+    scenario_files,
+)
 from scenarios.study.findings import (
     Found,
     Notes,
     Row,
     compare_pair,
-    compare_told,
+    compare_windowed,
     covered,
     judge,
     losses,
     replica_checks,
     searches_in,
 )
-from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table, told_table
+from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table, windowed_table
 from scenarios.study.pictures import energy_chart, gains_chart
 from scenarios.study.results import found_in, make_results, notes_of
-from scenarios.study.sources import imported, sources_hash
+from scenarios.study.sources import file_digest, imported, sources_hash
 from scenarios.study.tune_all import KINDS, tune_all, tunings
 from scenarios.study.tuned_rows import digest_of, rule_of_now
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
@@ -412,27 +425,35 @@ def test_the_best_rival_is_the_quickest_that_is_as_accurate() -> None:
     assert verdict.holds is True
 
 
-def test_who_is_told_goals_is_compared_with_those_who_are_too() -> None:
-    """No rival of Tide as it was tuned; of Tide that was told, who keeps most windows, then the more accurate."""
-    one = row("ladder, told its goals", 7, group=TOLD, accuracy=0.758, kept=0.6)
-    others = (one, row("lookahead, told its goals", 9, group=TOLD, accuracy=0.757, kept=0.7))
-    its = row("tide, told its goals", 6, group=TOLD, accuracy=0.7585, kept=0.75)
+@pytest.mark.parametrize("group", WINDOWED)
+def test_who_is_made_for_what_is_promised_is_compared_with_those_who_are_too(group: str) -> None:
+    """No rival of Tide as it was tuned; of Tide that is so, too, who keeps most windows, then the more accurate."""
+    one = row(for_promise("ladder", group), 7, group=group, accuracy=0.758, kept=0.6)
+    others = (one, row(for_promise("lookahead", group), 9, group=group, accuracy=0.757, kept=0.7))
+    its = row(for_promise("tide", group), 6, group=group, accuracy=0.7585, kept=0.75)
     rows = (tide(8), row("ladder", 10), its, *others)
     verdict = judge(found(*rows))
     assert verdict.versus is not None
     assert verdict.versus.rival == "ladder"
-    versus = compare_told(found(*rows))
+    versus = compare_windowed(found(*rows), group)
     assert versus is not None
-    assert (versus.router, versus.rival) == ("tide, told its goals", "lookahead, told its goals")
+    assert (versus.router, versus.rival) == (f"tide, {group}", f"lookahead, {group}")
     assert versus.kept["mean"] == pytest.approx(5)
     assert versus.points == pytest.approx(0.15)
-    equal = compare_told(found(its, replace(others[1], results=row("", 9, accuracy=0.757, kept=0.6).results), one))
+    as_many = replace(others[1], results=row("", 9, accuracy=0.757, kept=0.6).results)
+    equal = compare_windowed(found(its, as_many, one), group)
     assert equal is not None
-    assert equal.rival == "ladder, told its goals"
-    (cells,) = told_table([found(*rows)]).rows
-    assert cells[1:5] == ["60.0, 70.0, 75.0", "75.80, 75.70, 75.85", "21.0, 27.0, 18.0", "lookahead"]
-    assert compare_told(found(tide(8), *others)) is None
-    assert compare_told(found(its, tide(8))) is None
+    assert equal.rival == f"ladder, {group}"
+    (cells,) = windowed_table([found(*rows)], group).rows
+    kept, accuracies, p99s_ms = (text.split(", ") for text in cells[1:4])
+    assert [text for text in kept if text != "-"] == ["60.0", "70.0", "75.0"]
+    assert [text for text in accuracies if text != "-"] == ["75.80", "75.70", "75.85"]
+    assert [text for text in p99s_ms if text != "-"] == ["21.0", "27.0", "18.0"]
+    assert cells[4] == "lookahead"
+    assert compare_windowed(found(tide(8), *others), group) is None
+    assert compare_windowed(found(its, tide(8)), group) is None
+    other = next(each for each in WINDOWED if each != group)
+    assert compare_windowed(found(*rows), other) is None
 
 
 def test_those_with_a_dial_also_run_with_what_is_promised(tmp_path: Path) -> None:
@@ -452,6 +473,27 @@ def test_those_with_a_dial_also_run_with_what_is_promised(tmp_path: Path) -> Non
         assert getattr(plain, "control", None) is None
         assert getattr(told, "control", None) is not None
         assert runs.router_hash(labels[kind]) != runs.router_hash(labels[f"{kind}, told its goals"])
+
+
+def test_those_whose_margin_was_picked_for_this_very_file_also_run_with_it(tmp_path: Path) -> None:
+    """Of another file of the router it says nothing; what it is decides the run."""
+    path = write_case(tmp_path)
+    tuned = {each.label: each for each in read_case(path).contenders if each.file is not None}
+    digests = {kind: file_digest(each.file) for kind, each in tuned.items() if each.file is not None}
+    rows = [
+        {"scenario": "main-tiny", "router": "ladder", "file": digests["ladder"], "margin": 0.5},
+        {"scenario": "main-tiny", "router": "tide", "file": "of before", "margin": 0.5},
+        {"scenario": "main-other", "router": "tide", "file": digests["tide"], "margin": 0.5},
+    ]
+    case = read_case(path, margins=rows)
+    (ladder,) = [each for each in case.contenders if each.group == MARGIN]
+    assert (ladder.label, ladder.margin) == ("ladder, with a margin", 0.5)
+    made = ladder.make(case.world)
+    assert isinstance(made, ComposedRouter)
+    assert isinstance(made.width, Ladder)
+    assert made.width.thresholds == pytest.approx([8 * math.exp(0.5)])
+    hashes = {runs.router_hash(replace(ladder, margin=margin)) for margin in (0.25, 0.5)}
+    assert len(hashes | {runs.router_hash(tuned["ladder"])}) == 3
 
 
 def test_who_leaves_more_than_one_percent_unserved_wins_nothing() -> None:
