@@ -15,7 +15,9 @@ from typing import Any, Final, cast
 
 from policies.errors import InputError
 from scenarios.files.documents import read_json, write_json, write_text
+from scenarios.files.made_routers import RULE_SUFFIX
 from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import made_by
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Pair, Validation, was_stopped
@@ -57,11 +59,18 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
         p99_limit_s=service["p99_limit_s"],
         accuracy={row["router"]: _ACCURACY.of(row) for row in comparison["rows"]},
         seeds=max(len(row["seeds"]) for row in comparison["rows"]),
+        searches=_searches(folder),
         made_with=_made_with(environments(folder).get("validate", {})),
         warnings=disturbance_warnings(validation),
         rows=[{key: row[key] for key in _OF_ROWS if key in row} for row in cast(list[Any], validation["rows"])],
         pairs=[_less_of(pair) for pair in validation["pairs"]],
     )
+
+
+def _searches(folder: RunFolder) -> int:
+    """The fewest by which one of its routers was tuned; 0 where nothing tells."""
+    told = [made_by(file).get("searches") for file in folder.path.glob(f"*{RULE_SUFFIX}")]
+    return min((count for count in told if count), default=0)
 
 
 def _made_with(environment: Mapping[str, Any]) -> dict[str, Any]:

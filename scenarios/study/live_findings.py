@@ -29,8 +29,9 @@ class Measured(TypedDict):
     """One scenario's figures: as much of its validation as the page needs, in the validation's own form.
 
     `accuracy` is, by router, the expected one in the simulated comparison, over `seeds` seeds. `floor` and
-    `p99_limit_s` are what it promises; `devices` what was emulated, empty for real ones; `warnings` what is in the
-    hardware's figures and in no simulation; `made_with` the validation's environment.
+    `p99_limit_s` are what it promises; `devices` what was emulated, empty for real ones; `searches` the fewest by which
+    a router was tuned, 0 where nothing tells; `warnings` what is in the hardware's figures and in no simulation;
+    `made_with` the validation's environment.
     """
 
     file: str
@@ -39,6 +40,7 @@ class Measured(TypedDict):
     p99_limit_s: float | None
     accuracy: dict[str, Estimate]
     seeds: int
+    searches: int
     made_with: dict[str, Any]
     warnings: list[str]
     rows: list[dict[str, Any]]

@@ -80,7 +80,17 @@ def summary_text(found: Mapping[str, Measured], missing: Sequence[str]) -> str:
 
 def _reading(found: Mapping[str, Measured]) -> str:
     """What the tables' words mean."""
-    return _WINNING + _bullets([f"**CPU**: {CPU_MEANING}", *_intervals(found), _KEPT])
+    return _WINNING + _bullets([f"**CPU**: {CPU_MEANING}", *_intervals(found), *_single_searches(found), _KEPT])
+
+
+def _single_searches(found: Mapping[str, Measured]) -> Iterator[str]:
+    """Where one is all that a router had."""
+    names = [f"`{name}`" for name, each in found.items() if each["searches"] == 1]
+    if names:
+        yield (
+            f"Routers of {', '.join(names)} are of one **search** each: another one might have found quicker ones, of "
+            "any kind, and no interval tells by how much."
+        )
 
 
 def _intervals(found: Mapping[str, Measured]) -> Iterator[str]:
@@ -191,7 +201,10 @@ def _about(measured: Measured) -> str:
     promise += [] if measured["p99_limit_s"] is None else [f"a p99 of at most {1000 * measured['p99_limit_s']:g} ms"]
     runs = plural(len({(pair["seed"], pair["repeat"]) for pair in measured["pairs"]}), "hardware run")
     made = ", ".join(f"{key} {value}" for key, value in measured["made_with"].items())
-    told = f"`slimsched run {measured['file']}`: {_devices(measured)} devices, {runs} a router; {made}."
+    searches = {0: "", 1: ", tuned by one search"}.get(
+        measured["searches"], f", tuned by {measured['searches']} searches"
+    )
+    told = f"`slimsched run {measured['file']}`: {_devices(measured)} devices, {runs} a router{searches}; {made}."
     return f"{told} Promised: {' and '.join(promise)}." if promise else told
 
 

@@ -99,7 +99,12 @@ def of_tuning(world: World) -> World:
 def _means(world: World, spec: RuleSpec, runs: int) -> dict[str, float]:
     results = [
         simulate_metrics(
-            world, spec.make(world.context), spec.KIND, derived_seed(0, f"margin:{run}"), engine="compiled", detail=False
+            world,
+            spec.make(world.context),
+            spec.KIND,
+            derived_seed(0, f"margin:{run}"),
+            engine="compiled",
+            detail=False,
         )
         for run in range(runs)
     ]

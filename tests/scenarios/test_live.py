@@ -10,8 +10,10 @@ import pytest
 
 from policies.errors import InputError
 from policies.registry import TIDE
+from policies.rules.specs import LadderRule
 from scenarios.files.documents import read_json, write_json
 from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import write_rule
 from scenarios.files.spec import ServerDownFault, StragglerFault
 from scenarios.learn.settings import FEWEST
 from scenarios.metrics.comparison import compare_results
@@ -81,6 +83,20 @@ def test_a_loss_comes_first_and_names_what_simulation_said(tmp_path: Path) -> No
     assert "| `lost` | real | tide | tuned:ladder | no | tuned:ladder | -25.0 ± 0.0 % | +30.0 ± 0.7 % |" in page
     assert "worse than tuned:ladder, by more than chance, in p99 latency: 1300.00 against 1000.00 ms; mean" in page
     assert "- `day` is missing\n" in page
+
+
+@pytest.mark.parametrize(("counts", "told"), [((0, 1, 3), 1), ((3, 3), 3), ((), 0)])
+def test_how_many_searches_made_the_routers_is_told(counts: tuple[int, ...], told: int, tmp_path: Path) -> None:
+    """The fewest that one of them had; a fixed tuple, all of which are looked at, has none."""
+    folder = folder_of(tmp_path / "run", ALIKE)
+    for place, count in enumerate(counts):
+        write_rule(tmp_path / "run" / f"router{place}.rule.yaml", LadderRule(made_by={"searches": count}))
+    found = measured_in(folder, FILE)
+    assert found is not None
+    assert found["searches"] == told
+    page = live_page({"drawn": found}, [])
+    assert ("tuned by one search;" in page, "Routers of `drawn` are of one **search** each" in page) == (told == 1,) * 2
+    assert ("tuned by 3 searches;" in page) == (told == 3)
 
 
 def test_a_tie_is_no_win(tmp_path: Path) -> None:

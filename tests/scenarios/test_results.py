@@ -50,7 +50,14 @@ from scenarios.study.findings import (
     replica_checks,
     searches_in,
 )
-from scenarios.study.page import ablation_table, making_table, results_page, routers_table, summary_table, windowed_table
+from scenarios.study.page import (
+    ablation_table,
+    making_table,
+    results_page,
+    routers_table,
+    summary_table,
+    windowed_table,
+)
 from scenarios.study.pictures import energy_chart, gains_chart
 from scenarios.study.results import found_in, make_results, notes_of
 from scenarios.study.sources import file_digest, imported, sources_hash
