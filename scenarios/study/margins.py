@@ -73,17 +73,16 @@ def row_of(_: None, wanted: Wanted) -> dict[str, Any]:
     spec, world = rule_of_now(wanted.scenario, own, wanted.router), of_tuning(own)
     assert spec is not None, "it was there"
     tried = [
-        {"margin": margin, **_means(world, with_margin(spec, margin, world), wanted.runs)}
-        for margin in margins_of(spec, world)
+        (margin, _means(world, with_margin(spec, margin, world), wanted.runs)) for margin in margins_of(spec, world)
     ]
-    best = max(tried, key=lambda found: (found["kept_share"], -found["latency_mean_s"]))
+    margin, best = max(tried, key=lambda each: (each[1]["kept_share"], -each[1]["latency_mean_s"]))
     return {
         "scenario": world.scenario.name,
         "router": wanted.router,
         "file": file_digest(router_file_of(wanted.scenario, wanted.router)),
-        "margin": best["margin"],
+        "margin": margin,
         "kept_share": best["kept_share"],
-        "tried": tried,
+        "tried": [{"margin": margin, **found} for margin, found in tried],
     }
 
 

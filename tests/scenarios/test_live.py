@@ -234,7 +234,7 @@ def test_the_page_is_made_of_the_figures_beside_it() -> None:
     page = live_page(found, missing)
     assert Path("docs/live.md").read_text(encoding="utf-8") == page
     told = [line for line in Path("README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `live-")]
-    assert [line for line in told if line not in page.splitlines()] == [], "rows of its table that are in README, too"
+    assert told == [line for line in page.splitlines() if line.startswith("| `live-")], "its table is in README"
     assert read_json(Path("docs/live.json")) == {"schema": SCHEMA, "scenarios": found}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -175,15 +174,3 @@ def test_routers_of_a_main_scenario_are_of_now(name: str) -> None:
     """Every kind has a file, or a note that there can be none, of what tuning would do now."""
     why = not_of_now(ROOT / "scenarios" / f"{name}.yaml")
     assert not why, f"{name}: `make routers` tunes them: {why}"
-
-
-def test_the_readme_says_what_the_results_say() -> None:
-    """Its table of who wins is a part of that of the results."""
-    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(main-[^`]+)` \| (.*) \|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert [name for name, _ in rows] == MAIN
-    for name, cells in rows:
-        found = re.search(rf"^\| \[{name}\]\(#{name}\) \| \w+ \| (.*) \|$", results, re.MULTILINE)
-        assert found, name
-        told = found[1].split(" | ")
-        assert cells.split(" | ") == [*told[:7], told[-1].strip("*")]
