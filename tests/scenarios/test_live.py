@@ -25,7 +25,7 @@ from scenarios.study.__main__ import main
 from scenarios.study.live import SCHEMA, collect, known_in, make_page, measured_in
 from scenarios.study.live_findings import Measured, Outcome, change_over, outcome, said_so
 from scenarios.study.live_page import live_page, summary_text
-from scenarios.world.materials import load_world
+from scenarios.world.materials import make_world
 from tests.scenarios.test_verdict import FIXED, LADDER, validation
 
 FILE = "scenarios/live/bursts.yaml"
@@ -254,13 +254,13 @@ def test_routers_are_tuned_and_compared_on_runs_like_the_measured_ones(path: Pat
 @pytest.mark.parametrize(
     ("name", "block"), [("bursts", 4), ("crowd", 8), ("day", 4), ("dying-server", 4), ("straggler", 4)]
 )
-def test_the_highest_burst_leaves_the_router_room(name: str, block: int) -> None:
+def test_the_highest_burst_leaves_the_router_room(name: str, block: int, tmp_path: Path) -> None:
     """In the fullest second of all measured runs at most 0.6 of what the router carries arrives.
 
     It is so in blocks of `block` images or more, each back in one message. What a tuned hold makes is known only when
     it is tuned: nobody waits for fewer than `FEWEST`, but some may not wait at all.
     """
-    world = load_world(LIVE / f"{name}.yaml")
+    world = make_world(load_scenario(LIVE / f"{name}.yaml"), tmp_path)  # of the shipped host, whatever was run here
     assert world.cluster.host is not None, "what the router's process costs was measured"
     assert world.mean_rate_img_s is not None
     peak_img_s = max(float(max(window_rates_img_s(world, seed))) for seed in world.scenario.validate_.seeds)
