@@ -120,33 +120,27 @@ def _tuned_rows(parser: Parser, *, decisions: int, searches: int, file: str) -> 
 
 
 def _carried(parser: Parser) -> Work:
-    text = "scenario files (YAML) that promise a floor and a limit of the p99"
-    parser.add_argument("scenario", type=Path, nargs="+", metavar="SCENARIO", help=text)
     text = "the first so many of each scenario's comparison (3)"
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help=text)
-    text = "for the rows; an interrupted run goes on with the next one (docs/carried.json)"
-    parser.add_argument("--json", type=new_file, default="docs/carried.json", metavar="FILE", help=text)
-    _jobs(parser, "routers")
-
-    def work(given: argparse.Namespace) -> int:
-        with terminated_as_interrupted():
-            carried.make_rows(given.scenario, TUNED, given.seeds, given.json, given.jobs or core_count())
-        return 0
-
-    return work
+    return _kept_promises(parser, carried.make_rows, "seeds", "docs/carried.json")
 
 
 def _margins(parser: Parser) -> Work:
+    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="that each margin is tried on (5)")
+    return _kept_promises(parser, margins.make_rows, "runs", "docs/margins.json")
+
+
+def _kept_promises(parser: Parser, make_rows: Callable[..., None], count: str, file: str) -> Work:
+    """What the tables take whose rows tell how a tuned router keeps what is promised, each on `count` runs."""
     text = "scenario files (YAML) that promise a floor and a limit of the p99"
     parser.add_argument("scenario", type=Path, nargs="+", metavar="SCENARIO", help=text)
-    parser.add_argument("--runs", type=positive, default=5, metavar="N", help="that each margin is tried on (5)")
-    text = "for the rows; an interrupted run goes on with the next one (docs/margins.json)"
-    parser.add_argument("--json", type=new_file, default="docs/margins.json", metavar="FILE", help=text)
+    text = f"for the rows; an interrupted run goes on with the next one ({file})"
+    parser.add_argument("--json", type=new_file, default=file, metavar="FILE", help=text)
     _jobs(parser, "routers")
 
     def work(given: argparse.Namespace) -> int:
         with terminated_as_interrupted():
-            margins.make_rows(given.scenario, TUNED, given.runs, given.json, given.jobs or core_count())
+            make_rows(given.scenario, TUNED, getattr(given, count), given.json, given.jobs or core_count())
         return 0
 
     return work

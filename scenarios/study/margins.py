@@ -10,9 +10,10 @@ come, and kept: an interrupted run goes on with the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +76,7 @@ def row_of(_: None, wanted: Wanted) -> dict[str, Any]:
     tried = [
         (margin, _means(world, with_margin(spec, margin, world), wanted.runs)) for margin in margins_of(spec, world)
     ]
-    margin, best = max(tried, key=lambda each: (each[1]["kept_share"], -each[1]["latency_mean_s"]))
+    margin, best = max(tried, key=lambda each: rank(each[1]))
     return {
         "scenario": world.scenario.name,
         "router": wanted.router,
@@ -95,7 +96,13 @@ def of_tuning(world: World) -> World:
     return replace(world, scenario=world.scenario.model_copy(update={"workload": other}))
 
 
-def _means(world: World, spec: RuleSpec, runs: int) -> dict[str, float]:
+def rank(means: Mapping[str, float | None]) -> tuple[float, float]:
+    """The higher, the better: windows kept, then speed; what a run could not tell counts as the worst."""
+    kept, latency_s = means["kept_share"], means["latency_mean_s"]
+    return (0.0 if kept is None else kept, -inf if latency_s is None else -latency_s)
+
+
+def _means(world: World, spec: RuleSpec, runs: int) -> dict[str, float | None]:
     results = [
         simulate_metrics(
             world,
@@ -110,6 +117,7 @@ def _means(world: World, spec: RuleSpec, runs: int) -> dict[str, float]:
     return {name: _mean(MEASURES[name].of(result) for result in results) for name in TOLD}
 
 
-def _mean(values: Iterable[float | None]) -> float:
-    """Infinite where a run completed nothing: such are never picked for their speed."""
-    return float(np.mean([np.inf if value is None else value for value in values]))
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None where one run has none: it completed nothing."""
+    known = np.array(list(values), float)
+    return None if np.isnan(known).any() else float(np.mean(known))

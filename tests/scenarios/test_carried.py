@@ -17,7 +17,7 @@ from scenarios.study import carried
 from scenarios.study.__main__ import main
 from scenarios.study.carried import STEP, WIDEST, is_carried, largest
 from sim.compiled.scoring import RunScore
-from tests.scenarios.test_tune import SCENARIO
+from tests.scenarios.test_tune import write_promising
 
 SCORE = RunScore(1000, 20, 0.02, 0.0, 0.02, 0.05, 0.75, 0.0, 9, failed=5, image_j=0.1)
 
@@ -59,11 +59,7 @@ def test_what_is_carried(changes: dict[str, Any], holds: bool) -> None:
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    tuning = {"floor": 0.75, "levels": 1, "decisions": 4000, "episodes": 2, "episode_s": 0.5}
-    service = {"floor": 0.75, "p99_limit_s": 0.05}
-    path.write_text(yaml.safe_dump({**SCENARIO, "tuning": tuning, "service": service}))
-    return path
+    return write_promising(tmp_path / "tiny.yaml")
 
 
 def test_rows_are_of_routers_of_now_and_kept(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

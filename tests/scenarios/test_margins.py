@@ -21,16 +21,12 @@ from scenarios.study import margins
 from scenarios.study.__main__ import main
 from scenarios.study.margin import STEPS, margins_in, margins_of, with_margin
 from scenarios.world.materials import load_world
-from tests.scenarios.test_tune import SCENARIO
+from tests.scenarios.test_tune import write_promising
 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    tuning = {"floor": 0.75, "levels": 1, "decisions": 4000, "episodes": 2, "episode_s": 0.5}
-    service = {"floor": 0.75, "p99_limit_s": 0.05}
-    path.write_text(yaml.safe_dump({**SCENARIO, "tuning": tuning, "service": service}))
-    return path
+    return write_promising(tmp_path / "tiny.yaml")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +83,14 @@ def test_who_keeps_most_is_picked_and_then_the_quickest(scenario: Path, monkeypa
     row = margins.row_of(None, margins.Wanted(scenario, "ladder", 1))
     assert (row["margin"], row["kept_share"]) == (STEPS[2], 0.7)
     assert [each["margin"] for each in row["tried"]] == list(STEPS)
+
+
+def test_a_run_that_completed_nothing_is_never_picked() -> None:
+    """Neither its windows nor its speed are known: both count as the worst."""
+    nothing: dict[str, float | None] = {"kept_share": None, "latency_mean_s": None}
+    slow: dict[str, float | None] = {"kept_share": 0.0, "latency_mean_s": 9.0}
+    assert margins.rank(nothing) < margins.rank(slow)
+    assert margins.rank({"kept_share": None, "latency_mean_s": 0.1}) < margins.rank({**slow, "kept_share": 0.1})
 
 
 def test_rows_are_of_routers_of_now_and_kept(scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

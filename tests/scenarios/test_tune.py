@@ -57,6 +57,14 @@ SCENARIO = {
 KNOBS = TuningKnobs(floor=0.76, decisions=15_000, episodes=2, episode_s=0.5, levels=2, population=4, elite=2)
 
 
+def write_promising(path: Path) -> Path:
+    """A scenario that promises a floor and a limit of the p99, of a tuning that takes seconds."""
+    tuning = {"floor": 0.75, "levels": 1, "decisions": 4000, "episodes": 2, "episode_s": 0.5}
+    service = {"floor": 0.75, "p99_limit_s": 0.05}
+    path.write_text(yaml.safe_dump({**SCENARIO, "tuning": tuning, "service": service}))
+    return path
+
+
 @pytest.fixture(scope="module")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tune") / "tiny.yaml"
