@@ -142,7 +142,10 @@ def read_case(path: Path, seeds: int | None = None, margins: Sequence[Mapping[st
         raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(given)} (compare.seeds)")
     find = _paper_contenders if is_replica(scenario.name) else _main_contenders
     contenders, missing = find(path, world, path.parent / ROUTERS)
-    contenders += _with_margins(contenders, margins_in(margins, scenario.name))
+    if margins and _promises(world):
+        picked, without = _with_margins(contenders, margins_in(margins, scenario.name))
+        contenders += picked
+        missing += without
     if len(given) < FEWEST_SEEDS:
         missing.append(f"seeds: `compare.seeds` has {len(given)}, {FEWEST_SEEDS} are asked for")
     for contender in contenders:
@@ -185,7 +188,7 @@ def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Cont
         else:
             found.append(Contender(f"{kind}, not tuned", PLAIN, _by_name(kind)))
             missing.append(failure.read_text(encoding="utf-8").strip())
-    if None not in (world.scenario.service.floor, world.scenario.service.p99_limit_s):
+    if _promises(world):
         able = [each for each in found if each.label in CONTROLLED and each.file is not None]
         found += [Contender(for_promise(each.label, TOLD), TOLD, each.router, each.file) for each in able]
     fixed = next((each.file for each in found if each.label == FixedRule.KIND and each.file), None)
@@ -200,13 +203,26 @@ def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Cont
     return found, missing
 
 
-def _with_margins(tuned: Sequence[Contender], margins: Mapping[str, tuple[str, Margin]]) -> Iterator[Contender]:
-    """Those whose margin was picked for the very file that is here."""
-    for each in tuned:
-        if each.group in (LEARNED, TUNED) and each.file is not None and each.label in margins:
-            file, margin = margins[each.label]
+def _promises(world: World) -> bool:
+    """A floor and a limit: what goals are told, and margins picked for."""
+    return None not in (world.scenario.service.floor, world.scenario.service.p99_limit_s)
+
+
+def _with_margins(
+    contenders: Sequence[Contender], margins: Mapping[str, tuple[str, Margin]]
+) -> tuple[list[Contender], list[str]]:
+    """Those whose margin was picked for the very file that is here; and who has none."""
+    found: list[Contender] = []
+    missing: list[str] = []
+    for each in contenders:
+        if each.group in (LEARNED, TUNED) and each.file is not None:
+            file, margin = margins.get(each.label, (None, 0.0))
+            label = for_promise(each.label, MARGIN)
             if file == file_digest(each.file):
-                yield Contender(for_promise(each.label, MARGIN), MARGIN, each.router, each.file, margin)
+                found.append(Contender(label, MARGIN, each.router, each.file, margin))
+            else:
+                missing.append(f"{label}: none was picked for {_shown(each.file)} (`python -m scenarios.study margins`)")
+    return found, missing
 
 
 def _by_name(kind: str) -> str:

@@ -483,8 +483,10 @@ def test_those_with_a_dial_also_run_with_what_is_promised(tmp_path: Path) -> Non
 
 
 def test_those_whose_margin_was_picked_for_this_very_file_also_run_with_it(tmp_path: Path) -> None:
-    """Of another file of the router it says nothing; what it is decides the run."""
+    """Of another file of the router it says nothing, and that is told; what it is decides the run."""
     path = write_case(tmp_path)
+    document = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**document, "service": {"floor": 0.8, "p99_limit_s": 0.05}}))
     tuned = {each.label: each for each in read_case(path).contenders if each.file is not None}
     digests = {kind: file_digest(each.file) for kind, each in tuned.items() if each.file is not None}
     rows = [
@@ -495,6 +497,8 @@ def test_those_whose_margin_was_picked_for_this_very_file_also_run_with_it(tmp_p
     case = read_case(path, margins=rows)
     (ladder,) = [each for each in case.contenders if each.group == MARGIN]
     assert (ladder.label, ladder.margin) == ("ladder, with a margin", 0.5)
+    assert [each for each in case.missing if "tide, with a margin: none was picked for " in each]
+    assert not [each for each in (*case.missing, *read_case(path).missing) if "ladder, with" in each], "before any was"
     made = ladder.make(case.world)
     assert isinstance(made, ComposedRouter)
     assert isinstance(made.width, Ladder)
@@ -785,10 +789,10 @@ def test_a_table_of_another_state_of_a_scenario_is_not_shown(made: Made, tmp_pat
         assert notes.outdated == ({} if text is None else {"ablation": ["main-tiny"]})
         assert ("Made for another state of main-tiny" in shown) is (text is not None)
         assert ("| no tail | main-tiny |" in shown) is (text is None)
-    for name in ("faster", "fronts"):
+    for name in ("carried", "faster", "fronts", "margins"):
         write_json(folder / f"docs/{name}.json", {"command": "this", "rows": rows})
     shown = results_page([made.found], notes_of([case], [made.found], page))
-    assert shown.count("Made for another state of main-tiny") == 3
+    assert shown.count("Made for another state of main-tiny") == 5
     assert "energy.svg" not in shown
 
 
