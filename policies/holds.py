@@ -6,7 +6,7 @@ stands in `docs/theory-of-operation.md`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -88,11 +88,17 @@ class Holds(Generic[Line]):
         if hold is not None:
             hold.until_ns = min(hold.until_ns, self._last_ns(entry, now_ns))
             return waiting >= hold.requests
-        if self._rule is not None and waiting == 1:
-            requests, wait_ns = self._rule.requests[segment - 1], self._rule.wait_ns[segment - 1]
-            if min(requests, self._most) > 1 and wait_ns > 0:
-                self.begin(line, (entry,), requests, wait_ns, now_ns)
+        if waiting == 1:
+            self.begin_by_rule(line, (entry,), segment, now_ns)
         return False
+
+    def begin_by_rule(self, line: Line, members: Sequence[Holdable], segment: int, now_ns: int) -> None:
+        """Hold these, who are all that wait in a line, as the rule says: what has just come, or what a block has left."""
+        if self._rule is None or not self.is_on:
+            return
+        requests, wait_ns = min(self._rule.requests[segment - 1], self._most), self._rule.wait_ns[segment - 1]
+        if len(members) < requests and wait_ns > 0:
+            self.begin(line, members, requests, wait_ns, now_ns)
 
     def end(self, line: Line, members: Iterable[Holdable], now_ns: int) -> None:
         """A line's hold is over: its members have been held from its start, or their entry, until now or its end."""

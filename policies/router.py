@@ -378,7 +378,15 @@ class RouterCore:
             entry = self._requests[request]
             entry.block, entry.holds = event.decision, 0
         server.add(key, len(requests), blocks=1)
+        self._hold_those_left(line, now_ns)
         commands.append(SendBlock(block, self._moves(choice.server, requests)))
+
+    def _hold_those_left(self, line: _Line, now_ns: int) -> None:
+        """Who came while the decision was under way begins a line, as if it had come after it."""
+        left = self._fifo.length(line)
+        if left and self._holds.is_on and line.alone == _TOGETHER and line not in self._holds:
+            members = [self._requests[request] for request in self._fifo.peek(line, left)]
+            self._holds.begin_by_rule(line, members, line.head.segment, now_ns)
 
     def _answered(self, decision: int) -> _Asked:
         """What the decision was about that has been answered."""
