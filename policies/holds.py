@@ -82,7 +82,7 @@ class Holds(Generic[Line]):
     def join(self, line: Line, entry: Holdable, segment: int, waiting: int, now_ns: int) -> bool:
         """A request has entered a line, in which so many wait now; returns whether that ends the line's hold.
 
-        The rule holds a line that begins with it.
+        The rule holds a line that begins with it (`begin_by_rule`).
         """
         hold = self._held.get(line)
         if hold is not None:
@@ -93,8 +93,8 @@ class Holds(Generic[Line]):
         return False
 
     def begin_by_rule(self, line: Line, members: Sequence[Holdable], segment: int, now_ns: int) -> None:
-        """Hold these, who are all that wait in a line, as the rule says: what has just come, or what a block has left."""
-        if self._rule is None or not self.is_on:
+        """Hold a line that begins with these, who are all in it, as the rule says."""
+        if self._rule is None:
             return
         requests, wait_ns = min(self._rule.requests[segment - 1], self._most), self._rule.wait_ns[segment - 1]
         if len(members) < requests and wait_ns > 0:

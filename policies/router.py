@@ -87,10 +87,11 @@ class _Request(msgspec.Struct):
 
 
 class _Asked(NamedTuple):
-    """What a decision is about, frozen; `may_hold` says whether the answer may be a hold."""
+    """What a decision is about, frozen: so many were in the line; `may_hold` says whether the answer may be a hold."""
 
     line: _Line
     requests: tuple[int, ...]
+    in_line: int
     may_hold: bool
 
 
@@ -312,7 +313,7 @@ class RouterCore:
         line, servers = found
         requests = self._fifo.peek(line, self.config.groups[-1])
         left_ns = self._hold_left_ns(line, requests, now_ns)
-        self._asked = _Asked(line, requests, left_ns > 0)
+        self._asked = _Asked(line, requests, self._fifo.length(line), left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
         goal = self._goal
@@ -364,7 +365,7 @@ class RouterCore:
 
         Between question and answer the server may have died: then nothing is sent and the question is asked anew.
         """
-        line, candidates, _ = self._answered(event.decision)
+        line, candidates, in_line, _ = self._answered(event.decision)
         choice, head = event.choice, line.head
         server = self._servers[choice.server]
         if not server.up or self._fifo.peek(line, len(candidates)) != candidates:
@@ -378,13 +379,14 @@ class RouterCore:
             entry = self._requests[request]
             entry.block, entry.holds = event.decision, 0
         server.add(key, len(requests), blocks=1)
-        self._hold_those_left(line, now_ns)
+        if len(requests) == in_line:
+            self._hold_late_comers(line, now_ns)
         commands.append(SendBlock(block, self._moves(choice.server, requests)))
 
-    def _hold_those_left(self, line: _Line, now_ns: int) -> None:
-        """Who came while the decision was under way begins a line, as if it had come after it."""
+    def _hold_late_comers(self, line: _Line, now_ns: int) -> None:
+        """Who came while the decision was under way begins the line anew: a driver hears of them only now."""
         left = self._fifo.length(line)
-        if left and self._holds.is_on and line.alone == _TOGETHER and line not in self._holds:
+        if left and self._holds.is_on and line.alone == _TOGETHER:
             members = [self._requests[request] for request in self._fifo.peek(line, left)]
             self._holds.begin_by_rule(line, members, line.head.segment, now_ns)
 
@@ -430,7 +432,7 @@ class RouterCore:
 
     def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
         """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""
-        hold, (line, candidates, may_hold) = event.hold, self._answered(event.decision)
+        hold, (line, candidates, _, may_hold) = event.hold, self._answered(event.decision)
         assert may_hold, "the policy held those who may not be held"
         is_one = hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1]
         assert is_one, f"no such hold: {hold}"

@@ -63,11 +63,27 @@ def join(c: Cluster, p: Parameters, slot: int, now: int) -> None:
         c.next_hold_ns = min(c.next_hold_ns, last)
         if line.count >= line.requests:
             end_hold(c, p, request.line, now)
-    elif c.has_hold_rule and line.count == 1:
-        requests = ints(c)[p.hold_rule_at + request.segment]
-        wait_ns = ints(c)[p.hold_rule_at + p.segments + request.segment]
-        if min(requests, p.group) > 1 and wait_ns > 0:
-            _begin(c, p, request.line, requests, wait_ns, now)
+    elif line.count == 1:
+        _begin_by_rule(c, p, request.line, request.segment, now)
+
+
+@kernel
+def hold_late_comers(c: Cluster, p: Parameters, number: int, now: int) -> None:
+    """Who came while the decision was under way begins the line anew (`RouterCore._hold_late_comers`)."""
+    line = line_at(c, p, number)
+    if c.may_hold and line.count > 0:
+        _begin_by_rule(c, p, number, request_at(c, p, line.head).segment, now)
+
+
+@kernel
+def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: int) -> None:
+    """`Holds.begin_by_rule`."""
+    if not c.has_hold_rule:
+        return
+    requests = min(ints(c)[p.hold_rule_at + segment], p.group)
+    wait_ns = ints(c)[p.hold_rule_at + p.segments + segment]
+    if line_at(c, p, number).count < requests and wait_ns > 0:
+        _begin(c, p, number, requests, wait_ns, now)
 
 
 @kernel

@@ -27,7 +27,7 @@ class Cluster(Record):
     decision = asked = host_free_ns = at_cap = snapshot_ns = tag = draws_salt = dropped = INT
     slot = fifo_head = fifo_tail = free_request = free_instance = free_block = free_message = NONE
     first_heard = last_heard = NONE
-    line = is_alone = candidates = removals = removals_seen = server = width = group = INT
+    line = is_alone = in_line = candidates = removals = removals_seen = server = width = group = INT
     fifo_length = completed = failed = in_flight = INT
     accuracy_sum = goal_floor = goal_energy_weight = REAL
     late = goal_limit_ns = INT

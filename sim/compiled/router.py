@@ -15,6 +15,7 @@ from sim.compiled.holds import (
     credit_given_up,
     credit_holds,
     end_due_holds,
+    hold_late_comers,
     join,
     may_hold_ns,
     take_along,
@@ -152,7 +153,8 @@ def ask(c: Cluster, p: Parameters, now: int) -> bool:
         if c.fifo_head != NONE:
             c.at_cap = c.held < c.fifo_length
         return False
-    candidates = min(waiting_with(c, p, slot), p.group)
+    c.in_line = waiting_with(c, p, slot)
+    candidates = min(c.in_line, p.group)
     request = request_at(c, p, slot)
     c.slot, c.candidates = slot, candidates
     c.hold_left_ns = may_hold_ns(c, p, slot, candidates, now)
@@ -272,6 +274,8 @@ def send_block(c: Cluster, p: Parameters, now: int) -> int:
     server.blocks += 1
     if server.blocks == p.cap:
         _count_free(c, p, server, -1)
+    if count == c.in_line and not c.is_alone:
+        hold_late_comers(c, p, c.line, now)
     if block.moves > 0:
         _book_transfers(c, p, server, number, now)
     return number

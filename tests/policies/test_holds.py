@@ -172,7 +172,7 @@ def test_what_is_held_keeps_nobody_asleep() -> None:
 
 
 def test_a_rule_holds_lines_that_begin_without_a_decision() -> None:
-    """Until so many wait or the time is over; what a block leaves is not held."""
+    """Until so many wait or the time is over; what a block leaves of those who waited is not held."""
     core = holding()
     core.handle(HoldRule((3, 1), (50, 50)), 0)
     arrive(core, 0, 1)
@@ -186,6 +186,27 @@ def test_a_rule_holds_lines_that_begin_without_a_decision() -> None:
     assert core.next_wake_ns == 70
     back(core, 30, block)  # the second segment's lines are not held
     assert core.next_wake_ns == 30
+
+
+def test_a_line_begins_anew_with_those_who_come_while_all_that_were_in_it_are_decided_on() -> None:
+    """As it does on a driver of one thread, which hears of them when the block has left."""
+    core = holding()
+    core.handle(HoldRule((3, 3), (50, 50)), 0)
+    arrive(core, 0, 1)
+    decide = ask(core, 50)
+    arrive(core, 55, 2)
+    handle(core, Decided(decide.decision, Choice(0, 1.0, 4)), 60)
+    assert core.next_wake_ns == 110
+    arrive(core, 70, 3, 4)
+    assert core.next_wake_ns == 70, "enough wait"
+    decide = ask(core, 70)
+    arrive(core, 75, 5, 6, 7)
+    handle(core, Decided(decide.decision, Choice(0, 1.0, 4)), 80)
+    assert core.next_wake_ns == 80, "enough have come already"
+    decide = ask(core, 80)
+    arrive(core, 85, 8)
+    handle(core, Decided(decide.decision, Choice(1, 1.0, 2)), 90)
+    assert core.next_wake_ns == 90, "the oldest of them had been there"
 
 
 def test_a_rule_holds_nobody_longer_than_the_limit() -> None:
