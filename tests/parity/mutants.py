@@ -429,6 +429,7 @@ def _hold_mutants() -> Iterator[Mutant]:
     yield Mutant("whoever joins a line has all time left", _around(Holds, "join", _with_all_left))
     yield Mutant("a full line waits on", _around(Holds, "join", lambda f: lambda *a: f(*a) and False))
     yield Mutant("a rule holds whatever enters a line", _around(Holds, "join", _as_if_it_began))
+    yield Mutant("who comes while a decision is under way goes at once", _set(RouterCore, "_hold_late_comers", nothing))
     yield Mutant("holds outlive a server", _set(RouterCore, "_end_holds", nothing))
     yield Mutant("holds go on after the last arrival", _set(RouterCore, "_end_holding", nothing))
     yield Mutant("a held head blocks the others", _around(RouterCore, "_oldest_servable", _head_first))
