@@ -221,7 +221,8 @@ def _with_margins(
             if file == file_digest(each.file):
                 found.append(Contender(label, MARGIN, each.router, each.file, margin))
             else:
-                missing.append(f"{label}: none was picked for {_shown(each.file)} (`python -m scenarios.study margins`)")
+                how = "`python -m scenarios.study margins`"
+                missing.append(f"{label}: none was picked for {_shown(each.file)} ({how})")
     return found, missing
 
 
