@@ -134,11 +134,11 @@ def test_counters_that_nobody_may_read_say_nothing(refuses: bool, monkeypatch: p
 
 
 def test_a_childs_time_is_kept_when_it_has_ended() -> None:
-    """As the system's own counters have it."""
+    """As the system's own counters have it, in ticks of 10 ms, of user and of system time."""
     before = ended_children().cpu_s
     code = "import time\nwhile time.process_time() < 0.1: pass"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
-    assert ended_children().cpu_s - before >= 0.09
+    assert ended_children().cpu_s - before > 0.07
 
 
 # ------------------------------------------------------------------------------------------------------------ a GPU
