@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
-from hw.activations import Row, gather, in_format, rows_of
+from hw.activations import in_format
 from hw.device import DeviceSpec
 from hw.instances import Instances, open_device, serve
+from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel, slice_weights
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import cpu_name

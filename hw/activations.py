@@ -1,7 +1,4 @@
-"""What an agent keeps between batches: single activations as rows of the blocks that they came in.
-
-A batch whose rows follow one another in one block is a view of it: nothing is copied. Any other is stacked.
-"""
+"""What an agent keeps between batches: single activations as rows of the blocks that they came in (`hw.rows`)."""
 
 from __future__ import annotations
 
@@ -13,21 +10,8 @@ from torch import Tensor
 
 from hw.arena import Arena
 from hw.device import DeviceSpec
-
-Row = tuple[Tensor, int]  # a block (n, ...) and the index of one activation in it
-
-
-def rows_of(block: Tensor) -> list[Row]:
-    """Every activation of a block."""
-    return [(block, index) for index in range(len(block))]
-
-
-def gather(rows: Sequence[Row]) -> Tensor:
-    """(n, ...) of rows of one shape; a view where they follow one another in one block."""
-    block, first = rows[0]
-    if all(other is block and index == first + step for step, (other, index) in enumerate(rows)):
-        return block if len(rows) == len(block) else block[first : first + len(rows)]
-    return torch.stack([other[index] for other, index in rows])
+from hw.rows import Row, gather, rows_of
+from hw.slots import SlotPools
 
 
 def tensor_in(
@@ -58,13 +42,22 @@ class Activations:
         arenas: of all agents, by index.
         own: this agent's index.
         device, place: where and how activations are kept. On a CPU, what arrives is used where it lies.
+        pools: keep copies in their slots; None keeps each block as it came.
     """
 
-    def __init__(self, arenas: Sequence[Arena], own: int, device: DeviceSpec, place: torch.device) -> None:
+    def __init__(
+        self,
+        arenas: Sequence[Arena],
+        own: int,
+        device: DeviceSpec,
+        place: torch.device,
+        pools: SlotPools | None = None,
+    ) -> None:
         self._arenas = tuple(arenas)
         self._own = own
         self._device = device
         self._place = place
+        self._pools = pools
         self._rows: dict[int, Row | Exception] = {}
 
     def __len__(self) -> int:
@@ -77,16 +70,21 @@ class Activations:
         try:
             block = tensor_in(self._arenas[self._own], offset, (len(requests), *shape), dtype, channels_last)
             block = block.to(self._place, self._device.torch_dtype)
-            if block.is_cuda:
-                torch.cuda.current_stream(self._place).synchronize()
+            rows = self._rows_for(block)
         except Exception as error:
             self._rows.update(dict.fromkeys(requests, error))
             return
-        self._rows.update(zip(requests, rows_of(block), strict=True))
+        self._rows.update(zip(requests, rows, strict=True))
 
     def put_rows(self, rows: Mapping[int, Row]) -> None:
-        """Keep these, in place of what was there."""
+        """Keep these, in place of what was there; nobody reads that any more."""
+        if not rows:
+            return
+        if self._pools is not None:
+            rows = dict(zip(rows, self._rows_for(gather(list(rows.values()))), strict=True))
+        before = {request: self._rows[request] for request in rows if request in self._rows}
         self._rows.update(rows)
+        self._give_back(before.values())
 
     def row(self, request: int) -> Row:
         """Raises `KeyError` where there is none, and what went wrong where it could not be kept."""
@@ -109,12 +107,22 @@ class Activations:
         return tuple(block.shape[1:]), block.dtype, channels_last
 
     def forget(self, requests: Iterable[int]) -> None:
-        """These will not be asked for again."""
-        for request in requests:
-            self._rows.pop(request, None)
+        """These will not be asked for again, and nobody reads them."""
+        self._give_back([row for request in requests if (row := self._rows.pop(request, None)) is not None])
 
     def clear(self) -> int:
         """Forget all; returns how many there were."""
         count = len(self._rows)
-        self._rows.clear()
+        self.forget(list(self._rows))
         return count
+
+    def _rows_for(self, block: Tensor) -> list[Row]:
+        """That anybody may read once this returns."""
+        rows = rows_of(block) if self._pools is None else self._pools.put(block)
+        if block.is_cuda:
+            torch.cuda.current_stream(self._place).synchronize()
+        return rows
+
+    def _give_back(self, rows: Iterable[Row | Exception]) -> None:
+        if self._pools is not None:
+            self._pools.give_back(row for row in rows if not isinstance(row, Exception))

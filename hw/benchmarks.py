@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import torch
 
-from hw.activations import Activations, Row
+from hw.activations import Activations
 from hw.core_speed import Reference
 from hw.instances import Instances, Lane, give_back, seconds_since, serve
 from hw.messages import (
@@ -33,6 +33,7 @@ from hw.messages import (
     UnloadTimed,
     Warm,
 )
+from hw.rows import Row
 from hw.slimmable import SegmentInstance
 from hw.waiting import waited_ns
 

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from hw.activations import Row, gather, in_format, rows_of, shares_memory
+from hw.activations import in_format, shares_memory
 from hw.device import DeviceSpec
+from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from hw import lanes
-from hw.activations import Activations, Row, gather, rows_of
+from hw.activations import Activations
 from hw.core_speed import SpeedMeter
 from hw.device import DeviceSpec
 from hw.instances import Instances, Lane, give_back, serve
 from hw.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, Tell, UnloadEnded
 from hw.messages import Input, Move, Moved, Reason
+from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance
 from policies.faults import Impairment
 from policies.vocabulary import NS_PER_S, RunBatch

@@ -32,10 +32,10 @@ from calibrate.slimming import (
     race,
     saved_share,
 )
-from hw.activations import Row, gather
 from hw.counting import counted
 from hw.device import DeviceSpec
 from hw.instances import serve
+from hw.rows import Row, gather
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.slimresnet import PRESETS, SlimResNet
 from policies.errors import InputError, WorkError

@@ -20,6 +20,7 @@ from hw.instances import Instances, serve
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
 from hw.messages import Input, Move
 from hw.slimresnet import SlimResNet
+from hw.slots import SlotPools
 from hw.torch_lanes import TorchLanes, explain
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
@@ -41,13 +42,14 @@ class Desk:
         path: Path,
         device: DeviceSpec | None = None,
         clock_ns: Callable[[], int] = lambda: time.monotonic_ns() + AHEAD_NS,
+        pools: SlotPools | None = None,
     ) -> None:
         self.device = device or DeviceSpec(channels_last=False)
         self.model = model
         self.arenas = (Arena(1 << 22), Arena(1 << 22))
         self.told: SimpleQueue[LaneEvent] = SimpleQueue()
         place = torch.device("cpu")
-        store = Activations(self.arenas, 0, self.device, place)
+        store = Activations(self.arenas, 0, self.device, place, pools)
         self.lanes = TorchLanes(Instances(model, path, self.device, place), store, self.told.put, clock_ns)
         self._batches = 0
 
@@ -117,6 +119,27 @@ def test_requests_are_labelled_as_by_the_model(desk: Desk, model: SlimResNet) ->
     assert len(set(wanted)) == len(wanted)
     assert ended.labels == wanted
     assert desk.lanes.reset() == 0
+
+
+@pytest.mark.parametrize("slots", [8, 5, 1])
+def test_labels_are_the_same_where_activations_lie_in_slots(model: SlimResNet, path: Path, slots: int) -> None:
+    """However few there are; batches of members that came in different blocks. All slots are free again at the end."""
+    pools = SlotPools(budget_bytes=1 << 22, slots=slots)
+    desk, images = Desk(model, path, pools=pools), _images(6)
+    for segment in (1, 2, 3):
+        desk.load(segment, segment, 1.0)
+    desk.give((1, 2, 3), images[:3])
+    desk.give((4, 5, 6), images[3:], 4096)
+    previous, labels = IMAGE, dict[int, int]()
+    for segment in (1, 2, 3):
+        for members in ((5, 1, 3), (2, 6, 4)):
+            desk.submit(segment, members, segment, previous, 1.0)
+            labels.update(zip(members, desk.wait(BatchEnded).labels, strict=False))
+        previous = 1.0
+    desk.lanes.reset()
+    assert tuple(labels[request] for request in range(1, 7)) == _labels(model, images, (1.0, 1.0, 1.0))
+    for pool in pools.made:
+        assert len(pool.put(torch.zeros_like(pool.block)) or ()) == slots
 
 
 def test_times_are_of_the_clock_that_was_given(desk: Desk) -> None:

@@ -1,0 +1,48 @@
+"""A batch is what its rows are, wherever they lie, and keeps their order of memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hw.rows import Row, gather, has_channels_last, rows_of
+
+LAST, FIRST = torch.channels_last, torch.contiguous_format
+
+
+def _block(count: int, seed: int, order: torch.memory_format) -> torch.Tensor:
+    return torch.randn(count, 5, 4, 3, generator=torch.Generator().manual_seed(seed)).contiguous(memory_format=order)
+
+
+def _by_hand(rows: list[Row]) -> torch.Tensor:
+    return torch.stack([block[index] for block, index in rows])
+
+
+@pytest.mark.parametrize("order", [FIRST, LAST])
+@pytest.mark.parametrize("one_block", [True, False])
+def test_any_rows_make_their_batch(order: torch.memory_format, one_block: bool) -> None:
+    """Of one block in another order, or of two: the same numbers, in memory as before."""
+    first, second = _block(6, 1, order), _block(6, 1 if one_block else 2, order)
+    other = rows_of(first if one_block else second)
+    rows = [rows_of(first)[4], other[1], other[0], rows_of(first)[5]]
+    batch = gather(rows)
+    assert torch.equal(batch, _by_hand(rows))
+    assert has_channels_last(batch) == (order == LAST)
+    assert batch.is_contiguous(memory_format=order)
+
+
+@pytest.mark.parametrize("order", [FIRST, LAST])
+def test_rows_that_follow_one_another_are_a_view(order: torch.memory_format) -> None:
+    """Nothing is copied; a whole block is itself."""
+    block = _block(6, 1, order)
+    rows = rows_of(block)
+    assert gather(rows) is block
+    assert gather(rows[2:5]).data_ptr() == block[2].data_ptr()
+
+
+def test_blocks_of_two_orders_make_a_batch() -> None:
+    """And so do logits, which have no channels."""
+    rows = [rows_of(_block(2, 1, LAST))[1], rows_of(_block(2, 2, FIRST))[0]]
+    assert torch.equal(gather(rows), _by_hand(rows))
+    logits = torch.randn(4, 7)
+    assert torch.equal(gather([(logits, 3), (logits, 0)]), logits[[3, 0]])
