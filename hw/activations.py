@@ -10,7 +10,9 @@ from torch import Tensor
 
 from hw.arena import Arena
 from hw.device import DeviceSpec
-from hw.rows import Row, gather, rows_of
+from hw.mailbox import Mailbox
+from hw.messages import Input, Move, Moved
+from hw.rows import Row, gather, has_channels_last, rows_of
 from hw.slots import SlotPools
 
 
@@ -18,7 +20,26 @@ def tensor_in(
     arena: Arena, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False
 ) -> Tensor:
     """A view of a part, (n, ...) in order; feature maps (n, C, H, W) may have their channels last in memory."""
-    flat = torch.frombuffer(arena.buffer, dtype=dtype, count=prod(shape), offset=offset)
+    return _in_order(
+        torch.frombuffer(arena.buffer, dtype=dtype, count=prod(shape), offset=offset), shape, channels_last
+    )
+
+
+def tensor_of(
+    region: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool = False
+) -> Tensor:
+    """The same in bytes of a device.
+
+    Raises:
+        ValueError: it does not fit there.
+    """
+    end = offset + prod(shape) * dtype.itemsize
+    if end > len(region):
+        raise ValueError(f"{end - offset} bytes from {offset} on are not within {len(region)}")
+    return _in_order(region[offset:end].view(dtype), shape, channels_last)
+
+
+def _in_order(flat: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
     if not channels_last:
         return flat.reshape(shape)
     n, channels, height, width = shape
@@ -43,6 +64,7 @@ class Activations:
         own: this agent's index.
         device, place: where and how activations are kept. On a CPU, what arrives is used where it lies.
         pools: keep copies in their slots; None keeps each block as it came.
+        mailbox: where the other agents of the GPU write to; None where all goes through arenas.
     """
 
     def __init__(
@@ -52,29 +74,34 @@ class Activations:
         device: DeviceSpec,
         place: torch.device,
         pools: SlotPools | None = None,
+        mailbox: Mailbox | None = None,
     ) -> None:
         self._arenas = tuple(arenas)
         self._own = own
         self._device = device
         self._place = place
         self._pools = pools
+        self._mailbox = mailbox
         self._rows: dict[int, Row | Exception] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def take(
-        self, requests: Sequence[int], offset: int, shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool
-    ) -> None:
-        """Keep what stands in this agent's arena; what can't be kept says why to whoever asks for it."""
+    def take(self, given: Input) -> None:
+        """Keep what stands in this agent's arena or mailbox; what can't be kept says why to whoever asks for it."""
         try:
-            block = tensor_in(self._arenas[self._own], offset, (len(requests), *shape), dtype, channels_last)
-            block = block.to(self._place, self._device.torch_dtype)
+            block = self._found(given).to(self._place, self._device.torch_dtype)
             rows = self._rows_for(block)
         except Exception as error:
-            self._rows.update(dict.fromkeys(requests, error))
+            self._rows.update(dict.fromkeys(given.requests, error))
             return
-        self._rows.update(zip(requests, rows, strict=True))
+        self._rows.update(zip(given.requests, rows, strict=True))
+
+    def _found(self, given: Input) -> Tensor:
+        shape, dtype = (len(given.requests), *given.shape), getattr(torch, given.dtype)
+        if not given.in_mailbox:
+            return tensor_in(self._arenas[self._own], given.offset, shape, dtype, given.channels_last)
+        return tensor_of(self._own_mailbox.region, given.offset, shape, dtype, given.channels_last)
 
     def put_rows(self, rows: Mapping[int, Row]) -> None:
         """Keep these, in place of what was there; nobody reads that any more."""
@@ -93,18 +120,29 @@ class Activations:
             raise found
         return found
 
-    def send(self, requests: Sequence[int], destination: int, offset: int) -> tuple[tuple[int, ...], torch.dtype, bool]:
-        """Write these activations into another agent's arena; returns one's shape, the element type and the order.
+    def send(self, message: Move) -> Moved:
+        """Write these activations into another agent's arena or mailbox; they stand there once this returns.
 
         Raises:
             KeyError: one is missing.
         """
-        block = gather([self.row(request) for request in requests])
-        channels_last = block.dim() == 4 and block.is_contiguous(memory_format=torch.channels_last)
-        arena = self._arenas[destination]
-        tensor_in(arena, offset, tuple(block.shape), block.dtype, channels_last).copy_(block)
-        arena.commit(offset, block.nbytes)
-        return tuple(block.shape[1:]), block.dtype, channels_last
+        block = gather([self.row(request) for request in message.requests])
+        shape, channels_last = tuple(block.shape), has_channels_last(block)
+        if message.mailbox:
+            region = self._own_mailbox.of(message.destination, message.mailbox)
+            tensor_of(region, message.offset, shape, block.dtype, channels_last).copy_(block)
+            self._wait(region)
+        else:
+            arena = self._arenas[message.destination]
+            tensor_in(arena, message.offset, shape, block.dtype, channels_last).copy_(block)
+            arena.commit(message.offset, block.nbytes)
+        return Moved(message.transfer, shape[1:], str(block.dtype).removeprefix("torch."), channels_last)
+
+    @property
+    def _own_mailbox(self) -> Mailbox:
+        if self._mailbox is None:
+            raise ValueError("this agent has no mailbox")
+        return self._mailbox
 
     def forget(self, requests: Iterable[int]) -> None:
         """These will not be asked for again, and nobody reads them."""
@@ -119,9 +157,12 @@ class Activations:
     def _rows_for(self, block: Tensor) -> list[Row]:
         """That anybody may read once this returns."""
         rows = rows_of(block) if self._pools is None else self._pools.put(block)
-        if block.is_cuda:
-            torch.cuda.current_stream(self._place).synchronize()
+        self._wait(block)
         return rows
+
+    def _wait(self, written: Tensor) -> None:
+        if written.is_cuda:
+            torch.cuda.current_stream(self._place).synchronize()
 
     def _give_back(self, rows: Iterable[Row | Exception]) -> None:
         if self._pools is not None:

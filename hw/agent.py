@@ -97,7 +97,13 @@ class Agent:
         fitting = self._fitting
         sensor = fitting.sensor((os.getpid(),)).describe()
         ready = Ready(
-            PROTOCOL, version("slim-scheduler"), os.getpid(), fitting.context_bytes, dict(fitting.execution), sensor
+            PROTOCOL,
+            version("slim-scheduler"),
+            os.getpid(),
+            fitting.context_bytes,
+            dict(fitting.execution),
+            sensor,
+            fitting.mailbox,
         )
         self._port.post(ready)
         try:

@@ -99,6 +99,11 @@ class AgentHandle(ABC):
         self._number = 0
 
     @property
+    def mailbox(self) -> str:
+        """The handle of its mailbox; empty where it has none, or has not said yet."""
+        return "" if self._ready is None else self._ready.mailbox
+
+    @property
     @abstractmethod
     def pid(self) -> int:
         """Of its process."""

@@ -58,37 +58,88 @@ class Arena:
         self._open(state["fd"].detach())
 
 
-@dataclass(slots=True)
-class Slab:
-    """A part of an arena: whose inputs are (or will be) in it, and whether somebody may still be writing there."""
+class Room:
+    """What is free of a piece of memory: first fit over a sorted list. Whoever frees a part says which."""
 
-    offset: int
-    size_bytes: int
-    held_for: set[int] = field(default_factory=set)
-    is_written_to: bool = True
-
-
-class Inbox:
-    """One agent's arena as the router keeps it: first fit over a sorted list of what is free."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self._free: list[tuple[int, int]] = [(0, arena.size_bytes)]  # (offset, bytes), never touching each other
-        self._slab_of: dict[int, Slab] = {}
+    def __init__(self, size_bytes: int) -> None:
+        self._free: list[tuple[int, int]] = [(0, size_bytes)]  # (offset, bytes), never touching each other
 
     @property
     def free_bytes(self) -> int:
-        """What no slab takes, in however many pieces."""
+        """In however many pieces."""
         return sum(size for _, size in self._free)
 
-    def reserve(self, requests: Iterable[int], size_bytes: int) -> Slab | None:
-        """Room for these requests' inputs, written to from now on; None where there is none."""
+    def take(self, size_bytes: int) -> tuple[int, int] | None:
+        """(offset, bytes) of a part that is at least so large; None where there is none."""
         needed = max(ALIGNMENT, -(-size_bytes // ALIGNMENT) * ALIGNMENT)
         for index, (offset, size) in enumerate(self._free):
             if size >= needed:
                 self._free[index : index + 1] = [(offset + needed, size - needed)] if size > needed else []
-                return Slab(offset, needed, set(requests))
+                return offset, needed
         return None
+
+    def free(self, offset: int, size_bytes: int) -> None:
+        """A part that was taken."""
+        insort(self._free, (offset, size_bytes))
+        merged: list[tuple[int, int]] = []
+        for each_offset, size in self._free:
+            if merged and merged[-1][0] + merged[-1][1] == each_offset:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((each_offset, size))
+        self._free = merged
+
+
+@dataclass(slots=True)
+class Slab:
+    """A part of an arena or mailbox: whose inputs are (or will be) in it, and whether somebody may still write there.
+
+    Attributes:
+        room: that it was taken from; a former life's takes it back, too.
+        mailbox: the handle of the mailbox that it is a part of; empty for the arena's.
+    """
+
+    offset: int
+    size_bytes: int
+    room: Room
+    held_for: set[int] = field(default_factory=set)
+    is_written_to: bool = True
+    mailbox: str = ""
+
+
+class Inbox:
+    """Where one agent's inputs are written to, as the router keeps it: an arena, and its mailbox where it has one.
+
+    A mailbox is a piece of the GPU's memory, as large as the arena, which its other agents write to (`hw.mailbox`).
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._room = Room(arena.size_bytes)
+        self._mailbox: tuple[str, Room] | None = None
+        self._slab_of: dict[int, Slab] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """What no slab takes of the arena."""
+        return self._room.free_bytes
+
+    def open_mailbox(self, handle: str) -> None:
+        """Its agent has come up with this one, or with none (an empty handle); a former one is nobody's any more."""
+        self._mailbox = (handle, Room(self.arena.size_bytes)) if handle else None
+
+    def reserve(self, requests: Iterable[int], size_bytes: int, *, in_mailbox: bool = False) -> Slab | None:
+        """Room for these requests' inputs, written to from now on; None where there is none.
+
+        Args:
+            in_mailbox: whoever writes could reach the agent's mailbox; where that is full the arena serves as well.
+        """
+        if in_mailbox and self._mailbox is not None:
+            handle, room = self._mailbox
+            if (part := room.take(size_bytes)) is not None:
+                return Slab(*part, room, set(requests), mailbox=handle)
+        part = self._room.take(size_bytes)
+        return None if part is None else Slab(*part, self._room, set(requests))
 
     def fill(self, slab: Slab) -> None:
         """Its inputs stand there, and stay for each request until `forget`."""
@@ -116,11 +167,4 @@ class Inbox:
 
     def _release(self, slab: Slab) -> None:
         assert not slab.is_written_to, "given back under somebody's pen"
-        insort(self._free, (slab.offset, slab.size_bytes))
-        merged: list[tuple[int, int]] = []
-        for offset, size in self._free:
-            if merged and merged[-1][0] + merged[-1][1] == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((offset, size))
-        self._free = merged
+        slab.room.free(slab.offset, slab.size_bytes)

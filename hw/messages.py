@@ -40,7 +40,9 @@ class BenchmarkPoint(msgspec.Struct, frozen=True, array_like=True):
 class Input(msgspec.Struct, frozen=True, array_like=True):
     """Activations that stand in the receiver's arena from `offset` on: a tensor of `shape` for each request, in order.
 
-    `channels_last` says how feature maps lie in memory.
+    Attributes:
+        channels_last: how feature maps lie in memory.
+        in_mailbox: they stand in the receiver's mailbox, not in its arena.
     """
 
     requests: tuple[int, ...]
@@ -48,6 +50,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     dtype: str
     channels_last: bool
+    in_mailbox: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -108,12 +111,17 @@ class Keep(Message, frozen=True):
 
 
 class Move(Message, frozen=True):
-    """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`."""
+    """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`.
+
+    Attributes:
+        mailbox: the handle of the mailbox that they go to instead; empty for the arena.
+    """
 
     transfer: int
     destination: int
     offset: int
     requests: tuple[int, ...]
+    mailbox: str = ""
 
 
 class Release(Message, frozen=True):
@@ -233,6 +241,7 @@ class Ready(Message, frozen=True):
 
     Attributes:
         sensor: where each field of its sensor comes from.
+        mailbox: the handle by which the other agents of its GPU write to its mailbox; empty where it has none.
     """
 
     protocol: int
@@ -241,6 +250,7 @@ class Ready(Message, frozen=True):
     context_bytes: int
     execution: dict[str, str]
     sensor: dict[str, str]
+    mailbox: str = ""
 
 
 class Prepared(Message, frozen=True):

@@ -23,6 +23,7 @@ class Fitting:
         measure: carries out a measurement while nothing else is under way; raises what went wrong.
         explain: a failure in the protocol's words.
         computes_here: whether lanes take the cores that the agent runs on.
+        mailbox: the handle of its mailbox, for the others of its GPU; empty where there is none.
         waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
     """
 
@@ -33,6 +34,7 @@ class Fitting:
     context_bytes: int
     execution: Mapping[str, str]
     computes_here: bool = True
+    mailbox: str = ""
     waker: Waker | None = None
 
 

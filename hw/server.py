@@ -137,6 +137,7 @@ class RemoteServer:
         self.slot = slot
         self.inbox = inbox
         self.channels_last = spec.device.channels_last
+        self.place = spec.device.physical
         self.epoch = 0
         self.is_up = False
         self.died = False
@@ -221,6 +222,7 @@ class RemoteServer:
         now_ns = self._run.clock.now_ns()
         self.epoch += 1
         self.is_up, self._is_starting, self._is_ready_early = True, False, False
+        self.inbox.open_mailbox(self.slot.agent.mailbox)
         self._is_preloading = True
         self._heard_steps = self.in_flight = 0
         self._watch = Watch(self._run.supervision, now_ns)

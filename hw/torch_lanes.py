@@ -110,8 +110,7 @@ class TorchLanes:
     def take(self, inputs: Sequence[Input]) -> None:
         """See `Lanes`."""
         for each in inputs:
-            dtype = getattr(torch, each.dtype)
-            self._store.take(each.requests, each.offset, each.shape, dtype, each.channels_last)
+            self._store.take(each)
 
     def forget(self, requests: Iterable[int]) -> None:
         """See `Lanes`."""
@@ -119,8 +118,7 @@ class TorchLanes:
 
     def move(self, message: Move) -> Moved:
         """See `Lanes`."""
-        shape, dtype, channels_last = self._store.send(message.requests, message.destination, message.offset)
-        return Moved(message.transfer, shape, str(dtype).removeprefix("torch."), channels_last)
+        return self._store.send(message)
 
     # ------------------------------------------------------------------------------------------------------- batches
 

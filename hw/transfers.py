@@ -35,12 +35,17 @@ NO_ROOM = "no_room"
 
 
 class Endpoint(Protocol):
-    """A server as transfers see it."""
+    """A server as transfers see it; of two in one `place` each may write to the other's mailbox."""
 
     index: int
     is_up: bool
     inbox: Inbox
     channels_last: bool
+
+    @property
+    def place(self) -> object:
+        """The device, by whatever tells it from others."""
+        ...
 
     def send(self, message: ToAgent) -> None:
         """Ask its agent, with whatever else is sent in this turn."""
@@ -271,7 +276,9 @@ class Transfers:
         waiting, inbox = self._no_place[server], self._servers[server].inbox
         while waiting:
             transfer = waiting[0]
-            slab = inbox.reserve(transfer.requests, transfer.size_bytes)
+            slab = inbox.reserve(
+                transfer.requests, transfer.size_bytes, in_mailbox=self._are_neighbours(transfer.source, server)
+            )
             if slab is None:
                 return
             waiting.popleft()
@@ -282,7 +289,10 @@ class Transfers:
                 self._writing[transfer.number] = (transfer.source, server, slab)
                 source = self._servers[transfer.source]
                 source.asked(transfer.number)
-                source.send(Move(transfer.number, server, slab.offset, transfer.requests))
+                source.send(Move(transfer.number, server, slab.offset, transfer.requests, slab.mailbox))
+
+    def _are_neighbours(self, source: int, server: int) -> bool:
+        return source != ROUTER and self._servers[source].place == self._servers[server].place
 
     def _write_images(self, transfer: _Transfer, slab: Slab) -> None:
         server = self._servers[transfer.delivery.block.server]
@@ -297,7 +307,7 @@ class Transfers:
         slab = transfer.slab
         assert slab is not None, "written to no place"
         self._servers[transfer.delivery.block.server].inbox.fill(slab)
-        transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last)
+        transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last, bool(slab.mailbox))
         if transfer.due_ns > self._now_ns():
             heapq.heappush(self._due, (transfer.due_ns, transfer.number))
         else:

@@ -37,6 +37,7 @@ class FakeAgent:
         self.is_of_this_version = True
         self.is_warm = False
         self.is_killed = False
+        self.mailbox = ""
         self._number = 0
 
     def post(self, message: ToAgent) -> None:
@@ -163,3 +164,15 @@ def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:
     found = world.server.totals(device=0, busy_s=0.0)
     assert (found.images, found.batches, found.loads, found.unloads) == (14, 6, 23, 11)
     assert found.vram_peak_bytes == 100
+
+
+def test_a_life_brings_its_own_mailbox(world: World) -> None:
+    """And nobody writes to that of the one before."""
+    inbox = world.server.inbox
+    assert (slab := inbox.reserve((1,), 64, in_mailbox=True)) is not None
+    assert slab.mailbox == ""
+    for life in ("first", "second"):
+        world.agent.mailbox = life
+        world.server.come_up()
+        assert (slab := inbox.reserve((2,), 64, in_mailbox=True)) is not None
+        assert (slab.mailbox, slab.offset) == (life, 0)

@@ -51,6 +51,7 @@ class FakeServer:
         self.committed: list[tuple[int, int]] = []
         self.inbox = Inbox(Watched(ROOM, self.committed))
         self.channels_last = False
+        self.place = "one GPU" if index < 2 else "another"
         self.sent: list[ToAgent] = []
 
     def send(self, message: ToAgent) -> None:
@@ -263,3 +264,54 @@ def test_an_emulated_link_holds_back_what_is_there_already() -> None:
     assert world.arrived == [1, 2]
     finished = [event for event in world.events if isinstance(event, TransferFinished)]
     assert [event.block for event in finished] == [1, 2]
+
+
+def test_neighbours_write_to_mailboxes_and_others_to_arenas() -> None:
+    """Only what moves between agents of one GPU; images, and what comes from another one, go through the arena. Both
+    places are free again when their requests are forgotten."""
+    world = World(servers=3)
+    world.servers[1].inbox.open_mailbox("ours")
+    world.send(1, 1, 0, 1)
+    moved = world.asked_to_move(0)
+    assert moved.mailbox == "ours"
+    world.write(moved)
+    (given,) = world.inputs[1]
+    assert (given.in_mailbox, given.offset) == (True, moved.offset)
+    assert world.servers[1].inbox.free_bytes == ROOM
+    world.send(2, 1, 2, 2)
+    assert world.asked_to_move(2).mailbox == ""
+    world.write(world.asked_to_move(2))
+    world.send(3, 1, ROUTER, 3)
+    assert [world.inputs[block][0].in_mailbox for block in (2, 3)] == [False, False]
+    world.servers[1].inbox.forget((1, 2, 3))
+    assert world.servers[1].inbox.free_bytes == ROOM
+    slabs = [world.servers[1].inbox.reserve((n,), 128, in_mailbox=True) for n in (7, 8)]
+    assert [(slab.mailbox, slab.offset) for slab in slabs if slab is not None] == [("ours", 0), ("ours", 128)]
+
+
+def test_a_full_mailbox_leaves_the_arena() -> None:
+    """Nobody waits for it."""
+    world = World()
+    world.servers[1].inbox.open_mailbox("ours")
+    for number in (1, 2, 3):
+        world.send(number, 1, 0, number)
+    sent = [message for message in world.servers[0].sent if isinstance(message, Move)]
+    assert [message.mailbox for message in sent] == ["ours", "ours", ""]
+
+
+def test_a_place_in_a_former_mailbox_is_no_place_in_the_next_one() -> None:
+    """The agent died while another one wrote to it: what ends later frees nothing that belongs to its successor."""
+    world = World()
+    inbox = world.servers[1].inbox
+    inbox.open_mailbox("first life")
+    world.send(1, 1, 0, 1)
+    moved = world.asked_to_move()
+    world.servers[1].is_up = False
+    world.transfers.bury(1)
+    inbox.open_mailbox("second life")
+    kept = [inbox.reserve((n,), 128, in_mailbox=True) for n in (7, 8)]
+    world.write(moved)
+    assert all(slab is not None and slab.mailbox == "second life" for slab in kept)
+    more = inbox.reserve((9,), 128, in_mailbox=True)
+    assert more is not None
+    assert more.mailbox == ""
