@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hw.arena import Arena
+from hw.copies import Copies
 from hw.device import DeviceSpec
 from hw.mailbox import Mailbox
 from hw.messages import Input, Move, Moved
@@ -65,6 +68,7 @@ class Activations:
         device, place: where and how activations are kept. On a CPU, what arrives is used where it lies.
         pools: keep copies in their slots; None keeps each block as it came.
         mailbox: where the other agents of the GPU write to; None where all goes through arenas.
+        copies: that block nobody; None where each holds its thread until it is done.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Activations:
         place: torch.device,
         pools: SlotPools | None = None,
         mailbox: Mailbox | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self._arenas = tuple(arenas)
         self._own = own
@@ -82,6 +87,8 @@ class Activations:
         self._place = place
         self._pools = pools
         self._mailbox = mailbox
+        self._copies = copies
+        self._coming: dict[int, Any] = {}  # by request: the event after which its input is there
         self._rows: dict[int, Row | Exception] = {}
 
     def __len__(self) -> int:
@@ -90,12 +97,19 @@ class Activations:
     def take(self, given: Input) -> None:
         """Keep what stands in this agent's arena or mailbox; what can't be kept says why to whoever asks for it."""
         try:
-            block = self._found(given).to(self._place, self._device.torch_dtype)
-            rows = self._rows_for(block)
+            rows = self._bring(given)
         except Exception as error:
             self._rows.update(dict.fromkeys(given.requests, error))
             return
         self._rows.update(zip(given.requests, rows, strict=True))
+
+    def _bring(self, given: Input) -> list[Row]:
+        block, dtype = self._found(given), self._device.torch_dtype
+        if self._copies is None or given.in_mailbox:
+            return self._rows_for(block.to(self._place, dtype))
+        rows, event = self._copies.bring(block, dtype, self._keep)
+        self._coming.update(dict.fromkeys(given.requests, event))
+        return rows
 
     def _found(self, given: Input) -> Tensor:
         shape, dtype = (len(given.requests), *given.shape), getattr(torch, given.dtype)
@@ -109,15 +123,22 @@ class Activations:
             return
         if self._pools is not None:
             rows = dict(zip(rows, self._rows_for(gather(list(rows.values()))), strict=True))
-        before = {request: self._rows[request] for request in rows if request in self._rows}
+        before = [self._pop(request) for request in rows]
         self._rows.update(rows)
-        self._give_back(before.values())
+        self._give_back(before)
 
     def row(self, request: int) -> Row:
-        """Raises `KeyError` where there is none, and what went wrong where it could not be kept."""
+        """For this thread's stream to read.
+
+        Raises:
+            KeyError: there is none.
+            Exception: what went wrong where it could not be kept.
+        """
         found = self._rows[request]
         if isinstance(found, Exception):
             raise found
+        if self._copies is not None and (event := self._coming.get(request)) is not None:
+            self._copies.wait_for(event)
         return found
 
     def send(self, message: Move) -> Moved:
@@ -126,17 +147,27 @@ class Activations:
         Raises:
             KeyError: one is missing.
         """
-        block = gather([self.row(request) for request in message.requests])
-        shape, channels_last = tuple(block.shape), has_channels_last(block)
-        if message.mailbox:
-            region = self._own_mailbox.of(message.destination, message.mailbox)
-            tensor_of(region, message.offset, shape, block.dtype, channels_last).copy_(block)
-            self._wait(region)
+        if message.mailbox or self._copies is None:
+            block = self._gathered(message)
+            self._target(message, block).copy_(block)
+            self._wait(block)
         else:
-            arena = self._arenas[message.destination]
-            tensor_in(arena, message.offset, shape, block.dtype, channels_last).copy_(block)
-            arena.commit(message.offset, block.nbytes)
-        return Moved(message.transfer, shape[1:], str(block.dtype).removeprefix("torch."), channels_last)
+            block = self._copies.fetch(partial(self._gathered, message), partial(self._target, message))
+        if not message.mailbox:
+            self._arenas[message.destination].commit(message.offset, block.nbytes)
+        dtype = str(block.dtype).removeprefix("torch.")
+        return Moved(message.transfer, tuple(block.shape[1:]), dtype, has_channels_last(block))
+
+    def _gathered(self, message: Move) -> Tensor:
+        return gather([self.row(request) for request in message.requests])
+
+    def _target(self, message: Move, block: Tensor) -> Tensor:
+        """Where it is to stand."""
+        shape, channels_last = tuple(block.shape), has_channels_last(block)
+        if not message.mailbox:
+            return tensor_in(self._arenas[message.destination], message.offset, shape, block.dtype, channels_last)
+        region = self._own_mailbox.of(message.destination, message.mailbox)
+        return tensor_of(region, message.offset, shape, block.dtype, channels_last)
 
     @property
     def _own_mailbox(self) -> Mailbox:
@@ -146,7 +177,7 @@ class Activations:
 
     def forget(self, requests: Iterable[int]) -> None:
         """These will not be asked for again, and nobody reads them."""
-        self._give_back([row for request in requests if (row := self._rows.pop(request, None)) is not None])
+        self._give_back([self._pop(request) for request in requests])
 
     def clear(self) -> int:
         """Forget all; returns how many there were."""
@@ -156,14 +187,23 @@ class Activations:
 
     def _rows_for(self, block: Tensor) -> list[Row]:
         """That anybody may read once this returns."""
-        rows = rows_of(block) if self._pools is None else self._pools.put(block)
+        rows = self._keep(block)
         self._wait(block)
         return rows
+
+    def _keep(self, block: Tensor) -> list[Row]:
+        return rows_of(block) if self._pools is None else self._pools.put(block)
 
     def _wait(self, written: Tensor) -> None:
         if written.is_cuda:
             torch.cuda.current_stream(self._place).synchronize()
 
-    def _give_back(self, rows: Iterable[Row | Exception]) -> None:
+    def _pop(self, request: int) -> Row | Exception | None:
+        """Of one that was given up early its copy is waited for: its slot is not the next one's before."""
+        if (event := self._coming.pop(request, None)) is not None and not event.query():
+            event.synchronize()
+        return self._rows.pop(request, None)
+
+    def _give_back(self, rows: Iterable[Row | Exception | None]) -> None:
         if self._pools is not None:
-            self._pools.give_back(row for row in rows if not isinstance(row, Exception))
+            self._pools.give_back(row for row in rows if isinstance(row, tuple))
