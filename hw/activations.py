@@ -91,6 +91,11 @@ class Activations:
         self._coming: dict[int, Any] = {}  # by request: the event after which its input is there
         self._rows: dict[int, Row | Exception] = {}
 
+    @property
+    def moves_apart(self) -> bool:
+        """Whether a move waits for its own copy, and so wants a thread of its own."""
+        return self._copies is not None
+
     def __len__(self) -> int:
         return len(self._rows)
 

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import Final
 
 from hw.clock import NEVER_NS
-from hw.lanes import BatchEnded, LaneEvent
+from hw.lanes import BatchEnded, LaneEvent, MoveEnded
 from hw.life_log import LifeLog
 from hw.messages import (
     PROTOCOL,
@@ -197,7 +197,8 @@ class Agent:
                 lanes.take(inputs)
             case Move():
                 began_ns = time.thread_time_ns()
-                self._post(self._move(message))
+                if (answer := self._move(message)) is not None:
+                    self._post(answer)
                 if (serving := self._serving) is not None and serving.meter is not None:
                     serving.meter.copied(len(message.requests), time.thread_time_ns() - began_ns)
             case Release(requests):
@@ -251,7 +252,7 @@ class Agent:
         with self._lock:
             self._port.post(message)
 
-    def _move(self, message: Move) -> FromAgent:
+    def _move(self, message: Move) -> FromAgent | None:
         try:
             return self._fitting.lanes.move(message)
         except Exception as error:
@@ -294,6 +295,11 @@ class Agent:
                 self._serving.hear_lane(event)
             return
         try:
+            if isinstance(event, MoveEnded):  # of a run that is over, too: its place is kept until then
+                with self._lock:
+                    self._port.post(event.answer)
+                    self._send_from_lane()
+                return
             with self._lock:
                 if self._serving is None:
                     return

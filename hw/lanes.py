@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from hw.messages import Input, Move, Moved, Reason
+from hw.messages import Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
 from policies.vocabulary import RunBatch
 
@@ -69,6 +69,12 @@ class UnloadEnded(msgspec.Struct, frozen=True):
     instance: int
 
 
+class MoveEnded(msgspec.Struct, frozen=True):
+    """What was moved apart stands there, or could not be moved."""
+
+    answer: Moved | MoveBroken
+
+
 def explain(error: Exception) -> tuple[Reason, str]:
     """A failure in the protocol's words."""
     text = f"{type(error).__name__}: {error}"
@@ -77,7 +83,7 @@ def explain(error: Exception) -> tuple[Reason, str]:
     return ("bad_input" if isinstance(error, LookupError | ValueError | TypeError) else "internal_error"), text
 
 
-LaneEvent = BatchEnded | BatchBroken | LoadEnded | LoadBroken | UnloadEnded
+LaneEvent = BatchEnded | BatchBroken | LoadEnded | LoadBroken | UnloadEnded | MoveEnded
 Tell = Callable[[LaneEvent], None]
 
 
@@ -104,8 +110,8 @@ class Lanes(Protocol):
         """These activations will not be asked for again, as far as they are here."""
         ...
 
-    def move(self, message: Move) -> Moved:
-        """Write stored activations into another agent's arena; raises what went wrong."""
+    def move(self, message: Move) -> Moved | None:
+        """Write stored activations to another agent; raises what went wrong. None: `MoveEnded` will tell."""
         ...
 
     def impair(self, impairment: Impairment) -> None:

@@ -14,8 +14,8 @@ from hw.activations import Activations
 from hw.core_speed import SpeedMeter
 from hw.device import DeviceSpec
 from hw.instances import Instances, Lane, give_back, serve
-from hw.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, Tell, UnloadEnded
-from hw.messages import Input, Move, Moved, Reason
+from hw.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
+from hw.messages import Input, Move, MoveBroken, Moved, Reason
 from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance
 from policies.faults import Impairment
@@ -55,6 +55,10 @@ class TorchLanes:
         self._instances: dict[int, SegmentInstance] = {}
         self._impairment = Impairment()
         self._speed_meter = SpeedMeter(clock_ns) if self._device.kind == "cpu" else None
+        self._mover = self._new_mover() if store.moves_apart else None
+
+    def _new_mover(self) -> Lane:
+        return Lane(self._device, self._maker.place)
 
     def ring(self, now_ns: int) -> None:
         """Threads tell by themselves."""
@@ -98,6 +102,9 @@ class TorchLanes:
             if (instance := self._instances.pop(number, None)) is not None:  # an unload may be under way
                 self._maker.free(instance)
         self._lanes.clear()
+        if self._mover is not None:
+            self._mover.stop()
+            self._mover = self._new_mover()
         self._impairment = Impairment()
         return self._store.clear()
 
@@ -116,9 +123,19 @@ class TorchLanes:
         """See `Lanes`."""
         self._store.forget(requests)
 
-    def move(self, message: Move) -> Moved:
+    def move(self, message: Move) -> Moved | None:
         """See `Lanes`."""
-        return self._store.send(message)
+        if self._mover is None:
+            return self._store.send(message)
+        self._mover.submit(lambda: self._move(message))
+        return None
+
+    def _move(self, message: Move) -> None:
+        try:
+            answer: Moved | MoveBroken = self._store.send(message)
+        except Exception as error:
+            answer = MoveBroken(message.transfer, *explain(error))
+        self._tell(MoveEnded(answer))
 
     # ------------------------------------------------------------------------------------------------------- batches
 

@@ -297,7 +297,9 @@ def _obey(fitting: Fitting, message: ToChild, line: _Line) -> None:
         case Measure(asked):
             line.send(Answer(fitting.measure(asked)))
         case Write(move):
-            line.send(Answer(lanes.move(move)))
+            moved = lanes.move(move)
+            assert moved is not None, "these copy at once"
+            line.send(Answer(moved))
 
 
 if __name__ == "__main__":

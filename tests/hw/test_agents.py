@@ -28,7 +28,7 @@ from hw.agent import Agent
 from hw.agents import AgentDiedError, AgentHandle, AgentSlot, AgentSpec, transfer_round
 from hw.device import DeviceSpec, local_devices
 from hw.instances import context_bytes
-from hw.lanes import Tell
+from hw.lanes import MoveEnded, Tell
 from hw.life_log import LifeLog, steps_of
 from hw.local_agents import AgentProcess, OneHost, start_agents
 from hw.local_port import SocketPort
@@ -730,3 +730,14 @@ def test_what_a_lane_could_not_send_is_the_main_threads(on_cores: tuple[Agent, M
     back.is_full = True
     agent._send_from_lane()
     assert _is_nudged(agent)
+
+
+def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
+    """The place that was written to is kept until then; no run has begun here."""
+    there, back = Wire(), NarrowWire()
+    agent = Agent(MemoryPort(back, there, ToAgent), OnCores(), None, LifeLog())
+    router = MemoryPort(there, back, FromAgent)
+    thread = threading.Thread(target=agent._hear_lane, args=(MoveEnded(Moved(7, (1,), "float32", False)),))
+    thread.start()
+    thread.join(WAIT_S)
+    assert [message.transfer for message in router.receive() if isinstance(message, Moved)] == [7]

@@ -11,7 +11,7 @@ import pytest
 
 from hw.arena import Arena
 from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
-from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
+from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.messages import Input, Move
 from policies.errors import InputError
 from policies.faults import Impairment, Slowness, Squeeze
@@ -148,6 +148,7 @@ def test_passes_and_loads_end_when_the_simulation_says() -> None:
 
 
 def _number(event: LaneEvent) -> int:
+    assert not isinstance(event, MoveEnded)
     return event.batch if isinstance(event, BatchEnded | BatchBroken) else event.instance
 
 

@@ -15,22 +15,24 @@ import torch
 
 from hw.activations import Activations, tensor_in
 from hw.arena import Arena
+from hw.copies import Copies
 from hw.device import DeviceSpec
 from hw.instances import Instances, serve
-from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
-from hw.messages import Input, Move
+from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
+from hw.messages import Input, Move, MoveBroken, Moved
 from hw.slimresnet import SlimResNet
 from hw.slots import SlotPools
 from hw.torch_lanes import TorchLanes, explain
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
+from tests.hw.fake_cuda import FakeCuda
 from tests.hw.worlds import POISON, TINY, IdleNet, MoodyNet
 
 WAIT_S = 60.0
 AHEAD_NS = 10**15
 WIDTHS = (1.0, 0.5, 1.0)
 
-Event = TypeVar("Event", BatchEnded, BatchBroken, LoadEnded, LoadBroken, UnloadEnded)
+Event = TypeVar("Event", BatchEnded, BatchBroken, LoadEnded, LoadBroken, UnloadEnded, MoveEnded)
 
 
 class Desk:
@@ -43,13 +45,15 @@ class Desk:
         device: DeviceSpec | None = None,
         clock_ns: Callable[[], int] = lambda: time.monotonic_ns() + AHEAD_NS,
         pools: SlotPools | None = None,
+        cuda: FakeCuda | None = None,
     ) -> None:
         self.device = device or DeviceSpec(channels_last=False)
         self.model = model
         self.arenas = (Arena(1 << 22), Arena(1 << 22))
         self.told: SimpleQueue[LaneEvent] = SimpleQueue()
         place = torch.device("cpu")
-        store = Activations(self.arenas, 0, self.device, place, pools)
+        copies = None if cuda is None else Copies(self.arenas, place, cuda)
+        store = Activations(self.arenas, 0, self.device, place, pools, copies=copies)
         self.lanes = TorchLanes(Instances(model, path, self.device, place), store, self.told.put, clock_ns)
         self._batches = 0
 
@@ -158,12 +162,32 @@ def test_activations_move_intact_and_stay_until_they_are_forgotten(desk: Desk) -
     desk.give((1, 2), images)
     for offset in (512, 4096):
         moved = desk.lanes.move(Move(7, 1, offset, (2, 1)))
+        assert moved is not None
         assert (moved.transfer, moved.shape, moved.dtype) == (7, (1, 8, 8), "float32")
         assert torch.equal(tensor_in(desk.arenas[1], offset, (2, 1, 8, 8), torch.float32), images.flip(0))
     desk.lanes.forget((1,))
     with pytest.raises(KeyError):
         desk.lanes.move(Move(8, 1, 0, (1, 2)))
     desk.lanes.move(Move(9, 1, 0, (2,)))
+
+
+def test_copies_that_block_nobody_are_moved_apart_and_told(model: SlimResNet, path: Path) -> None:
+    """In the order in which they were asked for, the one that goes wrong as well; a reset waits for all of them."""
+    desk, images = Desk(model, path, cuda=FakeCuda()), _images(2)
+    desk.give((1, 2), images)
+    for transfer, requests in ((7, (2, 1)), (8, (3,)), (9, (1,))):
+        assert desk.lanes.move(Move(transfer, 1, 512, requests)) is None
+    desk.lanes.reset()
+    moved, broken, last = (desk.wait(MoveEnded).answer for _ in range(3))
+    assert isinstance(moved, Moved)
+    assert (moved.transfer, moved.shape) == (7, (1, 8, 8))
+    assert isinstance(broken, MoveBroken)
+    assert (broken.transfer, broken.reason) == (8, "bad_input")
+    assert last.transfer == 9
+    assert torch.equal(tensor_in(desk.arenas[1], 512, (1, 1, 8, 8), torch.float32), images[:1])
+    desk.give((4,), images[:1])
+    assert desk.lanes.move(Move(10, 1, 0, (4,))) is None
+    assert desk.wait(MoveEnded).answer.transfer == 10
 
 
 def test_wrong_inputs_break_their_batch_alone(desk: Desk) -> None:
