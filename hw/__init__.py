@@ -1,6 +1,10 @@
 """The real world: torch executors that are driven by the decision cores of `policies`."""
 
-ENVIRONMENT = {  # of every process that opens torch, set before it does
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts
+import os
+
+os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts; another order would read another board's sensor
+for _name, _value in {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # as many as torch has streams: of 8, lanes would wait for each other
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16384",  # every key at every batch size is a kernel of its own
-}
+}.items():
+    os.environ.setdefault(_name, _value)

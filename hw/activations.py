@@ -13,6 +13,7 @@ from torch import Tensor
 from hw.arena import Arena
 from hw.copies import Copies
 from hw.device import DeviceSpec
+from hw.gpu import finish
 from hw.mailbox import Mailbox
 from hw.messages import Input, Move, Moved
 from hw.rows import Row, gather, has_channels_last, rows_of
@@ -155,7 +156,7 @@ class Activations:
         if message.mailbox or self._copies is None:
             block = self._gathered(message)
             self._target(message, block).copy_(block)
-            self._wait(block)
+            finish(self._place)
         else:
             block = self._copies.fetch(partial(self._gathered, message), partial(self._target, message))
         if not message.mailbox:
@@ -193,15 +194,11 @@ class Activations:
     def _rows_for(self, block: Tensor) -> list[Row]:
         """That anybody may read once this returns."""
         rows = self._keep(block)
-        self._wait(block)
+        finish(self._place)
         return rows
 
     def _keep(self, block: Tensor) -> list[Row]:
         return rows_of(block) if self._pools is None else self._pools.put(block)
-
-    def _wait(self, written: Tensor) -> None:
-        if written.is_cuda:
-            torch.cuda.current_stream(self._place).synchronize()
 
     def _pop(self, request: int) -> Row | Exception | None:
         """Of one that was given up early its copy is waited for: its slot is not the next one's before."""

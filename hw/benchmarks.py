@@ -83,7 +83,12 @@ class Bench:
             begin_ns = time.monotonic_ns()
             instance = self._instances.make(message.segment, message.width, message.from_disk)
             load_s = seconds_since(begin_ns)
-            found.append((instance, load_s, _workspace_bytes(self._instances, instance, message.probe_batch)))
+            try:
+                workspace_bytes = _workspace_bytes(self._instances, instance, message.probe_batch)
+            except BaseException:  # nobody will unload it
+                self._instances.free(instance)
+                raise
+            found.append((instance, load_s, workspace_bytes))
 
         _in_lanes(self._instances, [job])
         instance, load_s, workspace_bytes = found[0]

@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from hw import gpu
 from hw.activations import in_format, shares_memory
 from hw.device import DeviceSpec
+from hw.gpu import STREAMS, finish
 from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
@@ -89,10 +91,9 @@ def serve(
     if padded > len(rows):
         x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - len(rows)))
     y = instance.run(in_format(x, memory_format), width, previous_width)
-    if y.is_cuda:
-        torch.cuda.current_stream(y.device).synchronize()
     if shares_memory(x, y):  # the inputs' place will be written to again
         y = y.clone()
+    finish(y.device)  # the last of all: from here on any thread may read it
     return y[: len(rows)]
 
 
@@ -122,7 +123,9 @@ class Lane:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             if place.type == "cuda":
-                stack.enter_context(torch.cuda.stream(torch.cuda.Stream(place)))  # type: ignore[no-untyped-call]
+                stream = STREAMS.take(place)
+                stack.callback(STREAMS.give_back, place, stream)
+                stack.enter_context(torch.cuda.stream(stream))
             while (job := self._jobs.get()) is not None:
                 job()
 
@@ -155,8 +158,7 @@ class Instances:
         try:
             source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
             instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
-            if self.place.type == "cuda":
-                torch.cuda.current_stream(self.place).synchronize()
+            finish(self.place)
         except BaseException:
             with self._lock:
                 self.used_bytes -= needed
@@ -187,9 +189,9 @@ class Instances:
 
 
 def give_back(place: torch.device) -> None:
-    """What was freed goes back to the device or the system, not into an allocator's store."""
+    """What was freed goes back to the device (where that is short of it) or the system, not to an allocator's store."""
     if place.type == "cuda":
-        torch.cuda.empty_cache()
+        gpu.give_back(place)
     elif _malloc_trim is not None:
         _malloc_trim(0)
 

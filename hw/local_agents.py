@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from typing import Final
 
-from hw import ENVIRONMENT
 from hw.agent import Agent
 from hw.agents import AgentHandle, AgentSpec
 from hw.arena import Arena
@@ -44,7 +43,6 @@ def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.environ.update(ENVIRONMENT)
     port = agent_end(end)
     try:
         agent = Agent(port, spec.outfit, spec.service, log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time  # noqa: TID251 - a slow device sleeps in real time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from hw import lanes
 from hw.activations import Activations
 from hw.core_speed import SpeedMeter
 from hw.device import DeviceSpec
+from hw.gpu import BROKEN_EXIT, is_broken, lacks_memory
 from hw.instances import Instances, Lane, give_back, serve
 from hw.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
 from hw.messages import Input, Move, MoveBroken, Moved, Reason
@@ -20,8 +22,6 @@ from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance
 from policies.faults import Impairment
 from policies.vocabulary import NS_PER_S, RunBatch
-
-_NO_MEMORY = "not enough memory"  # on a CPU torch raises a RuntimeError that says so
 
 
 @dataclass(slots=True)
@@ -40,15 +40,24 @@ class TorchLanes:
         store: of the agent's activations.
         tell: takes the end of everything, from the lane's thread.
         clock_ns: the agent's.
+        leave: ends the process, with this exit code.
     """
 
     next_ns: int | None = None  # threads end by themselves
 
-    def __init__(self, maker: Instances, store: Activations, tell: Tell, clock_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        maker: Instances,
+        store: Activations,
+        tell: Tell,
+        clock_ns: Callable[[], int],
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
         self._maker = maker
         self._store = store
         self._tell = tell
         self._clock_ns = clock_ns
+        self._leave = leave
         self._device: DeviceSpec = maker.device
         self._lanes: dict[int, Lane] = {}
         self._leaving: dict[int, Lane] = {}  # whose instance is being freed
@@ -76,6 +85,7 @@ class TorchLanes:
         except Exception as error:
             self._lanes.pop(number).end()
             self._tell(LoadBroken(number, *explain(error)))
+            self._leave_if_broken(error)
             return
         self._instances[number] = instance
         self._tell(LoadEnded(number, instance.weight_bytes))
@@ -132,9 +142,11 @@ class TorchLanes:
 
     def _move(self, message: Move) -> None:
         try:
-            answer: Moved | MoveBroken = self._store.send(message)
+            answer = self._store.send(message)
         except Exception as error:
-            answer = MoveBroken(message.transfer, *explain(error))
+            self._tell(MoveEnded(MoveBroken(message.transfer, *explain(error))))
+            self._leave_if_broken(error)
+            return
         self._tell(MoveEnded(answer))
 
     # ------------------------------------------------------------------------------------------------------- batches
@@ -152,6 +164,7 @@ class TorchLanes:
             labels = self._keep(command, outcome)
         except Exception as error:  # it concerns the whole batch
             self._tell(BatchBroken(command.batch, *explain(error)))
+            self._leave_if_broken(error)
             return
         if (factor := self._impairment.slow_factor) > 1.0:
             time.sleep((factor - 1.0) * (self._clock_ns() - began_ns) / NS_PER_S)
@@ -178,18 +191,25 @@ class TorchLanes:
         try:
             y = self._forward(instance, command, requests)
         except Exception as error:
+            if is_broken(error):  # so would the halves be
+                raise
             reason, detail = explain(error)
-            if reason == "out_of_memory" and self._maker.place.type == "cuda":
-                torch.cuda.empty_cache()
-            if len(requests) == 1:
-                outcome.failed[requests[0]] = (reason, detail)
-                return
         else:
             outcome.rows.update(zip(requests, rows_of(y), strict=True))
+            return
+        if reason == "out_of_memory" and self._maker.place.type == "cuda":
+            torch.cuda.empty_cache()  # out here: the error held what the pass had made
+        if len(requests) == 1:
+            outcome.failed[requests[0]] = (reason, detail)
             return
         half = (len(requests) + 1) // 2
         self._attempt(instance, command, requests[:half], outcome)
         self._attempt(instance, command, requests[half:], outcome)
+
+    def _leave_if_broken(self, error: Exception) -> None:
+        """Nothing works any more in this process; it has said what became of its work, and its server gets another."""
+        if is_broken(error):
+            self._leave(BROKEN_EXIT)
 
     def _forward(self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int]) -> Tensor:
         room_images = self._impairment.room_images
@@ -226,4 +246,4 @@ class TorchLanes:
 def explain(error: Exception) -> tuple[Reason, str]:
     """A failure in the protocol's words; torch has its own for a lack of memory."""
     reason, text = lanes.explain(error)
-    return ("out_of_memory" if isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY in text else reason), text
+    return ("out_of_memory" if lacks_memory(error) else reason), text

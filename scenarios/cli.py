@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from hw import ENVIRONMENT
+import hw  # noqa: F401 - sets the environment before torch is opened
 from policies.own import REFUSING, telling
 from policies.registry import CONTROLLED, TUNED
 from scenarios.commands.outputs import require_apart
@@ -331,8 +330,6 @@ def handler_of(command: str) -> Callable[[argparse.Namespace], int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    for name, value in ENVIRONMENT.items():  # before torch is opened: an agent's process has the same
-        os.environ.setdefault(name, value)
     command = ""
 
     def work() -> int:

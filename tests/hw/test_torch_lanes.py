@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time  # noqa: TID251 - lanes run on a real clock
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ from hw.activations import Activations, tensor_in
 from hw.arena import Arena
 from hw.copies import Copies
 from hw.device import DeviceSpec
+from hw.gpu import BROKEN_EXIT
 from hw.instances import Instances, serve
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.messages import Input, Move, MoveBroken, Moved
+from hw.rows import rows_of
 from hw.slimresnet import SlimResNet
 from hw.slots import SlotPools
 from hw.torch_lanes import TorchLanes, explain
@@ -46,6 +49,7 @@ class Desk:
         clock_ns: Callable[[], int] = lambda: time.monotonic_ns() + AHEAD_NS,
         pools: SlotPools | None = None,
         cuda: FakeCuda | None = None,
+        leave: Callable[[int], object] = os._exit,
     ) -> None:
         self.device = device or DeviceSpec(channels_last=False)
         self.model = model
@@ -54,7 +58,7 @@ class Desk:
         place = torch.device("cpu")
         copies = None if cuda is None else Copies(self.arenas, place, cuda)
         store = Activations(self.arenas, 0, self.device, place, pools, copies=copies)
-        self.lanes = TorchLanes(Instances(model, path, self.device, place), store, self.told.put, clock_ns)
+        self.lanes = TorchLanes(Instances(model, path, self.device, place), store, self.told.put, clock_ns, leave)
         self._batches = 0
 
     def wait(self, kind: type[Event]) -> Event:
@@ -370,11 +374,43 @@ def test_failures_have_a_word() -> None:
         MemoryError(): "out_of_memory",
         torch.OutOfMemoryError("x"): "out_of_memory",
         RuntimeError("DefaultCPUAllocator: not enough memory"): "out_of_memory",
+        RuntimeError("CUDA error: out of memory"): "out_of_memory",
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"): "out_of_memory",
         KeyError(3): "bad_input",
         ValueError("x"): "bad_input",
         RuntimeError("x"): "internal_error",
     }
     assert {error: explain(error)[0] for error in known} == known
+
+
+@pytest.mark.parametrize("words", ["CUDA error: an illegal memory access was encountered", "a broken image"])
+def test_a_broken_context_ends_the_process_when_it_has_said_so(words: str, tmp_path: Path) -> None:
+    """Another error leaves it as it is, and is looked for in each half of the batch; this one is not."""
+    left: list[int] = []
+    model = MoodyNet(words=words)
+    desk = Desk(model, tmp_path / "unused", leave=left.append)
+    desk.load(1, 1, 1.0)
+    desk.give((1, 2), torch.full((2, 1, 8, 8), POISON))
+    before = model.passes
+    desk.submit(1, (1, 2), 1, IMAGE, 1.0)
+    assert desk.wait(BatchBroken).reason == "internal_error"
+    desk.lanes.reset()
+    is_broken = words.startswith("CUDA")
+    assert model.passes - before == (1 if is_broken else 3)
+    assert left == ([BROKEN_EXIT] if is_broken else [])
+
+
+def test_nobody_reads_an_output_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for the device is the last of all: an output that would share its input's memory is copied before."""
+    model = IdleNet()
+    instance, x = model.instance(2, 1.0), torch.randn(2, 8, 8, 8)
+    expected = x.clone()
+
+    def overwritten(place: torch.device) -> None:
+        x.zero_()  # from here on others may write to the inputs
+
+    monkeypatch.setattr("hw.instances.finish", overwritten)
+    assert torch.equal(serve(instance, rows_of(x), 1.0, 1.0, 2, torch.contiguous_format), expected)
 
 
 def test_reset_forgets_all_and_ends_what_runs(desk: Desk) -> None:

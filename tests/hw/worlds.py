@@ -96,16 +96,19 @@ POISON = 666.0
 
 
 class MoodyNet(TinyNet):
-    """The tiny network, but an image of `POISON` breaks a batch, and more than `most` images are too many."""
+    """The tiny network, but an image of `POISON` breaks a batch with these words, and more than `most` are too many."""
 
-    def __init__(self, most: int = 3) -> None:
+    def __init__(self, most: int = 3, words: str = "a broken image") -> None:
         super().__init__()
         self.most = most
+        self.words = words
+        self.passes = 0
 
     def run_segment(self, segment: int, weights: Weights, x: torch.Tensor) -> torch.Tensor:
         """As the tiny network's."""
+        self.passes += 1
         if bool((x == POISON).any()):
-            raise RuntimeError("a broken image")
+            raise RuntimeError(self.words)
         if len(x) > self.most:
             raise torch.OutOfMemoryError(f"{len(x)} images")
         return super().run_segment(segment, weights, x)

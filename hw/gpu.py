@@ -1,0 +1,76 @@
+"""What only a CUDA device has: a context that can break, memory that is given back with a stall, streams that run out.
+
+Decisions are functions of what was told, so that they can be tried without a device; none has been seen on one yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+BROKEN_EXIT: Final = 70  # of a process whose context is broken (EX_SOFTWARE): whoever watches it starts another one
+LITTLE_FREE: Final = 0.1  # of the device's memory: below it what was freed is given back, though that stalls all lanes
+
+_NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed")  # torch's own, CUDA's, its libraries'
+_BROKEN: Final = ("cuda error", "cudnn_status_execution_failed", "cublas_status_execution_failed")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this says that there was too little memory; libraries say it in a `RuntimeError`'s text alone."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY)
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether this leaves the process's context unusable: an illegal address, a failed assertion, a lost device.
+
+    Every later call fails as well then, and only a new process helps.
+    """
+    if lacks_memory(error):
+        return False
+    told: type[BaseException] | None = getattr(torch, "AcceleratorError", None)  # since torch 2.8
+    text = str(error).lower()
+    return (told is not None and isinstance(error, told)) or any(words in text for words in _BROKEN)
+
+
+def finish(place: torch.device) -> None:
+    """Wait until all is done that this thread asked a GPU for; a CPU is done when it returns."""
+    if place.type == "cuda":
+        torch.cuda.current_stream(place).synchronize()
+
+
+def give_back(place: torch.device, memory: Callable[[torch.device], tuple[int, int]] = torch.cuda.mem_get_info) -> None:
+    """What was freed goes back to the device where little of it is free: that waits for the whole device."""
+    free_bytes, total_bytes = memory(place)
+    if free_bytes < LITTLE_FREE * total_bytes:
+        torch.cuda.empty_cache()
+
+
+class Streams:
+    """Streams that are used again: torch has 32 for each device, and the 33rd is the first one once more.
+
+    Args:
+        make: a further one, of a device.
+    """
+
+    def __init__(self, make: Callable[[torch.device], Any]) -> None:
+        self._make = make
+        self._free: dict[torch.device, list[Any]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, place: torch.device) -> Any:
+        """One that nobody has."""
+        with self._lock:
+            free = self._free.get(place)
+            return free.pop() if free else self._make(place)
+
+    def give_back(self, place: torch.device, stream: Any) -> None:
+        """All that was asked of it is done."""
+        with self._lock:
+            self._free.setdefault(place, []).append(stream)
+
+
+STREAMS: Final = Streams(lambda place: torch.cuda.Stream(place))  # type: ignore[no-untyped-call]

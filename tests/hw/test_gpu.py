@@ -1,0 +1,81 @@
+"""What a GPU says, and what follows from it; here nobody has one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hw.gpu import Streams, give_back, is_broken, lacks_memory
+
+PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "memory", "broken"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"), True, False),
+        (MemoryError(), True, False),
+        (RuntimeError("CUDA error: out of memory"), True, False),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True, False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False, True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False, True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), False, True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), False, False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, False),
+        (ValueError("an instance of width 0.5 cannot serve width 1.0"), False, False),
+    ],
+)
+def test_errors_are_told_apart(error: Exception, memory: bool, broken: bool) -> None:
+    """What there is too little memory for, what ends a process, and all else."""
+    assert (lacks_memory(error), is_broken(error)) == (memory, broken)
+
+
+def test_torchs_own_word_for_a_broken_context_is_heard() -> None:
+    """Whatever its text; a lack of memory is none even then."""
+    told = getattr(torch, "AcceleratorError", None)
+    if told is None:
+        pytest.skip("this torch has no AcceleratorError")
+    assert is_broken(told("a word that nobody knows"))
+    assert not is_broken(told("CUDA error: out of memory"))
+
+
+def test_streams_are_used_again_and_shared_by_nobody() -> None:
+    """Of a device its own; only as many are made as are in use at once."""
+    made: list[torch.device] = []
+
+    def make(place: torch.device) -> int:
+        made.append(place)
+        return len(made)
+
+    streams = Streams(make)
+    first, second, elsewhere = streams.take(PLACE), streams.take(PLACE), streams.take(OTHER)
+    assert len({first, second, elsewhere}) == 3
+    streams.give_back(PLACE, first)
+    streams.give_back(OTHER, elsewhere)
+    assert streams.take(PLACE) == first
+    assert streams.take(PLACE) not in (first, second, elsewhere)
+    assert made == [PLACE, PLACE, OTHER, PLACE]
+
+
+@pytest.mark.parametrize(("free", "given_back"), [(9, True), (10, False), (90, False)])
+def test_memory_is_given_back_where_there_is_little(
+    free: int, given_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the device would stall for nothing."""
+    asked: list[bool] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: asked.append(True))
+    give_back(PLACE, lambda _: (free, 100))
+    assert bool(asked) == given_back
+
+
+def test_devices_are_counted_as_their_sensors_are() -> None:
+    """Whatever the environment says of the order; of other things it may say what it likes."""
+    code = "import hw, os; print(os.environ['CUDA_DEVICE_ORDER'], os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    told = {**os.environ, "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_DEVICE_MAX_CONNECTIONS": "4"}
+    done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["PCI_BUS_ID", "4"]
