@@ -555,7 +555,10 @@ class RouterLoop:
             batches=tuple(ledger.batches),
             telemetry=tuple(ledger.telemetry),
             servers=tuple(s.totals(owners[s.index], self._device_of[s.index].busy_s) for s in self._servers),
-            devices=tuple(DeviceTotals(d.name, d.energy_j, d.bare_idle_w, d.context_idle_w) for d in self._devices),
+            devices=tuple(
+                DeviceTotals(d.name, d.energy_j, d.bare_idle_w, d.context_idle_w, unmetered_s=d.unmetered_s)
+                for d in self._devices
+            ),
             gpu_var=tuple(ledger.gpu_var),
             decisions=ledger.decisions,
             log=tuple(ledger.log),

@@ -24,6 +24,7 @@ class RunDevice:
     Attributes:
         servers: on it, by index.
         trusts_counter: whether its energy counter is preferred to its power, integrated.
+        unmetered_s: while somebody read, for which neither told anything; no energy counts for them.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RunDevice:
     trusts_counter: bool = True
     busy_s: float = 0.0
     energy_j: float = 0.0
+    unmetered_s: float = 0.0
     _reader: int | None = None
     _counter_j: float | None = None  # of this reader, at its last sample
     _at_ns: int = 0  # until when it is accounted for
@@ -57,10 +59,12 @@ class RunDevice:
         self._at_ns = max(self._at_ns, sample.sampled_ns)
         self.busy_s += (sample.utilization or 0.0) * elapsed_s
         before_j, self._counter_j = self._counter_j, sample.energy_j if self.trusts_counter else None
-        if self._counter_j is not None and before_j is not None:
+        if self._counter_j is not None and before_j is not None and self._counter_j >= before_j:
             self.energy_j += self._counter_j - before_j
+        elif sample.power_w is not None:  # also where the counter began anew: its driver was loaded again
+            self.energy_j += sample.power_w * elapsed_s
         else:
-            self.energy_j += (sample.power_w or 0.0) * elapsed_s
+            self.unmetered_s += elapsed_s
 
     def close(self, ended_ns: int) -> None:
         """The run is over; what nobody could read is idle time."""

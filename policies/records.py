@@ -132,7 +132,9 @@ class ServerTotals:
 class DeviceTotals:
     """One device over the whole run: its integrated energy and the idle powers that are part of it.
 
-    `extrapolated_s`: simulated with more batches at once than its profile was measured with.
+    Attributes:
+        extrapolated_s: simulated with more batches at once than its profile was measured with.
+        unmetered_s: on hardware, for which its sensor told nothing; no energy counts for them.
     """
 
     name: str
@@ -140,6 +142,7 @@ class DeviceTotals:
     bare_idle_w: float
     context_idle_w: float
     extrapolated_s: float = 0.0
+    unmetered_s: float = 0.0
 
 
 class Downtime(msgspec.Struct, frozen=True):

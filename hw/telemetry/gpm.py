@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +20,6 @@ _APART_NS = 100_000_000  # two samples must lie further apart, says NVML's refer
 class Gpm:
     """Shares between the two latest samples that lie far enough apart (Hopper and later).
 
-    Its two sample buffers live as long as the library.
-
     Raises:
         RefusedError: the device, the driver or the library has no GPM.
     """
@@ -30,7 +30,7 @@ class Gpm:
         self._metrics = {name: board.constant(constant) for name, constant in METRICS.items()}
         if not parent.ask("nvmlGpmQueryDeviceSupport").isSupportedDevice:
             raise RefusedError("GPM needs a Hopper GPU or a later one")
-        self._older, self._newer = board.call("nvmlGpmSampleAlloc"), board.call("nvmlGpmSampleAlloc")
+        self._older, self._newer = self._buffer(), self._buffer()
         self._look(self._newer)
         self._at_ns = monotonic_ns()
         self._shares: dict[str, float] = {}
@@ -43,6 +43,12 @@ class Gpm:
             self._look(self._newer)
             self._shares = self._between()
         return self._shares
+
+    def _buffer(self) -> Any:
+        """Room for a sample, which goes with this object."""
+        buffer = self._board.call("nvmlGpmSampleAlloc")
+        weakref.finalize(self, _free, self._board, buffer)
+        return buffer
 
     def _look(self, buffer: Any) -> None:
         if self._instance is None:
@@ -60,3 +66,8 @@ class Gpm:
         self._board.call("nvmlGpmMetricsGet", request)
         answers = zip(self._metrics, request.metrics, strict=False)
         return {name: answer.value / 100 for name, answer in answers if answer.nvmlReturn == 0}
+
+
+def _free(board: Board, buffer: Any) -> None:
+    with contextlib.suppress(RefusedError):  # the device, or the library, may be gone
+        board.call("nvmlGpmSampleFree", buffer)

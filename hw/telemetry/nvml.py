@@ -20,6 +20,7 @@ from policies.errors import InputError
 from policies.vocabulary import Provenance
 
 _ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Rubin")
+_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _NOT_OF_AN_INSTANCE = ("power", "power_average", "utilization", "energy")
 UTILIZATION_WINDOW_S = 1.0  # 1/6 s to 1 s, by product
 _THROTTLING = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
@@ -258,7 +259,8 @@ def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
         "sm_clock_mhz": partial(_clock_mhz, board, "NVML_CLOCK_SM"),
         "memory_clock_mhz": partial(_clock_mhz, board, "NVML_CLOCK_MEM"),
         "temperature_c": partial(_temperature_c, board),
-        "power_limit_mw": lambda: board.ask("nvmlDeviceGetPowerManagementLimit"),
+        "power_limit_mw": partial(_power_limit_mw, board),
+        "compute_mode": lambda: _COMPUTE_MODES.get(board.ask("nvmlDeviceGetComputeMode"), "unknown"),
         "mig_mode": lambda: board.ask("nvmlDeviceGetMigMode")[0],
         "mig_instance": lambda: _whole(board)[1],
         "throttling": lambda: ", ".join(_throttling(board)) or "none",
@@ -335,6 +337,14 @@ def _default_w(board: Board) -> float:
 
 def _utilization(board: Board) -> float:
     return float(board.ask("nvmlDeviceGetUtilizationRates").gpu) / 100
+
+
+def _power_limit_mw(board: Board) -> int:
+    """What clips the board's power: of several limits the least."""
+    try:
+        return int(board.ask("nvmlDeviceGetEnforcedPowerLimit"))
+    except RefusedError:
+        return int(board.ask("nvmlDeviceGetPowerManagementLimit"))
 
 
 def _under_mig(board: Board) -> bool:

@@ -40,6 +40,9 @@ def require_devices(scenario: Scenario) -> None:
         InputError: one is not; it says what is here.
     """
     for index, server in enumerate(scenario.cluster.named_servers):
+        if server.emulated is None and scenario.cluster.greedy_of(server).util_metric != "nvml":
+            problem = "executors read NVML's utilization, so 'sm' is for simulation alone; use nvml, or leave it out"
+            raise InputError(scenario.name, f"cluster.servers.{index}.greedy.util_metric", problem)
         if server.device is None:
             continue
         require_device(server.device, scenario.name, f"cluster.servers.{index}.device")

@@ -220,7 +220,8 @@ class GreedySection(StrictModel):
     )
     utilization_block: Share = Field(0.95, description="U_blk: no load while the latest sample is at or above it")
     util_metric: Literal["nvml", "sm"] = Field(
-        "nvml", description="which utilization that is: share of time any kernel ran, or share of the SMs"
+        "nvml",
+        description="which utilization that is: share of time any kernel ran, or share of the SMs (simulated alone)",
     )
     idle_unload_s: Seconds | None = Field(5.0, description="t_idle: an instance idle so long is unloaded; null: never")
     scale_trigger: Whole = Field(64, description="Q_th: queued requests of one key above which one more may load")

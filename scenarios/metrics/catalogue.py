@@ -140,6 +140,9 @@ _ALL: Final = (
              "Share of the run's time in which more batches ran at once on a device than calibration ran together; of "
              "the device with the largest. Slow-downs were extrapolated then. 0 on hardware, and where no profile "
              "says.", better="lower"),
+    _percent("unmetered_share", "time without a reading", "unmetered",
+             "Share of the run's time for which a device's sensor told neither energy nor power; of the device with "
+             "the largest. No energy counts for it. 0 in simulation.", better="lower"),
     _rate("goodput", "Throughput of the images that kept the deadline; `null` without one."),
     Measure("censored", ("censored",), "images without a latency", "censored",
             "Requests of the window that were still in flight when the run ended. Their latencies are in no number.",

@@ -170,12 +170,14 @@ def lateness_share(of: Lateness) -> float:
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may lack the last fourteen keys, `accuracy_provenance`, `end` and `shares`.
+    """`slimsched.result/1`; a stored one may lack the last fifteen keys, `accuracy_provenance`, `end` and `shares`.
 
     Attributes:
         end: what became of that which was under way at the horizon: worked off, or cut off there.
         extrapolated_share: of the time, the largest over devices, in which more batches ran at once than the device's
             profile was measured with; 0 on hardware.
+        unmetered_share: of the time, the largest over devices, for which the device's sensor told nothing: no energy
+            counts for it; 0 in simulation.
         signatures: failures that the run shows; null where nobody looked.
         emulated_slowdowns: of the devices that are emulated, in either world; empty where all are real.
         lateness_s: of a run on emulated devices; null elsewhere.
@@ -214,6 +216,7 @@ class Result(TypedDict):
     failures: dict[str, int]
     stages_s: dict[str, float] | None
     extrapolated_share: float
+    unmetered_share: float
     expected_accuracy: float | None
     moves_per_image: float | None
     signatures: list[Signature] | None
@@ -357,6 +360,7 @@ def summarise(
         failures=_failures(requests),
         stages_s=_stages_s(requests, done),
         extrapolated_share=max((device.extrapolated_s for device in run.devices), default=0.0) / duration_s,
+        unmetered_share=max((device.unmetered_s for device in run.devices), default=0.0) / duration_s,
         expected_accuracy=None if prior is None else expected_accuracy_of(requests, done, prior),
         moves_per_image=_ratio(int(requests.moves[done].sum()), _count(done)),
         signatures=None,

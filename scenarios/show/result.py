@@ -10,6 +10,7 @@ from scenarios.metrics.served import leaves_many, served
 from scenarios.show.numbers import duration, number, share, shown
 from scenarios.show.table import Column, Table, column, to_text
 from scenarios.show.words import (
+    MOST_UNMETERED,
     cpu_text,
     downtime_table,
     extrapolated,
@@ -17,6 +18,7 @@ from scenarios.show.words import (
     late_text,
     provenance,
     signature_texts,
+    unmetered,
     unserved_lines,
 )
 from scenarios.terminal.screen import screen_width
@@ -58,6 +60,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         yield ("beware" if cpu_share(cpu) > MOST_CPU else "CPU"), cpu_text(cpu)
     if (of_time := result.get("extrapolated_share", 0.0)) > 0:
         yield "beware", extrapolated(of_time)
+    if (of_time := result.get("unmetered_share", 0.0)) > MOST_UNMETERED:
+        yield "beware", unmetered(of_time)
     yield from (("signature", text) for text in signature_texts(result.get("signatures")))
 
 

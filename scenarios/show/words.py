@@ -50,6 +50,14 @@ def extrapolated(of_time: float) -> str:
     return f"{share(of_time)} of the time more batches ran at once than were measured together: slow-downs extrapolated"
 
 
+MOST_UNMETERED: Final = 0.01  # of the time: a run's first moments, before a sensor's second look
+
+
+def unmetered(of_time: float) -> str:
+    """What a share of time without a reading means."""
+    return f"for {share(of_time)} of the time a device's sensor told nothing: its energy is too low by about as much"
+
+
 def marked(name: str, is_marked: bool) -> str:
     """A router's name, with the mark behind it where it leaves too many images unserved."""
     return f"{name}{MARK if is_marked else ''}"

@@ -48,6 +48,7 @@ class FakeBoard:
 
     Attributes:
         refused: an NVML function or constant of a field, and the error code that it gives.
+        enforced_w: the limit that clips, where it is another than the one that was set.
         counter_factor: how wrong the energy counter is.
         stuck_w: a power that is read for ever, whatever is drawn.
         power_mw: what a power reading makes of the milliwatts that it would show.
@@ -60,6 +61,8 @@ class FakeBoard:
     idle_w: float = 60.0
     busy_w: float = 400.0
     limit_w: float = 500.0
+    enforced_w: float | None = None
+    compute_mode: int = 0
     rise_s: float = 0.05
     mig: bool = False
     counter_factor: float = 1.0
@@ -222,6 +225,13 @@ class FakeNvml:
     def nvmlDeviceGetPowerManagementLimit(self, handle: Handle) -> int:
         return round(self._require(handle, "nvmlDeviceGetPowerManagementLimit").limit_w * 1000)
 
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
+        board = self._require(handle, "nvmlDeviceGetEnforcedPowerLimit")
+        return round((board.limit_w if board.enforced_w is None else board.enforced_w) * 1000)
+
+    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
+        return self._require(handle, "nvmlDeviceGetComputeMode").compute_mode
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
         supported = handle.board.make.counter_period_s is not None and handle.instance is None
         return self._require(handle, "nvmlDeviceGetTotalEnergyConsumption", supported).counter_mj()
@@ -294,6 +304,9 @@ class FakeNvml:
         address = 0x1000 * (len(self._buffers) + 1)
         self._buffers[address] = (math.nan, math.nan)
         return ctypes.cast(address, pynvml.c_nvmlGpmSample_t)
+
+    def nvmlGpmSampleFree(self, sample: Any) -> None:
+        del self._buffers[_address(sample)]
 
     def nvmlGpmSampleGet(self, handle: Handle, sample: Any) -> Any:
         board = self._require(handle, "nvmlGpmSampleGet", not handle.board.mig)

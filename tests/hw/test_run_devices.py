@@ -89,6 +89,27 @@ def test_a_counter_that_calibration_distrusts_is_not_used() -> None:
     assert device.energy_j == pytest.approx(160.0)
 
 
+def test_a_counter_that_begins_anew_takes_nothing_away() -> None:
+    """Its driver was loaded again: that while counts by power."""
+    device, servers = shared()
+    settle(device, servers, 0)
+    for second, counter_j in enumerate((1000.0, 1040.0, 3.0, 43.0), start=1):
+        device.heard(sample(second, energy_j=counter_j))
+    assert device.energy_j == pytest.approx(160.0)
+    assert device.unmetered_s == 0.0
+
+
+def test_what_nothing_told_of_is_counted() -> None:
+    """As time, not as no power; a counter that tells later makes up for what it covers."""
+    device, servers = shared()
+    settle(device, servers, 0)
+    device.heard(Sample(NS_PER_S, 40.0, 0.5, None))
+    device.heard(Sample(3 * NS_PER_S, None, 0.5, None))
+    device.heard(Sample(4 * NS_PER_S, 40.0, 0.5, None))
+    assert device.energy_j == pytest.approx(80.0)
+    assert device.unmetered_s == pytest.approx(2.0)
+
+
 def test_while_nobody_is_up_a_device_idles() -> None:
     """From its last sample until somebody reads again, and to the run's end where nobody does."""
     device, servers = shared()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time  # noqa: TID251 - sensors read real clocks
 from dataclasses import replace
@@ -103,6 +104,19 @@ def test_instant_and_average_power_are_two_readings() -> None:
     board.advance(0.5)
     assert sensor.sample().power_w == pytest.approx(board.busy_w, rel=0.01)
     assert sensor.details().power_average_w == pytest.approx((board.busy_w + board.idle_w) / 2, rel=0.02)
+
+
+def test_a_sensor_that_goes_leaves_no_buffers() -> None:
+    """The library would keep them for as long as the process lives; a lost device is no trouble then."""
+    board = FakeBoard(HOPPER)
+    nvml = FakeNvml(board)
+    for _ in range(3):
+        sensor = NvmlSensor(nvml, Handle(board), board.now_ns)
+        sensor.details()
+        assert len(nvml._buffers) == 2
+        del sensor
+        gc.collect()
+        assert nvml._buffers == {}
 
 
 def test_gpm_tells_shares_between_looks() -> None:
@@ -253,11 +267,21 @@ def test_a_board_says_what_it_is() -> None:
         "memory_clock_mhz": "2600",
         "temperature_c": "41",
         "power_limit_mw": "500000",
+        "compute_mode": "default",
         "mig_mode": "1",
         "throttling": "none",
     }
     old = FakeBoard(MAXWELL)
     assert set(facts) - set(board_facts(FakeNvml(old), Handle(old))) == {"mig_mode"}
+
+
+def test_the_limit_is_the_one_that_clips() -> None:
+    """Several may hold; an old library knows only the one that was set."""
+    board = FakeBoard(enforced_w=350.0, compute_mode=3)
+    facts = board_facts(FakeNvml(board), Handle(board))
+    assert (facts["power_limit_mw"], facts["compute_mode"]) == ("350000", "exclusive process")
+    old = FakeNvml(board, missing=("nvmlDeviceGetEnforcedPowerLimit",))
+    assert board_facts(old, Handle(board))["power_limit_mw"] == "500000"
 
 
 def test_other_processes_are_those_that_are_not_ours() -> None:

@@ -92,6 +92,13 @@ def validate(
     return main([verb, str(folder / "ready.yaml"), "--out", str(folder / "run"), *(["--quiet"] if quiet else [])])
 
 
+def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
+    """The other one is of simulation, where a profile tells it; an emulated device is played from its profile."""
+    (tmp_path / "ready.yaml").write_text(SCENARIO.replace("batch_limit: 16", "util_metric: sm, batch_limit: 16"))
+    with pytest.raises(InputError, match=r"servers.0.greedy.util_metric.*for simulation alone; use nvml"):
+        preflight.require_devices(load_scenario(tmp_path / "ready.yaml"))
+
+
 def test_what_fits_is_begun(tmp_path: Path, begun: list[str]) -> None:
     """So that the refusals below are of what they say."""
     assert validate(tmp_path) == 130

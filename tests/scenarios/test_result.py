@@ -165,6 +165,14 @@ def test_a_simulated_run_conserves_requests() -> None:
     assert total["total"] == pytest.approx((total["dynamic"] or 0) + (total["base"] or 0) + (total["idle"] or 0))
 
 
+def test_time_without_a_reading_is_flagged_where_it_matters() -> None:
+    """Of the device that has most of it; no run's first look tells anything, so a little is said to nobody."""
+    for unmetered_s, is_told in ((2.5, True), (0.05, False)):
+        found = summary(record(request(0, 3.0, 1.0), devices=(DeviceTotals("d", 9.0, 1.0, 3.0, 0.0, unmetered_s),)))
+        assert found["unmetered_share"] == unmetered_s / 10
+        assert ("for 25.00 % of the time a device's sensor told nothing" in format_result(found)) == is_told
+
+
 def test_what_was_extrapolated_is_flagged() -> None:
     """The device's share of the time with more batches at once than its profile knows; silence where there is none."""
     devices = (DeviceTotals("d", 1000.0, 10.0, 30.0, extrapolated_s=2.5), DeviceTotals("e", 1000.0, 10.0, 30.0))

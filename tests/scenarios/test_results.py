@@ -383,6 +383,7 @@ def row(
                 "censored": 0,
                 "decisions": 9,
                 "extrapolated_share": 0.0,
+                "unmetered_share": 0.0,
                 "moves_per_image": 0.5,
                 "kept": {"both": kept, "floor": 1.0, "p99_limit": kept},
                 "wall_s": 1.0,
