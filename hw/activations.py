@@ -93,6 +93,11 @@ class Activations:
         self._rows: dict[int, Row | Exception] = {}
 
     @property
+    def problems(self) -> dict[str, str]:
+        """What does not work as it should, in words."""
+        return {"copies": self._copies.problem} if self._copies is not None and self._copies.problem else {}
+
+    @property
     def moves_apart(self) -> bool:
         """Whether a move waits for its own copy, and so wants a thread of its own."""
         return self._copies is not None

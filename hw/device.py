@@ -5,8 +5,9 @@ It names devices and choices; it neither opens them (`hw.instances` does) nor me
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE, usable_cores
 from policies.errors import InputError, in_a_line
@@ -31,6 +32,9 @@ class DeviceSpec:
         dtype, channels_last: of weights and activations.
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
         vram_bytes: memory for instances; a load beyond it fails as `out_of_memory`.
+        slot_pools: on a GPU, activations lie in slots and are gathered by index (`hw.slots`).
+        apart_copies: on a GPU, arenas are pinned, and copies block nobody (`hw.copies`).
+        mailboxes: on a GPU, agents that share it write to each other's memory there (`hw.mailbox`).
     """
 
     kind: Literal["cpu", "cuda"] = "cpu"
@@ -43,6 +47,9 @@ class DeviceSpec:
     idle_w: float | None = None
     tdp_w: float | None = None
     vram_bytes: int = _CPU_BUDGET_BYTES
+    slot_pools: bool = False  # these three have not been seen on a GPU yet
+    apart_copies: bool = False
+    mailboxes: bool = False
 
     @property
     def physical(self) -> tuple[str, tuple[int, ...]]:
@@ -74,6 +81,11 @@ class DeviceSpec:
         """Power of a busy CPU device, given or assumed."""
         return self.tdp_w if self.tdp_w is not None else CPU_TDP_W_PER_CORE * len(self.physical[1])
 
+    def _ways(self) -> dict[str, str]:
+        ways = {"slot pools": self.slot_pools, "apart copies": self.apart_copies, "mailboxes": self.mailboxes}
+        on = [name for name, is_on in ways.items() if is_on]
+        return {"ways": ", ".join(on)} if on else {}
+
     def execution(self) -> dict[str, str]:
         """The execution path in words, for profiles and records."""
         import torch
@@ -85,10 +97,20 @@ class DeviceSpec:
             "torch": str(torch.__version__),
         }
         if self.kind == "cuda":
-            return {**common, "device": f"cuda:{self.index}"}
+            return {**common, "device": f"cuda:{self.index}", **MATHS, **self._ways(), **_connections()}
         cores = ",".join(map(str, self.cores)) or "any"
         kernels = {"threads": str(self.threads), "onednn": str(self.onednn), "nnpack": "False"}  # see `hw.instances`
         return {**common, "device": "cpu", "cores": cores, **kernels}
+
+
+MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "False"}
+"""How a GPU computes, set by `hw.instances.open_device`: torch's releases differ in what they begin with."""
+
+
+def _connections() -> dict[str, str]:
+    """What the environment says of a GPU's work."""
+    names = {"connections": "CUDA_DEVICE_MAX_CONNECTIONS", "tf32_override": "NVIDIA_TF32_OVERRIDE"}
+    return {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
 
 
 def require_torch_device(name: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hw import gpu
 from hw.activations import in_format, shares_memory
-from hw.device import DeviceSpec
+from hw.device import MATHS, DeviceSpec
 from hw.gpu import STREAMS, finish
 from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel
@@ -37,6 +37,10 @@ def open_device(device: DeviceSpec) -> torch.device:
         os.nice(_NICENESS)
     torch.set_num_threads(device.threads)
     if device.kind == "cuda":
+        is_tf32 = MATHS["tf32"] == "True"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
+        torch.backends.cudnn.benchmark = MATHS["cudnn_benchmark"] == "True"
+        torch.backends.cudnn.deterministic = MATHS["deterministic"] == "True"
         torch.cuda.set_device(device.index)
         torch.zeros(1, device="cuda")  # the context exists from here on
         return torch.device("cuda", device.index)

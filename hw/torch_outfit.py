@@ -7,19 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from hw.activations import Activations
 from hw.agents import AgentSpec
 from hw.arena import Arena
 from hw.benchmarks import Bench
+from hw.copies import Copies
 from hw.device import DeviceSpec
+from hw.gpu import CudaSharing
 from hw.instances import Instances, open_measured
 from hw.lanes import Tell
+from hw.mailbox import Mailbox, region_of
 from hw.networks import ModelFile
 from hw.outfit import Fitting
+from hw.slots import SlotPools
 from hw.telemetry import AbsentSensor, NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
 from hw.torch_lanes import TorchLanes, explain
 
 ARENA_BYTES = 1 << 26
+POOLS_BYTES = 1 << 29  # of all shapes of a network together
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +51,31 @@ class TorchOutfit:
         place, context_bytes = open_measured(device)
         model, _ = self.model.load()
         maker = Instances(model, self.model.path, device, place)
-        store = Activations(self.arenas, self.own, device, place)
+        store, mailbox, held_bytes = self._store(place)
         return Fitting(
             lanes=TorchLanes(maker, store, tell, clock_ns),
             sensor=partial(sensor_of, device),
             measure=Bench(maker, store).carry_out,
             explain=explain,
-            context_bytes=context_bytes,
-            execution=device.execution(),
+            context_bytes=context_bytes + held_bytes,
+            execution={**device.execution(), **store.problems},
             computes_here=device.kind == "cpu",
+            mailbox="" if mailbox is None else mailbox.handle,
         )
+
+    def _store(self, place: torch.device) -> tuple[Activations, Mailbox | None, int]:
+        """The agent's activations, its mailbox, and the device memory that it takes for both from the start."""
+        device, held_bytes = self.device, 0
+        pools = copies = mailbox = None
+        if device.kind == "cuda":
+            size_bytes = self.arenas[self.own].size_bytes
+            if device.slot_pools:
+                pools, held_bytes = SlotPools(POOLS_BYTES), held_bytes + POOLS_BYTES
+            if device.mailboxes:
+                mailbox, held_bytes = Mailbox(region_of(size_bytes, place), CudaSharing()), held_bytes + size_bytes
+            if device.apart_copies:
+                copies = Copies(self.arenas, place)
+        return Activations(self.arenas, self.own, device, place, pools, mailbox, copies), mailbox, held_bytes
 
 
 def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:

@@ -84,13 +84,16 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
         InputError: there is none such here.
     """
     path = profile.execution
-    cores = path.get("cores", "any")
+    cores, ways = path.get("cores", "any"), path.get("ways", "").split(", ")
     section = DeviceSection(
         kind=profile.device.kind,
         cores=() if cores == "any" else tuple(int(core) for core in cores.split(",")),
         threads=int(path.get("threads", "1")),
         onednn=path.get("onednn", "True") == "True",
         index=int(path.get("device", "cuda:0").partition(":")[2] or 0),
+        slot_pools="slot pools" in ways,
+        apart_copies="apart copies" in ways,
+        mailboxes="mailboxes" in ways,
         idle_w=profile.power.bare_idle_w,
         tdp_w=profile.power.cap_w,
     )

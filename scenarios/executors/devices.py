@@ -60,6 +60,9 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
         threads=section.threads,
         onednn=section.onednn,
         index=section.index,
+        slot_pools=section.slot_pools,
+        apart_copies=section.apart_copies,
+        mailboxes=section.mailboxes,
         idle_w=section.idle_w,
         tdp_w=section.tdp_w,
     )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -157,6 +157,9 @@ class ModelSection(StrictModel):
 MOST_SLOWDOWN = 1e6
 
 
+_OF_A_GPU: Final = ("slot_pools", "apart_copies", "mailboxes")
+
+
 class DeviceSection(StrictModel):
     """A device of this machine, for calibration and for runs on real executors; or one that is emulated.
 
@@ -175,6 +178,11 @@ class DeviceSection(StrictModel):
     threads: Count = Field(1, description="threads of one forward pass")
     onednn: bool = Field(True, description="whether torch may use oneDNN on a CPU")
     index: Whole = Field(0, description="which GPU")
+    slot_pools: bool = Field(False, description="of a GPU, not tried on one yet: activations lie in slots")
+    apart_copies: bool = Field(False, description="of a GPU, not tried on one yet: copies block nobody")
+    mailboxes: bool = Field(
+        False, description="of a GPU, not tried on one yet: servers that share it move activations without the host"
+    )
     idle_w: NonNegative | None = Field(
         None, description="idle power where no sensor tells; null for the kind's default"
     )
@@ -188,6 +196,8 @@ class DeviceSection(StrictModel):
         if self.emulated is None:
             if "slowdown" in self.model_fields_set:
                 raise ValueError("slowdown is of an emulated device; leave it out, or name the profile: emulated")
+            if self.kind != "cuda" and (ways := [name for name in _OF_A_GPU if getattr(self, name)]):
+                raise ValueError(f"{', '.join(ways)}: of a GPU alone; leave it out, or give kind: cuda")
             return self
         if others := sorted(self.model_fields_set - {"emulated", "slowdown", "cores"}):
             raise ValueError(f"an emulated device takes emulated, slowdown and cores; leave out {', '.join(others)}")

@@ -9,7 +9,9 @@ import sys
 import pytest
 import torch
 
-from hw.gpu import Streams, give_back, is_broken, lacks_memory
+from hw.device import MATHS, DeviceSpec
+from hw.gpu import CudaSharing, Streams, give_back, is_broken, lacks_memory
+from hw.mailbox import region_of
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -73,9 +75,32 @@ def test_memory_is_given_back_where_there_is_little(
     assert bool(asked) == given_back
 
 
+def test_how_a_gpu_computes_is_in_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch would choose by release or by environment, and which ways are on; of a CPU nothing of it."""
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    plain = DeviceSpec(kind="cuda").execution()
+    assert plain.items() >= {**MATHS, "connections": "32", "tf32_override": "0"}.items()
+    assert "ways" not in plain
+    assert DeviceSpec(kind="cuda", slot_pools=True, mailboxes=True).execution()["ways"] == "slot pools, mailboxes"
+    assert not {*MATHS, "connections", "ways"} & set(DeviceSpec().execution())
+
+
 def test_devices_are_counted_as_their_sensors_are() -> None:
     """Whatever the environment says of the order; of other things it may say what it likes."""
     code = "import hw, os; print(os.environ['CUDA_DEVICE_ORDER'], os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
     told = {**os.environ, "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_DEVICE_MAX_CONNECTIONS": "4"}
     done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["PCI_BUS_ID", "4"]
+
+
+@pytest.mark.gpu
+def test_a_mailbox_is_opened_in_another_process() -> None:
+    """What is written there by one is read by the other."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    region = region_of(4096, torch.device("cuda", 0)).zero_()
+    handle = CudaSharing().share(region)
+    code = f"from hw.gpu import CudaSharing; CudaSharing().open({handle!r})[8:16].fill_(7)"
+    subprocess.run([sys.executable, "-c", code + "; import torch; torch.cuda.synchronize()"], check=True)
+    assert region[6:18].tolist() == [0, 0, *[7] * 8, 0, 0]

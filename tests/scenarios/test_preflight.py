@@ -94,6 +94,7 @@ def validate(
 
 def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
     """The other one is of simulation, where a profile tells it; an emulated device is played from its profile."""
+    (tmp_path / "a.yaml").write_text(worlds.profile("a").to_yaml())
     (tmp_path / "ready.yaml").write_text(SCENARIO.replace("batch_limit: 16", "util_metric: sm, batch_limit: 16"))
     with pytest.raises(InputError, match=r"servers.0.greedy.util_metric.*for simulation alone; use nvml"):
         preflight.require_devices(load_scenario(tmp_path / "ready.yaml"))

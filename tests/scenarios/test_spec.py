@@ -142,6 +142,11 @@ MISTAKES = {
         "device: {slowdown: 2}, profile: fast.yaml",
         ["cluster.servers.0.device", "slowdown is of an emulated device"],
     ),
+    "a GPU's way on a CPU": (
+        "profile: fast.yaml",
+        "device: {slot_pools: true}, profile: fast.yaml",
+        ["cluster.servers.0.device", "slot_pools: of a GPU alone", "kind: cuda"],
+    ),
     "threads of an emulated device": (
         "profile: fast.yaml",
         "device: {emulated: fast.yaml, threads: 2}",
