@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -50,6 +50,44 @@ def give_back(place: torch.device, memory: Callable[[torch.device], tuple[int, i
     free_bytes, total_bytes = memory(place)
     if free_bytes < LITTLE_FREE * total_bytes:
         torch.cuda.empty_cache()
+
+
+def unserved(capability: tuple[int, int], built_for: Sequence[str]) -> str:
+    """Why an installed torch can't compute on a GPU, with a remedy; empty where it can.
+
+    Args:
+        capability: of the GPU, (major, minor).
+        built_for: what `torch.cuda.get_arch_list` says: `sm_80` runs on 8.0 and later 8.x, `sm_90a` on 9.0 alone,
+            `compute_90` on all from 9.0 on.
+    """
+    major, minor = capability
+    for name in built_for:
+        kind, _, number = name.partition("_")
+        found = divmod(int(number.rstrip("af")), 10)
+        is_later = found <= capability and (kind == "compute" or found[0] == major)
+        if found == capability or (is_later and not number.endswith("a")):
+            return ""
+    what = f"torch {torch.__version__} is built for {', '.join(built_for) or 'no GPU'}, this one is sm_{major}{minor}"
+    return f"{what}; {_REMEDY_OF_OLD if _OLDEST <= capability < _TURING else 'install a torch that is built for it'}"
+
+
+_OLDEST: Final = (5, 0)
+_TURING: Final = (7, 5)
+_REMEDY_OF_OLD: Final = (
+    "Maxwell, Pascal and Volta are served by builds for CUDA 12.6 alone: install one, such as torch 2.10 (cu126)"
+)
+
+
+def refused_by_mode(mode: str, agents: int) -> str:
+    """Why a GPU in this compute mode can't serve so many agents, with a remedy; empty where it can."""
+    if mode == "prohibited":
+        return "its compute mode is 'prohibited'; an administrator may set it: nvidia-smi -c DEFAULT"
+    if mode == "exclusive process" and agents > 1:
+        return (
+            f"its compute mode is 'exclusive process', and {agents} processes are to use it; an administrator may "
+            "set it: nvidia-smi -c DEFAULT"
+        )
+    return ""
 
 
 class CudaSharing:

@@ -15,7 +15,7 @@ from policies.errors import InputError
 from policies.files import set_aside
 from scenarios.executors.calibrate import calibrate_device
 from scenarios.executors.checking import SERVING_S, with_serving
-from scenarios.executors.devices import EMULATED, chosen_devices, emulated_section
+from scenarios.executors.devices import CALIBRATING, EMULATED, chosen_devices, emulated_section, require_served
 from scenarios.executors.emulation import played
 from scenarios.files.documents import write_text
 from scenarios.files.reading import as_made
@@ -80,6 +80,8 @@ def _local(arguments: Namespace, network: Network | None, budget_s: float) -> It
     file = ModelFile(arguments.model, network)
     model_costs(file)
     for asked, device in chosen_devices(arguments.device):
+        if device.kind == "cuda":
+            require_served(device.index, CALIBRATING, "--device", "")
         name, section = asked.replace(":", ""), device_section(device)
         yield _subject(arguments, budget_s, asked, name, section, file=file, device=device, peer=device)
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from hw.device import DeviceSpec, local_devices
+from hw.gpu import refused_by_mode, unserved
+from hw.telemetry import load_nvml, nvml_handle
+from hw.telemetry.nvml import board_facts
 from policies.errors import InputError
 from scenarios.files.reading import read_profile
 from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
 
 EMULATED = "emulated:"
+CALIBRATING: Final = 2  # processes on a device: what serves is measured beside another one
 
 
 def emulated_section(wanted: str) -> DeviceSection:
@@ -50,6 +55,20 @@ def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
             "--device", "", f"no device {wanted!r} here; allowed are {', '.join(named)}, or {EMULATED}PROFILE"
         )
     return chosen
+
+
+def require_served(index: int, agents: int, source: str, key: str) -> None:
+    """A GPU that is here must be one that the installed torch computes on, and that so many processes may use.
+
+    Raises:
+        InputError: it is not; it says what would help.
+    """
+    problem = unserved(torch.cuda.get_device_capability(index), torch.cuda.get_arch_list())
+    nvml = load_nvml()
+    if nvml is not None and not problem:
+        problem = refused_by_mode(board_facts(nvml, nvml_handle(nvml, index)).get("compute_mode", ""), agents)
+    if problem:
+        raise InputError(source, key, f"cuda:{index} ({torch.cuda.get_device_name(index)}): {problem}")
 
 
 def device_spec(section: DeviceSection) -> DeviceSpec:

@@ -19,7 +19,7 @@ from hw.telemetry import usable_cores
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
-from scenarios.executors.devices import device_of, gpu_bytes
+from scenarios.executors.devices import device_of, gpu_bytes, require_served
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import read_profile
 from scenarios.files.router_names import require_distinct_names
@@ -45,22 +45,24 @@ def require_devices(scenario: Scenario) -> None:
             raise InputError(scenario.name, f"cluster.servers.{index}.greedy.util_metric", problem)
         if server.device is None:
             continue
-        require_device(server.device, scenario.name, f"cluster.servers.{index}.device")
+        agents = sum(other.shares_device_with == server.name for other in scenario.cluster.named_servers) + 1
+        require_device(server.device, scenario.name, f"cluster.servers.{index}.device", agents)
 
 
-def require_device(device: DeviceSection, source: str, key: str) -> None:
-    """A device must be in this machine; raises `InputError` where it is not, which says what is here."""
+def require_device(device: DeviceSection, source: str, key: str, agents: int = 1) -> None:
+    """A device must be in this machine, and serve so many agents; raises `InputError`, which says what is here."""
     if device.kind == "cuda":
-        _require_gpu(device.index, source, key)
+        _require_gpu(device.index, agents, source, key)
     else:
         _require_cores(device.cores, source, key)
 
 
-def _require_gpu(index: int, source: str, key: str) -> None:
+def _require_gpu(index: int, agents: int, source: str, key: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
         here = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else "none is here; use kind: cpu"
         raise InputError(source, f"{key}.index", f"no cuda:{index} in this machine; {here}")
+    require_served(index, agents, source, f"{key}.index")
 
 
 def _require_cores(cores: Sequence[int], source: str, key: str) -> None:

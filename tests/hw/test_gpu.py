@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from hw.device import MATHS, DeviceSpec
-from hw.gpu import CudaSharing, Streams, give_back, is_broken, lacks_memory
+from hw.gpu import CudaSharing, Streams, give_back, is_broken, lacks_memory, refused_by_mode, unserved
 from hw.mailbox import region_of
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -44,6 +45,44 @@ def test_torchs_own_word_for_a_broken_context_is_heard() -> None:
         pytest.skip("this torch has no AcceleratorError")
     assert is_broken(told("a word that nobody knows"))
     assert not is_broken(told("CUDA error: out of memory"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "problem"),
+    [
+        ((9, 0), ["sm_75", "sm_80", "sm_90"], ""),
+        ((8, 9), ["sm_75", "sm_80", "sm_90"], ""),  # kernels of 8.0 run on 8.9
+        ((10, 3), ["sm_90", "sm_100f", "compute_120"], ""),
+        ((10, 3), ["sm_90", "sm_100a", "compute_120"], "sm_103; install"),
+        ((12, 1), ["sm_90", "compute_90"], ""),  # compiled when it is loaded
+        ((5, 2), ["sm_75", "sm_80", "compute_90"], "sm_52; .*for CUDA 12.6 alone: .*torch 2.10"),
+        ((7, 0), ["sm_75"], "sm_70; Maxwell, Pascal and Volta"),
+        ((3, 5), ["sm_75"], "sm_35; install a torch that is built for it"),
+        ((12, 0), ["sm_75", "sm_90"], "sm_120; install a torch that is built for it"),
+        ((9, 0), [], "built for no GPU, this one is sm_90"),
+    ],
+)
+def test_a_gpu_that_the_installed_torch_was_not_built_for_is_known(
+    capability: tuple[int, int], built_for: list[str], problem: str
+) -> None:
+    """A GTX 980 Ti is told what still serves it; who is served is told nothing."""
+    found = unserved(capability, built_for)
+    assert re.search(problem, found) if problem else found == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "agents", "is_refused"),
+    [
+        ("default", 4, False),
+        ("", 4, False),
+        ("exclusive process", 1, False),
+        ("exclusive process", 2, True),
+        ("prohibited", 1, True),
+    ],
+)
+def test_a_mode_that_refuses_processes_is_known(mode: str, agents: int, is_refused: bool) -> None:
+    """With what an administrator can do about it."""
+    assert ("nvidia-smi -c DEFAULT" in refused_by_mode(mode, agents)) == is_refused
 
 
 def test_streams_are_used_again_and_shared_by_nobody() -> None:

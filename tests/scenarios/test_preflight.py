@@ -31,6 +31,7 @@ from scenarios.job import comparison, network, profiles, run, validation
 from scenarios.metrics import fidelity
 from scenarios.runs import parallel
 from tests import worlds
+from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
@@ -90,6 +91,34 @@ def validate(
     (folder / "a.yaml").write_text(profile.to_yaml())
     (folder / "ready.yaml").write_text(SCENARIO.replace(old, new, 1) if old else SCENARIO)
     return main([verb, str(folder / "ready.yaml"), "--out", str(folder / "run"), *(["--quiet"] if quiet else [])])
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *built_for: str) -> None:
+    """As far as torch says."""
+    for name, told in {
+        "is_available": True,
+        "device_count": 1,
+        "get_device_name": "GeForce GTX 980 Ti",
+        "get_device_capability": capability,
+        "get_arch_list": list(built_for),
+    }.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, told=told: told)
+
+
+def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old one by what torch was built for; one for a single process by the servers that are to share it."""
+    board = FakeBoard(compute_mode=3)
+    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: FakeNvml(board))
+    pretend_gpu(monkeypatch, (5, 2), "sm_50", "sm_90")
+    device = DeviceSection(kind="cuda")
+    preflight.require_device(device, "mine.yaml", "servers.0.device")
+    with pytest.raises(InputError, match=r"GTX 980 Ti.*'exclusive process', and 2 processes"):
+        preflight.require_device(device, "mine.yaml", "servers.0.device", agents=2)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_90"])
+    with pytest.raises(InputError, match=r"mine.yaml: servers.0.device.index: cuda:0 \(GeForce GTX 980 Ti\): .*sm_52"):
+        preflight.require_device(device, "mine.yaml", "servers.0.device")
 
 
 def test_executors_read_one_utilization_alone(tmp_path: Path) -> None:
@@ -276,8 +305,7 @@ def test_a_cap_below_a_gpus_context_is_refused_before_any_work(
 
     monkeypatch.setattr(network, "train_model", note)
     monkeypatch.setattr(profiles, "calibrate_device", note)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    pretend_gpu(monkeypatch, (9, 0), "sm_90")
     monkeypatch.setattr(preflight, "context_bytes", lambda device: 600_000_000 if device.kind == "cuda" else 0)
     device = f"vram_gb: 6, cores: [{usable_cores()[0]}]"
     text = calibrated_here(SCENARIO).replace(device, "vram_gb: 6, kind: cuda")
