@@ -81,12 +81,14 @@ def serve(
     previous_width: float,
     padded: int,
     memory_format: torch.memory_format,
+    launched: Callable[[], object] | None = None,
 ) -> Tensor:
     """One batch, from single activations to its outputs on an idle device: what is timed is what serves.
 
     Args:
         rows: n images, or activations of one shape.
         padded: the batch size that the device sees, zeros beyond n.
+        launched: called when all is asked of the device, before it is waited for.
 
     Returns:
         (n, ...) outputs in memory of their own; whoever keeps a single row keeps them all.
@@ -97,6 +99,8 @@ def serve(
     y = instance.run(in_format(x, memory_format), width, previous_width)
     if shares_memory(x, y):  # the inputs' place will be written to again
         y = y.clone()
+    if launched is not None:
+        launched()
     finish(y.device)  # the last of all: from here on any thread may read it
     return y[: len(rows)]
 

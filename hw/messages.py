@@ -393,8 +393,10 @@ class BenchmarkResult(Message, frozen=True):
 
     Attributes:
         samples_s: for each pass, stacking and the wait for the device included.
-        wall_s, cpu_s: of the whole loop, and the CPU time the process used meanwhile.
-        waited_s: how long the process's threads were ready to run but had no core; 0 where the system does not tell.
+        wall_s, cpu_s: of the whole loop, and the CPU time the process used meanwhile; on a GPU that of launching the
+            passes, for a wait for the device spins.
+        waited_s: how long the process's threads were ready to run but had no core, on a GPU while passes ran; 0 where
+            the system does not tell.
         references_s: for each pass the CPU time of a fixed piece of work beside it (the longer of those before and
             after), which tells how fast the core ran; empty on a GPU.
         sampled: what the device's sensor showed every period of it, where the agent alone can read it; else empty.

@@ -1,0 +1,64 @@
+"""What a pass on a GPU takes of its host; the wait for the device here is one that spins, as CUDA's does."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - CPU time is what is measured
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hw.benchmarks import alone
+from hw.device import DeviceSpec
+from hw.instances import Instances
+from hw.messages import Benchmark, BenchmarkPoint, BenchmarkResult
+from hw.slimresnet import SlimResNet
+
+SPUN_S = 0.01
+REPEATS = 5
+
+
+@pytest.fixture
+def spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin(place: torch.device) -> None:
+        end_s = time.thread_time() + SPUN_S
+        while time.thread_time() < end_s:
+            pass
+
+    monkeypatch.setattr("hw.instances.finish", spin)
+
+
+def _timed(model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> BenchmarkResult:
+    instances = Instances(model, path, DeviceSpec(channels_last=False), torch.device("cpu"))
+    if kind == "cuda":  # as far as the loop knows; tensors stay where they are
+        monkeypatch.setattr(instances, "place", SimpleNamespace(type="cuda"))
+        monkeypatch.setattr("hw.benchmarks.Lane", lambda device, place: InThread())
+        monkeypatch.setattr(instances, "make", lambda segment, width: model.instance(segment, width))
+        rows = [(torch.randn(1, 1, 8, 8), 0)]
+        monkeypatch.setattr(instances, "inputs", lambda *_: rows)
+    point = BenchmarkPoint(1, 1.0, 0.0, 1)
+    return alone(instances, Benchmark(point, 2, REPEATS, 0.0))
+
+
+class InThread:
+    """A lane without a stream: jobs are done at once."""
+
+    def submit(self, job: object) -> None:
+        assert callable(job)
+        with torch.inference_mode():
+            job()
+
+    def stop(self) -> None:
+        """Nothing is left."""
+
+
+@pytest.mark.usefixtures("spinning")
+def test_the_wait_for_a_gpu_is_no_work_of_its_host(
+    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same loop on a CPU counts all of it."""
+    on_gpu, on_cpu = (_timed(model, path, monkeypatch, kind) for kind in ("cuda", "cpu"))
+    spun_s = REPEATS * SPUN_S
+    assert 0 < on_gpu.cpu_s < 0.5 * spun_s < spun_s <= on_cpu.cpu_s
+    assert min(on_gpu.samples_s) >= SPUN_S
