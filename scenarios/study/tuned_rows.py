@@ -82,13 +82,17 @@ def router_file_of(scenario: Path, kind: str) -> Path:
 
 
 def digest_of(scenario: Scenario) -> str:
-    """Of what decides a scenario's rows; files by their names alone, so that it is the same on every machine."""
+    """Of what decides a scenario's rows; files by their names alone, so that it is the same on every machine.
+
+    Keys at their defaults count for nothing: a key that is new changes no scenario that does not use it.
+    """
     rest: dict[str, Any] = {
         "compare": {"routers"},
         "validate_": True,
         "training": True,
     }  # rows name their routers, which are tuned
-    told = with_paths(scenario, lambda path: Path(path).name).model_dump(mode="json", exclude=rest)
+    named = with_paths(scenario, lambda path: Path(path).name)
+    told = named.model_dump(mode="json", exclude=rest, exclude_defaults=True)
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

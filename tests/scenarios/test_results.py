@@ -21,6 +21,7 @@ from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
 from scenarios.files.documents import write_json
 from scenarios.files.router_names import read_rule, write_rule
+from scenarios.files.spec import Scenario
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuned_files import load_of, note_failure
 from scenarios.learn.tuning import Tuning
@@ -770,6 +771,20 @@ def test_fronts_and_decision_times_are_on_the_page_where_they_were_made() -> Non
     without = results_page(four_cases(), NOTES)
     assert "## Energy against p99" not in without
     assert "## Is a faster router" not in without
+
+
+class Later(Scenario):
+    """A scenario of a later version, which knows one key more."""
+
+    another_key: int = 3
+
+
+def test_a_key_that_is_new_makes_no_other_state_of_who_does_not_use_it(made: Made) -> None:
+    """Else each new key would make all stored tables stale."""
+    now = read_case(made.folder / "main-tiny.yaml").scenario
+    told = now.model_dump(by_alias=True, exclude_unset=True)
+    assert digest_of(Later.model_validate(told)) == digest_of(now)
+    assert digest_of(Later.model_validate({**told, "another_key": 4})) != digest_of(now)
 
 
 def test_a_table_of_another_state_of_a_scenario_is_not_shown(made: Made, tmp_path: Path) -> None:
