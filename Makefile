@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test parity fuzz lint profiles results routers bench bench-peers bench-sb3 clean
+.PHONY: install quickstart test parity fuzz lint profiles results routers gpu bench bench-peers bench-sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +47,11 @@ results: install  ## docs/results.md: every main scenario and the paper's, all r
 
 routers: install  ## tunes the routers that results need and that have no file, or one of other settings; goes on if interrupted; FORCE=1 all of them again (hours)
 	$(BIN)/python -m scenarios.study tune --jobs $(JOBS) $(if $(FORCE),--force)
+
+GPU_PYTHON ?= python3
+
+gpu:  ## what only a GPU can tell, in nine minutes (docs/gpu-measurements.md); installs nothing; EMULATED=1 on the CPU
+	$(GPU_PYTHON) -m tests.gpu --seconds 530 --out $(or $(OUT),runs/gpu) $(if $(EMULATED),--emulated)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds

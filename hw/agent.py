@@ -14,7 +14,6 @@ import time  # noqa: TID251 - the hardware runs on the real clock
 import traceback
 from collections import deque
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Final
 
 from hw.clock import NEVER_NS
@@ -47,6 +46,7 @@ from hw.messages import (
 from hw.outfit import Outfit, Service
 from hw.port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.serving import Serving
+from hw.version import own_version
 from policies.vocabulary import BlockArrived
 
 _OF_BLOCKS: Final = (Deliver, Keep, Move, Release)
@@ -98,7 +98,7 @@ class Agent:
         sensor = fitting.sensor((os.getpid(),)).describe()
         ready = Ready(
             PROTOCOL,
-            version("slim-scheduler"),
+            own_version(),
             os.getpid(),
             fitting.context_bytes,
             dict(fitting.execution),

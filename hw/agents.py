@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Final, Protocol, Self, TypeVar
 
 from hw.arena import Arena
@@ -49,6 +48,7 @@ from hw.messages import (
 )
 from hw.outfit import Outfit, Service
 from hw.port import ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
+from hw.version import own_version
 from policies.errors import WorkError, in_a_line
 
 START_TIMEOUT_S: Final = 300.0
@@ -158,7 +158,7 @@ class AgentHandle(ABC):
 
     def note_ready(self, ready: Ready) -> None:
         """Its first words; raises `WorkError` where it speaks otherwise than this process."""
-        own = version("slim-scheduler")
+        own = own_version()
         if (ready.protocol, ready.version) != (PROTOCOL, own):
             problem = f"agent {self.spec.name} is of version {ready.version} (protocol {ready.protocol})"
             raise WorkError(f"{problem}, this is {own} (protocol {PROTOCOL}); install the same version on both")
@@ -270,9 +270,9 @@ class AgentHandle(ABC):
         self.start_together(points, duration_s)
         return self.finish_together()
 
-    def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> None:
-        """The first half of `benchmark_together`, so that several agents can run at once."""
-        self.send(BenchmarkTogether(tuple(points), duration_s))
+    def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float, begin_ns: int = 0) -> None:
+        """The first half of `benchmark_together`, so that several agents can run at once, from `begin_ns` on."""
+        self.send(BenchmarkTogether(tuple(points), duration_s, begin_ns))
 
     def finish_together(self) -> TogetherResult:
         """The second half."""

@@ -245,7 +245,15 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
     """Points at the same time, each in an instance and a thread of its own: how many passes each finished."""
     results: dict[int, ConcurrentResult] = {}
     cpu_ns: list[int] = []
-    barrier = threading.Barrier(len(message.points), action=lambda: cpu_ns.append(time.process_time_ns()))
+    began_ns: list[int] = []
+
+    def begin() -> None:
+        """In one thread, while the others wait: all are warm."""
+        time.sleep(max(0, message.begin_ns - time.monotonic_ns()) / 1e9)
+        began_ns.append(time.monotonic_ns())
+        cpu_ns.append(time.process_time_ns())
+
+    barrier = threading.Barrier(len(message.points), action=begin)
 
     def job(index: int, point: BenchmarkPoint) -> None:
         reference = _reference(instances)
@@ -269,7 +277,8 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
 
     _in_lanes(instances, [lambda i=i, p=p: job(i, p) for i, p in enumerate(message.points)])  # type: ignore[misc]
     used_s = (time.process_time_ns() - cpu_ns[0]) / 1e9
-    return TogetherResult(tuple(results[index] for index in range(len(message.points))), used_s)
+    ended_ns = began_ns[0] + round(1e9 * min(result.elapsed_s for result in results.values()))
+    return TogetherResult(tuple(results[i] for i in range(len(message.points))), used_s, began_ns[0], ended_ns)
 
 
 def _passes(instances: Instances, point: BenchmarkPoint, launches: _Launches | None = None) -> Generator[None]:

@@ -212,10 +212,14 @@ class Benchmark(Message, frozen=True):
 
 
 class BenchmarkTogether(Message, frozen=True):
-    """Run points at the same time, each in an instance of its own, over and over for `duration_s`."""
+    """Run points at the same time, each in an instance of its own, over and over for `duration_s`.
+
+    `begin_ns`: not before this reading of the host's monotonic clock, so that several agents begin together.
+    """
 
     points: tuple[BenchmarkPoint, ...]
     duration_s: float
+    begin_ns: int = 0
 
 
 class BenchmarkDispatch(Message, frozen=True):
@@ -422,10 +426,17 @@ class ConcurrentResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TogetherResult(Message, frozen=True):
-    """The results of `BenchmarkTogether`, in order of its points; `cpu_s` is the process's CPU time meanwhile."""
+    """The results of `BenchmarkTogether`, in order of its points.
+
+    Attributes:
+        cpu_s: the process's CPU time meanwhile.
+        began_ns, ended_ns: by the host's monotonic clock.
+    """
 
     results: tuple[ConcurrentResult, ...]
     cpu_s: float
+    began_ns: int = 0
+    ended_ns: int = 0
 
 
 class DispatchResult(Message, frozen=True):

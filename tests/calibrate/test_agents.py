@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import time  # noqa: TID251 - processes begin together in real time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 from calibrate import Calibration, Listener, calibrate, check_profile
+from calibrate.agents import LEADS_S, AgentBench
 from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
-from calibrate.measure import Progress
+from calibrate.measure import DISTURBED, Progress
+from calibrate.plan import Point
 from hw.device import DeviceSpec
+from hw.messages import BenchmarkPoint, ConcurrentResult, TogetherResult
 from hw.networks import ModelFile, save_model
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
@@ -62,6 +69,44 @@ def test_a_real_agent_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> 
     assert len(checked[CONCURRENCY_ERROR].pairs) == 1
     with pytest.raises(InputError, match=r"stamp\.execution\.onednn"):
         run(DeviceSpec(cores=device.cores, onednn=False))
+
+
+class Process:
+    """An agent that is ready a while after it was asked, and then runs for as long as was asked."""
+
+    def __init__(self, ready_s: float, asked_s: list[float]) -> None:
+        self.pid = os.getpid()
+        self._ready_s = ready_s
+        self._asked_s = asked_s
+        self._asked = (0, 0.0, 0)
+
+    def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float, begin_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        self._asked_s.append((begin_ns - now_ns) / 1e9 if begin_ns else 0.0)
+        self._asked = (len(points), duration_s, max(begin_ns, now_ns + round(self._ready_s * 1e9)))
+
+    def finish_together(self) -> TogetherResult:
+        count, duration_s, began_ns = self._asked
+        result = ConcurrentResult(9, duration_s)
+        return TogetherResult((result,) * count, 0.0, began_ns, began_ns + round(duration_s * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("ready_s", "tries", "is_disturbed"), [(0.0, 1, False), (0.1, 2, False), (0.5, 3, False), (5.0, 3, True)]
+)
+def test_processes_begin_together_or_the_set_is_no_good(ready_s: float, tries: int, is_disturbed: bool) -> None:
+    """With as much lead as the slower one needs; where none is enough the set counts as disturbed."""
+    asked_s: list[float] = []
+    agents = [Process(0.0, asked_s), Process(ready_s, asked_s)]
+    bench = AgentBench(cast(Any, agents[0]), None, cast(Any, None), 0, cast(Any, agents[1]))
+    found = bench.together([Point(1, 1.0, 0.0, 1)] * 3, 1.0, across=True)
+    assert len(found.members) == 3
+    assert len(asked_s[::2]) == tries
+    assert all(asked <= lead_s for asked, lead_s in zip(asked_s[::2], LEADS_S, strict=False))
+    assert (found.foreign_share > DISTURBED) == is_disturbed
+    asked_s.clear()
+    bench.together([Point(1, 1.0, 0.0, 1)] * 2, 1.0)
+    assert asked_s == [0.0]  # one process waits for nobody
 
 
 def test_senseless_requests_are_refused(model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import threading
 import time  # noqa: TID251 - the start of a run is a reading of the real clock
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ from hw.port import encode
 from hw.slimresnet import SlimResNet
 from hw.telemetry import process_cpu_s
 from hw.torch_outfit import TorchOutfit, torch_agents
+from hw.version import own_version
 from policies.errors import WorkError
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
@@ -741,3 +743,14 @@ def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
     thread.start()
     thread.join(WAIT_S)
     assert [message.transfer for message in router.receive() if isinstance(message, Moved)] == [7]
+
+
+def test_a_folder_that_nobody_installed_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image with torch and nothing else runs it from there."""
+    assert own_version() not in ("", "unknown")
+    monkeypatch.setattr("hw.version.version", _not_installed)
+    assert own_version() == "unknown"
+
+
+def _not_installed(name: str) -> str:
+    raise PackageNotFoundError(name)

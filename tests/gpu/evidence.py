@@ -1,0 +1,79 @@
+"""What was seen, kept after each check: `evidence.json` and `evidence.md`, whole at any time."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from scenarios.files.documents import write_json, write_text
+from scenarios.show.table import Table, columns, to_markdown
+
+SCHEMA: Final = "slimsched.gpu/1"
+ROOT: Final = Path(__file__).parents[2]
+Verdict = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        reason: why it failed or was skipped; empty where it passed.
+        numbers: what it measured, by name, units last.
+        took_s: of its process, the start included.
+    """
+
+    id: str
+    verdict: Verdict
+    reason: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    took_s: float = 0.0
+
+
+def stamps(place: str) -> dict[str, str]:
+    """Of what and where everything was seen."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = {
+        "place": place,
+        "commit": commit.stdout.strip() or "unknown",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+    }
+    return {**found, "gpu": torch.cuda.get_device_name(0)} if place == "cuda" else found
+
+
+def write(
+    folder: Path, command: str, told: Mapping[str, str], whats: Mapping[str, str], found: Sequence[Finding]
+) -> None:
+    """Both files, for all that was found so far.
+
+    Args:
+        command: that was given.
+        told: see `stamps`.
+        whats: what each check looks at, by its id.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    findings = [asdict(each) for each in found]
+    write_json(
+        folder / "evidence.json", {"schema": SCHEMA, "command": command, "stamps": dict(told), "found": findings}
+    )
+    rows = [
+        [each.id, whats[each.id], each.verdict, each.reason, _words(each.numbers), f"{each.took_s:.1f}"]
+        for each in found
+    ]
+    table = to_markdown(Table(columns("id", "what", "verdict", "reason", "numbers", "s"), rows))
+    heads = "\n".join(f"- {name}: {value}" for name, value in told.items())
+    write_text(folder / "evidence.md", f"# Evidence\n\n`{command}`\n\n{heads}\n\n{table}\n")
+
+
+def _words(numbers: Mapping[str, Any]) -> str:
+    return "; ".join(
+        f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in numbers.items()
+    )

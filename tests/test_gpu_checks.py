@@ -1,0 +1,111 @@
+"""`make gpu` on a machine without one: deadlines hold, evidence outlives a kill, and what a CPU can tell is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time  # noqa: TID251 - processes run in real time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu import __main__ as gpu
+from tests.gpu.checks import CHECKS
+from tests.gpu.evidence import ROOT, Finding
+
+PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
+SECONDS = 540
+FAKE = "tests.test_gpu_checks"  # this module, run by name, is a check's process
+TOLD = {"place": "nowhere"}
+
+
+def run(out: Path, *names: str, deadline_s: float = 5.0, seconds: float = 60.0) -> dict[str, Any]:
+    """Fake checks of these names; returns what each found."""
+    whats = dict.fromkeys(names, "something")
+    gpu.run(dict.fromkeys(names, deadline_s), whats, seconds, out, "this", TOLD, module=FAKE)
+    return {each["id"]: each for each in json.loads((out / "evidence.json").read_text())["found"]}
+
+
+def test_all_checks_fit_in_nine_minutes() -> None:
+    assert sum(check.deadline_s for check in CHECKS) <= SECONDS
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+
+
+def test_a_check_that_hangs_or_crashes_or_finds_something_is_told(tmp_path: Path) -> None:
+    """And the others are done all the same."""
+    found = run(tmp_path, "passes", "fails", "hangs", "crashes", "dies", deadline_s=3.0)
+    assert [found[name]["verdict"] for name in found] == ["passed", *["failed"] * 4]
+    assert found["passes"]["numbers"] == {"answer": 42}
+    assert found["hangs"]["reason"] == "not done within 3 s"
+    assert "ValueError: on purpose" in found["crashes"]["reason"]
+    assert "ended with -9" in found["dies"]["reason"]
+    assert "| passes | something | passed |" in (tmp_path / "evidence.md").read_text()
+
+
+def test_a_hanging_check_leaves_no_children(tmp_path: Path) -> None:
+    """It is killed with all that it has started."""
+    run(tmp_path, "has a child", deadline_s=3.0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "child").read_text()), 0)
+
+
+def test_what_no_longer_fits_is_skipped(tmp_path: Path) -> None:
+    found = run(tmp_path, "passes", "fails", deadline_s=100.0, seconds=99.0)
+    assert {each["verdict"] for each in found.values()} == {"skipped"}
+    assert re.fullmatch(r"\d+ s are left, it may take 100", found["fails"]["reason"])
+
+
+def test_evidence_survives_a_kill(tmp_path: Path) -> None:
+    """What was found before stays, whole."""
+    code = f"from pathlib import Path; from {FAKE} import run; run(Path({str(tmp_path)!r}), 'passes', 'hangs')"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    evidence = tmp_path / "evidence.json"
+    for _ in range(300):
+        if evidence.exists():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert [each["id"] for each in json.loads(evidence.read_text())["found"]] == ["passes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("A1", "passed"), ("A2", "skipped"), ("B2", "passed"), ("B5", "skipped")]
+)
+def test_what_a_cpu_can_tell_is_told(name: str, verdict: str, tmp_path: Path) -> None:
+    """The rest says that only a GPU can."""
+    assert gpu.main(["--emulated", "--only", name, "--out", str(tmp_path)]) == 0
+    (found,) = json.loads((tmp_path / "evidence.json").read_text())["found"]
+    assert (found["id"], found["verdict"]) == (name, verdict)
+    assert found["reason"].startswith("only a GPU has") == (verdict == "skipped")
+
+
+def test_the_page_tells_of_all_checks() -> None:
+    """As they are."""
+    rows = re.findall(r"^\| ([A-Z]\d) \| (.*) \| (.*) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(check.id, check.what, check.passes, f"{check.deadline_s:.0f}") for check in CHECKS]
+
+
+def _fake(name: str, out: Path) -> None:
+    """One of the checks above, in its own process."""
+    if name == "hangs":
+        time.sleep(600)
+    if name == "has a child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (out / "child").write_text(str(child.pid))
+        time.sleep(600)
+    if name == "crashes":
+        raise ValueError("on purpose")
+    if name == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    finding = Finding(name, "passed" if name == "passes" else "failed", numbers={"answer": 42})
+    print(gpu.MARK + json.dumps(finding.__dict__))
+
+
+if __name__ == "__main__":
+    _fake(sys.argv[sys.argv.index("--check") + 1], Path(sys.argv[sys.argv.index("--out") + 1]))
