@@ -208,12 +208,20 @@ class Extras:
         peer: moving activations to a second server.
         sibling: concurrency sets across two processes of the device.
         rise_s: how long after a step of the load the power sensor still shows what was before.
+        largest_bytes: of what a block may move.
     """
 
     power: bool
     peer: bool
     sibling: bool = False
     rise_s: float = 0.0
+    largest_bytes: int = 0
+
+    @property
+    def transfers(self) -> tuple[int, ...]:
+        """Sizes to move: up to the largest, for what is larger than all would be extrapolated."""
+        more = (self.largest_bytes,) if self.largest_bytes > TRANSFER_BYTES[-1] else ()
+        return (*TRANSFER_BYTES, *more) if self.peer else ()
 
 
 def make_plan(
@@ -372,7 +380,7 @@ def _plan(
     batches = tuple(sorted(ranked[: effort.batches]))
     once: list[Step] = [Hold(segment, width) for segment, width in sorted({key[:2] for key in keys})]
     once += [Dispatch(Point(*key, batches[0])) for key in _some(keys, 3, rng)]
-    once += [Transfer(size_bytes) for size_bytes in TRANSFER_BYTES if extras.peer]
+    once += [Transfer(size_bytes) for size_bytes in extras.transfers]
     solos: list[Step] = [Solo(Point(*key, batch)) for key in keys for batch in batches]
     solos += _held_out(keys, batches, effort, rng)
     sets = _sets(keys, batches, effort.sets, extras.sibling, rng)

@@ -22,6 +22,7 @@ from calibrate.stamps import OF_A_GPU, require_model
 from hw.device import DeviceSpec
 from hw.emulated import EmulatedDevice
 from hw.networks import ModelFile
+from hw.torch_outfit import ARENA_BYTES
 from policies.chance import stream
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
@@ -91,7 +92,8 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
         planned_s = max(0.0, budget_s - start_s(wanted.kind, budget_s, metered=ready.found.metered))
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
         has_peer, rise_s = wanted.peer is not None or played is not None, ready.bench.meter.rise_s
-        extras = Extras(power=ready.found.metered, peer=has_peer, sibling=not played, rise_s=rise_s)
+        largest_bytes = largest_transfer_bytes(costs, batch_limit)
+        extras = Extras(ready.found.metered, has_peer, not played, rise_s, largest_bytes)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         plan = replace(plan, order=LeastSure(costs.keys, Speed(seen.slowdown.full_s)))
@@ -148,6 +150,12 @@ def start_s(kind: str, budget_s: float, *, metered: bool) -> float:
     """
     has_sensor = metered and kind != "emulated"
     return START_S[kind] + (SELF_TEST_S + 2 * idle_look_s(budget_s) if has_sensor else 0.0)
+
+
+def largest_transfer_bytes(costs: ModelCosts, batch_limit: int) -> int:
+    """Of a block of this size, after the segment that leaves most; no more than fits in half of an arena."""
+    image_bytes = max(max(row) for row in costs.info.activation_bytes)
+    return min(batch_limit * image_bytes, ARENA_BYTES // 2)
 
 
 def idle_look_s(budget_s: float) -> float:

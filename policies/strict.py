@@ -165,6 +165,9 @@ def _require_bounded(text: str) -> None:
                 anchors[part.anchor] = (values - part.before, part.levels)
 
 
+_TOO_DEEP: Final = "maximum nesting depth"  # as PyYAML says it from 6.0.4 on
+
+
 class _RefusedError(yaml.MarkedYAMLError):
     """Valid YAML, and yet no document of ours."""
 
@@ -199,6 +202,8 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+        if _TOO_DEEP in problem:  # a scanner that looks far ahead refuses before we have counted
+            raise InputError(source, line, f"nested more than {MOST_LEVELS} levels deep") from None
         kind = "" if isinstance(error, _RefusedError) else "not valid YAML: "
         raise InputError(source, line, f"{kind}{problem}") from None
     if not isinstance(raw, dict):

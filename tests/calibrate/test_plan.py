@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibrate.costs import costs_of
 from calibrate.plan import (
     FEWEST_BATCHES,
     LAVISH,
+    TRANSFER_BYTES,
     Extras,
     Hold,
     Plan,
@@ -25,7 +27,11 @@ from calibrate.plan import (
     rank_batches,
     scouted_batches,
 )
+from calibrate.session import largest_transfer_bytes
+from hw.slimresnet import SlimResNet
+from hw.torch_outfit import ARENA_BYTES
 from tests.calibrate.fake import all_keys
+from tests.hw.worlds import TINY
 
 
 def plan(
@@ -191,6 +197,14 @@ def test_extras_are_measured_only_where_they_exist() -> None:
     assert kinds >= {Steady, Transfer}
 
 
+@pytest.mark.parametrize(("largest_bytes", "more"), [(0, ()), (1 << 20, ()), (8_400_000, (8_400_000,))])
+def test_transfers_go_up_to_the_largest_block(largest_bytes: int, more: tuple[int, ...]) -> None:
+    """What serving moves at once; without a second server nothing is moved."""
+    for peer, wanted in ((True, (*TRANSFER_BYTES, *more)), (False, ())):
+        steps = [p.step for p in plan(600.0, extras=Extras(False, peer, largest_bytes=largest_bytes)).steps]
+        assert {step.size_bytes for step in steps if isinstance(step, Transfer)} == set(wanted)
+
+
 @settings(max_examples=40)
 @given(st.integers(1, 300))
 def test_without_a_look_the_full_grid_is_ranked_by_gaps(limit: int) -> None:
@@ -211,3 +225,11 @@ def test_a_step_is_found_and_bracketed() -> None:
 def test_a_point_reads_as_segment_width_previous_batch() -> None:
     """Its text stands in the log."""
     assert str(Point(2, 0.5, 0.25, 8)) == "2/0.5/0.25/8"
+
+
+def test_the_largest_block_is_of_the_segment_that_leaves_most() -> None:
+    """Half of an arena at most."""
+    costs = costs_of(SlimResNet(TINY), "tiny", "0")
+    image_bytes = max(max(row) for row in costs.info.activation_bytes)
+    assert largest_transfer_bytes(costs, 32) == 32 * image_bytes
+    assert largest_transfer_bytes(costs, 10**9) == ARENA_BYTES // 2
