@@ -23,9 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.gpu import MARK
 from tests.gpu.evidence import ROOT, Finding, stamps, write
-
-MARK = "finding: "
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,36 @@
+"""Checks for `tests/test_gpu_checks.py`, each in its own process: one that is well, and several that are not.
+
+It opens no torch, so that deadlines of seconds can be tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time  # noqa: TID251 - it hangs
+from pathlib import Path
+
+from tests.gpu import MARK
+
+
+def look(name: str, out: Path) -> None:
+    """What the name says."""
+    if name == "hangs":
+        time.sleep(600)
+    if name == "has a child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (out / "child").write_text(str(child.pid))
+        time.sleep(600)
+    if name == "crashes":
+        raise ValueError("on purpose")
+    if name == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    verdict = "passed" if name == "passes" else "failed"
+    print(MARK + json.dumps({"id": name, "verdict": verdict, "reason": "", "numbers": {"answer": 42}, "took_s": 0.0}))
+
+
+if __name__ == "__main__":
+    look(sys.argv[sys.argv.index("--check") + 1], Path(sys.argv[sys.argv.index("--out") + 1]))
