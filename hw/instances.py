@@ -25,6 +25,7 @@ from hw.gpu import STREAMS, finish
 from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
+from hw.telemetry.nvml import process_vram_bytes
 
 _NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
 
@@ -54,7 +55,18 @@ def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
     """`open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
     before_bytes = _used_vram_bytes(device)
     place = open_device(device)
-    return place, max(0, _used_vram_bytes(device) - before_bytes)
+    if place.type == "cuda":
+        _open_libraries(place)
+    own_bytes = _own_vram_bytes(device)  # others may open the device at this very moment
+    return place, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
+
+
+def _open_libraries(place: torch.device) -> None:
+    """Those that a first pass would load: they are as much a part of a context as what CUDA takes itself."""
+    x = F.group_norm(F.conv2d(torch.ones(1, 8, 4, 4, device=place), torch.ones(8, 8, 3, 3, device=place)), 2)
+    F.linear(x.flatten(1), torch.ones(4, x[0].numel(), device=place))
+    finish(place)
+    torch.cuda.empty_cache()
 
 
 def context_bytes(device: DeviceSpec) -> int:
@@ -66,6 +78,12 @@ def context_bytes(device: DeviceSpec) -> int:
             return pool.submit(open_measured, device).result()[1]
         except (RuntimeError, OSError):  # who works on it says why
             return 0
+
+
+def _own_vram_bytes(device: DeviceSpec) -> int | None:
+    """This process's memory on a GPU; None where NVML does not tell it: in a container it has another number."""
+    nvml = load_nvml() if device.kind == "cuda" else None
+    return None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
 
 
 def _used_vram_bytes(device: DeviceSpec) -> int:

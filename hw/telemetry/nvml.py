@@ -281,6 +281,13 @@ def other_processes(nvml: Any, handle: Any, own: Sequence[int]) -> list[int] | N
     return None if processes is None else [process.pid for process in processes if process.pid not in own]
 
 
+def process_vram_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
+    """What a process holds on the device; None where NVML does not know it, or not how much."""
+    processes = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses")) or ()
+    found = [process.usedGpuMemory for process in processes if process.pid == pid]
+    return int(found[0]) if found and found[0] is not None else None
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessShare:
     """The share of the multiprocessors' time that a process had over the last while, and when that was seen."""

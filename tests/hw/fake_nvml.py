@@ -71,6 +71,8 @@ class FakeBoard:
     power_mw: Callable[[float], float] = lambda milliwatts: milliwatts
     utilization_pct: Callable[[float], float] = lambda percent: percent
     processes: list[int] = field(default_factory=list)
+    process_bytes: dict[int, int | None] = field(default_factory=dict)
+    vram_used_bytes: int = 1 << 30
     used_pct: dict[int, int] = field(default_factory=dict)
     load: float = 0.0
     lost: bool = False
@@ -259,8 +261,8 @@ class FakeNvml:
         return SimpleNamespace(gpu=board.utilization_pct(round(100 * board.busy_share())), memory=5)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any:
-        self._require(handle, "nvmlDeviceGetMemoryInfo")
-        return SimpleNamespace(total=8 << 30, used=1 << 30, free=7 << 30)
+        used = self._require(handle, "nvmlDeviceGetMemoryInfo").vram_used_bytes
+        return SimpleNamespace(total=8 << 30, used=used, free=(8 << 30) - used)
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, kind: int) -> int:
         self._require(handle, "nvmlDeviceGetClockInfo")
@@ -282,7 +284,9 @@ class FakeNvml:
         if "nvmlDeviceGetComputeRunningProcesses_v3" in self.missing:
             raise pynvml.NVMLLibraryMismatchError("Unversioned function called and the versions do not match")
         board = self._require(handle, "nvmlDeviceGetComputeRunningProcesses")
-        return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 20) for pid in board.processes]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=board.process_bytes.get(pid, 1 << 20)) for pid in board.processes
+        ]
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, since_us: int) -> list[Any]:
         board = self._require(

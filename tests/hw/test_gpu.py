@@ -12,7 +12,9 @@ import torch
 
 from hw.device import MATHS, DeviceSpec
 from hw.gpu import CudaSharing, Streams, give_back, is_broken, lacks_memory, refused_by_mode, unserved
+from hw.instances import open_measured
 from hw.mailbox import region_of
+from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -143,3 +145,21 @@ def test_a_mailbox_is_opened_in_another_process() -> None:
     code = f"from hw.gpu import CudaSharing; CudaSharing().open({handle!r})[8:16].fill_(7)"
     subprocess.run([sys.executable, "-c", code + "; import torch; torch.cuda.synchronize()"], check=True)
     assert region[6:18].tolist() == [0, 0, *[7] * 8, 0, 0]
+
+
+@pytest.mark.parametrize(("told", "wanted"), [(600 << 20, 600 << 20), (None, 1100 << 20)])
+def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another one opens the device meanwhile; where nobody tells by process it is what the device lost."""
+    board = FakeBoard(processes=[os.getpid(), 1], process_bytes={os.getpid(): told}, vram_used_bytes=1 << 30)
+    opened: list[torch.device] = []
+
+    def open_device(device: DeviceSpec) -> torch.device:
+        board.vram_used_bytes += 1100 << 20  # this one's and another one's
+        return PLACE
+
+    monkeypatch.setattr("hw.instances.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr("hw.instances.open_device", open_device)
+    monkeypatch.setattr("hw.instances._open_libraries", opened.append)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert open_measured(DeviceSpec(kind="cuda")) == (PLACE, wanted)
+    assert opened == [PLACE]
