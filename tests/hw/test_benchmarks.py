@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hw.benchmarks import alone
+from hw.activations import Activations
+from hw.benchmarks import Bench, alone
 from hw.device import DeviceSpec
 from hw.instances import Instances
-from hw.messages import Benchmark, BenchmarkPoint, BenchmarkResult
+from hw.messages import Benchmark, BenchmarkLoad, BenchmarkPoint, BenchmarkResult
 from hw.slimresnet import SlimResNet
 
 SPUN_S = 0.01
@@ -62,3 +63,20 @@ def test_the_wait_for_a_gpu_is_no_work_of_its_host(
     spun_s = REPEATS * SPUN_S
     assert 0 < on_gpu.cpu_s < 0.5 * spun_s < spun_s <= on_cpu.cpu_s
     assert min(on_gpu.samples_s) >= SPUN_S
+
+
+def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
+    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody will unload it."""
+    device, place = DeviceSpec(channels_last=False), torch.device("cpu")
+    instances = Instances(model, path, device, place)
+    bench = Bench(instances, Activations((), 0, device, place))
+
+    def broken(*_: object) -> int:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr("hw.benchmarks._workspace_bytes", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        bench.carry_out(BenchmarkLoad(1, 1, 1.0, False, 8))
+    assert instances.used_bytes == 0
