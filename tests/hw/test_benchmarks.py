@@ -16,7 +16,7 @@ from hw.instances import Instances
 from hw.messages import Benchmark, BenchmarkLoad, BenchmarkPoint, BenchmarkResult
 from hw.slimresnet import SlimResNet
 
-SPUN_S = 0.01
+SPUN_S = 0.03
 REPEATS = 5
 
 
@@ -61,7 +61,7 @@ def test_the_wait_for_a_gpu_is_no_work_of_its_host(
     """The same loop on a CPU counts all of it."""
     on_gpu, on_cpu = (_timed(model, path, monkeypatch, kind) for kind in ("cuda", "cpu"))
     spun_s = REPEATS * SPUN_S
-    assert 0 < on_gpu.cpu_s < 0.5 * spun_s < spun_s <= on_cpu.cpu_s
+    assert 0 < on_gpu.cpu_s < 0.7 * spun_s < 0.9 * spun_s < on_cpu.cpu_s
     assert min(on_gpu.samples_s) >= SPUN_S
 
 
