@@ -96,12 +96,20 @@ class AgentBench:
         assert self.peer is not None, "a plan without a peer asks for no transfer"
         return transfer_round(self.agent, self.peer, size_bytes, number, PAUSE_S)
 
-    def steady(self, point: Point, duration_s: float) -> SteadyLoad:
+    def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
         """See `Bench`."""
+        pause_s = self.pause_s(point, duty)
         with sampled(self.meter.sensor) as take:
-            result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s)
+            result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s, pause_s=pause_s)
             watched = take()
         return self.mean_load(point, duration_s, result, watched)
+
+    def pause_s(self, point: Point, duty: float) -> float:
+        """After each pass, so that passes take such a share of the time."""
+        if duty >= 1.0:
+            return 0.0
+        seen = self.agent.benchmark(to_agent(point), warmup=5, repeats=5, min_s=0.0)
+        return (1 / duty - 1) * sorted(seen.samples_s)[len(seen.samples_s) // 2]
 
     def mean_load(
         self, point: Point, duration_s: float, result: BenchmarkResult, watched: Sequence[Watched]
@@ -115,6 +123,8 @@ class AgentBench:
             utilization=power.utilization,
             provenance=power.provenance,
             sm_utilization=power.sm_utilization,
+            busy_s=sum(result.samples_s),
+            sm_clock_mhz=power.sm_clock_mhz,
         )
 
 

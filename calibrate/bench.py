@@ -60,7 +60,8 @@ class SharedLoop:
 class SteadyLoad:
     """A point run in a loop under the device's sensor; `power_w` is above nothing (idle included).
 
-    `utilization`, and `sm_utilization` (the share of a GPU's multiprocessors), are None where the sensor has none.
+    `utilization`, and `sm_utilization` (the share of a GPU's multiprocessors), are None where the sensor has none, and
+    so is `sm_clock_mhz`. `busy_s` is the time in passes; None in logs from before it was kept.
     """
 
     images: int
@@ -69,6 +70,8 @@ class SteadyLoad:
     utilization: float | None
     provenance: Provenance
     sm_utilization: float | None = None
+    busy_s: float | None = None
+    sm_clock_mhz: float | None = None
 
 
 class Bench(Protocol):
@@ -98,7 +101,7 @@ class Bench(Protocol):
         """Move so many bytes to another server: seconds, so many times."""
         ...
 
-    def steady(self, point: Point, duration_s: float) -> SteadyLoad:
+    def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
         """Run a point under the power sensor, its rise time dropped."""
         ...
 

@@ -36,6 +36,8 @@ class Calibration:
         name: of the profile; made from the device and the model by default.
         allow_busy: measure although other programs use the device.
         played: of an emulated device, and of no other.
+        candidates: ways in which a GPU may compute, the device's own first: the quickest is taken, and told in the
+            profile; none where all is given.
 
     Raises:
         InputError: the budget or the limit makes no sense.
@@ -52,6 +54,7 @@ class Calibration:
     name: str = ""
     allow_busy: bool = False
     played: Played | None = None
+    candidates: tuple[DeviceSpec, ...] = ()
 
     @property
     def kind(self) -> str:

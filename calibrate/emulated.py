@@ -39,9 +39,10 @@ _PROVENANCE = dict.fromkeys(("power_w", "utilization"), Provenance.EMULATED)
 class EmulatedBench(AgentBench):
     """`calibrate.bench.Bench` on an agent of an emulated device, whose sensor nobody else can read."""
 
-    def steady(self, point: Point, duration_s: float) -> SteadyLoad:
+    def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
         """See `Bench`."""
-        result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s)
+        pause_s = self.pause_s(point, duty)
+        result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s, pause_s=pause_s)
         watched = [
             Watched(
                 s.sampled_ns / NS_PER_S, Reading(s.power_w, s.utilization, None, _PROVENANCE), s.energy_j, Details()

@@ -46,7 +46,9 @@ def power_points(measurements: Iterable[Measurement], power: Power, *, held_out:
     """Those that are fitted, or those that are held out."""
     found: dict[Point, PowerPoint] = {}
     for step, result in measurements:
-        if isinstance(step, Steady) and isinstance(result, SteadyResult) and step.held_out == held_out:
+        if not (isinstance(step, Steady) and isinstance(result, SteadyResult)) or step.duty < 1.0:
+            continue
+        if step.held_out == held_out:
             load = result.load
             dynamic_w = max(0.0, load.power_w - power.context_idle_w)
             joules = dynamic_w * load.elapsed_s / load.images
@@ -63,6 +65,37 @@ def metered(power: Power, measurements: Iterable[Measurement]) -> Power:
     """With the provenance of the power points, where there are any."""
     found = [result.load.provenance for _, result in measurements if isinstance(result, SteadyResult)]
     return power.model_copy(update={"provenance": Provenance.weakest(*found)}) if found else power
+
+
+def with_awake(
+    power: Power, measurements: Iterable[Measurement], curves: Mapping[Key, LatencyCurve], fall_s: float
+) -> Power:
+    """With what the device draws while nothing runs and its clocks are still up, from points at small duties.
+
+    Beside context idle and the joules of the images, a point that is busy for a share u of the time draws (1 - u) of
+    it: least squares over the duties.
+
+    Args:
+        fall_s: how long clocks stay up after a load; 0 where that was not seen, and then there is no such state.
+    """
+    loads = [
+        (step.point, result.load)
+        for step, result in measurements
+        if isinstance(step, Steady) and isinstance(result, SteadyResult) and step.duty < 1.0
+    ]
+    shares, surplus_w = list[float](), list[float]()
+    for point, load in loads:
+        if load.busy_s is not None:
+            curve = curves[point.key]
+            joules = interpolate_linear(curve.batches, curve.energy_j_per_image, point.batch) * load.images
+            shares.append(max(0.0, 1.0 - load.busy_s / load.elapsed_s))
+            surplus_w.append(load.power_w - power.context_idle_w - joules / load.elapsed_s)
+    weight = sum(share * share for share in shares)
+    if fall_s <= 0 or weight <= 0:
+        return power
+    found_w = sum(share * watts for share, watts in zip(shares, surplus_w, strict=True)) / weight
+    awake_w = power.context_idle_w + min(max(0.0, found_w), power.cap_w - power.context_idle_w)
+    return power.model_copy(update={"awake_w": awake_w, "awake_s": fall_s})
 
 
 # -------------------------------------------------------------------------------------------------------- utilization

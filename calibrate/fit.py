@@ -21,6 +21,7 @@ from calibrate.energy import (
     left_out_energy,
     metered,
     power_points,
+    with_awake,
     with_busy_shares,
 )
 from calibrate.errors import (
@@ -83,6 +84,7 @@ class DeviceFacts:
         bandwidth_bytes_s: of its memory.
         power: idle powers and the cap; its provenance holds where no power was measured.
         context_bytes: device memory of a process that holds no instance.
+        fall_s: how long a GPU's clocks stay up after a load; 0 where that was not seen.
     """
 
     info: DeviceInfo
@@ -92,6 +94,7 @@ class DeviceFacts:
     power: Power
     sensor: Sensor
     context_bytes: int
+    fall_s: float = 0.0
 
 
 def fit(
@@ -133,12 +136,13 @@ def fit(
         device=info,
         model=costs.info,
         execution=dict(facts.execution),
+        padding="grid" if facts.info.kind == "cuda" else "none",  # a GPU's libraries choose kernels for each shape anew
         dispatch_s=_dispatch_s(measurements),
         latency=tuple(curves[key] for key in sorted(curves)),
         latency_fit=fitted.by,
         memory=Memory(context_bytes=facts.context_bytes, instances=instances),
         concurrency=concurrency,
-        power=metered(power, measurements),
+        power=with_awake(metered(power, measurements), measurements, curves, facts.fall_s),
         sensor=facts.sensor,
         slowdown=slowdown.model,
         link=_link(measurements),

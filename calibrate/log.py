@@ -163,6 +163,16 @@ class Log:
         return InputError(str(self.path), f"line {number}", f"damaged ({reason}); remove the log to start afresh")
 
 
+def logged_stamp(path: Path) -> dict[str, str]:
+    """What the measurements of a log hold for; empty where there is none yet, or none that can be read."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+        return {str(key): str(value) for key, value in header["stamp"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
 def require_log(path: Path) -> None:
     """Raises `InputError` where a log can't be gone on from, of whatever device it is: no log, or damaged."""
     begin = json.dumps({"schema": SCHEMA}).encode()[:-1]

@@ -350,8 +350,8 @@ def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, slowd
             return TimesResult(Samples.of(bench.dispatch(point, max(10, effort.repeats))))
         case Transfer(size_bytes):
             return TimesResult(Samples.of(bench.transfer(size_bytes, max(10, effort.repeats))))
-        case Steady(point):
-            return SteadyResult(bench.steady(point, effort.steady_s))
+        case Steady(point, duty=duty):
+            return SteadyResult(bench.steady(point, effort.steady_s, duty))
 
 
 def _together(

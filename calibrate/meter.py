@@ -26,6 +26,11 @@ TEST_LOOK_PERIOD_S = 0.01
 RISE_S = 1.0  # the first second under load says what was before
 APART = 0.03  # counter against polling
 TELLING_S = 0.5  # between a counter's first and last step; less says nothing
+DETAILS_PERIOD_S = 0.1  # they take several calls, and would slow the counter's looks
+FLAT_SHARE_S = 0.01  # of the power, a second: a slope below it is no fall
+FLAT_LOOK_S = 1.0
+MOST_FALL_S = 15.0  # clocks that fall take seconds
+FALL_SHARE = 0.03  # of the idle power: less of a fall is none
 ENOUGH = 5  # looks that may be called always the same
 NONSENSE_TIMES = 3.0  # the power limit
 TRUSTED = "telemetry_trusted"  # a profile's stamp
@@ -47,6 +52,7 @@ class MeanPower:
 
     Attributes:
         sm_utilization, sm_occupancy, dram_bandwidth: see `hw.telemetry.Details`.
+        sm_clock_mhz: of the multiprocessors, on average.
         throttling: every reason seen for clocks below what they could be.
     """
 
@@ -56,6 +62,7 @@ class MeanPower:
     sm_utilization: float | None = None
     sm_occupancy: float | None = None
     dram_bandwidth: float | None = None
+    sm_clock_mhz: float | None = None
     throttling: tuple[str, ...] = ()
 
 
@@ -118,7 +125,7 @@ def sampled(
 
     Args:
         period_s: by default short where there is a counter, whose steps are timed.
-        detailed: look at `Sensor.details` too.
+        detailed: look at `Sensor.details` too, at a pace of their own.
     """
     has_counter = sensor.supports()["energy"].provenance is not None
     pause_s = period_s if period_s is not None else COUNTER_LOOK_PERIOD_S if has_counter else LOOK_PERIOD_S
@@ -126,9 +133,12 @@ def sampled(
     end = threading.Event()
 
     def look() -> None:
+        detailed_s = -math.inf
         while not end.wait(pause_s):
             energy_j, at_s = sensor.energy_j(), time.monotonic_ns() / NS_PER_S
-            seen.append(Watched(at_s, sensor.sample(), energy_j, sensor.details() if detailed else Details()))
+            is_detailed = detailed and at_s >= detailed_s + DETAILS_PERIOD_S
+            seen.append(Watched(at_s, sensor.sample(), energy_j, sensor.details() if is_detailed else Details()))
+            detailed_s = at_s if is_detailed else detailed_s
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -191,6 +201,7 @@ def mean_power(
         sm_utilization=_mean(detail.sm_utilization for detail in details),
         sm_occupancy=_mean(detail.sm_occupancy for detail in details),
         dram_bandwidth=_mean(detail.dram_bandwidth for detail in details),
+        sm_clock_mhz=_mean(detail.sm_clock_mhz for detail in details),
         throttling=tuple(sorted({reason for detail in details for reason in detail.throttling or ()})),
     )
 
@@ -205,7 +216,12 @@ class _Counted:
 
 
 def _counted(looks: Sequence[Watched]) -> _Counted | None:
-    """Between the counter's first and last step that were seen: it stands still for a while between two steps."""
+    """Between the counter's first and last step that were seen: it stands still for a while between two steps.
+
+    None where there were not two, or where it began anew meanwhile (a driver was loaded).
+    """
+    if any((after.energy_j or 0.0) < (before.energy_j or 0.0) for before, after in itertools.pairwise(looks)):
+        return None
     steps = [
         (look.at_s, look.energy_j)
         for before, look in itertools.pairwise(looks)
@@ -237,6 +253,54 @@ def _nonsense(powers_w: Iterable[float], utilizations: Iterable[float], limit_w:
         if not 0 <= share <= 1:
             return f"a utilization of {share:g}, which is nonsense"
     return None
+
+
+# --------------------------------------------------------------------------------------------------------------- falls
+
+
+def is_flat(looks: Sequence[Watched]) -> bool:
+    """Whether power neither fell nor rose over these looks; so where nothing tells it."""
+    powers = [(look.at_s, look.reading.power_w) for look in looks if look.reading.power_w is not None]
+    if len(powers) < 2 or powers[-1][0] <= powers[0][0]:
+        return True
+    half = len(powers) // 2
+    before, after = (float(np.mean([power for _, power in part])) for part in (powers[:half], powers[half:]))
+    between_s = (powers[-1][0] - powers[0][0]) / 2
+    return abs(after - before) <= FLAT_SHARE_S * between_s * max(before, after)
+
+
+def wait_until_flat(sensor: Sensor, pause: Callable[[float], object] = time.sleep, look: Watch = watch) -> float:
+    """Wait until the power of an idle device falls no more, at most `MOST_FALL_S`; returns how long that took."""
+    waited_s = 0.0
+    while waited_s < MOST_FALL_S:
+        looks = look(sensor, lambda: pause(FLAT_LOOK_S))
+        waited_s += FLAT_LOOK_S
+        if is_flat(looks):
+            break
+    return waited_s
+
+
+def fall_s(looks: Sequence[Watched], settled_s: float) -> float:
+    """How long after a load clocks stayed up: until power passed half way between what it was and what it came to.
+
+    Args:
+        looks: from the load's end on.
+        settled_s: how long readings may still show the load itself.
+
+    Returns:
+        0 where nothing fell, or nothing tells power.
+    """
+    kept = [
+        (look.at_s, look.reading.power_w) for look in past_rise(looks, settled_s) if look.reading.power_w is not None
+    ]
+    if len(kept) < ENOUGH:
+        return 0.0
+    powers = [power for _, power in kept]
+    tenth, quarter = max(1, len(powers) // 10), max(1, len(powers) // 4)
+    first, last = float(np.mean(powers[:tenth])), float(np.mean(powers[-quarter:]))
+    if first - last < FALL_SHARE * last:
+        return 0.0
+    return max(at_s for at_s, power in kept if power > (first + last) / 2) - looks[0].at_s
 
 
 # ---------------------------------------------------------------------------------------------------------- self-test

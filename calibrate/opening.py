@@ -19,7 +19,18 @@ from calibrate.bandwidth import bandwidth_beside
 from calibrate.calibration import Calibration
 from calibrate.fit import DeviceFacts
 from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
-from calibrate.meter import Meter, SelfTest, Trust, Watch, Watched, past_rise, self_test, watch
+from calibrate.meter import (
+    Meter,
+    SelfTest,
+    Trust,
+    Watch,
+    Watched,
+    fall_s,
+    past_rise,
+    self_test,
+    wait_until_flat,
+    watch,
+)
 from calibrate.plan import Point
 from calibrate.probe import (
     Probe,
@@ -58,12 +69,13 @@ class Opened:
 
 
 @contextmanager
-def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
+def opened(wanted: Calibration, idle_s: float, load: Point, fall_look_s: float = 0.0) -> Iterator[Opened]:
     """A device ready to be measured, with a second process on it.
 
     Args:
         idle_s: how long each idle power is looked at.
         load: what keeps the device busy for the sensor's self-test.
+        fall_look_s: how long it is looked at after that, for how long its clocks stay up; 0 leaves it out.
 
     Raises:
         InputError: no such device, or others use it.
@@ -77,14 +89,17 @@ def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
     meter = meter_of(device, found, sensor)
     others = interference(device, sensor)
     require_quiet(meter.device, others, wanted.allow_busy)
+    _settle(device, meter, found)
     bare = _idle_looks(meter, found, idle_s)
     with (
         bandwidth_beside(device) as bandwidth,
         bench_of(file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench,
     ):
         bandwidth_bytes_s = bandwidth()
+        _settle(device, bench.meter, found)
         context = _idle_looks(bench.meter, found, idle_s, settle_s=bench.meter.rise_s)
         tested = sensor_test(bench, found, context, load)
+        after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s)) if found.metered and fall_look_s else []
         bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
         found, meter = _stamped(found, tested, others), replace(meter, trust=tested.trust)
         facts = DeviceFacts(
@@ -97,6 +112,7 @@ def opened(wanted: Calibration, idle_s: float, load: Point) -> Iterator[Opened]:
             ),
             sensor=sensor_model(device, wanted.sensor_period_s, sensor),
             context_bytes=bench.agent.wait_until_ready().context_bytes,
+            fall_s=fall_s(after, bench.meter.rise_s),
         )
         notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
         with naming_a_lost_device(meter):
@@ -142,6 +158,12 @@ def interference(device: DeviceSpec, sensor: Sensor) -> Interference:
         return on_cores(device.physical[1])
     own = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
     return on_gpu(sensor, other_processes(*open_nvml(device), own))
+
+
+def _settle(device: DeviceSpec, meter: Meter, found: Probe) -> None:
+    """What ran before has been forgotten: a GPU's clocks take seconds to fall."""
+    if device.kind == "cuda" and found.metered:
+        wait_until_flat(meter.sensor)
 
 
 def _idle_looks(meter: Meter, found: Probe, idle_s: float, settle_s: float = 0.0) -> list[Watched]:

@@ -107,10 +107,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Run a point in a loop for seconds, under a power sensor."""
+    """Run a point in a loop for seconds, under a power sensor; with pauses at a `duty` below 1."""
 
     point: Point
     held_out: bool = False
+    duty: float = 1.0
 
 
 Step = Solo | Together | Watch | Hold | Dispatch | Transfer | Steady
@@ -143,6 +144,8 @@ class Effort:
 
 LAVISH = Effort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
 LEAST = Effort(1, FEWEST_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5, tries=2)
+DUTIES = (0.01, 0.05, 0.2, 0.5)
+WINDOW_S = 2.0  # of a power point: a sensor that renews its reading ten times a second is off by 5 % over half a second
 TRANSFER_BYTES = (256, 4096, 65536, 1048576)
 
 
@@ -209,6 +212,7 @@ class Extras:
         sibling: concurrency sets across two processes of the device.
         rise_s: how long after a step of the load the power sensor still shows what was before.
         largest_bytes: of what a block may move.
+        awake: what the device draws at small duties, when its clocks stay up.
     """
 
     power: bool
@@ -216,6 +220,7 @@ class Extras:
     sibling: bool = False
     rise_s: float = 0.0
     largest_bytes: int = 0
+    awake: bool = False
 
     @property
     def transfers(self) -> tuple[int, ...]:
@@ -318,6 +323,8 @@ def describe(step: Step) -> str:
     """A step's name, unique among steps."""
     held_out = "held out " if getattr(step, "held_out", False) else ""
     match step:
+        case Steady(point, duty=duty) if duty < 1.0:
+            return f"steady {point} at a duty of {duty:g}"
         case Solo(point) | Watch(point) | Dispatch(point) | Steady(point):
             return f"{held_out}{type(step).__name__.lower()} {point}"
         case Together(points, across=across):
@@ -385,6 +392,7 @@ def _plan(
     solos += _held_out(keys, batches, effort, rng)
     sets = _sets(keys, batches, effort.sets, extras.sibling, rng)
     steady = _steady(keys, batches, effort.points, rng) if extras.power else []
+    steady += _duties(keys, batches) if extras.awake else []
     rounds = [_shuffled([*solos, *sets], rng) for _ in range(effort.rounds)]
     if effort.rounds == 1:  # how far two measurements of one thing lie apart is known at any budget
         rounds.append(_some([step for step in solos if isinstance(step, Solo) and not step.held_out], REPEATED, rng))
@@ -492,6 +500,13 @@ def _steady(keys: Sequence[Key], batches: Sequence[int], number: int, rng: np.ra
     return [Steady(point, index % 4 == 3) for index, point in enumerate(chosen)]
 
 
+def _duties(keys: Sequence[Key], batches: Sequence[int]) -> list[Step]:
+    """A middling point that runs now and then: the clocks stay up, and mostly nothing runs."""
+    uniform = [key for key in keys if key[0] == 1 or key[1] == key[2]]
+    point = Point(*uniform[len(uniform) // 2], batches[len(batches) // 2])
+    return [Steady(point, duty=duty) for duty in DUTIES]
+
+
 def rise_dropped_s(steady_s: float, rise_s: float) -> float:
     """What is dropped of a steady load: the sensor's rise, or as much of it as leaves something."""
     return min(rise_s, RISE_SHARE * steady_s)
@@ -521,4 +536,7 @@ def _omitted(effort: Effort, extras: Extras, rounds: int) -> tuple[str, ...]:
     if extras.power and (dropped_s := rise_dropped_s(effort.steady_s, extras.rise_s)) < extras.rise_s:
         found = f"{dropped_s:.1f} of {extras.rise_s:.1f} s are dropped at each power point"
         words.append(f"the power sensor's rise: {found}, the rest pulls powers towards idle")
+    window_s = effort.steady_s - rise_dropped_s(effort.steady_s, extras.rise_s)
+    if extras.power and window_s < WINDOW_S:
+        words.append(f"power points: {window_s:.1f} s of each are looked at, instead of {WINDOW_S:g} s and more")
     return tuple(words)

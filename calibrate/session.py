@@ -19,6 +19,7 @@ from calibrate.plan import Extras, Plan, Point, make_plan
 from calibrate.probe import Probe
 from calibrate.slowdown import SlowdownLook, Speed
 from calibrate.stamps import OF_A_GPU, require_model
+from calibrate.ways import settled
 from hw.device import DeviceSpec
 from hw.emulated import EmulatedDevice
 from hw.networks import ModelFile
@@ -31,6 +32,8 @@ from sim.profile import Profile
 # Processes that open torch, contexts, bandwidth, a look at who else is there; an emulated device has none of these.
 START_S = {"cpu": 8.0, "cuda": 15.0, "emulated": 2.0}
 SELF_TEST_S = 4.0  # of a sensor
+AWAKE_BUDGET_S = 120.0  # below it nothing is spent on clocks that stay up
+FALL_LOOK_S = 10.0
 IDLE_SHARE = 0.02  # of the budget, for each of the two idle measurements
 IDLE_S = (0.5, 30.0)  # at least and at most
 
@@ -78,12 +81,14 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
     """Measure, and fit nothing; raises as `calibrate` does."""
     told = listener or Listener()
     begin_ns = time.monotonic_ns()
+    wanted, ways = settled(wanted)
     budget_s, batch_limit, played = wanted.budget_s, wanted.batch_limit, wanted.played
     costs = _costs(wanted)
     keys = sorted(costs.keys)
     load = Point(*keys[-1], batch_limit)
+    fall_look_s = fall_look_of(wanted.kind, budget_s)
     with (
-        opened_emulated(wanted) if played else opened(wanted, idle_look_s(budget_s), load) as ready,
+        opened_emulated(wanted) if played else opened(wanted, idle_look_s(budget_s), load, fall_look_s) as ready,
         Log(wanted.log_path, log_stamp(ready.found, costs, wanted)) as log,
     ):
         for warning in ready.warnings:
@@ -93,7 +98,8 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
         has_peer, rise_s = wanted.peer is not None or played is not None, ready.bench.meter.rise_s
         largest_bytes = largest_transfer_bytes(costs, batch_limit)
-        extras = Extras(ready.found.metered, has_peer, not played, rise_s, largest_bytes)
+        is_awake = ready.found.metered and fall_look_s > 0
+        extras = Extras(ready.found.metered, has_peer, not played, rise_s, largest_bytes, is_awake)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         plan = replace(plan, order=LeastSure(costs.keys, Speed(seen.slowdown.full_s)))
@@ -108,9 +114,17 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
             told.on_progress,
             seen.slowdown,
         )
-        facts = ready.facts
+        facts = _with_ways(ready.facts, ways)
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
+    if wanted.kind == "cuda" and ready.found.metered and not is_awake:
+        omitted = (*omitted, "the power of clocks that stay up for a while after work")
     return Observed(measured.measurements, costs, facts, omitted, seen.slowdown)
+
+
+def _with_ways(facts: DeviceFacts, ways: str) -> DeviceFacts:
+    if not ways:
+        return facts
+    return replace(facts, info=facts.info.model_copy(update={"stamps": {**facts.info.stamps, "ways_timed": ways}}))
 
 
 def _costs(wanted: Calibration) -> ModelCosts:
@@ -149,7 +163,14 @@ def start_s(kind: str, budget_s: float, *, metered: bool) -> float:
             of an emulated device.
     """
     has_sensor = metered and kind != "emulated"
-    return START_S[kind] + (SELF_TEST_S + 2 * idle_look_s(budget_s) if has_sensor else 0.0)
+    looks_s = SELF_TEST_S + 2 * idle_look_s(budget_s) + fall_look_of(kind, budget_s)
+    return START_S[kind] + (looks_s if has_sensor else 0.0)
+
+
+def fall_look_of(kind: str, budget_s: float) -> float:
+    """How long a device is looked at after a load, for how long its clocks stay up; 0 where it has no such state, or
+    the budget is too small."""
+    return FALL_LOOK_S if kind == "cuda" and budget_s >= AWAKE_BUDGET_S else 0.0
 
 
 def largest_transfer_bytes(costs: ModelCosts, batch_limit: int) -> int:

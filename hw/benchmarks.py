@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import torch
 
+from hw import gpu
 from hw.activations import Activations
 from hw.core_speed import Reference
 from hw.instances import Instances, Lane, give_back, seconds_since, serve
@@ -80,20 +81,27 @@ class Bench:
         found: list[tuple[SegmentInstance, float, int]] = []
 
         def job() -> None:
+            before_bytes = _reserved_bytes(self._instances)
             begin_ns = time.monotonic_ns()
-            instance = self._instances.make(message.segment, message.width, message.from_disk)
+            instance = self._instances.load(message.segment, message.width, message.from_disk)
             load_s = seconds_since(begin_ns)
             try:
-                workspace_bytes = _workspace_bytes(self._instances, instance, message.probe_batch)
+                _probe(self._instances, instance, message.probe_batch)
             except BaseException:  # nobody will unload it
                 self._instances.free(instance)
                 raise
-            found.append((instance, load_s, workspace_bytes))
+            found.append(
+                (
+                    instance,
+                    load_s,
+                    max(instance.held_bytes, _reserved_bytes(self._instances, drops=False) - before_bytes),
+                )
+            )
 
         _in_lanes(self._instances, [job])
-        instance, load_s, workspace_bytes = found[0]
+        instance, load_s, taken_bytes = found[0]
         self._kept[message.instance] = instance
-        return LoadTimed(load_s, instance.weight_bytes + workspace_bytes)
+        return LoadTimed(load_s, taken_bytes)
 
     def _unload(self, number: int) -> UnloadTimed:
         begin_ns = time.monotonic_ns()
@@ -104,17 +112,27 @@ class Bench:
         return UnloadTimed(seconds_since(begin_ns))
 
 
-def _workspace_bytes(instances: Instances, instance: SegmentInstance, batch: int) -> int:
-    """Device memory that one batch takes beside weights and inputs; on a CPU it comes from the host's heap."""
-    place = instances.place
-    if not batch or place.type != "cuda":
+def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
+    """What torch has taken of a GPU for this process, holding no more than it needs; 0 on a CPU, whose heap it is.
+
+    Not what tensors take: a library's workspace and the rest of a segment are nobody else's, either. cuBLAS keeps its
+    own for each stream and is made to drop it first, so that a load counts it whichever stream it gets.
+    """
+    if instances.place.type != "cuda":
         return 0
+    if drops and not instances.device.graphs:
+        gpu.drop_workspaces()
+    gpu.empty_cache()
+    return int(torch.cuda.memory_reserved(instances.place))
+
+
+def _probe(instances: Instances, instance: SegmentInstance, batch: int) -> None:
+    """The largest pass, after which all that an instance takes on a GPU is taken."""
+    if not batch or instances.place.type != "cuda":
+        return
     previous = instances.model.spec.widest_input(instance.segment)
     inputs = instances.inputs(instance.segment, previous, batch)
-    torch.cuda.reset_peak_memory_stats(place)
-    before = torch.cuda.memory_allocated(place)
     serve(instance, inputs, instance.width, previous, batch, instances.device.memory_format)
-    return int(torch.cuda.max_memory_allocated(place) - before)
 
 
 def dispatch(instances: Instances, message: BenchmarkDispatch) -> DispatchResult:

@@ -6,8 +6,9 @@ It names devices and choices; it neither opens them (`hw.instances` does) nor me
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE, usable_cores
 from policies.errors import InputError, in_a_line
@@ -35,6 +36,10 @@ class DeviceSpec:
         slot_pools: on a GPU, activations lie in slots and are gathered by index (`hw.slots`).
         apart_copies: on a GPU, arenas are pinned, and copies block nobody (`hw.copies`).
         mailboxes: on a GPU, agents that share it write to each other's memory there (`hw.mailbox`).
+        graphs: on a GPU, passes are captured and replayed (`hw.graphs`).
+        packed_weights: slices for narrower inputs lie in memory of their own, in order (`hw.slimmable`).
+        warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
+            for each thread and shape anew.
     """
 
     kind: Literal["cpu", "cuda"] = "cpu"
@@ -47,9 +52,12 @@ class DeviceSpec:
     idle_w: float | None = None
     tdp_w: float | None = None
     vram_bytes: int = _CPU_BUDGET_BYTES
-    slot_pools: bool = False  # these three have not been seen on a GPU yet
+    slot_pools: bool = False  # these, down to weights, have not been seen on a GPU yet: see `WAYS`
     apart_copies: bool = False
     mailboxes: bool = False
+    graphs: bool = False
+    packed_weights: bool = False
+    warm_sizes: tuple[int, ...] = ()
 
     @property
     def physical(self) -> tuple[str, tuple[int, ...]]:
@@ -82,8 +90,7 @@ class DeviceSpec:
         return self.tdp_w if self.tdp_w is not None else CPU_TDP_W_PER_CORE * len(self.physical[1])
 
     def _ways(self) -> dict[str, str]:
-        ways = {"slot pools": self.slot_pools, "apart copies": self.apart_copies, "mailboxes": self.mailboxes}
-        on = [name for name, is_on in ways.items() if is_on]
+        on = [name.replace("_", " ") for name in WAYS if getattr(self, name)]
         return {"ways": ", ".join(on)} if on else {}
 
     def execution(self) -> dict[str, str]:
@@ -102,6 +109,28 @@ class DeviceSpec:
         kernels = {"threads": str(self.threads), "onednn": str(self.onednn), "nnpack": "False"}  # see `hw.instances`
         return {**common, "device": "cpu", "cores": cores, **kernels}
 
+
+WAYS: Final = ("slot_pools", "apart_copies", "mailboxes", "graphs", "packed_weights")
+"""Ways of a GPU that are off until each has been seen to be right on one; names of `DeviceSpec` and of a scenario."""
+
+
+def ways_of(execution: Mapping[str, str]) -> dict[str, Any]:
+    """Which of `WAYS` are on in an execution path in words."""
+    on = execution.get("ways", "").split(", ")
+    return {name: name.replace("_", " ") in on for name in WAYS}
+
+
+def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:
+    """What a recorded execution path says of a GPU's dtype and memory format, as `DeviceSpec` has them."""
+    found: dict[str, Any] = {}
+    if "memory_format" in execution:
+        found["channels_last"] = execution["memory_format"] == "channels_last"
+    if execution.get("dtype") in DTYPES:
+        found["dtype"] = execution["dtype"]
+    return found
+
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
 
 MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "False"}
 """How a GPU computes, set by `hw.instances.open_device`: torch's releases differ in what they begin with."""

@@ -17,6 +17,10 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 BROKEN_EXIT: Final = 70  # of a process whose context is broken (EX_SOFTWARE): whoever watches it starts another one
 LITTLE_FREE: Final = 0.1  # of the device's memory: below it what was freed is given back, though that stalls all lanes
 
+CAPTURING: Final = threading.Lock()
+"""Held while passes are captured, and while what was freed is given back: that waits for the whole device, which no
+capture outlives."""
+
 _NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed")  # torch's own, CUDA's, its libraries'
 _BROKEN: Final = ("cuda error", "cudnn_status_execution_failed", "cublas_status_execution_failed")
 
@@ -49,6 +53,18 @@ def give_back(place: torch.device, memory: Callable[[torch.device], tuple[int, i
     """What was freed goes back to the device where little of it is free: that waits for the whole device."""
     free_bytes, total_bytes = memory(place)
     if free_bytes < LITTLE_FREE * total_bytes:
+        empty_cache()
+
+
+def drop_workspaces() -> None:
+    """cuBLAS's, which it keeps for each stream for ever. Not where passes are captured: they point to them."""
+    if (drop := getattr(torch._C, "_cuda_clearCublasWorkspaces", None)) is not None:
+        drop()
+
+
+def empty_cache() -> None:
+    """What was freed goes back to the device."""
+    with CAPTURING:
         torch.cuda.empty_cache()
 
 

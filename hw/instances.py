@@ -22,6 +22,7 @@ from hw import gpu
 from hw.activations import in_format, shares_memory
 from hw.device import MATHS, DeviceSpec
 from hw.gpu import STREAMS, finish
+from hw.graphs import Capture, CudaCapture, GraphedInstance
 from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
@@ -164,13 +165,22 @@ class Instances:
         path: of its file, from which weights can be read again.
         device: how to run.
         place: where tensors live, by `open_device`.
+        new_capture: of the passes of one instance, where the device has its passes captured.
     """
 
-    def __init__(self, model: SlimmableModel, path: Path, device: DeviceSpec, place: torch.device) -> None:
+    def __init__(
+        self,
+        model: SlimmableModel,
+        path: Path,
+        device: DeviceSpec,
+        place: torch.device,
+        new_capture: Callable[[torch.device], Capture] = CudaCapture,
+    ) -> None:
         self.model = model
         self._path = path
         self.device = device
         self.place = place
+        self._new_capture = new_capture
         self._lock = threading.Lock()
         self.used_bytes = 0
 
@@ -183,13 +193,40 @@ class Instances:
             self.used_bytes += needed
         try:
             source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
-            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
+            packs = self.device.packed_weights
+            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format, packs=packs)
             finish(self.place)
         except BaseException:
             with self._lock:
                 self.used_bytes -= needed
             raise
+        with self._lock:
+            self.used_bytes += instance.weight_bytes - needed
+        return GraphedInstance(instance, self._new_capture(self.place)) if self.device.graphs else instance
+
+    def load(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
+        """As `make`, in the lane that will serve: warm, so that no pass waits for kernels to be chosen."""
+        instance = self.make(segment, width, from_disk)
+        try:
+            self._warm_up(instance)
+        except BaseException:
+            self.free(instance)
+            raise
         return instance
+
+    def _warm_up(self, instance: SegmentInstance) -> None:
+        """Each of the device's sizes at each previous width; twice, where the second pass is captured."""
+        device, sights = self.device, 1 + self.device.graphs
+        for previous in self.model.spec.previous_widths(instance.segment) if device.warm_sizes else ():
+            for size in device.warm_sizes:
+                rows = self.inputs(instance.segment, previous, size)
+                try:
+                    for _ in range(sights):
+                        serve(instance, rows, instance.width, previous, size, device.memory_format)
+                except Exception as error:
+                    if not gpu.lacks_memory(error):
+                        raise
+                    break  # serving halves what does not fit
 
     def free(self, instance: SegmentInstance) -> None:
         """Give the budget back; the tensors go with their last reference."""

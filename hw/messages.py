@@ -182,7 +182,7 @@ class Close(Message, frozen=True):
 class BenchmarkLoad(Message, frozen=True):
     """Make an instance, from the weights in host memory or (`from_disk`) from the model's file; it stays.
 
-    `probe_batch` also runs one batch of that size and adds the workspace it took to the instance's bytes (GPU only).
+    `probe_batch` also runs one batch of that size, and what torch took of a GPU for both is the instance's.
     """
 
     instance: int

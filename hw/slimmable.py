@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hw.counting import Counts, counted
+from hw.rows import has_channels_last
 from policies.vocabulary import IMAGE
 
 Weights = Mapping[str, Tensor]
@@ -222,34 +223,51 @@ class SegmentInstance:
     Args:
         model: whose structure this is a part of; its weights are not used.
         weights: name -> contiguous tensor, of the instance's own shapes.
+        packs: whether slices for narrower inputs, at its own width, lie in order in memory of their own from the start:
+            libraries that want it so would copy them at each pass.
     """
 
-    def __init__(self, model: SlimmableModel, segment: int, width: float, weights: dict[str, Tensor]) -> None:
+    def __init__(
+        self, model: SlimmableModel, segment: int, width: float, weights: dict[str, Tensor], *, packs: bool = False
+    ) -> None:
         self.segment = segment
         self.width = width
         self.weights = weights
-        self._model = model
+        self.model = model
+        self.packs = packs
         self._views: dict[tuple[float, float], dict[str, Tensor]] = {}
+        self._packed_bytes = 0
+        for previous in model.spec.previous_widths(segment) if packs else ():
+            views = self._view(width, previous)
+            packed = self._views[width, previous] = {name: _packed(views[name], weights[name]) for name in views}
+            self._packed_bytes += sum(packed[name].nbytes for name in views if packed[name] is not views[name])
 
     @property
     def weight_bytes(self) -> int:
-        """Real bytes of the weights held."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.weights.values())
+        """Real bytes of the weights held, packed slices included."""
+        return self._packed_bytes + sum(tensor.nbytes for tensor in self.weights.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is this instance's alone."""
+        return self.weight_bytes
 
     def run(self, x: Tensor, width: float, previous_width: float) -> Tensor:
         """The same numbers as `forward_segment`; raises `ValueError` for a width above its own."""
         views = self._views.get((width, previous_width))
         if views is None:
             views = self._views[width, previous_width] = self._view(width, previous_width)
-        return self._model.run_segment(self.segment, views, x)
+        return self.model.run_segment(self.segment, views, x)
 
     def _view(self, width: float, previous_width: float) -> dict[str, Tensor]:
-        self._model.spec.require(self.segment, width, previous_width)
+        self.model.spec.require(self.segment, width, previous_width)
         if width > self.width:
             raise ValueError(f"an instance of width {self.width} cannot serve width {width}")
-        return slice_weights(self.weights, self._model.weight_shapes(self.segment, width, previous_width))
+        return slice_weights(self.weights, self.model.weight_shapes(self.segment, width, previous_width))
 
-    def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> SegmentInstance:
+    def to(
+        self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format, *, packs: bool = False
+    ) -> SegmentInstance:
         """The same instance elsewhere, in another form; kernels follow `memory_format`."""
         moved = {
             name: tensor.to(device, dtype).contiguous(
@@ -257,4 +275,10 @@ class SegmentInstance:
             )
             for name, tensor in self.weights.items()
         }
-        return SegmentInstance(self._model, self.segment, self.width, moved)
+        return SegmentInstance(self.model, self.segment, self.width, moved, packs=packs)
+
+
+def _packed(view: Tensor, whole: Tensor) -> Tensor:
+    """A slice in the order of memory of what it is a slice of: itself where it is so already."""
+    is_last = has_channels_last(whole)
+    return view.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)

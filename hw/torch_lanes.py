@@ -7,14 +7,13 @@ import time  # noqa: TID251 - a slow device sleeps in real time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from hw import lanes
 from hw.activations import Activations
 from hw.core_speed import SpeedMeter
 from hw.device import DeviceSpec
-from hw.gpu import BROKEN_EXIT, is_broken, lacks_memory
+from hw.gpu import BROKEN_EXIT, empty_cache, is_broken, lacks_memory
 from hw.instances import Instances, Lane, give_back, serve
 from hw.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
 from hw.messages import Input, Move, MoveBroken, Moved, Reason
@@ -81,14 +80,14 @@ class TorchLanes:
 
     def _load(self, number: int, segment: int, width: float, from_disk: bool) -> None:
         try:
-            instance = self._maker.make(segment, width, from_disk)
+            instance = self._maker.load(segment, width, from_disk)
         except Exception as error:
             self._lanes.pop(number).end()
             self._tell(LoadBroken(number, *explain(error)))
             self._leave_if_broken(error)
             return
         self._instances[number] = instance
-        self._tell(LoadEnded(number, instance.weight_bytes))
+        self._tell(LoadEnded(number, instance.held_bytes))
 
     def unload(self, instance: int) -> None:
         """See `Lanes`."""
@@ -198,7 +197,7 @@ class TorchLanes:
             outcome.rows.update(zip(requests, rows_of(y), strict=True))
             return
         if reason == "out_of_memory" and self._maker.place.type == "cuda":
-            torch.cuda.empty_cache()  # out here: the error held what the pass had made
+            empty_cache()  # out here: the error held what the pass had made
         if len(requests) == 1:
             outcome.failed[requests[0]] = (reason, detail)
             return

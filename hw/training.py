@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -161,7 +162,29 @@ def train(
         InputError: the data does not fit the network, or the checkpoint is of another configuration or other knobs.
         WorkError: training diverged.
     """
-    run = _Training(network, dataset, knobs)
+    with _deterministic():  # else what is resumed is not what would have been
+        return _trained(_Training(network, dataset, knobs), knobs, on_epoch, checkpoint, tensorboard, on_step)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """A GPU's convolutions give the same bits each time; afterwards whatever was before."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
+def _trained(
+    run: _Training,
+    knobs: TrainingKnobs,
+    on_epoch: Callable[[EpochReport], None] | None,
+    checkpoint: Path | None,
+    tensorboard: Path | None,
+    on_step: Callable[[int, int], None] | None,
+) -> SlimmableModel:
     done = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
     tell = on_step or (lambda *_: None)
     tell(done * run.steps, knobs.epochs * run.steps)
@@ -221,8 +244,6 @@ class _Training:
 
     def __init__(self, network: Network, dataset: Dataset, knobs: TrainingKnobs) -> None:
         require_torch_device(knobs.device)
-        if torch.device(knobs.device).type == "cuda":
-            torch.backends.cudnn.deterministic = True  # else what is resumed is not what would have been
         torch.manual_seed(derived_seed(knobs.seed, "model"))
         self.model = network.build()
         require_fit(self.model.spec, dataset)

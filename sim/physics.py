@@ -95,7 +95,14 @@ class SimulatedDevice:
     def _drawn_mw_ns(self, now_ns: int) -> float:
         """Energy since the last change."""
         chores_ns, chores_mw = self._chores_ns(now_ns), max(self.power_mw, self.tables.chores_mw)
-        return self.power_mw * (now_ns - self._updated_ns - chores_ns) + chores_mw * chores_ns
+        drawn_mw_ns = self.power_mw * (now_ns - self._updated_ns - chores_ns) + chores_mw * chores_ns
+        return drawn_mw_ns + self.tables.awake_mw * self._awake_ns(now_ns)
+
+    def _awake_ns(self, now_ns: int) -> int:
+        """Of the time since the last change, how long clocks stayed up although nothing ran."""
+        if self.running or self._passes_ended_ns == 0:
+            return 0
+        return max(0, min(now_ns, self._passes_ended_ns + self.tables.awake_ns) - self._updated_ns)
 
     def _kept_busy_permille_ns(self, now_ns: int) -> int:
         """The integral of utilization since the last change."""

@@ -171,7 +171,9 @@ class Power(StrictModel):
 
     Attributes:
         bare_idle_w: before any process holds a context on the device.
-        context_idle_w: with contexts, nothing running.
+        context_idle_w: with contexts, nothing running, clocks down.
+        awake_w, awake_s: nothing running, but clocks still up: for so long after a pass has ended; None where that was
+            not measured, or a device has no such state.
         cap_w: the power limit.
         throttle: a of phi = clip(1 - a (P_u / P_cap - 1), phi_min, 1).
         phi_min: the lowest clock ratio.
@@ -182,13 +184,22 @@ class Power(StrictModel):
     cap_w: Positive
     throttle: NonNegative = 0.0
     phi_min: Annotated[float, Field(gt=0, le=1)] = 1.0
+    awake_w: NonNegative | None = None
+    awake_s: NonNegative = 0.0
     provenance: Provenance
 
     @model_validator(mode="after")
     def _ordered(self) -> Power:
         if not self.bare_idle_w <= self.context_idle_w <= self.cap_w:
             raise ValueError("bare_idle_w <= context_idle_w <= cap_w must hold")
+        if self.awake_w is not None and not self.context_idle_w <= self.awake_w <= self.cap_w:
+            raise ValueError("context_idle_w <= awake_w <= cap_w must hold")
         return self
+
+    @property
+    def awake_surplus_w(self) -> float:
+        """What clocks that are up draw while nothing runs."""
+        return 0.0 if self.awake_w is None else self.awake_w - self.context_idle_w
 
 
 class Slowdown(StrictModel):
@@ -331,8 +342,8 @@ class Chores(StrictModel):
         moved: activations are copied to another server.
         begun: a batch, from its command until its pass begins.
         ended: a batch, after its pass.
-        slice_s: for how long a process that is woken up lets a pass go on that has the core.
-        start_slice_s: for how long a batch's pass does; then they share the device.
+        slice_s: for how long a process that is woken up, or a batch that is to begin, lets a pass go on that has the
+            core; then they share the device.
     """
 
     taken: WorkCost
@@ -341,7 +352,6 @@ class Chores(StrictModel):
     begun: WorkCost
     ended: WorkCost
     slice_s: NonNegative = 0.0
-    start_slice_s: NonNegative = 0.0
 
 
 class StatedError(StrictModel):

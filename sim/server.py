@@ -403,7 +403,7 @@ class SimulatedServer:
         if tables.chores is not None:
             self._device.do_chore(tables.chores.begun, len(command.requests))
             start_ns = max(start_ns, self._device.physics.chores_until_ns)
-        limit_ns = start_ns + (0 if tables.chores is None else tables.chores.start_slice_ns)
+        limit_ns = start_ns + (0 if tables.chores is None else tables.chores.slice_ns)
         if start_ns == now_ns:
             self._begin(command, limit_ns)
             return

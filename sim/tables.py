@@ -72,7 +72,7 @@ class InstanceTable:
 class ChoreTable:
     """CPU time, in nanoseconds: (of a block or batch, of each of its images). See `sim.profile.Chores`.
 
-    `taken` is by the number of the pause since a pass has run. See `sim.profile.Chores` for the slices.
+    `taken` is by the number of the pause since a pass has run. See `sim.profile.Chores` for the slice.
     """
 
     taken: tuple[tuple[int, int], ...]
@@ -80,7 +80,6 @@ class ChoreTable:
     begun: tuple[int, int]
     ended: tuple[int, int]
     slice_ns: int = 0
-    start_slice_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,7 @@ class DeviceTables:
         there_ns, back_ns: quantiles of the handover to the server and back, in equal parts; empty for none.
         busy_dispatches_ns, busy_there_ns, busy_back_ns: the same where some pass runs on the device; as long or empty.
         extra_ns: what is added to a pass by the number of the pause before it.
+        awake_mw, awake_ns: what the device draws above idle while nothing runs, for so long after the last pass.
         chores: what a server's process does on the device's own cores besides passes; none on a GPU.
         chores_mw, chores_permille: power and utilization of the device meanwhile, if no pass runs.
     """
@@ -116,6 +116,8 @@ class DeviceTables:
     most_processes: float
     dispatch_ns: int
     context_idle_mw: float
+    awake_mw: float
+    awake_ns: int
     cap_mw: float
     throttle: float
     phi_min: float
@@ -204,6 +206,8 @@ def _compiled(same: _Same, batch_limit: int, jitter: bool, util_metric: UtilMetr
         chores_mw=0.0 if chores is None else 1000 * (idle_w + core_share * (power.cap_w - idle_w)),
         chores_permille=0 if chores is None else round(1000 * core_share),
         context_idle_mw=power.context_idle_w * 1000,
+        awake_mw=power.awake_surplus_w * 1000,
+        awake_ns=nanoseconds(power.awake_s) if power.awake_surplus_w > 0 else 0,
         cap_mw=power.cap_w * 1000,
         throttle=power.throttle,
         phi_min=power.phi_min,
@@ -228,8 +232,8 @@ def _chore_table(chores: Chores) -> ChoreTable:
     block_ns, image_ns = in_ns(chores.taken)
     factors = (1.0, *chores.taken_after_pause)
     taken = tuple((round(factor * block_ns), round(factor * image_ns)) for factor in factors)
-    slices_ns = nanoseconds(chores.slice_s), nanoseconds(chores.start_slice_s)
-    return ChoreTable(taken, in_ns(chores.moved), in_ns(chores.begun), in_ns(chores.ended), *slices_ns)
+    costs_ns = in_ns(chores.moved), in_ns(chores.begun), in_ns(chores.ended)
+    return ChoreTable(taken, *costs_ns, nanoseconds(chores.slice_s))
 
 
 def _in_ns(durations_s: Sequence[float]) -> tuple[int, ...]:

@@ -31,9 +31,11 @@ def run(out: Path, *names: str, deadline_s: float = 5.0, seconds: float = 60.0) 
     return {each["id"]: each for each in json.loads((out / "evidence.json").read_text())["found"]}
 
 
-def test_all_checks_fit_in_nine_minutes() -> None:
-    assert sum(check.deadline_s for check in CHECKS) <= SECONDS
-    assert len({check.id for check in CHECKS}) == len(CHECKS)
+def test_what_must_be_known_first_fits_in_nine_minutes() -> None:
+    """What is right, and a profile; the rest as far as the time goes."""
+    ids = [check.id for check in CHECKS]
+    assert len(set(ids)) == len(ids)
+    assert sum(check.deadline_s for check in CHECKS[: ids.index("E1") + 1]) <= SECONDS
 
 
 def test_a_check_that_hangs_or_crashes_or_finds_something_is_told(tmp_path: Path) -> None:
@@ -56,9 +58,16 @@ def test_a_hanging_check_leaves_no_children(tmp_path: Path) -> None:
 
 
 def test_what_no_longer_fits_is_skipped(tmp_path: Path) -> None:
-    found = run(tmp_path, "passes", "fails", deadline_s=100.0, seconds=99.0)
+    found = run(tmp_path, "passes", "fails", deadline_s=100.0, seconds=49.0)
     assert {each["verdict"] for each in found.values()} == {"skipped"}
     assert re.fullmatch(r"\d+ s are left, it may take 100", found["fails"]["reason"])
+
+
+def test_the_last_one_has_what_is_left(tmp_path: Path) -> None:
+    """No check outlasts the whole."""
+    found = run(tmp_path, "hangs", deadline_s=5.0, seconds=3.0)
+    assert re.fullmatch(r"not done within \d s", found["hangs"]["reason"])
+    assert found["hangs"]["took_s"] < 5.0
 
 
 def test_evidence_survives_a_kill(tmp_path: Path) -> None:

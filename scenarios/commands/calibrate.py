@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from calibrate import Calibration, model_costs
+from hw.device import DeviceSpec
 from hw.networks import ModelFile, Network
 from policies.errors import InputError
 from policies.files import set_aside
 from scenarios.executors.calibrate import calibrate_device
 from scenarios.executors.checking import SERVING_S, with_serving
-from scenarios.executors.devices import CALIBRATING, EMULATED, chosen_devices, emulated_section, require_served
+from scenarios.executors.devices import (
+    CALIBRATING,
+    EMULATED,
+    candidates,
+    chosen_devices,
+    emulated_section,
+    require_served,
+)
 from scenarios.executors.emulation import played
 from scenarios.files.documents import write_text
 from scenarios.files.reading import as_made
@@ -104,6 +112,7 @@ def _subject(
     with _naming(asked):
         wanted = Calibration(
             **of_device,
+            candidates=candidates(of_device["device"]) if isinstance(of_device["device"], DeviceSpec) else (),
             budget_s=budget_s,
             batch_limit=arguments.batch_limit,
             log_path=arguments.out / f"{name}.jsonl",

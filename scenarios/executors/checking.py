@@ -25,7 +25,7 @@ from calibrate.errors import SOLO_ERROR
 from calibrate.session import START_S, check_profile
 from calibrate.stamps import VERSIONS, differences, stamps_here, stamps_of
 from hw.datasets import Dataset
-from hw.device import DeviceSpec
+from hw.device import DeviceSpec, formats_of, ways_of
 from hw.networks import ModelFile
 from policies.chance import derived_seed
 from policies.errors import InputError
@@ -84,21 +84,19 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
         InputError: there is none such here.
     """
     path = profile.execution
-    cores, ways = path.get("cores", "any"), path.get("ways", "").split(", ")
+    cores = path.get("cores", "any")
     section = DeviceSection(
         kind=profile.device.kind,
         cores=() if cores == "any" else tuple(int(core) for core in cores.split(",")),
         threads=int(path.get("threads", "1")),
         onednn=path.get("onednn", "True") == "True",
         index=int(path.get("device", "cuda:0").partition(":")[2] or 0),
-        slot_pools="slot pools" in ways,
-        apart_copies="apart copies" in ways,
-        mailboxes="mailboxes" in ways,
+        **ways_of(path),
         idle_w=profile.power.bare_idle_w,
         tdp_w=profile.power.cap_w,
     )
     require_device(section, source, "execution")
-    return device_spec(section)
+    return replace(device_spec(section), **formats_of(path)) if section.kind == "cuda" else device_spec(section)
 
 
 def require_measured(profile: Profile, source: str) -> None:

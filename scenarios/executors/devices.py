@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from hw.device import DeviceSpec, local_devices
+from hw.device import WAYS, DeviceSpec, formats_of, local_devices
 from hw.gpu import refused_by_mode, unserved
 from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.nvml import board_facts
 from policies.errors import InputError
 from scenarios.files.reading import read_profile
 from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
+from sim.profile import Profile
 
 EMULATED = "emulated:"
 CALIBRATING: Final = 2  # processes on a device: what serves is measured beside another one
@@ -79,14 +80,37 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
         threads=section.threads,
         onednn=section.onednn,
         index=section.index,
-        slot_pools=section.slot_pools,
-        apart_copies=section.apart_copies,
-        mailboxes=section.mailboxes,
+        dtype="float32" if section.dtype == "measured" else section.dtype,
+        channels_last=section.memory_format != "contiguous",
+        **{name: getattr(section, name) for name in WAYS},
         idle_w=section.idle_w,
         tdp_w=section.tdp_w,
     )
     vram_bytes = gpu_bytes(spec) if section.vram_gb is None else round(section.vram_gb * GB)
     return spec if vram_bytes is None else replace(spec, vram_bytes=vram_bytes)
+
+
+def candidates(spec: DeviceSpec, section: DeviceSection | None = None) -> tuple[DeviceSpec, ...]:
+    """The ways in which a GPU may compute, of which its calibration takes the quickest; none where all is given."""
+    given = section or DeviceSection(kind="cuda")
+    if spec.kind != "cuda":
+        return ()
+    formats = {"measured": (True, False), "channels_last": (True,), "contiguous": (False,)}[given.memory_format]
+    dtypes: tuple[Any, ...] = ("float32", "bfloat16") if given.dtype == "measured" else (given.dtype,)
+    found = tuple(replace(spec, channels_last=last, dtype=dtype) for dtype in dtypes for last in formats)
+    return found if len(found) > 1 else ()
+
+
+def as_calibrated(spec: DeviceSpec, section: DeviceSection, profile: Profile) -> DeviceSpec:
+    """A GPU that computes as its profile says, where the scenario leaves that to calibration."""
+    if spec.kind != "cuda":
+        return spec
+    measured = formats_of(profile.execution)
+    if section.memory_format != "measured":
+        measured.pop("channels_last", None)
+    if section.dtype != "measured":
+        measured.pop("dtype", None)
+    return replace(spec, **measured)
 
 
 def gpu_bytes(spec: DeviceSpec) -> int | None:
@@ -96,7 +120,12 @@ def gpu_bytes(spec: DeviceSpec) -> int | None:
     return int(torch.cuda.get_device_properties(spec.index).total_memory)
 
 
-def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSpec:
-    """The device that a server runs on: its own, or that of the server it shares with."""
+def section_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSection:
+    """What a scenario says of the device that a server runs on: its own, or that of the server it shares with."""
     owner = next(s for s in servers if s.name == (server.shares_device_with or server.name))
-    return device_spec(owner.device or DeviceSection())
+    return owner.device or DeviceSection()
+
+
+def device_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSpec:
+    """The device that a server runs on."""
+    return device_spec(section_of(server, servers))

@@ -13,6 +13,7 @@ import numpy as np
 from calibrate.meter import Trust
 from hw.cluster import HardwareCluster
 from hw.datasets import Dataset
+from hw.device import DeviceSpec
 from hw.networks import ModelFile
 from hw.router_loop import Progress, Routing
 from hw.run_spec import HardwareRun
@@ -21,7 +22,7 @@ from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
-from scenarios.executors.devices import device_of
+from scenarios.executors.devices import as_calibrated, device_spec, section_of
 from scenarios.executors.emulation import blank_images, emulated_device, served_of
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
@@ -40,10 +41,17 @@ SATURATED_IMAGES = 10_000
 def hardware_servers(world: World) -> list[HardwareServer]:
     """The scenario's servers as the executors take them."""
     sections = world.scenario.cluster.named_servers
+
+    def real_device(index: int) -> DeviceSpec:
+        section, knobs = section_of(sections[index], sections), world.cluster.servers[index].knobs
+        device = as_calibrated(device_spec(section), section, world.profiles[index])
+        sizes = knobs.padded_sizes or warm_batches(knobs.batch_limit)
+        return replace(device, warm_sizes=sizes) if device.kind == "cuda" else device
+
     return [
         HardwareServer(
             name=spec.name,
-            device=device_of(section, sections) if section.emulated is None else emulated_device(world, index),
+            device=real_device(index) if section.emulated is None else emulated_device(world, index),
             knobs=spec.knobs,
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,

@@ -30,7 +30,7 @@ from sim.tables import DeviceTables
 WARMUP_S = 1.0
 PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
 KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
-SLICE_S = START_SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
+SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
 MOST_FASTER = 0.5  # of a calibrated pass, that a served one may take less
 FEWEST_WAITS = 5  # that a pass's end did not cut short: they tell to within a half, an assumption to within four times
@@ -206,19 +206,14 @@ class _DeviceRun:
         )
 
     def waits_to_be_taken(self) -> list[Wait]:
-        """Of blocks that were sent while one pass ran."""
+        """Of blocks that were sent while one pass ran.
+
+        Not of batches that were commanded meanwhile: who commands one has the core already, so they hardly wait.
+        """
         return [
             (way.took_ns / NS_PER_S, left_s)
             for way in self._ways(there=True)
             if (left_s := self._left_s(way.at_ns)) is not None
-        ]
-
-    def waits_to_begin(self) -> list[Wait]:
-        """Of batches that were commanded while one pass ran."""
-        return [
-            ((batch.started_ns - batch.commanded_ns) / NS_PER_S, left_s)
-            for batch in self._batches
-            if (left_s := self._left_s(batch.commanded_ns)) is not None
         ]
 
     def _left_s(self, at_ns: int) -> float | None:
@@ -310,11 +305,7 @@ def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
     taken = taken.model_copy(update={"block_s": taken.block_s + in_vain_s})
     moved, begun, ended = (_work_cost(rows[kind]) for kind in ("moved", "begun", "ended"))
     slice_s = _slice_s([wait for run in runs for wait in run.waits_to_be_taken()]) or SLICE_S
-    start_slice_s = _slice_s([wait for run in runs for wait in run.waits_to_begin()]) or START_SLICE_S
-    return Chores(
-        taken=taken, taken_after_pause=after_pause, moved=moved, begun=begun, ended=ended, slice_s=slice_s,
-        start_slice_s=start_slice_s,
-    )  # fmt: skip
+    return Chores(taken=taken, taken_after_pause=after_pause, moved=moved, begun=begun, ended=ended, slice_s=slice_s)
 
 
 def _slice_s(waits: Sequence[Wait]) -> float | None:

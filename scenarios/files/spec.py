@@ -157,7 +157,7 @@ class ModelSection(StrictModel):
 MOST_SLOWDOWN = 1e6
 
 
-_OF_A_GPU: Final = ("slot_pools", "apart_copies", "mailboxes")
+_OF_A_GPU: Final = ("memory_format", "dtype", "slot_pools", "apart_copies", "mailboxes", "graphs", "packed_weights")
 
 
 class DeviceSection(StrictModel):
@@ -178,10 +178,22 @@ class DeviceSection(StrictModel):
     threads: Count = Field(1, description="threads of one forward pass")
     onednn: bool = Field(True, description="whether torch may use oneDNN on a CPU")
     index: Whole = Field(0, description="which GPU")
+    memory_format: Literal["measured", "contiguous", "channels_last"] = Field(
+        "measured", description="of a GPU: how activations lie in memory; what its calibration found quicker, or given"
+    )
+    dtype: Literal["float32", "bfloat16", "float16", "measured"] = Field(
+        "float32",
+        description="of a GPU: of weights and activations; `measured`: bfloat16 where calibration finds it quicker and "
+        "all labels but one in a thousand the same",
+    )
     slot_pools: bool = Field(False, description="of a GPU, not tried on one yet: activations lie in slots")
     apart_copies: bool = Field(False, description="of a GPU, not tried on one yet: copies block nobody")
     mailboxes: bool = Field(
         False, description="of a GPU, not tried on one yet: servers that share it move activations without the host"
+    )
+    graphs: bool = Field(False, description="of a GPU, not tried on one yet: passes are captured and replayed")
+    packed_weights: bool = Field(
+        False, description="of a GPU, not tried on one yet: weights for narrower inputs are laid out once, in memory"
     )
     idle_w: NonNegative | None = Field(
         None, description="idle power where no sensor tells; null for the kind's default"
@@ -196,7 +208,8 @@ class DeviceSection(StrictModel):
         if self.emulated is None:
             if "slowdown" in self.model_fields_set:
                 raise ValueError("slowdown is of an emulated device; leave it out, or name the profile: emulated")
-            if self.kind != "cuda" and (ways := [name for name in _OF_A_GPU if getattr(self, name)]):
+            ways = [name for name in _OF_A_GPU if getattr(self, name) != DeviceSection.model_fields[name].default]
+            if self.kind != "cuda" and ways:
                 raise ValueError(f"{', '.join(ways)}: of a GPU alone; leave it out, or give kind: cuda")
             return self
         if others := sorted(self.model_fields_set - {"emulated", "slowdown", "cores"}):

@@ -6,15 +6,21 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
 
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
 from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
+from hw.apart import Runner, Tell, apart, here
 from hw.conformance import require_conformance
 from hw.datasets import Dataset, is_image_folder, load_dataset, require_fit
 from hw.device import require_torch_device
 from hw.evaluation import evaluate
-from hw.networks import Network, save_model
+from hw.networks import ModelFile, Network, save_model
 from hw.training import TrainingKnobs, recipe, require_checkpoint, train
 from policies.errors import InputError, WorkError
 from policies.own import FAILURES, failure
@@ -123,6 +129,29 @@ def training_text(knobs: TrainingKnobs) -> str:
     return json.dumps(asdict(knobs), sort_keys=True)
 
 
+def runner_for(device: str) -> Runner:
+    """What is done on a GPU is done in a process of its own: the context that it opens would stay for good, and take
+    power and memory from what is measured afterwards."""
+    return apart if device.startswith("cuda") else here
+
+
+def trained(
+    network: Network, data: Dataset, knobs: TrainingKnobs, checkpoint: Path, tensorboard: Path, tell: Tell
+) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights, by name; see `hw.training.train`."""
+    with own_code(network):
+        model = train(network, data, knobs, checkpoint=checkpoint, tensorboard=tensorboard, on_step=tell)
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+
+
+def evaluated(file: ModelFile, data: Dataset, device: str, tell: Tell) -> Evaluation:
+    """See `hw.evaluation.evaluate`."""
+    require_torch_device(device)
+    model, _ = file.load()
+    with own_code(file.network):
+        return evaluate(model, data, on_progress=tell, device=device)
+
+
 def train_model(job: Job, fingerprint: str) -> list[Path]:
     """Train the scenario's network; goes on from the checkpoint of an interrupted training with the same settings."""
     network, folder = job.network, job.folder
@@ -138,9 +167,11 @@ def train_model(job: Job, fingerprint: str) -> list[Path]:
             folder.require_there()  # or a checkpoint would make it again
             progress.set(done, steps)
 
-        model = train(
-            network, data, knobs, checkpoint=checkpoint, tensorboard=folder.working(work), on_step=on_step
-        )  # fmt: skip
+        wanted = partial(trained, network, data, knobs, checkpoint, folder.working(work))
+        model = network.build()
+        model.load_state_dict(
+            {name: torch.from_numpy(of) for name, of in runner_for(knobs.device)(wanted, on_step).items()}
+        )
     metadata = {"dataset": data.name, "training": training_text(knobs)}
     with folder.making(folder / MODEL_FILE) as made:
         save_model(made.path, model, network.label, metadata)
@@ -149,7 +180,6 @@ def train_model(job: Job, fingerprint: str) -> list[Path]:
 
 def evaluate_model(job: Job, dataset: str, *, device: str = "cpu") -> Path:
     """Fill the accuracy table and the correctness matrix of a network; returns their file."""
-    require_torch_device(device)
     file = job.model
     model, _ = file.load()
     data = load_dataset(dataset)
@@ -158,7 +188,8 @@ def evaluate_model(job: Job, dataset: str, *, device: str = "cpu") -> Path:
         own_code(file.network),
         Progress("evaluate all width tuples", len(data.test_labels), unit="image", quiet=job.quiet) as progress,
     ):
-        evaluation = evaluate(model, data, on_progress=lambda done, _: progress.set(done), device=device)
+        wanted = partial(evaluated, file, data, device)
+        evaluation = runner_for(device)(wanted, lambda done, _: progress.set(done))
     with job.folder.making(job.folder / ACCURACY_FILE) as made:
         save_accuracy(made.path, evaluation)
     return made.path

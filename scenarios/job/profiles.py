@@ -10,7 +10,7 @@ from calibrate.log import require_log
 from hw.datasets import load_dataset
 from hw.device import DeviceSpec
 from scenarios.executors.calibrate import calibrate_device
-from scenarios.executors.devices import device_of
+from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import read_text
 from scenarios.files.reading import read_profile
@@ -92,6 +92,7 @@ def _calibrate(job: Job, server: ServerSection) -> None:
         wanted = Calibration(
             job.model,
             device,
+            candidates=candidates(device, section_of(server, scenario.cluster.named_servers)),
             budget_s=budget_s,
             batch_limit=limit,
             log_path=log_path,

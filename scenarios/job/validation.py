@@ -10,7 +10,7 @@ from typing import Any
 from hw.networks import ModelFile
 from policies.errors import InputError
 from scenarios.executors.campaign import Finished, Plan
-from scenarios.executors.devices import device_of
+from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
 from scenarios.executors.run import Listener, validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
@@ -92,7 +92,8 @@ def warn_of_another_stack(job: Job, world: World) -> None:
     servers = job.scenario.cluster.named_servers
     for server, profile in zip(servers, world.profiles, strict=True):
         if server.shares_device_with is None and server.emulated is None:
-            for text in stamp_warnings(profile, device_of(server, servers)):
+            device = as_calibrated(device_of(server, servers), section_of(server, servers), profile)
+            for text in stamp_warnings(profile, device):
                 job.warn(text)
 
 

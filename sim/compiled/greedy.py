@@ -547,7 +547,7 @@ def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) ->
         start_ns = max(
             start_ns, do_chore(c, p, device, model.begun_ns + model.begun_image_ns * instance.count, now, now)
         )
-    instance.limit_ns = start_ns + model.start_slice_ns
+    instance.limit_ns = start_ns + model.slice_ns
     if start_ns == now:
         _begin(c, p, server, slot, now)
     else:

@@ -43,8 +43,18 @@ def _chores_ns(device: Device, now: int) -> int:
 @kernel
 def _drawn_mw_ns(p: Parameters, device: Device, now: int) -> float:
     """Energy since the last change."""
-    chores_ns, chores_mw = _chores_ns(device, now), max(device.power_mw, model_of(p, device).chores_mw)
-    return device.power_mw * (now - device.updated_ns - chores_ns) + chores_mw * chores_ns
+    model = model_of(p, device)
+    chores_ns, chores_mw = _chores_ns(device, now), max(device.power_mw, model.chores_mw)
+    drawn_mw_ns = device.power_mw * (now - device.updated_ns - chores_ns) + chores_mw * chores_ns
+    return drawn_mw_ns + model.awake_mw * _awake_ns(p, device, now)
+
+
+@kernel
+def _awake_ns(p: Parameters, device: Device, now: int) -> int:
+    """Of the time since the last change, how long clocks stayed up although nothing ran."""
+    if device.first != NONE or device.passes_ended_ns == 0:
+        return 0
+    return max(0, min(now, device.passes_ended_ns + model_of(p, device).awake_ns) - device.updated_ns)
 
 
 @kernel

@@ -197,6 +197,7 @@ class Program:
         model.most_at_once, model.most_processes = tables.most_at_once, tables.most_processes
         model.alpha, model.throttle, model.phi_min = tables.alpha, tables.throttle, tables.phi_min
         model.idle_mw, model.cap_mw = tables.context_idle_mw, tables.cap_mw
+        model.awake_mw, model.awake_ns = tables.awake_mw, tables.awake_ns
         model.period_ns, model.lag_ns = tables.period_ns, tables.lag_ns
         model.power_window, model.utilization_window = tables.power_window, tables.utilization_window
         model.dispatch_ns = tables.dispatch_ns
@@ -235,7 +236,7 @@ class Program:
         if (chores := tables.chores) is not None:
             model.has_chores = 1
             model.taken_at = add(chores.taken)
-            model.slice_ns, model.start_slice_ns = chores.slice_ns, chores.start_slice_ns
+            model.slice_ns = chores.slice_ns
             model.moved_ns, model.moved_image_ns = chores.moved
             model.begun_ns, model.begun_image_ns = chores.begun
             model.ended_ns, model.ended_image_ns = chores.ended

@@ -17,10 +17,18 @@ def chores_ns(device: Device, now_ns: int) -> int:
     return max(0, min(device.chores_until_ns, now_ns) - max(device.paused_from_ns, device.updated_ns))
 
 
+def awake_ns(device: Device, stays_ns: int, now_ns: int) -> int:
+    """Of the time since the device's last change, how long clocks stayed up although nothing ran."""
+    if device.count > 0 or device.passes_ended_ns == 0:
+        return 0
+    return max(0, min(now_ns, device.passes_ended_ns + stays_ns) - device.updated_ns)
+
+
 def energy_j(run: RunRow, index: int, ended_ns: int) -> float:
     """What a device has drawn since the run's start."""
     device, tables = device_of(run, index), run.program.cluster.devices[index]
     elapsed_ns, chored_ns = ended_ns - device.updated_ns, chores_ns(device, ended_ns)
     drawn_mw_ns = device.power_mw * (elapsed_ns - chored_ns) + max(device.power_mw, tables.chores_mw) * chored_ns
+    drawn_mw_ns += tables.awake_mw * awake_ns(device, tables.awake_ns, ended_ns)
     energy_mj = (device.energy_mw_ns + drawn_mw_ns) / NS_PER_S
     return energy_mj / 1000

@@ -20,6 +20,7 @@ WIDTHS = (0.5, 1.0)
 SEGMENTS = 2
 BANDWIDTH_BYTES_S = 1e9
 LIMIT = 32
+AWAKE_W = 15.0  # between passes that leave the clocks up
 REFERENCE_S, SLOW_FACTOR, SLOW_REFERENCE, SLOW_S = 3e-5, 1.5, 1.4, 0.1
 
 
@@ -146,14 +147,17 @@ class FakeBench:
         """Above idle, of one image."""
         return 1e-9 * model_costs().keys[point.key].macs
 
-    def steady(self, point: Point, duration_s: float) -> SteadyLoad:
-        """Idle 20 W and so many joules an image."""
+    def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
+        """Idle 20 W and so many joules an image; clocks that stay up between passes draw more."""
         self._ask(point)
         self._pass(duration_s)
-        images = int(duration_s / self.truth_s(point)) * point.batch
+        passes = int(duty * duration_s / self.truth_s(point))
+        images, busy_s = passes * point.batch, passes * self.truth_s(point)
         power_w = 20.0 + self.joules(point) * images / duration_s
+        if duty < 1.0:
+            power_w += AWAKE_W * (1 - busy_s / duration_s)
         sm_utilization = None if self.sm_share is None else self.sm_share * self.load_of(point).demand
-        return SteadyLoad(images, duration_s, power_w, 0.5, Provenance.POLLED, sm_utilization)
+        return SteadyLoad(images, duration_s, power_w, 0.5, Provenance.POLLED, sm_utilization, busy_s)
 
     def _ask(self, *points: Point) -> None:
         self.asked += points

@@ -21,7 +21,7 @@ from calibrate.errors import (
 from calibrate.fit import fit
 from calibrate.log import Log
 from calibrate.measure import Measurement, measure, scout
-from calibrate.plan import Extras, Point, Solo, Steady, Together, make_plan
+from calibrate.plan import DUTIES, Extras, Point, Solo, Steady, Together, make_plan
 from calibrate.samples import Samples
 from calibrate.sharing import FEWEST_CAPPED, ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
 from calibrate.slowdown import SlowdownLook
@@ -31,6 +31,7 @@ from sim.profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, Stat
 from sim.tables import compile_tables
 from tests import worlds
 from tests.calibrate.fake import (
+    AWAKE_W,
     LIMIT,
     REFERENCE_S,
     SLOW_FACTOR,
@@ -372,3 +373,33 @@ def test_errors_are_held_out_and_cross_validated_and_ranges_are_told(tmp_path: P
     assert ranges[CONCURRENCY_ERROR, AT_ONCE] == (1, 8)
     assert found.omitted[0].startswith("batch sizes 3 at some keys or all (predicting a batch size from the others")
     assert compile_tables(found, LIMIT).most_at_once == 8
+
+
+@pytest.mark.parametrize("fall_s", [0.0, 2.5])
+def test_what_clocks_draw_that_stay_up_is_recovered(tmp_path: Path, fall_s: float) -> None:
+    """From small duties, beside the joules of the images; where nothing falls there is no such state."""
+    bench = FakeBench()
+    found_at = list(measured(bench, tmp_path))
+    point = Point(1, 1.0, 0.0, 8)
+    duties = [Steady(point, duty=duty) for duty in DUTIES]
+    found_at += [(step, SteadyResult(bench.steady(point, 60.0, step.duty))) for step in duties]
+    known = replace(facts(), fall_s=fall_s)
+    power = fit(found_at, model_costs(), known, "fake").power
+    if fall_s:
+        assert power.awake_w == pytest.approx(20.0 + AWAKE_W, rel=0.02)
+        assert power.awake_s == fall_s
+    else:
+        assert (power.awake_w, power.awake_s) == (None, 0.0)
+
+
+def test_small_duties_tell_no_joules(tmp_path: Path) -> None:
+    """What an image takes comes from loops without a pause."""
+    bench, point = FakeBench(), Point(1, 1.0, 0.0, 8)
+    only = [(Steady(point, duty=0.5), SteadyResult(bench.steady(point, 60.0, 0.5)))]
+    assert power_points(only, facts().power, held_out=False) == {}
+
+
+def test_a_gpu_is_served_the_sizes_that_were_measured(tmp_path: Path) -> None:
+    """Its libraries choose kernels for each shape anew; on a CPU nothing is padded."""
+    found = measured(FakeBench(), tmp_path)
+    assert [fit(found, model_costs(), facts(kind), "fake").padding for kind in ("cpu", "cuda")] == ["none", "grid"]

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+import time  # noqa: TID251 - a thread looks in real time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
 
-from calibrate.meter import APART, Meter, SelfTest, Trust, Watched, mean_power, sampled, self_test
+from calibrate.meter import (
+    APART,
+    DETAILS_PERIOD_S,
+    FLAT_LOOK_S,
+    MOST_FALL_S,
+    Meter,
+    SelfTest,
+    Trust,
+    Watched,
+    fall_s,
+    mean_power,
+    sampled,
+    self_test,
+    wait_until_flat,
+)
 from calibrate.probe import rise_s
 from hw.telemetry import AbsentSensor, NvmlSensor, Reading, Sensor
 from policies.errors import WorkError
@@ -226,3 +241,95 @@ def test_the_counters_period_does_not_bias_the_mean(counter_period_s: float) -> 
     board.advance(1.0)
     counted = rig.meter.mean(seen_over(board, rig.meter.sensor, 2.23), 0.0)
     assert counted.power_w == pytest.approx(board.busy_w, rel=0.005)
+
+
+# ------------------------------------------------------------------------------------------------- clocks that fall
+
+
+def _after_a_load(make: Make, fall_s: float, awake_w: float | None = 110.0) -> Rig:
+    rig = Rig.of(FakeBoard(make, rise_s=0.05, fall_s=fall_s, awake_w=awake_w))
+    rig.board.load = 0.8
+    rig.board.advance(3.0)
+    rig.board.load = 0.0
+    return rig
+
+
+@pytest.mark.parametrize("make", [VOLTA, TURING, AMPERE, HOPPER])
+@pytest.mark.parametrize("seconds", [2.0, 5.0])
+def test_how_long_clocks_stay_up_is_seen(make: Make, seconds: float) -> None:
+    """From the end of the load, whatever the reading's lag, to half a second."""
+    rig = _after_a_load(make, seconds)
+    seen = seen_over(rig.board, rig.meter.sensor, 10.0)
+    assert fall_s(seen, rig.meter.rise_s) == pytest.approx(seconds, abs=0.6)
+
+
+def test_what_does_not_fall_has_no_such_state() -> None:
+    """Nor has a device whose power nobody tells."""
+    rig = _after_a_load(HOPPER, 0.0, None)
+    assert fall_s(seen_over(rig.board, rig.meter.sensor, 6.0), rig.meter.rise_s) == 0.0
+    assert fall_s(looks([None] * 8, [None] * 8), 0.0) == 0.0
+
+
+def test_idle_is_looked_at_when_it_is_flat() -> None:
+    """While clocks are up power is flat, too: so it is waited for only while it falls."""
+    rig = _after_a_load(HOPPER, 0.0, None)
+    rig.board.rise_s = 3.0  # it falls slowly
+
+    def look(sensor: Sensor, act: Callable[[], object]) -> list[Watched]:
+        seconds = act()
+        assert isinstance(seconds, float)
+        return seen_over(rig.board, sensor, seconds, 0.01)
+
+    waited_s = wait_until_flat(rig.meter.sensor, lambda seconds: seconds, look)
+    assert 5.0 <= waited_s <= MOST_FALL_S
+    assert rig.meter.sensor.sample().power_w == pytest.approx(rig.board.idle_w, rel=0.08)
+    assert wait_until_flat(AbsentSensor(), lambda seconds: seconds, lambda *_: []) == FLAT_LOOK_S
+
+
+def test_a_counter_that_begins_anew_is_not_used_over_that_time() -> None:
+    """A driver was loaded: what lies before is gone."""
+    rig = Rig.of(FakeBoard(TURING))
+    seen = seen_over(rig.board, rig.meter.sensor, 2.0)
+    rig.board.load_driver_again()
+    seen += seen_over(rig.board, rig.meter.sensor, 2.0)
+    power = rig.meter.mean(seen, 0.5)
+    assert power.provenance == Provenance.POLLED
+    assert power.power_w == pytest.approx(rig.board.idle_w, rel=0.02)
+
+
+def test_slow_calls_of_a_sensor_do_not_bend_its_counter() -> None:
+    """Each takes 10 ms, and a look takes several: the counter is read first, at the time that it is given."""
+    rig = Rig.of(FakeBoard(HOPPER, call_s=0.01))
+    rig.board.load = 0.8
+    rig.board.advance(1.0)
+    true_w = rig.board.idle_w + 0.8 * (rig.board.busy_w - rig.board.idle_w)
+    assert rig.meter.mean(seen_over(rig.board, rig.meter.sensor, 4.0), 1.0).power_w == pytest.approx(true_w, rel=0.02)
+
+
+def test_a_part_time_counter_is_right_about_steady_loads_alone() -> None:
+    """It sees the last 25 of each 100 ms: bursts in step with that alias, and counter and polling agree about them."""
+    rig = Rig.of(FakeBoard(HOPPER, part_time=True, rise_s=0.002))
+    rig.board.load = 0.5
+    steady = rig.meter.mean(seen_over(rig.board, rig.meter.sensor, 3.0), 1.0)
+    assert steady.power_w == pytest.approx(rig.board.idle_w + 0.5 * (rig.board.busy_w - rig.board.idle_w), rel=0.02)
+    seen: list[Watched] = []
+    while rig.board.now_s % 0.1 > 1e-6 and 0.1 - rig.board.now_s % 0.1 > 1e-6:
+        rig.board.advance(0.001)
+    for _ in range(30):  # a quarter of the time, while nobody looks
+        rig.board.load = 1.0
+        seen += seen_over(rig.board, rig.meter.sensor, 0.026, 0.013)
+        rig.board.load = 0.0
+        seen += seen_over(rig.board, rig.meter.sensor, 0.074, 0.037)
+    true_w = rig.board.idle_w + 0.26 * (rig.board.busy_w - rig.board.idle_w)
+    assert rig.meter.mean(seen, 1.0).power_w < 0.6 * true_w
+
+
+def test_details_have_a_pace_of_their_own() -> None:
+    """They take several calls; between two of them the counter is looked at often."""
+    rig = Rig.of(FakeBoard(HOPPER))
+    with sampled(rig.meter.sensor, 0.005) as take:
+        time.sleep(0.4)
+        seen = take()
+    detailed = [look for look in seen if look.details.sm_clock_mhz is not None]
+    assert 2 <= len(detailed) <= 1 + 0.4 / DETAILS_PERIOD_S + 1
+    assert len(seen) > 3 * len(detailed)

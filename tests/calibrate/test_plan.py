@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from calibrate.costs import costs_of
 from calibrate.plan import (
+    DUTIES,
     FEWEST_BATCHES,
     LAVISH,
     TRANSFER_BYTES,
@@ -22,6 +23,7 @@ from calibrate.plan import (
     Steady,
     Together,
     Transfer,
+    describe,
     full_grid,
     make_plan,
     rank_batches,
@@ -233,3 +235,20 @@ def test_the_largest_block_is_of_the_segment_that_leaves_most() -> None:
     image_bytes = max(max(row) for row in costs.info.activation_bytes)
     assert largest_transfer_bytes(costs, 32) == 32 * image_bytes
     assert largest_transfer_bytes(costs, 10**9) == ARENA_BYTES // 2
+
+
+@pytest.mark.parametrize("awake", [False, True])
+def test_small_duties_are_planned_where_clocks_stay_up(awake: bool) -> None:
+    """Each at one middling point, once, whatever the budget; their names tell them apart."""
+    made = plan(30.0, 16, 1e-4, extras=Extras(True, False, awake=awake))
+    found = [each.step for each in made.steps if isinstance(each.step, Steady) and each.step.duty < 1.0]
+    assert [step.duty for step in found] == (list(DUTIES) if awake else [])
+    assert len({describe(step) for step in found}) == len(found)
+    assert len({step.point for step in found}) == (1 if awake else 0)
+
+
+@pytest.mark.parametrize("budget_s, is_told", [(5.0, True), (100_000.0, False)])
+def test_short_looks_at_power_are_told(budget_s: float, is_told: bool) -> None:
+    """Half a second of a sensor that is renewed ten times a second is off by 5 %."""
+    made = plan(budget_s, 16, 1e-4, extras=Extras(True, False, rise_s=1.0))
+    assert any("s of each are looked at, instead of 2 s" in words for words in made.omitted) == is_told

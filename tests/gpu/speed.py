@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - it measures
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
+from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -12,10 +14,11 @@ import torch
 
 from hw.activations import Activations, tensor_in
 from hw.arena import Arena
-from hw.benchmarks import alone, together, warm
+from hw.benchmarks import alone, together
 from hw.copies import Copies
+from hw.formats import raced
 from hw.gpu import STREAMS, finish
-from hw.instances import serve
+from hw.instances import Instances, Lane, serve
 from hw.messages import Benchmark, BenchmarkPoint, BenchmarkTogether, Input
 from tests.gpu.stand import Stand
 
@@ -23,6 +26,8 @@ FIRST: Final = 1.5
 FALLS: Final = 0.9
 MEGABYTES: Final = (0.4, 2.1, 4.2, 8.4)
 COPIES: Final = 20
+PASSES: Final = 20
+WAIT_S: Final = 60.0
 
 
 def _points(stand: Stand) -> list[BenchmarkPoint]:
@@ -33,16 +38,45 @@ def _points(stand: Stand) -> list[BenchmarkPoint]:
 
 
 def first_passes(stand: Stand) -> tuple[str, Mapping[str, Any]]:
-    """Of an instance that is made after `Warm`, in a thread of its own as a lane is."""
-    instances = stand.instances()
-    warm(instances, (1, 32))
-    ratios = {}
+    """Of an instance in the lane that has loaded it, which warms it: the very first that serves, and the median."""
+    instances, ratios = stand.instances(warm_sizes=(1, 32)), dict[str, float]()
     for point in _points(stand):
-        first = alone(instances, Benchmark(point, 0, 20, 0.0)).samples_s
-        ratios[f"{point.segment}/{point.width:g}/{point.batch}"] = first[0] / float(np.median(first))
+        lane, told = Lane(instances.device, instances.place), SimpleQueue[list[float]]()
+        lane.submit(lambda point=point, told=told: told.put(_passes_ms(instances, point)))  # type: ignore[misc]
+        took_ms = told.get(timeout=WAIT_S)
+        lane.stop()
+        ratios[f"{point.segment}/{point.width:g}/{point.batch}"] = took_ms[0] / float(np.median(took_ms))
     worst = max(ratios.values())
     numbers = {"worst_ratio": worst, "median_ratio": float(np.median(list(ratios.values())))}
     return f"a first pass takes {worst:.1f} times as long" if stand.is_gpu and worst > FIRST else "", numbers
+
+
+def _passes_ms(instances: Instances, point: BenchmarkPoint) -> list[float]:
+    """Each of the first passes after a load; empty where that failed."""
+    instance = instances.load(point.segment, point.width)
+    rows = instances.inputs(point.segment, point.previous_width, point.batch)
+    took_ms = list[float]()
+    for _ in range(PASSES):
+        began_ns = time.monotonic_ns()
+        serve(instance, rows, point.width, point.previous_width, point.batch, instances.device.memory_format)
+        took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
+    instances.free(instance)
+    return took_ms
+
+
+def ways(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """A block through the whole network in each order of memory, precision and way, in turns."""
+    formats = [{"channels_last": last, "dtype": dtype} for dtype in ("float32", "bfloat16") for last in (True, False)]
+    wanted: list[dict[str, Any]] = formats if stand.is_gpu else formats[:2]
+    if stand.is_gpu:
+        wanted += [{**each, way: True} for way in ("graphs", "packed_weights") for each in formats[:2]]
+    numbers: dict[str, Any] = {}
+    for batch in (32, 128) if stand.is_gpu else (8,):
+        for given, way in zip(
+            wanted, raced(stand.file, [replace(stand.device, **each) for each in wanted], batch), strict=True
+        ):
+            numbers[" ".join([str(batch), *(f"{k}={v}" for k, v in given.items())])] = str(way)
+    return "", numbers
 
 
 def clocks(stand: Stand) -> tuple[str, Mapping[str, Any]]:

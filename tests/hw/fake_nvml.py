@@ -47,6 +47,9 @@ class FakeBoard:
     """A GPU: set `load` (a share of its range of power), `advance` its clock, and read it through `FakeNvml`.
 
     Attributes:
+        awake_w, fall_s: what it draws when nothing runs but clocks are still up, for so long after a load.
+        call_s: how long each call takes.
+        part_time: the counter knows only what its sensor saw, the last 25 of each 100 ms (arXiv 2312.02741).
         refused: an NVML function or constant of a field, and the error code that it gives.
         enforced_w: the limit that clips, where it is another than the one that was set.
         counter_factor: how wrong the energy counter is.
@@ -67,6 +70,10 @@ class FakeBoard:
     mig: bool = False
     counter_factor: float = 1.0
     stuck_w: float | None = None
+    awake_w: float | None = None
+    fall_s: float = 0.0
+    call_s: float = 0.0
+    part_time: bool = False
     refused: dict[str, int] = field(default_factory=dict)
     power_mw: Callable[[float], float] = lambda milliwatts: milliwatts
     utilization_pct: Callable[[float], float] = lambda percent: percent
@@ -81,6 +88,8 @@ class FakeBoard:
         self._power_w = self.idle_w
         self._energy_j = [0.0]  # at each step since the driver was loaded
         self._busy_s = [0.0]
+        self._loaded_s = -math.inf  # when it last ran something
+        self._counted_from_j = 0.0
         self.advance(3.0)  # the driver was there before
 
     @property
@@ -91,12 +100,28 @@ class FakeBoard:
         return round(self.now_s * 1e9)
 
     def advance(self, seconds: float) -> None:
-        wanted_w = self.idle_w + self.load * (self.busy_w - self.idle_w)
         kept = math.exp(-STEP_S / self.rise_s)
         for _ in range(round(seconds / STEP_S)):
+            self._loaded_s = self.now_s if self.load else self._loaded_s
+            wanted_w = self._rest_w() + self.load * (self.busy_w - self._rest_w())
             self._power_w = wanted_w + (self._power_w - wanted_w) * kept
             self._energy_j.append(self._energy_j[-1] + self._power_w * STEP_S)
             self._busy_s.append(self._busy_s[-1] + (STEP_S if self.load else 0.0))
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether its clocks are up."""
+        return bool(self.load) or self.now_s - self._loaded_s < self.fall_s
+
+    def sm_clock_mhz(self) -> int:
+        return 1500 if self.is_awake or not self.fall_s else 345
+
+    def load_driver_again(self) -> None:
+        """The energy counter begins anew."""
+        self._counted_from_j = self._energy_j[-1]
+
+    def _rest_w(self) -> float:
+        return self.awake_w if self.awake_w is not None and self.is_awake else self.idle_w
 
     def mean_w(self, window_s: float) -> float:
         """Of the last whole window before the last renewal of the reading."""
@@ -107,7 +132,15 @@ class FakeBoard:
 
     def counter_mj(self) -> int:
         assert self.make.counter_period_s is not None
-        return int(self._energy_j[self._renewed(self.make.counter_period_s)] * 1000 * self.counter_factor)
+        at = self._renewed(self.make.counter_period_s)
+        counted_j = self._part_time_j(at) if self.part_time else self._energy_j[at]
+        return int(max(0.0, counted_j - self._counted_from_j) * 1000 * self.counter_factor)
+
+    def _part_time_j(self, at: int) -> float:
+        """As if each 100 ms had been like their last 25."""
+        whole, seen = round(0.1 / STEP_S), round(0.025 / STEP_S)
+        ends = range(whole, at + 1, whole)
+        return sum((self._energy_j[end] - self._energy_j[end - seen]) * whole / seen for end in ends)
 
     def _mean(self, integral: list[float], window_s: float) -> float:
         end = self._renewed(self.make.period_s)
@@ -169,6 +202,8 @@ class FakeNvml:
 
     def _require(self, handle: Handle, name: str, supported: bool = True) -> FakeBoard:
         board = handle.board
+        if board.call_s:
+            board.advance(board.call_s)
         if board.lost:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         if name in board.refused:
@@ -265,8 +300,8 @@ class FakeNvml:
         return SimpleNamespace(total=8 << 30, used=used, free=(8 << 30) - used)
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, kind: int) -> int:
-        self._require(handle, "nvmlDeviceGetClockInfo")
-        return {pynvml.NVML_CLOCK_SM: 1500, pynvml.NVML_CLOCK_MEM: 2600}[kind]
+        board = self._require(handle, "nvmlDeviceGetClockInfo")
+        return {pynvml.NVML_CLOCK_SM: board.sm_clock_mhz(), pynvml.NVML_CLOCK_MEM: 2600}[kind]
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
@@ -350,5 +385,6 @@ def seen_over(board: FakeBoard, sensor: Sensor, seconds: float, period_s: float 
     looks = []
     for _ in range(round(seconds / period_s)):
         board.advance(period_s)
-        looks.append(Watched(board.now_s, sensor.sample(), sensor.energy_j()))
+        energy_j, at_s = sensor.energy_j(), board.now_s
+        looks.append(Watched(at_s, sensor.sample(), energy_j))
     return looks

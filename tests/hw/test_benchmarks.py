@@ -76,7 +76,7 @@ def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
     def broken(*_: object) -> int:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr("hw.benchmarks._workspace_bytes", broken)
+    monkeypatch.setattr("hw.benchmarks._probe", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         bench.carry_out(BenchmarkLoad(1, 1, 1.0, False, 8))
     assert instances.used_bytes == 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 
 from hw.conformance import RULES, broken_rules
+from hw.device import DeviceSpec
+from hw.instances import Instances
 from hw.networks import Network
 from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
-from tests.hw.worlds import TINY, TINY_NETWORK, TINY_SPEC
+from tests.hw.worlds import TINY, TINY_NETWORK, TINY_SPEC, tiny_model
 
 
 def test_an_instance_gives_exactly_what_the_model_gives(model: SlimResNet) -> None:
@@ -99,3 +103,30 @@ def test_what_is_illegal_is_refused(model: SlimResNet) -> None:
         model.instance(1, 0.5).run(x, 1.0, 0.0)
     with pytest.raises(ValueError, match="channels_per_group"):
         SlimResNetConfig(1, 8, 10, 8, 1, 3)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_packed_weights_lie_in_order_and_compute_the_same(order: torch.memory_format) -> None:
+    """Slices for narrower inputs are laid out once; what they take is counted, and given back with the instance."""
+    model, place = tiny_model(), torch.device("cpu")
+    plain = model.instance(2, 1.0).to(place, torch.float32, order)
+    packed = model.instance(2, 1.0).to(place, torch.float32, order, packs=True)
+    for previous in model.spec.previous_widths(2):
+        x = torch.randn(3, *model.activation_shape(1, previous)).contiguous(memory_format=order)
+        torch.testing.assert_close(packed.run(x, 1.0, previous), plain.run(x, 1.0, previous), rtol=1e-5, atol=1e-5)
+        views = packed._views[1.0, previous]
+        assert all(kernel.is_contiguous(memory_format=order) for kernel in views.values() if kernel.dim() == 4)
+    narrower = [p for p in model.spec.previous_widths(2) if p < 1.0]
+    extra = sum(
+        4 * prod(shape)
+        for p in narrower
+        for name, shape in model.weight_shapes(2, 1.0, p).items()
+        if shape[1:] != model.instance_shapes(2, 1.0)[name][1:]
+    )
+    assert packed.weight_bytes == plain.weight_bytes + extra > plain.weight_bytes
+    device = DeviceSpec(channels_last=order == torch.channels_last, packed_weights=True)
+    maker = Instances(model, Path("none"), device, place)
+    instance = maker.make(2, 1.0)
+    assert maker.used_bytes == instance.weight_bytes == packed.weight_bytes
+    maker.free(instance)
+    assert maker.used_bytes == 0

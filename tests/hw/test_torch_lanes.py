@@ -437,3 +437,56 @@ def test_reset_waits_for_an_instance_that_is_leaving(desk: Desk, monkeypatch: py
     is_reset.set()
     desk.wait(UnloadEnded)
     assert came_after == [False]
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 4)])
+def test_a_load_warms_its_own_lane(
+    model: SlimResNet, path: Path, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's libraries choose kernels for each thread anew: every size at every previous width, in the thread that
+    will serve, before it is told of."""
+    seen: list[tuple[int, float, int]] = []
+
+    def noted(instance: Any, rows: Any, width: float, previous: float, padded: int, *rest: Any) -> torch.Tensor:
+        seen.append((threading.get_ident(), previous, padded))
+        return serve(instance, rows, width, previous, padded, *rest)
+
+    monkeypatch.setattr("hw.instances.serve", noted)
+    desk = Desk(model, path, DeviceSpec(channels_last=False, warm_sizes=sizes))
+    desk.load(1, 2, 0.5)
+    expected = [(previous, size) for previous in model.spec.previous_widths(2) for size in sizes]
+    assert [key for _, *key in seen] == [list(key) for key in expected]
+    threads: list[int] = []
+
+    def served(*given: Any) -> torch.Tensor:
+        threads.append(threading.get_ident())
+        return serve(*given)
+
+    monkeypatch.setattr("hw.torch_lanes.serve", served)
+    shape = model.activation_shape(1, 0.5)
+    desk.give((9,), torch.randn(1, *shape))
+    desk.submit(1, (9,), 2, 0.5, 0.5)
+    desk.wait(BatchEnded)
+    assert {thread for thread, *_ in seen} <= set(threads)
+    desk.lanes.reset()
+
+
+def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
+    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little memory for a large batch is no lack of the instance; anything else is, and costs no memory."""
+    problem = ["CUDA out of memory"]
+
+    def broken(instance: Any, rows: Any, width: float, previous: float, padded: int, *rest: Any) -> torch.Tensor:
+        if padded == 4:
+            raise RuntimeError(problem[0])
+        return serve(instance, rows, width, previous, padded, *rest)
+
+    monkeypatch.setattr("hw.instances.serve", broken)
+    maker = Instances(model, path, DeviceSpec(channels_last=False, warm_sizes=(1, 4)), torch.device("cpu"))
+    instance = maker.load(1, 1.0)
+    assert maker.used_bytes == instance.weight_bytes
+    problem[0] = "no kernel image is available"
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        maker.load(1, 1.0)
+    assert maker.used_bytes == instance.weight_bytes

@@ -247,6 +247,8 @@ class Device:
             most_processes=self.most_processes,
             dispatch_ns=self.dispatch_ns,
             context_idle_mw=30_000.0,
+            awake_mw=0.0 if self.kind == "cpu" else 8_000.0,
+            awake_ns=0 if self.kind == "cpu" else 5_000,
             cap_mw=self.cap_mw,
             throttle=self.throttle,
             phi_min=self.phi_min,
@@ -589,9 +591,7 @@ def _draw_serving(draws: Draws, step_ns: int) -> dict[str, Any]:
         "busy_dispatches_ns": _draw_quantiles(draws, step_ns, 30),
         "busy_there_ns": _draw_quantiles(draws, step_ns, 50),
         "busy_back_ns": _draw_quantiles(draws, step_ns, 50),
-        "chores": ChoreTable(
-            taken_after, moved, begun, ended, *(step_ns * steps for steps in draws.pick(((0, 0), (1, 3), (3, 1))))
-        )
+        "chores": ChoreTable(taken_after, moved, begun, ended, step_ns * draws.pick((0, 1, 3)))
         if draws.chance(70)
         else None,
         "extra_ns": draws.pick(((0,) * 4, (0, step_ns, 2 * step_ns, 7 * step_ns))),

@@ -147,6 +147,11 @@ MISTAKES = {
         "device: {slot_pools: true}, profile: fast.yaml",
         ["cluster.servers.0.device", "slot_pools: of a GPU alone", "kind: cuda"],
     ),
+    "a GPU's order of memory on a CPU": (
+        "profile: fast.yaml",
+        "device: {memory_format: contiguous, graphs: true}, profile: fast.yaml",
+        ["cluster.servers.0.device", "memory_format, graphs: of a GPU alone", "kind: cuda"],
+    ),
     "threads of an emulated device": (
         "profile: fast.yaml",
         "device: {emulated: fast.yaml, threads: 2}",

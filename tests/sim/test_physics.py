@@ -142,3 +142,34 @@ def test_the_sensor_averages_over_its_windows_and_never_reads_the_present() -> N
     power_w, utilization = sensor.read(40 * MS)
     assert power_w == pytest.approx(30.0)
     assert utilization == pytest.approx(busy * 5 / 40 / 1000)
+
+
+def test_clocks_stay_up_for_a_while_after_the_last_pass() -> None:
+    """That draws more than idle: for as long as that lasts, until the next pass, and never before the first one."""
+    device = SimulatedDevice(dataclasses.replace(tables(), awake_mw=20_000.0, awake_ns=3 * MS))
+    table = device.tables.keys[1, 1.0, 0.0]
+
+    def dynamic_mj(now_ns: int) -> float:
+        return device.energy_mj(now_ns) - 30_000 * now_ns / 1e9
+
+    assert dynamic_mj(5 * MS) == 0.0
+    first = start(device, 5 * MS, 1)
+    run_s = (first.end_ns - 5 * MS) / 1e9
+    assert dynamic_mj(first.end_ns) == pytest.approx(table.power_mw[8] * run_s)
+    device.finish(0, 1, first.end_ns)
+    for later_ns, awake_ns in ((MS, MS), (3 * MS, 3 * MS), (50 * MS, 3 * MS)):
+        expected_mj = table.power_mw[8] * run_s + 20_000 * awake_ns / 1e9
+        assert dynamic_mj(first.end_ns + later_ns) == pytest.approx(expected_mj)
+    second = start(device, first.end_ns + MS, 2)  # before they have fallen
+    assert dynamic_mj(second.end_ns) == pytest.approx(2 * table.power_mw[8] * run_s + 20_000 * MS / 1e9)
+
+
+def test_only_a_profile_that_knows_it_has_such_a_state() -> None:
+    """By default there is none; below context idle there can't be."""
+    found = tables()
+    assert (found.awake_mw, found.awake_ns) == (0.0, 0)
+    power = found.profile.power.model_dump()
+    known = compile_tables(worlds.profile(batches=(1, 8), power={**power, "awake_w": 45.0, "awake_s": 2.5}), 8)
+    assert (known.awake_mw, known.awake_ns) == (15_000.0, 2_500 * MS)
+    with pytest.raises(ValueError, match="awake_w"):
+        worlds.profile(batches=(1, 8), power={**power, "awake_w": 1.0})

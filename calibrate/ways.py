@@ -1,0 +1,46 @@
+"""How a GPU is to compute while it is measured: the quickest of the ways left open, and warm as in serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from calibrate.calibration import Calibration
+from calibrate.log import logged_stamp
+from calibrate.plan import full_grid
+from hw.device import DeviceSpec, formats_of
+from hw.formats import Way, quickest, race
+from hw.networks import ModelFile
+
+Race = Callable[[ModelFile, Sequence[DeviceSpec], int], Sequence[Way]]
+
+
+def settled(wanted: Calibration, timed: Race = race) -> tuple[Calibration, str]:
+    """The calibration of the way that is quickest, and what was found, in words (empty where nothing was timed).
+
+    A log that is gone on with has settled it: the rest is measured as its begin was.
+
+    Raises:
+        InputError: the model is no model.
+        WorkError: the device failed.
+    """
+    device, words = wanted.device, ""
+    if not isinstance(device, DeviceSpec) or device.kind != "cuda":
+        return wanted, words
+    if wanted.candidates:
+        assert wanted.file is not None, "a real device runs a network"
+        begun = _begun(wanted)
+        if begun is None:
+            ways = timed(wanted.file, wanted.candidates, wanted.batch_limit)
+            begun, words = quickest(ways).device, "; ".join(map(str, ways))
+        device = begun
+    device = replace(device, warm_sizes=full_grid(wanted.batch_limit))
+    return replace(wanted, device=device, peer=device if wanted.peer == wanted.device else wanted.peer), words
+
+
+def _begun(wanted: Calibration) -> DeviceSpec | None:
+    """The candidate that a log is of; None where there is no log yet, or it is of none of them (and is refused)."""
+    stamp = logged_stamp(wanted.log_path)
+    execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
+    told = formats_of(execution)
+    return next((way for way in wanted.candidates if told and replace(way, **told) == way), None)

@@ -1,0 +1,71 @@
+"""Work in a process of its own: what it tells, gives and raises arrives, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from hw.apart import Tell, apart, here
+from policies.errors import InputError, WorkError
+
+
+class OddError(Exception):
+    """One that no other process can make again."""
+
+    def __init__(self, left: int, right: int) -> None:
+        super().__init__(f"{left} and {right}")
+
+
+def _count(upto: int, tell: Tell) -> tuple[int, int]:
+    for number in range(upto):
+        tell(number + 1, upto)
+    return os.getpid(), sum(range(upto + 1))
+
+
+def _fail(error: Exception, tell: Tell) -> None:
+    raise error
+
+
+def _fail_oddly(tell: Tell) -> None:
+    raise OddError(1, 2)
+
+
+def _die(tell: Tell) -> None:
+    os._exit(70)
+
+
+def test_it_tells_how_far_it_is_and_gives_what_it_made() -> None:
+    """In another process, and in this one alike."""
+    heard: list[tuple[int, int]] = []
+    for runner, is_here in ((apart, False), (here, True)):
+        pid, total = runner(partial(_count, 4), lambda done, of: heard.append((done, of)))
+        assert (total, pid == os.getpid()) == (10, is_here)
+    assert heard == 2 * [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+@pytest.mark.parametrize("error", [InputError("file", "key", "what is wrong"), WorkError("too bad")])
+def test_what_it_raises_is_what_it_was(error: Exception) -> None:
+    """So that a user's mistake stays one."""
+    with pytest.raises(type(error)) as found:
+        apart(partial(_fail, error), lambda *_: None)
+    assert str(found.value) == str(error)
+
+
+@pytest.mark.parametrize("work, said", [(_fail_oddly, "OddError: 1 and 2"), (_die, "exit code 70")])
+def test_what_can_not_be_told_is_said_in_words(work: Callable[[Tell], None], said: str) -> None:
+    """An error of nobody else's, and no word at all."""
+    with pytest.raises(WorkError, match=said):
+        apart(work, lambda *_: None)
+
+
+def test_who_stops_listening_stops_the_work() -> None:
+    """What is told may raise: a user who interrupts does not wait."""
+
+    def enough(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apart(partial(_count, 1_000_000), enough)

@@ -1,0 +1,65 @@
+"""Which way of computing is taken: the quickest whose labels are the same, and only where it is worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hw.device import DeviceSpec
+from hw.formats import AGREES, WORTH, Way, quickest, race, raced
+from hw.networks import ModelFile
+from policies.errors import InputError, WorkError
+
+LAST, FIRST = DeviceSpec(channels_last=True), DeviceSpec(channels_last=False)
+HALF = DeviceSpec(channels_last=False, dtype="bfloat16")
+
+
+def _ways(*seconds: float, agreement: float = 1.0) -> list[Way]:
+    return [
+        Way(device, s, 1.0 if device.dtype == "float32" else agreement)
+        for device, s in zip((LAST, FIRST, HALF), seconds, strict=False)
+    ]
+
+
+@pytest.mark.parametrize(
+    "ways, wanted",
+    [
+        (_ways(1.0, 0.5, 0.4), HALF),
+        (_ways(1.0, 0.5, 0.4, agreement=AGREES - 0.001), FIRST),
+        (_ways(1.0, 1.0 * WORTH + 0.001), LAST),
+        (_ways(1.0, 2.0, 3.0), LAST),
+        (_ways(1.0), LAST),
+    ],
+)
+def test_the_quickest_is_taken_whose_labels_are_the_same(ways: list[Way], wanted: DeviceSpec) -> None:
+    """What is hardly quicker is not: the next calibration would say the other."""
+    assert quickest(ways).device == wanted
+
+
+def test_each_way_is_timed_on_the_same_images(path: Path) -> None:
+    """Both orders of memory give the same labels; a format is in the words."""
+    found = raced(ModelFile(path), (LAST, FIRST), 2)
+    assert [way.device for way in found] == [LAST, FIRST]
+    assert all(way.pass_s > 0 and way.agreement == 1.0 for way in found)
+    assert "channels_last" in str(found[0])
+    assert "contiguous" in str(found[1])
+
+
+def test_other_labels_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A way that computes something else does not agree."""
+    monkeypatch.setattr(
+        "hw.formats._Runner.labels", lambda self, images: images[:, 0, 0, 0] > self._maker.device.dtype.count("b")
+    )
+    full, half = raced(ModelFile(path), (FIRST, HALF), 2)
+    assert full.agreement == 1.0
+    assert half.agreement == pytest.approx(0.66, abs=0.1)
+
+
+def test_a_race_leaves_nothing_behind_and_tells_what_is_wrong(path: Path, tmp_path: Path) -> None:
+    """It runs in a process of its own; a file that is no model is the user's mistake, a lost device is not."""
+    assert [way.device for way in race(ModelFile(path), (LAST, FIRST), 1)] == [LAST, FIRST]
+    with pytest.raises(InputError):
+        race(ModelFile(tmp_path / "none.safetensors"), (LAST, FIRST), 1)
+    with pytest.raises(WorkError, match="cuda:0 can't be timed"):
+        race(ModelFile(path), (DeviceSpec(kind="cuda"),), 1)

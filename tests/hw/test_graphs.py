@@ -1,0 +1,174 @@
+"""Captured passes: when one is captured, that it computes the same, what it holds, and what is never captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hw.device import DeviceSpec
+from hw.graphs import CudaCapture, GraphedInstance
+from hw.instances import Instances, serve
+from hw.rows import rows_of
+from hw.slimresnet import SlimResNet
+from policies.vocabulary import IMAGE
+
+CPU = torch.device("cpu")
+FIRST = torch.contiguous_format
+
+
+@dataclass
+class Playback:
+    """A captured pass of a CPU: as a graph's, its inputs and outputs stay in place, and nothing is decided anew."""
+
+    run: Callable[[Tensor], Tensor]
+    inputs: Tensor
+    outputs: Tensor
+
+    @property
+    def held_bytes(self) -> int:
+        return self.inputs.nbytes + self.outputs.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.inputs.copy_(x)
+        self.outputs.copy_(self.run(self.inputs))
+        return self.outputs.clone()
+
+
+class Recorder:
+    """Captures, and counts how often; what is as large as `refused` images it can't."""
+
+    def __init__(self, refused: int | None = None) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self._refused = refused
+
+    def __call__(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Playback:
+        self.shapes.append(tuple(x.shape))
+        if len(x) == self._refused:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return Playback(run, x.clone(), run(x))
+
+
+def _graphed(model: SlimResNet, path: Path, recorder: Recorder) -> tuple[Instances, GraphedInstance]:
+    device = DeviceSpec(channels_last=False, graphs=True)
+    maker = Instances(model, path, device, CPU, lambda _: recorder)
+    instance = maker.make(1, 1.0)
+    assert isinstance(instance, GraphedInstance)
+    return maker, instance
+
+
+def _images(count: int, seed: int) -> Tensor:
+    return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def _served(instance: GraphedInstance, count: int, seed: int, padded: int = 0, width: float = 1.0) -> Tensor:
+    with torch.inference_mode():
+        return serve(instance, rows_of(_images(count, seed)), width, IMAGE, padded or count, FIRST)
+
+
+def test_a_pass_is_captured_at_second_sight_and_computes_the_same(model: SlimResNet, path: Path) -> None:
+    """Whatever the numbers; what an earlier pass gave stays what it was."""
+    recorder = Recorder()
+    _, instance = _graphed(model, path, recorder)
+    kept = [(seed, _served(instance, 3, seed)) for seed in range(4)]
+    assert recorder.shapes == [(3, 1, 8, 8)]
+    assert instance.captured == 1
+    for seed, found in kept:
+        torch.testing.assert_close(found, model.forward_segment(_images(3, seed), 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
+
+
+def test_each_width_and_size_is_a_pass_of_its_own(model: SlimResNet, path: Path) -> None:
+    """A wide instance that runs narrow too; a padded batch is of the padded size."""
+    recorder = Recorder()
+    _, instance = _graphed(model, path, recorder)
+    for _ in range(3):
+        narrow = _served(instance, 2, 7, width=0.5)
+        _served(instance, 3, 7, padded=4)
+        _served(instance, 4, 7)
+    assert sorted(recorder.shapes) == [(2, 1, 8, 8), (4, 1, 8, 8)]
+    torch.testing.assert_close(narrow, model.forward_segment(_images(2, 7), 1, 0.5, IMAGE), rtol=1e-5, atol=1e-5)
+
+
+def test_what_it_holds_is_counted(model: SlimResNet, path: Path) -> None:
+    """Inputs and outputs of what was captured, beside the weights."""
+    _, instance = _graphed(model, path, Recorder())
+    before = instance.held_bytes
+    assert before == instance.weight_bytes
+    for seed in range(2):
+        y = _served(instance, 3, seed)
+    assert instance.held_bytes == before + _images(3, 0).nbytes + y.nbytes
+
+
+def test_what_can_not_be_captured_is_run_as_ever(model: SlimResNet, path: Path) -> None:
+    """It is tried once."""
+    recorder = Recorder(refused=3)
+    _, instance = _graphed(model, path, recorder)
+    for seed in range(4):
+        found = _served(instance, 3, seed)
+    torch.testing.assert_close(found, model.forward_segment(_images(3, 3), 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
+    assert (recorder.shapes, instance.captured) == ([(3, 1, 8, 8)], 0)
+
+
+def test_a_load_captures_what_it_warms(model: SlimResNet, path: Path) -> None:
+    """Every size at every previous width, before the first batch."""
+    recorder = Recorder()
+    device = DeviceSpec(channels_last=False, graphs=True, warm_sizes=(1, 4))
+    maker = Instances(model, path, device, CPU, lambda _: recorder)
+    with torch.inference_mode():
+        instance = maker.load(2, 0.5)
+    assert isinstance(instance, GraphedInstance)
+    previous = model.spec.previous_widths(2)
+    expected = [(size, *model.activation_shape(1, before)) for before in previous for size in (1, 4)]
+    assert sorted(recorder.shapes) == sorted(expected)
+    assert instance.captured == 2 * len(previous)
+
+
+class FakeGraph:
+    """Notes what is asked of a graph, and of its stream."""
+
+    def __init__(self, told: list[str], breaks: bool) -> None:
+        self._told = told
+        self._breaks = breaks
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        self._told.append(f"begin in {pool} {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self._told.append("end")
+
+    def replay(self) -> None:
+        self._told.append("replay")
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_capture_begins_when_all_before_is_done_and_ends_in_any_case(
+    monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """Once as ever on the same stream, a wait, then the capture, which nothing else of the device comes between."""
+    told: list[str] = []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "its pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(told, breaks))
+    monkeypatch.setattr("hw.graphs.finish", lambda place: told.append("wait"))
+
+    def run(x: Tensor) -> Tensor:
+        told.append("run")
+        if breaks and len(told) > 3:
+            raise RuntimeError("not permitted")
+        return x + 1
+
+    capture = CudaCapture(torch.device("cuda"))
+    order = ["run", "wait", "begin in its pool thread_local", "run", "end"]
+    if breaks:
+        with pytest.raises(RuntimeError, match="not permitted"):
+            capture(run, torch.zeros(2))
+        assert told == order
+        return
+    replay = capture(run, torch.zeros(2))
+    y = replay(torch.ones(2))
+    assert told == [*order, "replay"]
+    assert replay.held_bytes == 16
+    assert y.data_ptr() != replay(torch.ones(2)).data_ptr()
