@@ -66,7 +66,8 @@ class AgentBench:
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
         result = self.agent.benchmark(to_agent(point), warmup, repeats, min_s, PAUSE_S if paused else 0.0)
-        return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s)
+        clock_mhz = self.meter.sensor.details().sm_clock_mhz  # before it falls
+        return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s, clock_mhz)
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
         """See `Bench`."""

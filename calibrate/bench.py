@@ -22,6 +22,7 @@ class Loop:
     Attributes:
         waited_s: how long the process was ready but had no core, because other programs had it.
         references_s: of a fixed piece of work beside each repeat (`calibrate.slowdown`); empty on a GPU.
+        clock_mhz: of a GPU's multiprocessors right after the last repeat; None where nothing tells.
     """
 
     repeats_s: Sequence[float]
@@ -29,6 +30,7 @@ class Loop:
     cpu_s: float
     waited_s: float = 0.0
     references_s: Sequence[float] = ()
+    clock_mhz: float | None = None
 
     @property
     def disturbed_share(self) -> float:
@@ -121,6 +123,7 @@ class SoloResult:
         least_reference_s: the least one beside any pass, but for a few per cent that are flukes.
         disturbed_share: of its time, what other programs took.
         tries: how often it was measured, because of them or for want of full speed; the best one is kept.
+        clock_mhz: see `Loop`.
     """
 
     samples: Samples
@@ -135,6 +138,7 @@ class SoloResult:
     least_reference_s: float = 0.0
     disturbed_share: float = 0.0
     tries: int = 1
+    clock_mhz: float | None = None
 
     @property
     def disturbance(self) -> float:

@@ -69,6 +69,7 @@ from sim.profile import (
     StatedError,
 )
 
+FULL_CLOCK = 0.95  # of the highest that was seen; solo points below it were throttled, or had not woken up
 MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full speed
 FEWEST_OF_EACH = 3  # passes of a point, quick and slow: of fewer, those at the ends of a spell are too many
 FEWEST_RATIOS = 5  # points with spells, to tell what they do to passes
@@ -128,7 +129,9 @@ def fit(
     power = fit_power_cap(sets, curves, concurrency, facts.power, hosted=hosted) if steady else facts.power
     instances = tuple(_instance(step, result) for step, result in measurements if isinstance(step, Hold))
     errors = tuple(_errors(measurements, solo, fitted, curves, concurrency, costs, facts, slowdown))
-    info = facts.info.model_copy(update={"stamps": {**facts.info.stamps, **_disturbances(measurements)}})
+    info = facts.info.model_copy(
+        update={"stamps": {**facts.info.stamps, **_disturbances(measurements), **_clocks(measurements)}}
+    )
     return Profile(
         schema=SCHEMA,
         name=name,
@@ -223,6 +226,15 @@ def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
     if not again:
         return {}
     return {"disturbed": f"{again} of {len(results)} steps were measured again, {still} stayed disturbed"}
+
+
+def _clocks(measurements: Sequence[Measurement]) -> dict[str, str]:
+    """A GPU's clocks at solo points, in words: where some ran at lower ones, their latencies are of those."""
+    told = [result.clock_mhz for _, result in measurements if isinstance(result, SoloResult) and result.clock_mhz]
+    if not told:
+        return {}
+    low = sum(clock < FULL_CLOCK * max(told) for clock in told)
+    return {"sm_clocks": f"{min(told):g} to {max(told):g} MHz at solo points; {low} of {len(told)} below 95 % of that"}
 
 
 # ------------------------------------------------------------------------------------------------------------ latency

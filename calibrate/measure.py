@@ -411,7 +411,8 @@ def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
 def _solo(bench: Bench, point: Point, effort: Effort, forward_s: float, best_s: float) -> SoloResult:
     loop = bench.solo(point, warmup_passes(effort, forward_s), effort.repeats, effort.min_s)
     if not best_s or not loop.references_s:
-        return SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, disturbed_share=loop.disturbed_share)
+        found = SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, clock_mhz=loop.clock_mhz)
+        return replace(found, disturbed_share=loop.disturbed_share)
     repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)
     is_full = at_full_speed(loop.references_s, best_s)
     is_slow = np.count_nonzero(is_full) < min(FEWEST_AT_FULL_SPEED, (effort.repeats + 1) // 2)

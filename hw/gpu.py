@@ -94,6 +94,34 @@ _REMEDY_OF_OLD: Final = (
 )
 
 
+def unseen(
+    boards: int, driver: str, serves: tuple[int, int] | None, built_for: str | None, visible: str | None, *, mig: bool
+) -> str:
+    """Why torch sees no GPU although NVIDIA's library does, with a remedy; empty where that sees none either.
+
+    Args:
+        boards: how many it sees.
+        driver: its version.
+        serves: the newest CUDA that the driver serves; None where it does not say.
+        built_for: `torch.version.cuda`; None for a torch without CUDA.
+        visible: CUDA_VISIBLE_DEVICES.
+        mig: whether a board is divided into instances.
+    """
+    if not boards:
+        return ""
+    if built_for is None:
+        return f"torch {torch.__version__} is built without CUDA; install one that has it"
+    needs = int(built_for.partition(".")[0])
+    if serves is not None and serves[0] < needs:
+        found = f"the driver {driver} serves CUDA {serves[0]}.{serves[1]}, torch is built for {built_for}"
+        return f"{found}; install a newer driver, or a torch that is built for CUDA {serves[0]}"
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible} hides it; change it, or leave it out"
+    if mig:
+        return "MIG is on; name an instance as CUDA_VISIBLE_DEVICES (`nvidia-smi -L` lists them)"
+    return "NVIDIA's library sees it, torch does not; python -c 'import torch; torch.cuda.init()' says why"
+
+
 def refused_by_mode(mode: str, agents: int) -> str:
     """Why a GPU in this compute mode can't serve so many agents, with a remedy; empty where it can."""
     if mode == "prohibited":

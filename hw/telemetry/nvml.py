@@ -128,6 +128,15 @@ def used_vram_bytes(nvml: Any, handle: Any) -> int:
         return 0
 
 
+def free_vram_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
+    """(free, all) memory of the device; zeros where NVML does not say."""
+    try:
+        told = Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo")
+    except RefusedError:
+        return 0, 0
+    return int(told.free), int(told.total)
+
+
 class NvmlSensor:
     """An NVIDIA GPU's own sensors; each is asked once whether it answers, and only those that do are read.
 

@@ -22,6 +22,7 @@ from scenarios.executors.devices import (
     candidates,
     chosen_devices,
     emulated_section,
+    require_free,
     require_served,
 )
 from scenarios.executors.emulation import played
@@ -90,6 +91,7 @@ def _local(arguments: Namespace, network: Network | None, budget_s: float) -> It
     for asked, device in chosen_devices(arguments.device):
         if device.kind == "cuda":
             require_served(device.index, CALIBRATING, "--device", "")
+            require_free(device.index, "--device", "")
         name, section = asked.replace(":", ""), device_section(device)
         yield _subject(arguments, budget_s, asked, name, section, file=file, device=device, peer=device)
 

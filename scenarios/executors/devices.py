@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any, Final
 import torch
 
 from hw.device import WAYS, DeviceSpec, formats_of, local_devices
-from hw.gpu import refused_by_mode, unserved
+from hw.gpu import refused_by_mode, unseen, unserved
 from hw.telemetry import load_nvml, nvml_handle
-from hw.telemetry.nvml import board_facts
+from hw.telemetry.nvml import board_facts, free_vram_bytes, other_processes
 from policies.errors import InputError
 from scenarios.files.reading import read_profile
 from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
 from sim.profile import Profile
 
 EMULATED = "emulated:"
+LEAST_FREE_BYTES: Final = 1_000_000_000  # a context, a library or two, and small weights
 CALIBRATING: Final = 2  # processes on a device: what serves is measured beside another one
 
 
@@ -52,10 +54,45 @@ def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
         return [(name, device) for name, device in named.items() if device in found]
     chosen = [(name, device) for name, device in named.items() if wanted in (name, name.partition(":")[0])]
     if not chosen:
-        raise InputError(
-            "--device", "", f"no device {wanted!r} here; allowed are {', '.join(named)}, or {EMULATED}PROFILE"
-        )
+        why = why_unseen() if wanted.startswith("cuda") and not torch.cuda.is_available() else ""
+        allowed = f"allowed are {', '.join(named)}, or {EMULATED}PROFILE"
+        raise InputError("--device", "", f"no device {wanted!r} here{f' ({why})' if why else ''}; {allowed}")
     return chosen
+
+
+def why_unseen() -> str:
+    """Why torch sees no GPU although there is one; empty where there is none."""
+    nvml = load_nvml()
+    if nvml is None:
+        return ""
+    try:
+        boards = int(nvml.nvmlDeviceGetCount())
+        driver, version = nvml.nvmlSystemGetDriverVersion(), int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+        serves: tuple[int, int] | None = (version // 1000, version % 1000 // 10)
+    except (nvml.NVMLError, AttributeError):
+        return ""
+    facts = board_facts(nvml, nvml.nvmlDeviceGetHandleByIndex(0)) if boards else {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return unseen(boards, driver, serves, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
+
+
+def require_free(index: int, source: str, key: str) -> None:
+    """A GPU must have room for a context and something to serve.
+
+    Raises:
+        InputError: others hold it; it says who, where NVML does.
+    """
+    nvml = load_nvml()
+    if nvml is None:
+        return
+    handle = nvml_handle(nvml, index)
+    free_bytes, total_bytes = free_vram_bytes(nvml, handle)
+    if free_bytes >= LEAST_FREE_BYTES or not total_bytes:
+        return
+    pids = other_processes(nvml, handle, ())
+    who = f"processes {', '.join(map(str, sorted(pids)))} use it" if pids else "NVML does not tell whose it is"
+    found = f"{free_bytes / GB:.2f} GB of {total_bytes / GB:.1f} are free ({who})"
+    raise InputError(source, key, f"cuda:{index}: {found}; end what holds it, or take another GPU")
 
 
 def require_served(index: int, agents: int, source: str, key: str) -> None:

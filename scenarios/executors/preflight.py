@@ -19,7 +19,7 @@ from hw.telemetry import usable_cores
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
-from scenarios.executors.devices import device_of, gpu_bytes, require_served
+from scenarios.executors.devices import device_of, gpu_bytes, require_free, require_served, why_unseen
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import read_profile
 from scenarios.files.router_names import require_distinct_names
@@ -60,9 +60,11 @@ def require_device(device: DeviceSection, source: str, key: str, agents: int = 1
 def _require_gpu(index: int, agents: int, source: str, key: str) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if index >= count:
-        here = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else "none is here; use kind: cpu"
+        none = why_unseen() or "none is here; use kind: cpu"
+        here = f"allowed are {', '.join(f'cuda:{i}' for i in range(count))}" if count else none
         raise InputError(source, f"{key}.index", f"no cuda:{index} in this machine; {here}")
     require_served(index, agents, source, f"{key}.index")
+    require_free(index, source, f"{key}.index")
 
 
 def _require_cores(cores: Sequence[int], source: str, key: str) -> None:

@@ -84,7 +84,8 @@ def fronts_chart(found: Sequence[Found]) -> Figure:
 
 
 def energy_chart(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel a scenario: energy an image against p99, a line a kind; hollow and on no line is what can't count."""
+    """A panel a scenario: energy an image against p99 (up to four times the lowest), each kind's front; hollow is
+    what can't count."""
     names = list(dict.fromkeys(row["scenario"] for row in rows))
     across = min(_ACROSS, len(names))
     height = ceil(len(names) / _ACROSS)
@@ -102,14 +103,17 @@ def energy_chart(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 def _draw_energy(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     """Hollow: the limit was missed on seeds that no tuning saw, or accuracy or images were given up."""
+    edge_ms = _SHOWN_TIMES * min((row["p99_ms"] for row in rows), default=0.0)
+    rows = [row for row in rows if row["p99_ms"] <= edge_ms]
     missed = [row for row in rows if not is_kept(row) or flaws(row)]
     for place, kind in enumerate(dict.fromkeys(row["router"] for row in rows)):
         color, marker = COLORS[(1 - place) % len(COLORS)], "*os^"[place % 4]
         own = sorted((row for row in rows if row["router"] == kind), key=lambda row: row["limit_ms"] or 0.0)
         kept = [(row["p99_ms"], row["image_j"]) for row in own if row not in missed]
         hollow = [(row["p99_ms"], row["image_j"]) for row in own if row in missed]
-        axes.plot([x for x, _ in kept], [y for _, y in kept], f"{marker}-", color=color, markersize=5, linewidth=1,
-                  label=kind)  # fmt: skip
+        front = pareto_front([Point(kind, -y, x) for x, y in kept])
+        axes.plot([point.cost for point in front], [-point.accuracy for point in front], "-", color=color, linewidth=1)
+        axes.plot([x for x, _ in kept], [y for _, y in kept], marker, color=color, markersize=5, label=kind)
         axes.plot([x for x, _ in hollow], [y for _, y in hollow], marker, color=color, markersize=5, fillstyle="none")
     if missed:
         axes.plot([], [], "o", color="#666", fillstyle="none", markersize=5, label=HOLLOW)

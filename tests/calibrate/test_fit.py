@@ -403,3 +403,15 @@ def test_a_gpu_is_served_the_sizes_that_were_measured(tmp_path: Path) -> None:
     """Its libraries choose kernels for each shape anew; on a CPU nothing is padded."""
     found = measured(FakeBench(), tmp_path)
     assert [fit(found, model_costs(), facts(kind), "fake").padding for kind in ("cpu", "cuda")] == ["none", "grid"]
+
+
+@pytest.mark.parametrize("clocks", [[], [1980.0, 1980.0, 345.0, 1900.0]])
+def test_clocks_at_solo_points_are_told(tmp_path: Path, clocks: list[float]) -> None:
+    """A GPU that was throttled now and then shows it; where nothing tells, nothing is said."""
+    found, told = [], iter(clocks)
+    for step, result in measured(FakeBench(), tmp_path):
+        clocked = replace(result, clock_mhz=next(told, None)) if isinstance(result, SoloResult) else result
+        found.append((step, clocked))
+    stamps = fit(found, model_costs(), facts("cuda"), "fake").device.stamps
+    words = "345 to 1980 MHz at solo points; 1 of 4 below 95 % of that"
+    assert stamps.get("sm_clocks") == (words if clocks else None)

@@ -219,6 +219,9 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self) -> str:
         return "999.10"
 
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 12040
+
     def nvmlDeviceGetCount(self) -> int:
         return len(self.boards)
 

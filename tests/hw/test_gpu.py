@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from hw.device import MATHS, DeviceSpec
-from hw.gpu import CudaSharing, Streams, give_back, is_broken, lacks_memory, refused_by_mode, unserved
+from hw.gpu import CudaSharing, Streams, give_back, is_broken, lacks_memory, refused_by_mode, unseen, unserved
 from hw.instances import open_measured
 from hw.mailbox import region_of
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
@@ -163,3 +164,22 @@ def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypat
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert open_measured(DeviceSpec(kind="cuda")) == (PLACE, wanted)
     assert opened == [PLACE]
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"boards": 0}, ""),
+        ({"built_for": None}, "is built without CUDA"),
+        ({"serves": (11, 8)}, "serves CUDA 11.8, torch is built for 12.6; install a newer driver"),
+        ({"serves": (12, 2)}, "torch does not"),  # a later minor version needs no newer driver
+        ({"serves": None}, "torch does not"),
+        ({"visible": "7"}, "CUDA_VISIBLE_DEVICES=7 hides it"),
+        ({"mig": True}, "MIG is on; name an instance"),
+    ],
+)
+def test_why_torch_sees_no_gpu(given: dict[str, Any], said: str) -> None:
+    """Nothing is made up where there is none."""
+    usual: dict[str, Any] = {"boards": 1, "driver": "560.1", "serves": (12, 6), "built_for": "12.6", "visible": None}
+    found = unseen(**{**usual, "mig": False, **given})
+    assert (said in found) if said else found == ""

@@ -113,11 +113,13 @@ def test_who_missed_the_limit_the_floor_or_images_is_hollow_and_on_no_line() -> 
     good = {"scenario": "tiny", "router": "tide", "limit_ms": 30.0, "p99_ms": 20.0, "image_j": 0.2,
             "unserved": 0.0, "accuracy": 0.75, "floor": 0.75}  # fmt: skip
     bad = [{"p99_ms": 31.0}, {"p99_ms": 22.0, "unserved": 0.02}, {"p99_ms": 23.0, "accuracy": 0.7494}]
-    rows = [{**good, "limit_ms": None, "p99_ms": 10.0}, good, *({**good, **changes} for changes in bad)]
+    beaten, far = {**good, "p99_ms": 25.0, "image_j": 0.25}, {**good, "p99_ms": 41.0, "limit_ms": 50.0, "image_j": 0.1}
+    quickest = {**good, "limit_ms": None, "p99_ms": 10.0, "image_j": 0.3}
+    rows = [quickest, good, beaten, far, *({**good, **changes} for changes in bad)]
     (axes,) = (each for each in energy_chart(rows).axes if each.lines)
     lines = [(np.asarray(line.get_xdata()).tolist(), line.get_fillstyle()) for line in axes.lines]
     drawn = [line for line in lines if line[0]]
-    assert drawn == [([10.0, 20.0], "full"), ([31.0, 22.0, 23.0], "none")]
+    assert drawn == [([10.0, 20.0], "full"), ([10.0, 20.0, 25.0], "full"), ([31.0, 22.0, 23.0], "none")]
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["tide", HOLLOW]

@@ -24,7 +24,7 @@ from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.cli import main
 from scenarios.executors import preflight
-from scenarios.executors.devices import device_spec
+from scenarios.executors.devices import chosen_devices, device_spec
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job import comparison, network, profiles, run, validation
@@ -442,3 +442,39 @@ def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tupl
     weights |= {f"{name}.bias": np.zeros(fan_out, np.float32) for name, (_, fan_out) in sizes.items()}
     PPORouter(spec, weights).save(path)
     return path
+
+
+@pytest.mark.parametrize(
+    "free_bytes, pids, said",
+    [
+        (300_000_000, [71, 12], r"cuda:0: 0\.30 GB of 8\.6 are free \(processes 12, 71 use it\); end what holds it"),
+        (300_000_000, [], r"0\.30 GB of 8\.6 are free \(NVML does not tell whose it is\)"),  # a container's ids
+        (2_000_000_000, [71], ""),
+    ],
+)
+def test_a_full_gpu_is_refused_before_anything_starts(
+    free_bytes: int, pids: list[int], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says who holds it, where NVML does; on a GPU with room nothing is said."""
+    board = FakeBoard(vram_used_bytes=(8 << 30) - free_bytes, processes=pids)
+    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pretend_gpu(monkeypatch, (9, 0), "sm_90")
+    with pytest.raises(InputError, match=said) if said else nullcontext():
+        preflight.require_device(DeviceSection(kind="cuda"), "mine.yaml", "servers.0.device")
+
+
+def test_a_gpu_that_torch_does_not_see_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's library sees it: so it is not said that there is none."""
+    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: FakeNvml(FakeBoard()))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    device = DeviceSection(kind="cuda")
+    said = r"no cuda:0 in this machine; the driver 999\.10 serves CUDA 12\.4, torch is built for 13\.0; install a newer"
+    with pytest.raises(InputError, match=said):
+        preflight.require_device(device, "mine.yaml", "servers.0.device")
+    with pytest.raises(InputError, match=r"no device 'cuda:0' here \(the driver 999\.10 serves CUDA 12\.4"):
+        chosen_devices("cuda:0")
+    monkeypatch.setattr("scenarios.executors.devices.load_nvml", lambda: None)
+    with pytest.raises(InputError, match="none is here; use kind: cpu"):
+        preflight.require_device(device, "mine.yaml", "servers.0.device")
