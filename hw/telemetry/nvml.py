@@ -272,6 +272,7 @@ def board_facts(nvml: Any, handle: Any) -> dict[str, str]:
         "compute_mode": lambda: _COMPUTE_MODES.get(board.ask("nvmlDeviceGetComputeMode"), "unknown"),
         "mig_mode": lambda: board.ask("nvmlDeviceGetMigMode")[0],
         "mig_instance": lambda: _whole(board)[1],
+        "mps": lambda: "in use" if board.ask("nvmlDeviceGetMPSComputeRunningProcesses") else "not in use",
         "throttling": lambda: ", ".join(_throttling(board)) or "none",
     }
     return {name: str(value) for name, question in questions.items() if (value := _answer(question)) is not None}

@@ -79,6 +79,7 @@ class FakeBoard:
     utilization_pct: Callable[[float], float] = lambda percent: percent
     processes: list[int] = field(default_factory=list)
     process_bytes: dict[int, int | None] = field(default_factory=dict)
+    of_mps: list[Any] = field(default_factory=list)
     vram_used_bytes: int = 1 << 30
     used_pct: dict[int, int] = field(default_factory=dict)
     load: float = 0.0
@@ -325,6 +326,9 @@ class FakeNvml:
         return [
             SimpleNamespace(pid=pid, usedGpuMemory=board.process_bytes.get(pid, 1 << 20)) for pid in board.processes
         ]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Handle) -> list[Any]:
+        return self._require(handle, "nvmlDeviceGetMPSComputeRunningProcesses").of_mps
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, since_us: int) -> list[Any]:
         board = self._require(

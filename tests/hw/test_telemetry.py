@@ -269,6 +269,7 @@ def test_a_board_says_what_it_is() -> None:
         "power_limit_mw": "500000",
         "compute_mode": "default",
         "mig_mode": "1",
+        "mps": "not in use",
         "throttling": "none",
     }
     old = FakeBoard(MAXWELL)
