@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hw.device import DeviceSpec
+from hw.gpu import CAPTURING, empty_cache
 from hw.graphs import CudaCapture, GraphedInstance
 from hw.instances import Instances, serve
 from hw.rows import rows_of
@@ -137,7 +138,7 @@ class FakeGraph:
         self._breaks = breaks
 
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        self._told.append(f"begin in {pool} {capture_error_mode}")
+        self._told.append(f"begin in {pool} {capture_error_mode}{', alone' if CAPTURING.locked() else ''}")
 
     def capture_end(self) -> None:
         self._told.append("end")
@@ -163,7 +164,7 @@ def test_a_capture_begins_when_all_before_is_done_and_ends_in_any_case(
         return x + 1
 
     capture = CudaCapture(torch.device("cuda"))
-    order = ["run", "wait", "begin in its pool thread_local", "run", "end"]
+    order = ["run", "wait", "begin in its pool thread_local, alone", "run", "end"]
     if breaks:
         with pytest.raises(RuntimeError, match="not permitted"):
             capture(run, torch.zeros(2))
@@ -172,5 +173,14 @@ def test_a_capture_begins_when_all_before_is_done_and_ends_in_any_case(
     replay = capture(run, torch.zeros(2))
     y = replay(torch.ones(2))
     assert told == [*order, "replay"]
+    assert not CAPTURING.locked()
     assert replay.held_bytes == 16
     assert y.data_ptr() != replay(torch.ones(2)).data_ptr()
+
+
+def test_nothing_is_given_back_while_a_pass_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That waits for the whole device, which a capture does not outlive."""
+    seen: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(CAPTURING.locked()))
+    empty_cache()
+    assert (seen, CAPTURING.locked()) == ([True], False)
