@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hw.device import DeviceSpec
+from hw.gpu import own_stream
 from hw.instances import Instances, open_device, serve
 from hw.networks import ModelFile
 from hw.rows import rows_of
@@ -86,7 +87,7 @@ def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:
     place = open_device(ways[0])
     model, _ = file.load()
     generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode():
+    with torch.inference_mode(), own_stream(place):
         runners = [_Runner(Instances(model, file.path, way, place)) for way in ways]
         images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, batch))
         labels = [runner.labels(images) for runner in runners]

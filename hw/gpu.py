@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -179,3 +180,17 @@ class Streams:
 
 
 STREAMS: Final = Streams(lambda place: torch.cuda.Stream(place))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def own_stream(place: torch.device) -> Iterator[None]:
+    """What this thread asks of a GPU within goes to a stream of its own: on the default one no pass can be captured."""
+    if place.type != "cuda":
+        yield
+        return
+    stream = STREAMS.take(place)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        STREAMS.give_back(place, stream)

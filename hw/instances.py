@@ -21,7 +21,7 @@ from torch import Tensor
 from hw import gpu
 from hw.activations import in_format, shares_memory
 from hw.device import MATHS, DeviceSpec
-from hw.gpu import STREAMS, finish
+from hw.gpu import finish
 from hw.graphs import Capture, CudaCapture, GraphedInstance
 from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel
@@ -149,10 +149,7 @@ class Lane:
         torch.set_num_threads(device.threads)  # OpenMP keeps the number by thread
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            if place.type == "cuda":
-                stream = STREAMS.take(place)
-                stack.callback(STREAMS.give_back, place, stream)
-                stack.enter_context(torch.cuda.stream(stream))
+            stack.enter_context(gpu.own_stream(place))
             while (job := self._jobs.get()) is not None:
                 job()
 

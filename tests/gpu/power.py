@@ -35,7 +35,7 @@ def _sensor(stand: Stand) -> NvmlSensor:
     nvml = load_nvml()
     if nvml is None:
         raise RuntimeError("there is no NVML")
-    return NvmlSensor(nvml, nvml_handle(nvml, stand.device.index))
+    return NvmlSensor(nvml, nvml_handle(nvml, 0))
 
 
 def no_context(stand: Stand) -> tuple[str, Mapping[str, Any]]:

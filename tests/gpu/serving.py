@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from hw.cluster import HardwareCluster
+from hw.gpu import own_stream
+from hw.graphs import GraphedInstance
 from hw.instances import serve
 from hw.messages import BenchmarkPoint
 from hw.networks import ModelFile, Network, save_model
@@ -59,10 +61,10 @@ class Load:
 def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
     """Images a second of a loop of whole passes at full width, in this thread, without any router."""
     instances, spec = stand.instances(**changes), stand.model.spec
-    chain = [instances.make(segment, 1.0) for segment in range(1, spec.segments + 1)]
-    images = stand.activations(1, IMAGE, batch).to(stand.place)
     count, began_s = 0, time.monotonic()
-    with torch.inference_mode():
+    with torch.inference_mode(), own_stream(stand.place):
+        chain = [instances.make(segment, 1.0) for segment in range(1, spec.segments + 1)]
+        images = stand.activations(1, IMAGE, batch).to(stand.place)
         while (lasted_s := time.monotonic() - began_s) < LOOP_S:
             if lasted_s < LOOP_S / 4:
                 count, from_s = 0, time.monotonic()  # kernels are chosen meanwhile
@@ -73,6 +75,8 @@ def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
                 previous = 1.0
             x.argmax(dim=1).tolist()
             count += batch
+        if changes.get("graphs") and not all(isinstance(each, GraphedInstance) and each.captured for each in chain):
+            raise RuntimeError("a pass could not be captured")
     return count / (time.monotonic() - from_s)
 
 

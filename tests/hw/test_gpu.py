@@ -12,9 +12,20 @@ import pytest
 import torch
 
 from hw.device import MATHS, DeviceSpec
-from hw.gpu import CudaSharing, Streams, give_back, is_broken, lacks_memory, refused_by_mode, unseen, unserved
+from hw.gpu import (
+    CudaSharing,
+    Streams,
+    give_back,
+    is_broken,
+    lacks_memory,
+    own_stream,
+    refused_by_mode,
+    unseen,
+    unserved,
+)
 from hw.instances import open_measured
 from hw.mailbox import region_of
+from tests.hw.fake_cuda import FakeCuda
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -183,3 +194,23 @@ def test_why_torch_sees_no_gpu(given: dict[str, Any], said: str) -> None:
     usual: dict[str, Any] = {"boards": 1, "driver": "560.1", "serves": (12, 6), "built_for": "12.6", "visible": None}
     found = unseen(**{**usual, "mig": False, **given})
     assert (said in found) if said else found == ""
+
+
+def test_a_stream_of_ones_own_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens within; a CPU has none."""
+    cuda, given = FakeCuda(), Streams(lambda place: cuda.Stream(place))
+    monkeypatch.setattr("hw.gpu.STREAMS", given)
+    monkeypatch.setattr("torch.cuda.stream", cuda.stream)
+    place = torch.device("cuda", 0)
+
+    def break_within() -> None:
+        with own_stream(place):
+            assert cuda.current_stream(place).name == "stream 1"
+            raise ValueError("within")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="within"):
+            break_within()
+        assert cuda.current_stream(place).name == "default"
+    with own_stream(torch.device("cpu")):
+        assert cuda.current_stream(place).name == "default"
