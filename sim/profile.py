@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from policies import strict
 from policies.errors import InputError
@@ -195,6 +195,12 @@ class Power(StrictModel):
         if self.awake_w is not None and not self.context_idle_w <= self.awake_w <= self.cap_w:
             raise ValueError("context_idle_w <= awake_w <= cap_w must hold")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_unknown(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Most devices have no such state, and profiles from before do not speak of it."""
+        written: dict[str, Any] = write(self)
+        return written if self.awake_w is not None else {k: v for k, v in written.items() if not k.startswith("awake")}
 
     @property
     def awake_surplus_w(self) -> float:

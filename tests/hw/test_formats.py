@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from hw.device import DeviceSpec
 from hw.formats import AGREES, WORTH, Way, quickest, race, raced
@@ -13,6 +14,12 @@ from policies.errors import InputError, WorkError
 
 LAST, FIRST = DeviceSpec(channels_last=True), DeviceSpec(channels_last=False)
 HALF = DeviceSpec(channels_last=False, dtype="bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def _opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a device would change this very process: its cores, its niceness."""
+    monkeypatch.setattr("hw.formats.open_device", lambda device: torch.device("cpu"))
 
 
 def _ways(*seconds: float, agreement: float = 1.0) -> list[Way]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from calibrate.plan import USABLE_SHARE, Extras, Plan, make_plan
-from calibrate.session import SELF_TEST_S, START_S, idle_look_s
+from calibrate.session import SELF_TEST_S, START_S, fall_look_of, idle_look_s
 from policies.errors import InputError
 from scenarios.executors.announce import (
     SENSIBLE_STEP_S,
@@ -106,7 +106,7 @@ def test_the_sensible_budget_pays_for_the_start(tmp_path: Path, kind: str) -> No
     sensible_s = float(refused.value.problem.split("give ")[1].split("s")[0])
 
     def left_s(budget_s: float) -> float:
-        return budget_s - START_S[kind] - SELF_TEST_S - 2 * idle_look_s(budget_s)
+        return budget_s - START_S[kind] - SELF_TEST_S - 2 * idle_look_s(budget_s) - fall_look_of(kind, budget_s)
 
     assert left_s(sensible_s) >= needed_s > left_s(sensible_s - SENSIBLE_STEP_S)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sim.device import BatchLoad, Sharing, clock_ratio, crowding, slow_downs
 from sim.physics import RunningBatch, SimulatedDevice
+from sim.profile import Profile
 from sim.tables import DeviceTables, compile_tables
 from sim.telemetry import WindowedSensor
 from tests import worlds
@@ -171,5 +172,8 @@ def test_only_a_profile_that_knows_it_has_such_a_state() -> None:
     power = found.profile.power.model_dump()
     known = compile_tables(worlds.profile(batches=(1, 8), power={**power, "awake_w": 45.0, "awake_s": 2.5}), 8)
     assert (known.awake_mw, known.awake_ns) == (15_000.0, 2_500 * MS)
+    for each in (found.profile, known.profile):
+        assert Profile.from_yaml(each.to_yaml()).power == each.power
+        assert ("awake" in each.to_yaml()) == (each.power.awake_w is not None)
     with pytest.raises(ValueError, match="awake_w"):
         worlds.profile(batches=(1, 8), power={**power, "awake_w": 1.0})
