@@ -173,7 +173,7 @@ def test_only_a_profile_that_knows_it_has_such_a_state() -> None:
     known = compile_tables(worlds.profile(batches=(1, 8), power={**power, "awake_w": 45.0, "awake_s": 2.5}), 8)
     assert (known.awake_mw, known.awake_ns) == (15_000.0, 2_500 * MS)
     for each in (found.profile, known.profile):
-        assert Profile.from_yaml(each.to_yaml()).power == each.power
+        assert Profile.from_yaml(each.to_yaml(), "here").power == each.power
         assert ("awake" in each.to_yaml()) == (each.power.awake_w is not None)
     with pytest.raises(ValueError, match="awake_w"):
         worlds.profile(batches=(1, 8), power={**power, "awake_w": 1.0})
