@@ -70,7 +70,7 @@ def cuda_bandwidth_bytes_s(index: int) -> float:
 
 
 def row_bandwidth_bytes_s(source: torch.Tensor, wait: Callable[[torch.device], object]) -> float:
-    """Copies of what lies on a device, many in a row: one takes but ten times as long as asking and waiting for it.
+    """Copies of what lies on a device, many in a row: beside a single one, asking and waiting for it would count.
 
     Args:
         wait: until all is done that was asked of the device.

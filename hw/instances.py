@@ -193,14 +193,16 @@ class Instances:
             source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
             packs = self.device.packed_weights
             instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format, packs=packs)
+            if self.device.graphs:
+                instance = GraphedInstance(instance, self._new_capture(self.place))
             finish(self.place)
         except BaseException:
             with self._lock:
                 self.used_bytes -= needed
             raise
         with self._lock:
-            self.used_bytes += instance.weight_bytes - needed
-        return GraphedInstance(instance, self._new_capture(self.place)) if self.device.graphs else instance
+            self.used_bytes += instance.weight_bytes - needed  # packed slices come on top
+        return instance
 
     def load(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
         """As `make`, in the lane that will serve: warm, so that no pass waits for kernels to be chosen."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hw.device import DeviceSpec
 from hw.gpu import CAPTURING, empty_cache
-from hw.graphs import CudaCapture, GraphedInstance
+from hw.graphs import CudaCapture, CudaReplay, GraphedInstance
 from hw.instances import Instances, serve
 from hw.rows import rows_of
 from hw.slimresnet import SlimResNet
@@ -24,20 +24,14 @@ FIRST = torch.contiguous_format
 
 @dataclass
 class Playback:
-    """A captured pass of a CPU: as a graph's, its inputs and outputs stay in place, and nothing is decided anew."""
+    """A graph of a CPU: it computes in place, on the numbers that stand there."""
 
     run: Callable[[Tensor], Tensor]
     inputs: Tensor
     outputs: Tensor
 
-    @property
-    def held_bytes(self) -> int:
-        return self.inputs.nbytes + self.outputs.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.inputs.copy_(x)
+    def replay(self) -> None:
         self.outputs.copy_(self.run(self.inputs))
-        return self.outputs.clone()
 
 
 class Recorder:
@@ -47,11 +41,12 @@ class Recorder:
         self.shapes: list[tuple[int, ...]] = []
         self._refused = refused
 
-    def __call__(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Playback:
+    def __call__(self, run: Callable[[Tensor], Tensor], x: Tensor) -> CudaReplay:
         self.shapes.append(tuple(x.shape))
         if len(x) == self._refused:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return Playback(run, x.clone(), run(x))
+        inputs, outputs = x.clone(), run(x)
+        return CudaReplay(Playback(run, inputs, outputs), inputs, outputs)
 
 
 def _graphed(model: SlimResNet, path: Path, recorder: Recorder) -> tuple[Instances, GraphedInstance]:
