@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
+from safetensors.torch import load, save
 
 from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
 from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
@@ -137,11 +135,11 @@ def runner_for(device: str) -> Runner:
 
 def trained(
     network: Network, data: Dataset, knobs: TrainingKnobs, checkpoint: Path, tensorboard: Path, tell: Tell
-) -> dict[str, np.ndarray[Any, Any]]:
-    """The weights, by name; see `hw.training.train`."""
+) -> bytes:
+    """The weights, as safetensors; see `hw.training.train`."""
     with own_code(network):
         model = train(network, data, knobs, checkpoint=checkpoint, tensorboard=tensorboard, on_step=tell)
-    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
 
 
 def evaluated(file: ModelFile, data: Dataset, device: str, tell: Tell) -> Evaluation:
@@ -169,9 +167,7 @@ def train_model(job: Job, fingerprint: str) -> list[Path]:
 
         wanted = partial(trained, network, data, knobs, checkpoint, folder.working(work))
         model = network.build()
-        model.load_state_dict(
-            {name: torch.from_numpy(of) for name, of in runner_for(knobs.device)(wanted, on_step).items()}
-        )
+        model.load_state_dict(load(runner_for(knobs.device)(wanted, on_step)))
     metadata = {"dataset": data.name, "training": training_text(knobs)}
     with folder.making(folder / MODEL_FILE) as made:
         save_model(made.path, model, network.label, metadata)
