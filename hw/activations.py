@@ -99,8 +99,8 @@ class Activations:
 
     @property
     def moves_apart(self) -> bool:
-        """Whether a move waits for its own copy, and so wants a thread of its own."""
-        return self._copies is not None
+        """Whether a move waits for its own copy or for a network, and so wants a thread of its own."""
+        return self._copies is not None or any(arena.waits for arena in self._arenas)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -165,7 +165,7 @@ class Activations:
         else:
             block = self._copies.fetch(partial(self._gathered, message), partial(self._target, message))
         if not message.mailbox:
-            self._arenas[message.destination].commit(message.offset, block.nbytes)
+            self._arenas[message.destination].commit(message.offset, block.nbytes, message.address)
         dtype = str(block.dtype).removeprefix("torch.")
         return Moved(message.transfer, tuple(block.shape[1:]), dtype, has_channels_last(block))
 

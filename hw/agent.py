@@ -18,12 +18,14 @@ from typing import Final
 
 from hw.clock import NEVER_NS
 from hw.lanes import BatchEnded, LaneEvent, MoveEnded
-from hw.life_log import LifeLog
+from hw.life_log import StepLog
 from hw.messages import (
     PROTOCOL,
     Close,
     ComeUp,
     Deliver,
+    Fence,
+    Fenced,
     Finish,
     FromAgent,
     Impair,
@@ -63,6 +65,7 @@ class Agent:
         log: where its steps go.
         clock_ns: this host's monotonic clock.
         leave: ends the process, with this exit code, from any thread.
+        fence: lets that life of another agent write to this one's arena no more.
     """
 
     def __init__(
@@ -70,12 +73,14 @@ class Agent:
         port: AgentEnd,
         outfit: Outfit,
         service: Service | None,
-        log: LifeLog,
+        log: StepLog,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         leave: Callable[[int], object] = os._exit,
+        fence: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._port = port
         self._leave = leave
+        self._fence = fence
         self._service = service
         self._log = log
         self._clock_ns = clock_ns
@@ -203,6 +208,9 @@ class Agent:
                     serving.meter.copied(len(message.requests), time.thread_time_ns() - began_ns)
             case Release(requests):
                 lanes.forget(requests)
+            case Fence(number, life):
+                self._fence(life)
+                self._post(Fenced(number))
             case Ping(number):
                 self._post(Pong(number, self._clock_ns()))
             case Prepare():

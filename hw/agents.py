@@ -85,7 +85,12 @@ class AgentHandle(ABC):
 
     Attributes:
         is_warm: whether it has run every work key.
+        life: what others must fence off when it is killed; 0 where it surely writes nowhere any more.
+        address: where the other agents write to it; empty where all map its arena.
     """
+
+    life: int = 0
+    address: str = ""
 
     def __init__(self, spec: AgentSpec, port: RouterEnd, *, shares_clock: bool) -> None:
         self.spec = spec
@@ -126,7 +131,7 @@ class AgentHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it by force, whatever it is doing, even nothing at all; afterwards it writes nowhere."""
+        """End it by force, whatever it is doing, even nothing at all; see `life`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -14,15 +14,25 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, ClassVar
 
 from hw.anonymous import anonymous_file
 
 ALIGNMENT = 64  # a cache line; enough for any element type
 
 
+class LinkLostError(OSError):
+    """Activations could not be brought to another host: nobody takes them there, or not in time."""
+
+
 class Arena:
-    """`size_bytes` of shared memory (`buffer`); travels to a spawned process as one of its arguments."""
+    """`size_bytes` of shared memory (`buffer`); travels to a spawned process as one of its arguments.
+
+    Attributes:
+        waits: whether `commit` may wait for a network.
+    """
+
+    waits: ClassVar[bool] = False
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -38,10 +48,16 @@ class Arena:
         """A part of it, to read and to write."""
         return memoryview(self.buffer)[offset : offset + size_bytes]
 
-    def commit(self, offset: int, size_bytes: int) -> None:
+    def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
         """What was written there stands where the arena's agent reads, before anything that is said of it from here on.
 
         There is nothing to do where both map one memory; a carrier that has none sends it.
+
+        Args:
+            address: where that agent is, as its carrier names it.
+
+        Raises:
+            LinkLostError: it could not be brought there.
         """
 
     def close(self) -> None:

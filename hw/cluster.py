@@ -125,7 +125,10 @@ class HardwareCluster:
     def _has_core(self, index: int) -> bool:
         """Whether nobody else of this cluster runs where an agent does."""
         cores = self.servers[index].device.cores
-        others = {core for place, server in enumerate(self.servers) if place != index for core in server.device.cores}
+        beside = [
+            s for place, s in enumerate(self.servers) if place != index and s.machine == self.servers[index].machine
+        ]
+        others = {core for server in beside for core in server.device.cores}
         return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
 
     def _outfit(self, index: int) -> Outfit:
@@ -210,7 +213,12 @@ def _pids(slots: Sequence[AgentSlot]) -> list[int]:
 
 
 def foreign_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlot]) -> ForeignWatch:
-    """What others take of these servers' devices; agents and this process, which routes, are no others."""
+    """What others take of these servers' devices; agents and this process, which routes, are no others.
+
+    Devices of other machines are not looked at.
+    """
+    slots = [slot for server, slot in zip(servers, slots, strict=True) if not server.machine]
+    servers = [server for server in servers if not server.machine]
     router_cores = frozenset(own_cores(servers)) or None
 
     def own() -> dict[int | str, Used]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import isnan, nan, prod
@@ -15,8 +16,8 @@ from struct import Struct
 from typing import Final, Literal, Protocol
 
 from hw.arena import Arena
-from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, Tell, UnloadEnded
-from hw.messages import Input, Move, Moved, Reason
+from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded, explain
+from hw.messages import Input, Move, MoveBroken, Moved, Reason
 from hw.telemetry.port import Details, Reading, Support, in_words
 from policies.faults import Impairment
 from policies.vocabulary import Provenance, RunBatch
@@ -167,6 +168,7 @@ class EmulatedLanes:
         self._commands = 0
         self._due: list[Callable[[int], LaneEvent]] = []  # what has ended and was not told yet
         self._scratch = memoryview(b"")
+        self._mover = ThreadPoolExecutor(1) if any(arena.waits for arena in arenas) else None
         self.used_bytes = 0  # of device memory, by instances
         model.reset(clock_ns())
 
@@ -269,13 +271,28 @@ class EmulatedLanes:
             self._sizes.pop(request, None)
             self._broken.discard(request)
 
-    def move(self, message: Move) -> Moved:
+    def move(self, message: Move) -> Moved | None:
         """See `Lanes`: as many bytes as they would be are really written there.
 
         Raises:
             KeyError: one is missing.
             ValueError: they do not fit there, or are of several sizes.
         """
+        if self._mover is None:
+            return self._move(message)
+        self._mover.submit(self._move_apart, message)
+        return None
+
+    def _move_apart(self, message: Move) -> None:
+        """Over a network, which takes its time."""
+        answer: Moved | MoveBroken
+        try:
+            answer = self._move(message)
+        except Exception as error:
+            answer = MoveBroken(message.transfer, *explain(error))
+        self._tell(MoveEnded(answer))
+
+    def _move(self, message: Move) -> Moved:
         sizes = {self._sizes[request] for request in message.requests}
         if len(sizes) != 1:
             raise ValueError(f"activations of {sorted(sizes)} bytes in one move")
@@ -290,7 +307,7 @@ class EmulatedLanes:
             for place, request in enumerate(message.requests if self._broken else ()):
                 if request in self._broken:
                     _NUMBER.pack_into(target, place * size_bytes, nan)
-        arena.commit(message.offset, total_bytes)
+        arena.commit(message.offset, total_bytes, message.address)
         return Moved(message.transfer, (size_bytes,), "uint8", False)
 
     # ------------------------------------------------------------------------------------------------ what goes wrong
@@ -303,6 +320,9 @@ class EmulatedLanes:
 
     def reset(self) -> int:
         """See `Lanes`; what runs is dropped."""
+        if self._mover is not None:
+            self._mover.shutdown(cancel_futures=True)
+            self._mover = ThreadPoolExecutor(1)
         count = len(self._sizes)
         for kept in (self._sizes, self._broken, self._instances, self._batches, self._loads, self._due):
             kept.clear()

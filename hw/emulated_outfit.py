@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hw.arena import Arena
 from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
@@ -27,6 +28,10 @@ class EmulatedOutfit:
     device: EmulatedDevice
     arenas: tuple[Arena, ...]
     own: int
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> EmulatedOutfit:
+        """See `Outfit`."""
+        return replace(self, arenas=arenas)
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         """See `Outfit`."""

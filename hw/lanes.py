@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from hw.arena import LinkLostError
 from hw.messages import Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
 from policies.vocabulary import RunBatch
@@ -80,6 +81,8 @@ def explain(error: Exception) -> tuple[Reason, str]:
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, MemoryError):
         return "out_of_memory", text
+    if isinstance(error, LinkLostError):
+        return "link_lost", text
     return ("bad_input" if isinstance(error, LookupError | ValueError | TypeError) else "internal_error"), text
 
 

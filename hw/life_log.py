@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from multiprocessing.reduction import DupFd
 from typing import Any, Final
@@ -33,42 +34,58 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[list[_Step]] = msgspec.msgpack.Decoder(list[_Step])
 
 
-class LifeLog:
-    """One file; travels to a spawned process as one of its arguments.
-
-    A life needs one of its own: what a dead one has written stays there for the end of the run.
-    """
+class StepLog(ABC):
+    """The log as an agent writes it, wherever it is kept."""
 
     def __init__(self) -> None:
-        self._open(anonymous_file())
-
-    def _open(self, fd: int) -> None:
-        self._fd = fd
         self._unwritten: list[_Step] = []
-        # Whoever writes next writes at the end, whoever has emptied the file.
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-
-    # ------------------------------------------------------------------------------------------------------- the agent
 
     def append(self, now_ns: int, event: ServerEvent, commands: Sequence[ServerCommand]) -> None:
-        """Note a step, which stands in the file from the next `write` on; `commands` must not change any more."""
+        """Note a step, which is kept from the next `write` on; `commands` must not change any more."""
         self._unwritten.append(_Step(now_ns, event, commands))
 
     def write(self) -> None:
-        """What was noted stands in the file when this returns, whatever happens to this process then.
+        """What was noted goes where it is kept.
 
-        An agent calls it before it sends a message, so that the file never ends before what the router has heard.
+        An agent calls it before it sends a message, so that the log never ends before what the router has heard.
 
         Raises:
             OSError: there is no room for it.
         """
-        if not self._unwritten:
-            return
-        body = _encoder.encode(self._unwritten)
+        if self._unwritten:
+            body = _encoder.encode(self._unwritten)
+            self._unwritten.clear()
+            self._put(len(body).to_bytes(_LENGTH, "little") + body)
+
+    @abstractmethod
+    def _put(self, frame: bytes) -> None:
+        """Keep it, after what is there."""
+
+    def clear(self) -> None:
+        """Empty, for the next run; nobody may be writing."""
         self._unwritten.clear()
-        frame = memoryview(len(body).to_bytes(_LENGTH, "little") + body)
-        while frame:
-            frame = frame[os.write(self._fd, frame) :]
+
+
+class LifeLog(StepLog):
+    """One file, in which a step stands once it is written, whatever happens to the process then.
+
+    It travels to a spawned process as one of its arguments. A life needs one of its own: what a dead one has written
+    stays there for the end of the run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open(anonymous_file())
+
+    def _open(self, fd: int) -> None:
+        self._fd = fd
+        # Whoever writes next writes at the end, whoever has emptied the file.
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+
+    def _put(self, frame: bytes) -> None:
+        left = memoryview(frame)
+        while left:
+            left = left[os.write(self._fd, left) :]
 
     # ------------------------------------------------------------------------------------------------------ the router
 
@@ -82,8 +99,8 @@ class LifeLog:
     # -------------------------------------------------------------------------------------------------------- both
 
     def clear(self) -> None:
-        """Empty, for the next run; nobody may be writing."""
-        self._unwritten.clear()
+        """See `StepLog`."""
+        super().clear()
         os.ftruncate(self._fd, 0)
 
     def close(self) -> None:
@@ -96,6 +113,7 @@ class LifeLog:
         return {"fd": DupFd(self._fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__init__()
         self._open(state["fd"].detach())
 
 

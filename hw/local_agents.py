@@ -14,17 +14,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from typing import Final
 
 from hw.agent import Agent
 from hw.agents import AgentHandle, AgentSpec
 from hw.arena import Arena
-from hw.life_log import LifeLog
+from hw.life_log import LifeLog, StepLog
 from hw.local_port import agent_end, router_end, socket_pair
 from hw.messages import Refused
-from hw.port import PortBrokenError, PortClosedError
+from hw.port import AgentEnd, PortBrokenError, PortClosedError
 
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
@@ -32,20 +32,24 @@ _PR_SET_PDEATHSIG: Final = 1
 _SWITCH_S: Final = 5e-4  # a thread that wants to answer must not wait 5 ms (Python's default) for one that computes
 
 
-def _die_with_parent() -> None:
-    """An agent that is stopped does not see the end of its port: on Linux the system kills it with the router."""
+def die_with_parent() -> None:
+    """An agent that is stopped does not see the end of its port: on Linux the system kills it with who started it."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
     """The agent's process."""
-    _die_with_parent()
+    die_with_parent()
+    live(spec, agent_end(end), log)
+
+
+def live(spec: AgentSpec, port: AgentEnd, log: StepLog, fence: Callable[[int], object] = lambda _: None) -> None:
+    """An agent's whole life, in a process of its own, which ends with it; where it can't begin this returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    port = agent_end(end)
     try:
-        agent = Agent(port, spec.outfit, spec.service, log)
+        agent = Agent(port, spec.outfit, spec.service, log, fence=fence)
     except Exception as error:
         port.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
         with contextlib.suppress(PortClosedError):

@@ -13,6 +13,7 @@ import threading
 import time  # noqa: TID251 - a clock of a test is made from the real one
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from hw.agent import Agent
@@ -170,7 +171,7 @@ class Mirror(Arena):
         super().__init__(size_bytes)
         self._wire = wire
 
-    def commit(self, offset: int, size_bytes: int) -> None:
+    def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
         """See `Arena`: it overtakes no message, and no message that is sent later overtakes it."""
         self._wire().place(offset, bytes(self.view(offset, size_bytes)))
 
@@ -186,6 +187,10 @@ class _Held:
         """See `Outfit`."""
         self.fitting = self._outfit.fit(tell, clock_ns)
         return self.fitting
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> _Held:
+        """See `Outfit`."""
+        return _Held(self._outfit.elsewhere(arenas, model))
 
 
 class MemoryAgent(AgentHandle):

@@ -19,9 +19,9 @@ from policies.records import ChoreCost
 from policies.server_book import BatchTold, ServerCounts
 from policies.vocabulary import Block
 
-PROTOCOL: Final = 2  # of these words: an agent of another one is refused
+PROTOCOL: Final = 3  # of these words: an agent of another one is refused
 
-Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "internal_error"]
+Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_lost", "internal_error"]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -115,6 +115,7 @@ class Move(Message, frozen=True):
 
     Attributes:
         mailbox: the handle of the mailbox that they go to instead; empty for the arena.
+        address: where the other agent takes them; empty where both map its arena.
     """
 
     transfer: int
@@ -122,6 +123,14 @@ class Move(Message, frozen=True):
     offset: int
     requests: tuple[int, ...]
     mailbox: str = ""
+    address: str = ""
+
+
+class Fence(Message, frozen=True):
+    """Let that life of another agent write here no more, whatever it still tries; answered by `Fenced`."""
+
+    number: int
+    life: int
 
 
 class Release(Message, frozen=True):
@@ -336,6 +345,12 @@ class MoveBroken(Message, frozen=True):
     detail: str
 
 
+class Fenced(Message, frozen=True):
+    """The `Fence` of this number stands."""
+
+    number: int
+
+
 class Pong(Message, frozen=True):
     """The answer to a `Ping`: the agent's clock, as it is."""
 
@@ -453,6 +468,7 @@ ToAgent = (
     | Deliver
     | Keep
     | Move
+    | Fence
     | Release
     | Sense
     | Sampled
@@ -477,6 +493,7 @@ FromAgent = (
     | Report
     | Moved
     | MoveBroken
+    | Fenced
     | Pong
     | Stuck
     | Finished

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from hw.arena import Arena
 from hw.lanes import Lanes, Tell
 from hw.messages import FromAgent, Measurement, Reason
 from hw.telemetry.port import Sensor
@@ -43,6 +45,11 @@ class Outfit(Protocol):
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         """Lanes that tell of every end, in times of this clock; raises what went wrong."""
+        ...
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> Outfit:
+        """The same on another host: with its arenas of all agents, and the model's file as it lies there (None: as
+        before)."""
         ...
 
 

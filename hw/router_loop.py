@@ -26,7 +26,7 @@ from hw.cost_meter import CostMeter
 from hw.cpu_use import Taker, cpu_use
 from hw.faults import FaultPlan
 from hw.late_ledger import LateLedger
-from hw.messages import Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
+from hw.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
 from hw.port import FLUSH_NS
 from hw.run_devices import devices_of
 from hw.run_spec import HardwareRun, Served
@@ -106,7 +106,8 @@ class Routing:
 
 
 def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
-    """The cores that no agent is pinned to: the router's; none where some agent may run anywhere."""
+    """The cores of this machine that no agent is pinned to: the router's; none where some agent may run anywhere."""
+    servers = [server for server in servers if not server.machine]
     taken = {core for server in servers for core in server.device.cores}
     if any(not server.device.cores for server in servers):
         return ()
@@ -424,7 +425,7 @@ class RouterLoop:
 
     def _hear(self, server: RemoteServer, message: FromAgent) -> None:
         server.hear(message)
-        if isinstance(message, Returned):
+        if isinstance(message, Returned | Fenced):
             self._transfers.freed(server.index)
         elif isinstance(message, Moved):
             self._transfers.moved(message)
@@ -571,7 +572,7 @@ class RouterLoop:
             foreign_load=foreign,
             cpu=cpu_use(
                 Taker(self._busy_ns, frozenset(self._own_cores)),
-                [(server.spec.device, server.agent_cpu_ns) for server in self._servers],
+                [(server.spec.device, server.agent_cpu_ns) for server in self._servers if not server.spec.machine],
                 usable_cores(),
                 ended_ns,
             ),

@@ -80,7 +80,7 @@ def devices_of(servers: Sequence[HardwareServer]) -> list[RunDevice]:
     """One for each physical device, in order of its first server."""
     members: dict[object, list[int]] = {}
     for index, server in enumerate(servers):
-        members.setdefault(server.device.physical, []).append(index)
+        members.setdefault(server.physical, []).append(index)
     return [
         RunDevice(
             "+".join(servers[index].name for index in indexes),

@@ -6,14 +6,14 @@ has died, under a new epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from hw.agents import AgentSlot
-from hw.arena import Inbox
+from hw.arena import Inbox, Slab
 from hw.clock import NEVER_NS, RunClock
 from hw.late_ledger import LateLedger
 from hw.life_log import steps_of
@@ -21,6 +21,8 @@ from hw.messages import (
     ComeUp,
     Deliver,
     Done,
+    Fence,
+    Fenced,
     Finished,
     FromAgent,
     Impair,
@@ -74,7 +76,9 @@ if TYPE_CHECKING:
 class HardwareServer:
     """A server of the cluster: its device, the knobs of its scheduler, and its device's idle powers for the record.
 
-    `trusts_counter`: whether the device's energy counter may be used, where it has one.
+    Attributes:
+        trusts_counter: whether the device's energy counter may be used, where it has one.
+        machine: that it is on, where that is not the router's.
     """
 
     name: str
@@ -83,6 +87,12 @@ class HardwareServer:
     bare_idle_w: float
     context_idle_w: float
     trusts_counter: bool = True
+    machine: str = ""
+
+    @property
+    def physical(self) -> tuple[str, str, tuple[int, ...]]:
+        """What two servers share when they share a device."""
+        return (self.machine, *self.device.physical)
 
 
 _DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
@@ -137,7 +147,7 @@ class RemoteServer:
         self.slot = slot
         self.inbox = inbox
         self.channels_last = spec.device.channels_last
-        self.place = spec.device.physical
+        self.place = spec.physical
         self.epoch = 0
         self.is_up = False
         self.died = False
@@ -166,6 +176,7 @@ class RemoteServer:
         self._totals = ServerCounts()  # of those before
         self._vram_peak_bytes = 0
         self._is_finished = False
+        self._fences: dict[int, tuple[Slab, ...]] = {}  # what a dead agent may still write to, until they are answered
 
     # -------------------------------------------------------------------------------------------------- questions
 
@@ -267,6 +278,9 @@ class RemoteServer:
     def _bury(self, reason: str) -> None:
         """A life is over: its log, and the counts that it told of last."""
         self._keep_log(reason)
+        for slabs in self._fences.values():  # its next life has another address, which nobody of those knows
+            self._cancel(slabs)
+        self._fences.clear()
         self._totals += self._counts
         self._counts = ServerCounts()
 
@@ -393,6 +407,29 @@ class RemoteServer:
         """The agent was asked to move something."""
         self._watch.asked(("transfer", transfer), self._run.clock.now_ns())
 
+    @property
+    def address(self) -> str:
+        """See `hw.agents.AgentHandle`."""
+        return self.slot.agent.address
+
+    @property
+    def life(self) -> int:
+        """See `hw.agents.AgentHandle`."""
+        return self.slot.agent.life
+
+    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
+        """See `hw.transfers.Endpoint`."""
+        if not life or not self.is_up:
+            self._cancel(slabs)
+            return
+        number = self.slot.agent.next_number()
+        self._fences[number] = tuple(slabs)
+        self.send(Fence(number, life))
+
+    def _cancel(self, slabs: Iterable[Slab]) -> None:
+        for slab in slabs:
+            self.inbox.cancel(slab)
+
     def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
         """Whether it reads the device's sensor, and for which processes."""
         self.send(Sense(period_ns, pids))
@@ -441,6 +478,8 @@ class RemoteServer:
                     self.start_clock()
             case Moved(transfer) | MoveBroken(transfer):
                 self._watch.answered(("transfer", transfer))
+            case Fenced(number):
+                self._cancel(self._fences.pop(number, ()))
             case Preloaded():
                 self._is_preloading = False
             case Stuck():

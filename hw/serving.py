@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hw.chore_meter import ChoreMeter
 from hw.clock import NEVER_NS, RunClock
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
-from hw.life_log import LifeLog
+from hw.life_log import StepLog
 from hw.messages import (
     ComeUp,
     Finished,
@@ -61,7 +61,7 @@ class Serving:
         service: Service,
         fitting: Fitting,
         post: Callable[[FromAgent], None],
-        log: LifeLog | None,
+        log: StepLog | None,
         clock_ns: Callable[[], int],
     ) -> None:
         self._server = run.server

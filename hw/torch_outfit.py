@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -44,6 +45,10 @@ class TorchOutfit:
     model: ModelFile
     arenas: tuple[Arena, ...]
     own: int
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> TorchOutfit:
+        """See `Outfit`."""
+        return replace(self, arenas=arenas, model=self.model if model is None else replace(self.model, path=model))
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         """See `Outfit`."""

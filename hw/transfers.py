@@ -8,7 +8,7 @@ with the block. With emulated links a transfer arrives when both its data are th
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -51,8 +51,22 @@ class Endpoint(Protocol):
         """Ask its agent, with whatever else is sent in this turn."""
         ...
 
+    @property
+    def address(self) -> str:
+        """Where its agent takes what others bring; empty where they map its arena."""
+        ...
+
+    @property
+    def life(self) -> int:
+        """Of its agent, if that may write on for a while when it is gone; else 0."""
+        ...
+
     def asked(self, transfer: int) -> None:
         """Its agent was asked to move something."""
+        ...
+
+    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
+        """Cancel these as soon as that life of another agent surely writes to them no more."""
         ...
 
 
@@ -249,10 +263,13 @@ class Transfers:
             elif any(transfer.source == server for transfer in delivery.moving.values()):
                 self._drop(delivery)
                 self._fail(delivery.block, server, "server_down")
+        written: defaultdict[int, list[Slab]] = defaultdict(list)
         for number, (source, destination, slab) in list(self._writing.items()):
-            if source == server:  # nobody writes there any more
+            if source == server:
                 del self._writing[number]
-                self._servers[destination].inbox.cancel(slab)
+                written[destination].append(slab)
+        for destination, slabs in written.items():
+            self._servers[destination].give_back(slabs, self._servers[server].life)
         self._servers[server].inbox.clear()
         for index in range(len(self._servers)):  # only now: what waited from or to the dead one is gone
             self.freed(index)
@@ -289,7 +306,8 @@ class Transfers:
                 self._writing[transfer.number] = (transfer.source, server, slab)
                 source = self._servers[transfer.source]
                 source.asked(transfer.number)
-                source.send(Move(transfer.number, server, slab.offset, transfer.requests, slab.mailbox))
+                address = "" if slab.mailbox else self._servers[server].address
+                source.send(Move(transfer.number, server, slab.offset, transfer.requests, slab.mailbox, address))
 
     def _are_neighbours(self, source: int, server: int) -> bool:
         return source != ROUTER and self._servers[source].place == self._servers[server].place

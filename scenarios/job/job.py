@@ -19,6 +19,7 @@ from typing import Any
 from hw.datasets import dataset_label
 from hw.networks import ModelFile, Network
 from hw.telemetry import available_devices
+from hw.version import code_here
 from policies.errors import InputError
 from scenarios.files.documents import inputs_hash
 from scenarios.files.made_routers import made_file, made_kind, made_kinds
@@ -28,7 +29,7 @@ from scenarios.files.router_names import code_of, display_name, router_file
 from scenarios.files.spec import Scenario
 from scenarios.runs import layout
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.provenance import PRODUCT, code_here, environment, environments, note_environment, version_of
+from scenarios.runs.provenance import PRODUCT, environment, environments, note_environment, version_of
 from scenarios.terminal.output import Say
 from scenarios.world.materials import (
     ACCURACY_FILE,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
 
+from hw.version import code_here
 from policies.errors import InputError
-from policies.own import OURS
-from scenarios.files.documents import inputs_hash, read_json
+from scenarios.files.documents import read_json
 from scenarios.runs.adoption import ENVIRONMENT_SCHEMAS
 from scenarios.runs.folder import RunFolder
 
@@ -22,7 +20,6 @@ PRODUCT: Final = "slim-scheduler"
 PACKAGES: Final = (
     PRODUCT, "torch", "numpy", "numba", "scipy", "scikit-learn", "simpy", "pydantic", "pyarrow", "safetensors",
 )  # fmt: skip
-_ROOT: Final = Path(__file__).parents[2]
 
 
 def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,13 +41,6 @@ def version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-@cache
-def code_here() -> str:
-    """Of this project's own code: it tells two states of one version apart, as a working copy has them."""
-    files = sorted(path for package in OURS for path in (_ROOT / package).rglob("*.py"))
-    return inputs_hash(*(part for path in files for part in (str(path.relative_to(_ROOT)), path)))[:16]
 
 
 def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle  # noqa: TID251 - to see that nothing opens one
+import queue
 import select
+import socket
 import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +20,16 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from hw.agents import Carrier
-from hw.arena import Arena
+from hw.agents import AgentHandle, AgentSpec, Carrier
+from hw.arena import Arena, LinkLostError
+from hw.gate import Gate, connected
+from hw.handshake import Hello, fresh_secret, introduce
+from hw.landing import FarArena, Landing, Routes
 from hw.local_agents import OneHost
 from hw.local_port import agent_end, router_end, socket_pair
 from hw.memory_port import Memory
 from hw.messages import FromAgent, Message, Moved, Ping, Pong, Ready, ToAgent, Warm
+from hw.network_port import Mirror, NetworkPort
 from hw.port import AgentEnd, Codec, OffsetEstimate, Port, PortBrokenError, PortClosedError, RouterEnd, encode
 
 ARENA_BYTES = 4096
@@ -90,7 +98,88 @@ class InMemory(Joined):
             self.routers[0].close()
 
 
-@pytest.fixture(params=[Local, InMemory])
+class OverNetwork(Joined):
+    """TCP connections of those who know a secret; an agent's activations go to the other agent straight."""
+
+    def __init__(self) -> None:
+        far = Far()
+        super().__init__(far)
+        self._far = far
+        for agent in range(2):
+            far.open(agent)
+        self.routers += far.ports
+        self.agents += far.agents
+
+    def send_raw(self, body: bytes, share: float = 1.0) -> None:
+        data = len(body).to_bytes(4, "little") + body
+        self._far.sockets[0].sendall(data[: round(share * len(data))])
+        if share < 1.0:
+            self.routers[0].close()
+
+
+class Far:
+    """`Carrier` of which only the ends and arenas are asked: what agents on other hosts have, on this one."""
+
+    def __init__(self) -> None:
+        self.secret = fresh_secret()
+        self.sockets: list[socket.socket] = []
+        self.ports: list[NetworkPort] = []
+        self.agents: list[AgentEnd] = []
+        self._agents_of: list[tuple[Arena, ...]] = []
+        self._open: list[Any] = []
+
+    def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
+        own = [Arena(size_bytes) for _ in range(count)]
+        self._own = own
+        self.landings = [Landing("127.0.0.1", self.secret, arena) for arena in own]
+        for agent in range(count):
+            routes = Routes(agent + 1, self.secret)
+            far = [_Addressed(FarArena(size_bytes, routes), landing.address) for landing in self.landings]
+            arenas = tuple(own[agent] if place == agent else far[place] for place in range(count))
+            self._agents_of.append(arenas)
+            self._open += [routes, *far]
+        mirrors = [Mirror(size_bytes, partial(self._placing, agent)) for agent in range(count)]
+        self._open += [*self.landings, *own, *mirrors]
+        return mirrors
+
+    def _placing(self, agent: int) -> NetworkPort:
+        return self.ports[agent]
+
+    def open(self, agent: int) -> None:
+        admitted: queue.Queue[socket.socket] = queue.Queue()
+        gate = Gate("127.0.0.1", self.secret, lambda _, end: admitted.put(end))
+        end = connected(gate.address, WAIT_S)
+        introduce(end, self.secret, Hello(agent + 1))
+        router = admitted.get(timeout=WAIT_S)
+        gate.close()
+        self.sockets.append(router)
+        self.ports.append(NetworkPort(router, FromAgent, heard=lambda _: None))
+        self.agents.append(NetworkPort(end, ToAgent, self._own[agent]))
+
+    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
+        return self._agents_of[agent]
+
+    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+        raise AssertionError("only its ends are asked for")
+
+    def close(self) -> None:
+        for each in self._open:
+            each.close()
+
+
+class _Addressed(Arena):
+    """Somebody else's arena, whose address is known here and not from a message."""
+
+    def __init__(self, far: FarArena, address: str) -> None:
+        self.size_bytes, self.buffer, self._fd = far.size_bytes, far.buffer, -1
+        self._far, self._address = far, address
+
+    def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
+        with contextlib.suppress(LinkLostError):
+            self._far.commit(offset, size_bytes, self._address)
+
+
+@pytest.fixture(params=[Local, InMemory, OverNetwork])
 def joined(request: pytest.FixtureRequest) -> Iterator[Joined]:
     made: Joined = request.param()
     yield made

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 
 from hw.activations import tensor_in
-from hw.arena import Arena, Inbox
+from hw.arena import Arena, Inbox, Slab
 from hw.link import LinkModel
 from hw.messages import Input, Keep, Move, Moved, Release, ToAgent
 from hw.transfers import NO_ROOM, Cargo, Images, Transfers
@@ -38,7 +38,7 @@ class Watched(Arena):
         super().__init__(size_bytes)
         self._committed = committed
 
-    def commit(self, offset: int, size_bytes: int) -> None:
+    def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
         self._committed.append((offset, size_bytes))
 
 
@@ -52,6 +52,9 @@ class FakeServer:
         self.inbox = Inbox(Watched(ROOM, self.committed))
         self.channels_last = False
         self.place = "one GPU" if index < 2 else "another"
+        self.life = 10 + index
+        self.address = f"host-{index}:1"
+        self.given_back: list[tuple[int, tuple[Slab, ...]]] = []
         self.sent: list[ToAgent] = []
 
     def send(self, message: ToAgent) -> None:
@@ -59,6 +62,11 @@ class FakeServer:
 
     def asked(self, transfer: int) -> None:
         pass
+
+    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
+        self.given_back.append((life, tuple(slabs)))
+        for slab in slabs:
+            self.inbox.cancel(slab)
 
 
 class World:

@@ -1,0 +1,75 @@
+"""An agent's process on another host: it connects to the router, and opens a gate for the other agents."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass, replace
+from multiprocessing.context import SpawnProcess
+from typing import Final
+
+from hw.agents import AgentSpec
+from hw.arena import Arena
+from hw.gate import connected
+from hw.handshake import Hello, introduce
+from hw.landing import FarArena, Landing, Routes
+from hw.local_agents import die_with_parent, live
+from hw.messages import ToAgent
+from hw.network_port import NetworkPort, SentLog
+
+CONNECT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FarStart:
+    """What an agent's process is started with.
+
+    Attributes:
+        spec: what it is; its outfit has no arenas yet.
+        own, agents: its index among all of the cluster.
+        arena_bytes: of each arena.
+        life: see `hw.agents.AgentHandle`.
+        router: the address of the router's gate.
+        host: the address that others reach this host by.
+        secret: the cluster's.
+    """
+
+    spec: AgentSpec
+    own: int
+    agents: int
+    arena_bytes: int
+    life: int
+    router: str
+    host: str
+    secret: bytes
+
+
+def begin(start: FarStart) -> SpawnProcess:
+    """The process, which ends with the thread that calls this."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_main, args=(start,), name=f"slimsched-{start.spec.name}", daemon=True
+    )
+    process.start()
+    return process
+
+
+def how_it_ended(process: SpawnProcess) -> str:
+    """In a few words, once it has."""
+    code = process.exitcode
+    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _main(start: FarStart) -> None:
+    die_with_parent()
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from who asks it for none; a scenario names ours
+    arena, routes = Arena(start.arena_bytes), Routes(start.life, start.secret)
+    landing = Landing(start.host, start.secret, arena)
+    end = connected(start.router, CONNECT_S)
+    introduce(end, start.secret, Hello(start.life, landing.address))
+    port = NetworkPort(end, ToAgent, arena)
+    far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
+    arenas = (*far[: start.own], arena, *far[start.own + 1 :])
+    spec = replace(start.spec, outfit=start.spec.outfit.elsewhere(arenas, None))
+    live(spec, port, SentLog(port), landing.fence)

@@ -1,0 +1,249 @@
+"""Agents that Ray places and starts, one actor each: `hw.agents.Carrier` for a cluster of hosts.
+
+Ray finds the host, starts the agent there, brings the model's bytes, and says when the agent is gone. What a run says
+and moves goes by connections of its own (`hw.network_port`, `hw.landing`), whose secret Ray has brought: a call of an
+actor takes milliseconds (docs/cluster.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import socket
+import threading
+import time  # noqa: TID251 - waits for real hosts
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from hw.agents import AgentHandle, AgentSpec
+from hw.arena import Arena
+from hw.far_agent import FarStart
+from hw.gate import Gate
+from hw.handshake import Hello, fresh_secret
+from hw.joining_port import JoiningPort
+from hw.messages import FromAgent
+from hw.network_port import Mirror, NetworkPort
+from hw.ray_cluster import Node, RayCluster, require_same_code
+from hw.ray_host import Keeper
+from policies.errors import in_a_line
+
+_LOOK_S: Final = 0.2  # how often an absent host is looked for
+_ENDING_S: Final = 5.0
+_KILLING_S: Final = 1.0
+
+
+class RayAgent(AgentHandle):
+    """An agent that a Ray actor keeps.
+
+    Args:
+        spec: what it is.
+        life: no other agent's.
+        carrier: that has started it.
+
+    Attributes:
+        actor: that keeps it; None before it is placed.
+        ended: once its actor is gone, or could not be made.
+    """
+
+    def __init__(self, spec: AgentSpec, life: int, carrier: RayHosts) -> None:
+        self.joining = JoiningPort()
+        super().__init__(spec, self.joining, shares_clock=False)
+        self.life = life
+        self.ended = threading.Event()
+        self._carrier = carrier
+        self.actor: Any = None
+        self._is_given_up = False
+        self._log = bytearray()
+
+    @property
+    def pid(self) -> int:
+        """See `AgentHandle`: on its own host; 0 before it is ready."""
+        return 0 if self._ready is None else self._ready.pid
+
+    @property
+    def alive(self) -> bool:
+        """See `AgentHandle`."""
+        return not self.ended.is_set()
+
+    def log(self) -> bytes:
+        """See `AgentHandle`: as far as it has come here, which is at least as far as what was heard."""
+        return bytes(self._log)
+
+    def hear_log(self, steps: bytes) -> None:
+        """A piece of it; an empty one begins it anew."""
+        if steps:
+            self._log += steps
+        else:
+            self._log.clear()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """See `AgentHandle`."""
+        self._carrier.later(lambda actor: actor.signal.remote(int(number)), self.actor)
+
+    def kill(self) -> None:
+        """See `AgentHandle`."""
+        self.give_up()
+        self.port.close()
+
+    def close(self) -> None:
+        """See `AgentHandle`."""
+        if self._is_given_up:  # a router that serves others must not wait for a host that is gone
+            return
+        self.say_goodbye()
+        if self.actor is not None:
+            self.ended.wait(_ENDING_S)
+        self.give_up()
+        self.ended.wait(_KILLING_S)
+
+    def give_up(self) -> None:
+        """It is to end, wherever it is, without waiting for that."""
+        self._is_given_up = True
+        self._carrier.later(self._carrier.kill_actor, self.actor)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self._is_given_up
+
+    def over(self, reason: str) -> None:
+        """Its actor has ended, or could not be made."""
+        self.ended.set()
+        self.joining.end(reason)
+
+    def _how_it_died(self) -> str:
+        self.ended.wait(_KILLING_S)
+        return self.joining.ended or "its connection ended"
+
+
+class RayHosts:
+    """Starts each agent on the host that it is for.
+
+    Args:
+        cluster: that this process has joined.
+        hosts: the name of each agent's host.
+        model: the file of what is served, which every host gets; None where no agent needs one.
+    """
+
+    def __init__(self, cluster: RayCluster, hosts: Sequence[str], model: Path | None = None) -> None:
+        self._cluster = cluster
+        self._hosts = tuple(hosts)
+        self._secret = fresh_secret()
+        self._lives = itertools.count(1)
+        self._agents: dict[int, RayAgent] = {}  # by life: those that have not connected yet
+        self._current: dict[int, RayAgent] = {}  # by server
+        self._arenas: tuple[Arena, ...] = ()
+        self._gate = Gate(cluster.here.address, self._secret, self._admit)
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._model = None if model is None else cluster.ray.put(model.read_bytes())
+        self._keeper = cluster.ray.remote(num_cpus=0, max_concurrency=4, max_restarts=0)(Keeper)
+
+    # ------------------------------------------------------------------------------------------------- see `Carrier`
+
+    def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
+        """See `Carrier`: what is written there is sent."""
+        self._arenas = tuple(
+            Mirror(size_bytes, lambda agent=agent: self._current[agent].joining)  # type: ignore[misc]
+            for agent in range(count)
+        )
+        return self._arenas
+
+    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
+        """See `Carrier`: those are made where the agent is."""
+        return ()
+
+    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+        """See `Carrier`: a host that is not there is waited for."""
+        handle = RayAgent(spec, next(self._lives), self)
+        self._agents[handle.life] = self._current[agent] = handle
+        name = f"ray-{spec.name}-{handle.life}"
+        threading.Thread(target=self._keep, args=(agent, handle), name=name, daemon=True).start()
+        return handle
+
+    def close(self) -> None:
+        """See `Carrier`."""
+        self._gate.close()
+        self._hands.shutdown()
+        for arena in self._arenas:
+            arena.close()
+
+    # --------------------------------------------------------------------------------------------- an agent's life
+
+    def _keep(self, agent: int, handle: RayAgent) -> None:
+        """From its placing to its end, in a thread of its own."""
+        reason = "it was given up before it began"
+        try:
+            while not handle.is_given_up:
+                node = self._cluster.node_of(self._hosts[agent])
+                if node is not None and self._is_placed(handle, node):
+                    reason = self._live(agent, handle, node)
+                    break
+                time.sleep(_LOOK_S)
+        except Exception as error:  # Ray's own errors have no common kind
+            reason = in_a_line(str(error)) or type(error).__name__
+        self._agents.pop(handle.life, None)
+        handle.over(reason)
+
+    def _is_placed(self, handle: RayAgent, node: Node) -> bool:
+        """Whether its actor is there; False where that node turns out to be a dead one's, and another has its name.
+
+        Raises:
+            WorkError: the host has another version, or other code.
+        """
+        ray = self._cluster.ray
+        handle.actor = self._keeper.options(scheduling_strategy=self._cluster.on(node)).remote()
+        told = handle.actor.code.remote()
+        while not handle.is_given_up and not ray.wait([told], timeout=_LOOK_S)[0]:
+            if self._cluster.node_of(node.host) != node:
+                self.kill_actor(handle.actor)
+                return False
+        if handle.is_given_up:
+            self.kill_actor(handle.actor)
+            return False
+        require_same_code(node.host, *ray.get(told))
+        return True
+
+    def _live(self, agent: int, handle: RayAgent, node: Node) -> str:
+        """Its whole life on that node; returns how it ended."""
+        start = FarStart(
+            spec=handle.spec,
+            own=agent,
+            agents=len(self._hosts),
+            arena_bytes=self._arenas[agent].size_bytes,
+            life=handle.life,
+            router=self._gate.address,
+            host=node.address,
+            secret=self._secret,
+        )
+        life = handle.actor.run.remote(start, self._model)
+        if handle.is_given_up:  # while that was asked
+            self.kill_actor(handle.actor)
+        return str(self._cluster.ray.get(life))
+
+    def _admit(self, hello: Hello, end: socket.socket) -> None:
+        """An agent has connected; one that nobody waits for any more is turned away."""
+        handle = self._agents.pop(hello.life, None)
+        if handle is None:
+            end.close()
+            return
+        handle.address = hello.address
+        port = NetworkPort(end, FromAgent, heard=handle.hear_log)
+        if not handle.joining.join(port):
+            port.close()
+
+    # ---------------------------------------------------------------------------------------------------- Ray, later
+
+    def later(self, ask: Any, actor: Any) -> Future[Any] | None:
+        """Something that is asked of Ray, of which the router's thread must not wait."""
+        if actor is None:
+            return None
+        with contextlib.suppress(RuntimeError):  # all is over
+            return self._hands.submit(ask, actor)
+        return None
+
+    def kill_actor(self, actor: Any) -> None:
+        """By force, with its agent."""
+        with contextlib.suppress(Exception):
+            self._cluster.ray.kill(actor, no_restart=True)

@@ -1,0 +1,115 @@
+"""What runs on each host of a Ray cluster: an actor that keeps one agent's process, and what the host says of itself.
+
+The agent is a process of its own, as on one host: Ray's threads take none of its time, and a pass takes what it took
+when it was calibrated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import signal
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import psutil
+
+from hw.far_agent import FarStart, begin, how_it_ended
+from hw.ray_cluster import HostFacts
+from hw.version import code_here, own_version
+from policies.errors import WorkError
+from policies.files import atomic_path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Keeper:
+    """A Ray actor that keeps one agent from its start to its end; the agent ends with it."""
+
+    def __init__(self) -> None:
+        self._process: SpawnProcess | None = None
+
+    def code(self) -> tuple[str, str]:
+        """The version and the code that run here."""
+        return own_version(), code_here()
+
+    def run(self, start: FarStart, model: bytes | None) -> str:
+        """The agent's whole life; returns how it ended.
+
+        Args:
+            model: the file of what is served, where the agent needs one.
+
+        Raises:
+            WorkError: the file can't be kept here.
+        """
+        path = None if model is None else kept(model)
+        spec = replace(start.spec, outfit=start.spec.outfit.elsewhere((), path))
+        self._process = begin(replace(start, spec=spec))
+        self._process.join()
+        return how_it_ended(self._process)
+
+    def signal(self, number: int) -> None:
+        """What happens to the agent by a planned fault."""
+        if self._process is not None and self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, signal.Signals(number))
+
+
+def kept(model: bytes) -> Path:
+    """The file with these bytes on this host; it is named by their hash, so it is the right one where it is there."""
+    name = hashlib.sha256(model).hexdigest()
+    path = _cache() / f"{name}.safetensors"
+    if not _is_whole(path, name):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(path) as temporary:
+                temporary.write_bytes(model)
+        except OSError as error:
+            problem = f"{len(model)} bytes of the model can't be kept in {path.parent} ({error.strerror})"
+            raise WorkError(f"host {platform.node()}: {problem}; make room there, or set XDG_CACHE_HOME") from None
+    return path
+
+
+def _is_whole(path: Path, name: str) -> bool:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() == name
+    except OSError:
+        return False
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slimsched" / "models"
+
+
+def machine() -> str:
+    """A name of this machine, until it is started again: two hosts of one machine have the same one."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return platform.node()
+
+
+def facts(host: str) -> HostFacts:
+    """What this host says of itself; it opens no device."""
+    from hw.telemetry import available_devices  # and numpy: who only keeps an agent needs none of it
+
+    memory = psutil.virtual_memory()
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = ""
+    return HostFacts(
+        host=host,
+        machine=machine(),
+        python=platform.python_version(),
+        version=own_version(),
+        code=code_here(),
+        torch=torch,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=int(memory.total),
+        free_bytes=int(memory.available),
+        disk_free_bytes=int(psutil.disk_usage(str(Path.home())).free),
+        devices=tuple(str(device) for device in available_devices()),
+    )
