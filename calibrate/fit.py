@@ -283,8 +283,11 @@ def _link(measurements: Iterable[Measurement]) -> Link | None:
         for step, result in measurements
         if isinstance(step, Transfer) and isinstance(result, TimesResult)
     }
-    if len(medians) < 2:
-        return None
+    return link_of(medians) if len(medians) > 1 else None
+
+
+def link_of(medians: Mapping[int, float]) -> Link:
+    """From the median seconds by size in bytes, of two sizes or more."""
     sizes, times = np.asarray(list(medians), dtype=np.float64), np.asarray(list(medians.values()))
     (latency_s, s_per_byte), _ = nnls(np.stack([1 / times, sizes / times], axis=1), np.ones(len(times)))
     bandwidth_bytes_s = 1 / s_per_byte if s_per_byte > 0 else float(sizes.max() / times.min())

@@ -322,9 +322,12 @@ class AgentHandle(ABC):
 
 
 def transfer_round(
-    source: AgentHandle, destination: int, payload_bytes: int, count: int, pause_s: float = 0.0
+    source: AgentHandle, destination: int, payload_bytes: int, count: int, pause_s: float = 0.0, address: str = ""
 ) -> tuple[float, ...]:
-    """Seconds from the command until `payload_bytes` stand in another agent's arena, for each of `count` moves."""
+    """Seconds from the command until `payload_bytes` stand in another agent's arena, for each of `count` moves.
+
+    `address`: see `hw.messages.Move`.
+    """
     request = (0,)
     source.send(BenchmarkMove(*request, payload_bytes))
     source.expect(Done)
@@ -332,7 +335,7 @@ def transfer_round(
     for number in range(count):
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
-        source.send(Move(number, destination, 0, request))
+        source.send(Move(number, destination, 0, request, "", address))
         source.expect(Moved)
         found.append((time.monotonic_ns() - begin_ns) / 1e9)
     source.send(Release(request))

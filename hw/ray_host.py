@@ -19,6 +19,7 @@ import psutil
 
 from hw.far_agent import FarStart, begin, how_it_ended
 from hw.ray_cluster import HostFacts
+from hw.telemetry import DeviceDescription, available_devices
 from hw.version import code_here, own_version
 from policies.errors import WorkError
 from policies.files import atomic_path
@@ -91,10 +92,13 @@ def machine() -> str:
         return platform.node()
 
 
+def _device_text(device: DeviceDescription) -> str:
+    name = f"cuda:{device.index}" if device.kind == "cuda" else device.kind
+    return f"{name} ({device.name}, {device.vram_bytes / 1e9:.1f} GB)"
+
+
 def facts(host: str) -> HostFacts:
     """What this host says of itself; it opens no device."""
-    from hw.telemetry import available_devices  # and numpy: who only keeps an agent needs none of it
-
     memory = psutil.virtual_memory()
     try:
         torch = version("torch")
@@ -111,5 +115,5 @@ def facts(host: str) -> HostFacts:
         memory_bytes=int(memory.total),
         free_bytes=int(memory.available),
         disk_free_bytes=int(psutil.disk_usage(str(Path.home())).free),
-        devices=tuple(str(device) for device in available_devices()),
+        devices=tuple(_device_text(device) for device in available_devices()),
     )

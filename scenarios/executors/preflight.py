@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
 from scenarios.executors.devices import device_of, gpu_bytes, require_free, require_served, why_unseen
+from scenarios.executors.hosts import host_names, joined_hosts
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import read_profile
 from scenarios.files.router_names import require_distinct_names
@@ -33,17 +35,46 @@ MACHINE = "this machine"
 PROCESS_BYTES = 400_000_000  # an agent's own: Python, torch and its libraries (420 MB of private pages were measured)
 
 
+Here = Callable[[ServerSection], bool]
+"""Which of a scenario's servers are on this machine."""
+
+
 def require_devices(scenario: Scenario) -> None:
-    """Every device that the scenario names must be in this machine.
+    """Every device that the scenario names must be in this machine, or in its host's.
 
     Raises:
-        InputError: one is not; it says what is here.
+        InputError: one is not; it says what is there.
+        WorkError: a host has another version of this project.
     """
+    _where_they_are(scenario, _require_each)
+
+
+def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments: Any) -> None:
+    """What `require(scenario, which, *arguments)` asks of servers, asked of each on its own host."""
+    if scenario.cluster.backend == "local":
+        require(scenario, lambda _: True, *arguments)
+        return
+    with joined_hosts(scenario.cluster, scenario.name) as hosts:
+        for host in dict.fromkeys(host_names(scenario.cluster, hosts)):
+            hosts.facts_of(host)
+            hosts.ask(host, "cluster.servers", require_there, scenario, host, hosts.here, require, *arguments)
+
+
+def require_there(scenario: Scenario, host: str, router: str, require: Callable[..., None], *arguments: Any) -> None:
+    """On a host: what is asked of the servers that are there; `router` is the router's host."""
+    section = scenario.cluster
+    try:
+        require(scenario, lambda server: (section.host_of(server) or router) == host, *arguments)
+    except InputError as error:
+        raise InputError(error.source, error.key, f"on host {host}: {error.problem}") from None
+
+
+def _require_each(scenario: Scenario, is_here: Here) -> None:
     for index, server in enumerate(scenario.cluster.named_servers):
         if server.emulated is None and scenario.cluster.greedy_of(server).util_metric != "nvml":
             problem = "executors read NVML's utilization, so 'sm' is for simulation alone; use nvml, or leave it out"
             raise InputError(scenario.name, f"cluster.servers.{index}.greedy.util_metric", problem)
-        if server.device is None:
+        if server.device is None or not is_here(server):
             continue
         agents = sum(other.shares_device_with == server.name for other in scenario.cluster.named_servers) + 1
         require_device(server.device, scenario.name, f"cluster.servers.{index}.device", agents)
@@ -86,7 +117,8 @@ def require_possible(scenario: Scenario) -> None:
     require_plan(scenario, scenario.validate_)
     require_distinct_names(scenario.validate_.routers)
     named = {s.name: scenario.cluster.greedy_of(s).vram_cap_gb for s in scenario.cluster.named_servers}
-    _require_memory(scenario, {name: int(cap_gb * GB) for name, cap_gb in named.items() if cap_gb is not None})
+    caps = {name: int(cap_gb * GB) for name, cap_gb in named.items() if cap_gb is not None}
+    _where_they_are(scenario, _require_memory, caps)
 
 
 def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
@@ -149,7 +181,7 @@ def require_ready(world: World, model: ModelFile | None, routers: Sequence[str],
     if model is not None:
         _require_model(world, model)
     caps = {server.name: server.knobs.vram_cap_bytes for server in world.cluster.servers}
-    _require_memory(world.scenario, caps)
+    _where_they_are(world.scenario, _require_memory, caps)
     for index, router in enumerate(routers):
         if made_kind(router) is None or made_in is not None:
             world.router(router, made_in, f"validate.routers.{index}")
@@ -185,14 +217,14 @@ def other_programs(device: DeviceSpec) -> tuple[str, ...]:
     return (f"warning: {found.warning}",) if found.notable else ()
 
 
-def _require_memory(scenario: Scenario, caps: Mapping[str, int]) -> None:
+def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) -> None:
     """Each server's cap within what its executor grants, and the caps on one device together within its memory; a
     CPU's servers share the machine's, and their processes take some of it themselves."""
     sections = scenario.cluster.named_servers
     on_device: dict[str, dict[str, int]] = {}
     limits: dict[str, int] = {}
     for index, section in enumerate(sections):
-        if section.name not in caps or section.emulated is not None:
+        if section.name not in caps or section.emulated is not None or not is_here(section):
             continue  # an emulated device's memory is in its profile, and in no machine
         device = device_of(section, sections)
         _require_grant(section, caps[section.name], device, scenario.name, f"cluster.servers.{index}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a real run
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hw.cluster import HardwareCluster
 from hw.datasets import Dataset
 from hw.device import DeviceSpec
 from hw.networks import ModelFile
+from hw.ray_agents import RayHosts
 from hw.router_loop import Progress, Routing
 from hw.run_spec import HardwareRun
 from hw.server import HardwareServer
@@ -22,8 +23,9 @@ from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
-from scenarios.executors.devices import as_calibrated, device_spec, section_of
+from scenarios.executors.devices import as_calibrated, device_of, device_spec, section_of
 from scenarios.executors.emulation import blank_images, emulated_device, served_of
+from scenarios.executors.hosts import Hosts, host_key, host_names, joined_hosts
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
@@ -73,21 +75,42 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 @contextmanager
 def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareCluster]:
-    """The scenario's servers as agents on this machine; gone when the block ends.
+    """The scenario's servers as agents, on this machine or on the hosts of its cluster; gone when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
     """
     period_s = min(profile.sensor.period_s for profile in world.profiles)
-    with HardwareCluster(
-        model if model is not None else served_of(world),
-        hardware_servers(world),
-        sensor_period_s=period_s,
-        warm_batches=warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
-        supervision=world.supervision,
-        largest_block=world.cluster.router.groups[-1],
-    ) as cluster:
-        yield cluster
+    with ExitStack() as stack:
+        servers, carrier = hardware_servers(world), None
+        if world.scenario.cluster.backend == "ray":
+            hosts = stack.enter_context(joined_hosts(world.scenario.cluster, world.scenario.name))
+            servers, carrier = on_hosts(world, servers, hosts, model)
+        cluster = HardwareCluster(
+            model if model is not None else served_of(world),
+            servers,
+            sensor_period_s=period_s,
+            warm_batches=warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
+            supervision=world.supervision,
+            largest_block=world.cluster.router.groups[-1],
+            carrier=carrier,
+        )
+        yield stack.enter_context(cluster)
+
+
+def on_hosts(
+    world: World, servers: Sequence[HardwareServer], hosts: Hosts, model: ModelFile | None
+) -> tuple[list[HardwareServer], RayHosts]:
+    """The servers with the machines that they are on, and what starts their agents there."""
+    section = world.scenario.cluster
+    names, found = host_names(section, hosts), list[HardwareServer]()
+    for given, server, host in zip(section.named_servers, servers, names, strict=True):
+        device = server.device
+        if given.emulated is None:
+            known = hosts.ask(host, host_key(section, given), device_of, given, section.named_servers)
+            device = replace(device, vram_bytes=known.vram_bytes)
+        found.append(replace(server, device=device, machine=hosts.machine_of(host)))
+    return found, RayHosts(hosts.cluster, names, None if model is None else model.path)
 
 
 def without_faults(world: World) -> World:

@@ -284,6 +284,12 @@ class ServerSection(StrictModel):
         "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
     )
     shares_device_with: str | None = Field(None, description="the server whose device this one runs on, too")
+    host: str | None = Field(
+        None,
+        description="under `backend: ray`: the host that it is on, by the label `host` of its node or its own name; "
+        "null: the router's",
+        pattern=NAME,
+    )
     greedy: GreedySection = Field(
         default_factory=GreedySection, description="knobs that differ from `cluster.greedy` on this server"
     )
@@ -313,6 +319,35 @@ class ClusterSection(StrictModel):
         Discriminator(form),
     ] = Field(description="the servers, or `auto`: one for each device found on this machine")
     greedy: GreedySection = Field(default_factory=GreedySection, description="Algorithm 1's knobs for all servers")
+    backend: Literal["local", "ray"] = Field(
+        "local", description="who starts real servers: this machine, or [Ray](cluster.md) on the hosts of a cluster"
+    )
+    address: str = Field(
+        "auto", description="under `backend: ray`: HOST:PORT of the cluster's head, or `auto`: the one that runs here"
+    )
+    beyond_loopback: bool = Field(
+        False, description="under `backend: ray`: whether hosts that others can reach may be used; needs Ray's token"
+    )
+
+    @model_validator(mode="after")
+    def _of_one_backend(self) -> ClusterSection:
+        if self.backend == "local":
+            given = sorted({"address", "beyond_loopback"} & self.model_fields_set)
+            given += [f"{server.name}'s host" for server in self.named_servers if server.host is not None]
+            if given:
+                raise ValueError(f"{', '.join(given)}: only under backend: ray; say that, or leave it out")
+        elif self.servers == "auto":
+            raise ValueError("servers: auto finds devices of this machine alone; under backend: ray name each server")
+        for server in self.named_servers:
+            if server.shares_device_with is not None and server.host is not None:
+                raise ValueError(f"{server.name} is where {server.shares_device_with} is; leave out its host")
+        return self
+
+    def host_of(self, server: ServerSection) -> str | None:
+        """The host that a server is on; None for the router's."""
+        if server.shares_device_with is None:
+            return server.host
+        return next((other.host for other in self.named_servers if other.name == server.shares_device_with), None)
 
     @property
     def named_servers(self) -> tuple[ServerSection, ...]:
