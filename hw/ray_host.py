@@ -61,7 +61,7 @@ class Keeper:
 def kept(model: bytes) -> Path:
     """The file with these bytes on this host; it is named by their hash, so it is the right one where it is there."""
     name = hashlib.sha256(model).hexdigest()
-    path = _cache() / f"{name}.safetensors"
+    path = cache() / "models" / f"{name}.safetensors"
     if not _is_whole(path, name):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +80,9 @@ def _is_whole(path: Path, name: str) -> bool:
         return False
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slimsched" / "models"
+def cache() -> Path:
+    """Where this host keeps what others have brought."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slimsched"
 
 
 def machine() -> str:

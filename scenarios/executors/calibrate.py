@@ -1,17 +1,23 @@
-"""One device measured, with words before and progress meanwhile."""
+"""One device measured, here or on another host, with words before and progress meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from calibrate.calibration import Calibration
 from calibrate.plan import Plan
 from calibrate.probe import device_name
 from calibrate.session import Listener, calibrate
 from hw.emulated import EmulatedDevice
+from hw.ray_host import cache, kept
 from policies.chance import derived_seed
 from scenarios.executors.announce import announcement, require_budget
+from scenarios.executors.devices import candidates, device_of, section_of
+from scenarios.executors.hosts import host_key, joined_hosts
+from scenarios.files.spec import Scenario, ServerSection
 from scenarios.terminal.output import Say
 from scenarios.terminal.progress import Progress
 from sim.profile import Profile
@@ -54,3 +60,43 @@ def calibrate_device(
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as begun:
         return calibrate(replace(wanted, seed=derived_seed(wanted.seed, f"calibrate:{name}")), listener)
+
+
+def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibration, say: Say) -> Profile:
+    """The device of a server of a cluster, measured on its host.
+
+    The network's file goes there. An interrupted calibration goes on from the log that is kept there.
+    """
+    assert wanted.file is not None, "a real device runs one"
+    section, key = scenario.cluster, host_key(scenario.cluster, server)
+    with joined_hosts(section, scenario.name) as hosts:
+        host = section.host_of(server) or hosts.here
+        hosts.facts_of(host, key)
+        say(f"calibrate {server.name}: on host {host}, for about {wanted.budget_s:.0f} s")
+        there = replace(wanted, log_path=Path(wanted.log_path.name))
+        text, lines = hosts.ask(
+            host, key, calibrated_there, there, wanted.file.path.read_bytes(), server, section.named_servers
+        )
+    for line in lines:
+        say(line)
+    return Profile.from_yaml(text, f"host {host}")
+
+
+def calibrated_there(
+    wanted: Calibration, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
+) -> tuple[str, list[str]]:
+    """On the host: the profile as YAML, and what there was to say."""
+    assert wanted.file is not None, "a real device runs one"
+    section, lines = section_of(server, servers), list[str]()
+    device = device_of(server, servers)
+    here = replace(
+        wanted,
+        file=replace(wanted.file, path=kept(model)),
+        device=device,
+        peer=device,
+        candidates=candidates(device, section),
+        log_path=cache() / "calibrations" / wanted.log_path,
+    )
+    profile = calibrate_device(here, quiet=True, say=lines.append)
+    here.log_path.unlink(missing_ok=True)
+    return profile.to_yaml(), lines

@@ -106,7 +106,7 @@ def on_hosts(
     names, found = host_names(section, hosts), list[HardwareServer]()
     for given, server, host in zip(section.named_servers, servers, names, strict=True):
         device = server.device
-        if given.emulated is None:
+        if isinstance(device, DeviceSpec):
             known = hosts.ask(host, host_key(section, given), device_of, given, section.named_servers)
             device = replace(device, vram_bytes=known.vram_bytes)
         found.append(replace(server, device=device, machine=hosts.machine_of(host)))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from calibrate.calibration import Calibration
 from calibrate.log import require_log
 from hw.datasets import load_dataset
 from hw.device import DeviceSpec
-from scenarios.executors.calibrate import calibrate_device
+from scenarios.executors.calibrate import calibrate_device, calibrate_on_host
 from scenarios.executors.devices import candidates, device_of, section_of
+from scenarios.executors.hosts import joined_hosts
+from scenarios.executors.links import SCHEMA as LINKS_SCHEMA
+from scenarios.executors.links import measure_links, measured_of
 from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import read_text
 from scenarios.files.reading import read_profile
@@ -19,6 +23,7 @@ from scenarios.files.spec import DeviceSection, ServerSection
 from scenarios.job.job import OF_SERVING, Job, blamed_on
 from scenarios.world.materials import calibrated_path, emulated_profile, profile_path, served_path
 from sim.profile import SCHEMA as PROFILE_SCHEMA
+from sim.profile import Profile
 
 
 def make_profiles(job: Job) -> None:
@@ -28,6 +33,8 @@ def make_profiles(job: Job) -> None:
     was calibrated here, with what serving costs once that is known. What a user has edited in its place stays.
     """
     owners = job.scenario.cluster.owners
+    if _spans_hosts(job):
+        _measure_links(job)
     for server in owners:
         job.folder.require_free(profile_path(job.folder.path, server.name))
         if server.device is not None and server.emulated is not None:
@@ -62,16 +69,51 @@ def _is_edited(job: Job, target: Path) -> bool:
 def _emulate(job: Job, name: str, device: DeviceSection) -> None:
     """What an emulated device plays is known: nothing is measured."""
     assert device.emulated is not None, "asked before"
-    fingerprint = job.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown)
+    fingerprint = job.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown, *_link_parts(job))
     made = calibrated_path(job.folder.path, name)
 
     def work() -> Sequence[Path]:
-        text = emulated_profile(device).to_yaml()
+        text = _with_link(job, name, emulated_profile(device)).to_yaml()
         for place in (made, profile_path(job.folder.path, name)):
             job.folder.write_text(place, text)
         return [made]
 
     job.stage(f"emulate-{name}", fingerprint, work)
+
+
+LINKS_FILE: Final = "calibration/links.json"
+
+
+def _spans_hosts(job: Job) -> bool:
+    """Whether real servers are on the hosts of a cluster, whose links nobody knows."""
+    return job.can_validate and job.scenario.cluster.backend == "ray"
+
+
+def _link_parts(job: Job) -> list[Path]:
+    return [job.folder / LINKS_FILE] if _spans_hosts(job) else []
+
+
+def _measure_links(job: Job) -> None:
+    """The stage `links`: what lies between the hosts, and how far their clocks are apart."""
+    section, target = job.scenario.cluster, job.folder / LINKS_FILE
+    named = [section.host_of(server) or "" for server in section.owners]
+
+    def work() -> Sequence[Path]:
+        with joined_hosts(section, job.scenario.name) as hosts:
+            found = measure_links(hosts, [host or hosts.here for host in named], job.say)
+        job.folder.write_json(target, found.document())
+        return [target]
+
+    job.stage("links", job.fingerprint(LINKS_SCHEMA, section.address, *named), work)
+
+
+def _with_link(job: Job, name: str, profile: Profile) -> Profile:
+    """Of a server of a cluster: with what brings activations to its host."""
+    if not _spans_hosts(job):
+        return profile
+    found = measured_of(job.folder.read_json(LINKS_FILE))
+    server = next(server for server in job.scenario.cluster.owners if server.name == name)
+    return profile.model_copy(update={"link": found.into(server.host or found.clocks[0].host)})
 
 
 def _calibrate(job: Job, server: ServerSection) -> None:
@@ -84,7 +126,8 @@ def _calibrate(job: Job, server: ServerSection) -> None:
         if server.name in (s.name, s.shares_device_with)
     )
     budget_s = scenario.calibration.budget
-    fingerprint = job.fingerprint(repr(device), repr(peer), limit, budget_s, job.model.path, *job.network_parts)
+    parts = (*job.network_parts, *_link_parts(job), *((server.host or "",) if _spans_hosts(job) else ()))
+    fingerprint = job.fingerprint(repr(device), repr(peer), limit, budget_s, job.model.path, *parts)
 
     def work() -> Sequence[Path]:
         log_path = job.folder.working(job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl")
@@ -102,7 +145,10 @@ def _calibrate(job: Job, server: ServerSection) -> None:
             allow_busy=scenario.calibration.allow_busy,
         )
         key = (scenario.name, "calibration.budget")
-        profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
+        if _spans_hosts(job):
+            profile = _with_link(job, server.name, calibrate_on_host(scenario, server, wanted, job.say))
+        else:
+            profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
         made = calibrated_path(job.folder.path, server.name)
         for place in (made, profile_path(job.folder.path, server.name)):
             job.folder.write_text(place, profile.to_yaml())
