@@ -164,11 +164,12 @@ def _check_profiles(scenario: Scenario, source: str) -> None:
         if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
             found = f"{profile.model.segments} segments and widths {list(profile.model.widths)}"
             raise InputError(source, f"{key}.{server.profile_key}", f"{found}; {first[0]!r} has another network")
-        _check_server_against(profile, server, scenario.cluster.greedy_of(server), source, key)
+        knobs, spans_hosts = scenario.cluster.greedy_of(server), scenario.cluster.backend == "ray"
+        _check_server_against(profile, server, knobs, source, key, spans_hosts=spans_hosts)
 
 
 def _check_server_against(
-    profile: Profile, server: ServerSection, greedy: GreedySection, source: str, key: str
+    profile: Profile, server: ServerSection, greedy: GreedySection, source: str, key: str, *, spans_hosts: bool
 ) -> None:
     if greedy.batch_limit > profile.batch_limit:
         problem = f"{greedy.batch_limit} is beyond what the profile covers; allowed are 1 to {profile.batch_limit}"
@@ -178,7 +179,7 @@ def _check_server_against(
         if pair not in known:
             allowed = f"segments 1 to {profile.model.segments} at widths {list(profile.model.widths)}"
             raise InputError(source, f"{key}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
-    if server.link == "measured" and profile.link is None:
+    if server.link == "measured" and profile.link is None and not (spans_hosts and server.emulated):
         allowed = f"{', '.join(PRESETS)} or latency_s and bandwidth_bytes_s"
         raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
 

@@ -60,7 +60,7 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
             name=server.name,
             device=devices[owners[server.name]],
             knobs=_knobs(scenario, server, tables[owners[server.name]], len(sharing[owners[server.name]])),
-            attachment=_attachment(server, profiles[owners[server.name]]),
+            attachment=_attachment(server, profiles[owners[server.name]], scenario.name),
         )
         for server in servers
     )
@@ -193,14 +193,16 @@ def _preload(
     return wanted
 
 
-def _attachment(server: ServerSection, profile: Profile) -> Attachment:
+def _attachment(server: ServerSection, profile: Profile, source: str) -> Attachment:
     own = f"link:{server.name}"
     given = server.link
     if isinstance(given, LinkSection):
         link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
         return Attachment(given.medium or own, link)
     if given == "measured":
-        assert profile.link is not None, "checked on reading, and calibration measures it"
+        if profile.link is None:  # of an emulated device on another host: else checked on reading
+            problem = "'measured', which `slimsched run` does before it simulates; run that first, or name the link"
+            raise InputError(source, f"cluster.servers.{server.name}.link", problem)
         return Attachment(own, profile.link)
     return Attachment(given if given in SHARED_PRESETS else own, PRESETS[given])
 
